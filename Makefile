@@ -1,0 +1,95 @@
+# Everything runs in .venv, which `make setup` makes from requirements.lock; bare `make` prints the targets.
+# Every target may be repeated, and may be run as root.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHONS := $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TIERS := unit property integration acceptance faults cluster plans
+SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks examples)
+# More arguments for what a target runs: make test ARGS="-k fairness -x"
+ARGS ?=
+
+.PHONY: help setup demo test $(TIERS:%=test-%) check check-generated format bench lock build clean FORCE
+
+help: ## print the targets
+	@echo "Targets (ARGS=\"...\" is handed on to the program that demo, test, bench and lock run):"
+	@awk -F ' ## ' '/^[^\t#.].*: .*## / { sub(/:.*/, "", $$1); printf "  %-16s %s\n", $$1, $$2 }' Makefile
+	@echo "  test-TIER        run one tier: $(TIERS)"
+
+setup: $(STAMP) ## make .venv with all that is needed; does nothing when it is up to date
+	@echo "setup: $(VENV) is ready"
+
+# A .venv whose Python is gone is made anew.
+$(STAMP): requirements.lock pyproject.toml $(if $(shell test -x $(BIN)/python && echo yes),,FORCE)
+	@works() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }; \
+	if works $(BIN)/python && $(PIP) --version >/dev/null 2>&1; then \
+		echo "setup: keeping $(VENV)"; \
+		exit 0; \
+	fi; \
+	for python in $(PYTHONS); do \
+		if works "$$python"; then \
+			echo "setup: making $(VENV) with $$python, $$("$$python" --version)"; \
+			"$$python" -m venv --clear $(VENV) && exit 0; \
+			echo "setup: '$$python -m venv' failed; some systems ship it in a package of its own, python3-venv" >&2; \
+			exit 1; \
+		fi; \
+	done; \
+	echo "setup: no Python 3.11 or newer among: $(PYTHONS); name one with: make setup PYTHON=..." >&2; \
+	exit 1
+	@echo "setup: installing requirements.lock"
+	@$(PIP) install --quiet --require-hashes --requirement requirements.lock
+	@echo "setup: installing joex from this folder, editable"
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+FORCE:
+
+demo: setup ## see joex share its workers fairly, on a PostgreSQL of its own
+	$(BIN)/joex demo $(ARGS)
+
+test: setup ## run every test; each line names the tier, tests/TIER/...
+	@echo "test: tiers $(TIERS)"
+	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 $(ARGS)
+
+$(TIERS:%=test-%): test-%: setup
+	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m $* $(ARGS)
+
+check: setup check-generated ## format, lint, types, import contracts, dependencies, generated files
+	$(BIN)/ruff format --check --quiet --diff
+	$(BIN)/ruff check
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports --no-logo
+	$(PIP) check
+
+# A file made from code has a module scripts/generate_NAME.py, whose --check fails when the file is not as made.
+check-generated: setup ## compare the generated files with what they are made from
+	@set -e; for script in $(wildcard scripts/generate_*.py); do \
+		echo "$(BIN)/python $$script --check"; $(BIN)/python $$script --check; \
+	done
+
+format: setup ## format the code and apply the safe fixes
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+bench: setup ## run the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+UV_COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile pyproject.toml $(ARGS) --quiet \
+	--universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links
+
+lock: setup ## make the two lock files from pyproject.toml; ARGS=--upgrade takes the newest releases
+	$(UV_COMPILE) --extra dev --output-file requirements.lock
+	$(UV_COMPILE) --extra operator --constraint requirements.lock --output-file requirements-runtime.lock
+
+build: setup ## make the wheel, in dist/
+	$(BIN)/hatchling build --target wheel
+
+clean: ## remove .venv and all else that was made here
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	find $(wildcard executor operator tests benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +

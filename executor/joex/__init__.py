@@ -1,0 +1,48 @@
+"""Joex: a fair job executor for PostgreSQL."""
+
+from importlib.metadata import version as _version
+
+from joex.client import Client
+from joex.context import Context, JobLog
+from joex.core.job import NewJob, Priority, State
+from joex.errors import (
+    AppIdInUse,
+    Cancel,
+    ConfigError,
+    DatabaseUnavailable,
+    Fail,
+    InvalidJob,
+    JoexError,
+    LeaseLost,
+    Retry,
+    SchemaError,
+    WorkerConflict,
+)
+from joex.store.jobs import Job, LogEntry
+from joex.task import App, Task
+
+__version__ = _version("joex")
+
+__all__ = [
+    "App",
+    "AppIdInUse",
+    "Cancel",
+    "Client",
+    "ConfigError",
+    "Context",
+    "DatabaseUnavailable",
+    "Fail",
+    "InvalidJob",
+    "Job",
+    "JobLog",
+    "JoexError",
+    "LeaseLost",
+    "LogEntry",
+    "NewJob",
+    "Priority",
+    "Retry",
+    "SchemaError",
+    "State",
+    "Task",
+    "WorkerConflict",
+]

@@ -1,0 +1,200 @@
+"""Settings of an executor: defaults, then ``joex.toml``, then the environment (``JOEX_...``), then flags."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from joex.core.counting import CountingScheme
+from joex.core.duration import parse_duration
+from joex.errors import ConfigError
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+"""A duration: ``30s``, ``1m``, ``1h30m``, ``30 minutes``, or a number of seconds."""
+
+
+def _scheme(value: object) -> object:
+    return CountingScheme.parse(value) if isinstance(value, str) else value
+
+
+def _names(value: object) -> object:
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+Scheme = Annotated[CountingScheme, BeforeValidator(_scheme)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(_names), Field(min_length=1)]
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Each field is also ``JOEX_<FIELD>`` in the environment, and a key of ``joex.toml``."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        env_prefix="JOEX_", toml_file="joex.toml", extra="forbid", frozen=True, arbitrary_types_allowed=True
+    )
+
+    database_url: SecretStr | None = Field(None, description="PostgreSQL URL; none: an embedded server")
+    app_id: str = Field("", description="stable name of this executor; none: the pod's slot, or host and folder")
+    pod_name: str = Field("", description="name of the pod (downward API)")
+    pod_namespace: str = Field("", description="namespace of the pod (downward API)")
+    pod_uid: str = Field("", description="uid of the pod (downward API)")
+    pool_size: int = Field(2, ge=1, le=100_000, description="jobs that run at a time")
+    queues: Names = Field(["default"], description="queues to serve, separated by commas; the first one first")
+    counting_scheme: Scheme = Field(CountingScheme(4, 1), description="turns for high and low priority")
+    retries: int = Field(5, ge=0, le=1_000_000, description="re-runs of a failed job")
+    retry_delay: Duration = Field(timedelta(minutes=1), description="delay before the first re-run; it doubles each time")
+    most_losses: int = Field(5, ge=0, le=1000, description="a job fails when more executors than this died holding it")
+    timeout: Duration | None = Field(None, description="longest a run may take; none: no limit")
+    log_buffer_size: int = Field(500, ge=1, le=1_000_000, description="log lines of jobs that wait to be written")
+    wakeup_period: Duration = Field(timedelta(minutes=30), description="look for work at least this often")
+    poll_interval: Duration | None = Field(
+        None, description="poll this often instead of LISTEN; for poolers in transaction mode"
+    )
+    lease: Duration = Field(timedelta(seconds=6), description="silence after which a dead executor's jobs move on")
+    drain_timeout: Duration | None = Field(None, description="longest a drain waits for running jobs; none: no limit")
+    retention: Duration = Field(timedelta(days=7), description="finished jobs and their logs are kept this long")
+    retention_failed: Duration = Field(timedelta(days=30), description="failed jobs and their logs are kept this long")
+    http_address: str = Field("127.0.0.1:7878", description="host:port of the HTTP interface; empty: none")
+    api_token: SecretStr | None = Field(None, description="bearer token for calls that change something")
+    log_format: str = Field("console", pattern="^(console|json)$", description="console or json")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - no .env files: joex.toml is the file
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags before the environment before the file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or not value.get_secret_value():
+            return None
+        check_database_url(value.get_secret_value())
+        return value
+
+    @field_validator("queues")
+    @classmethod
+    def _check_queues(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("each queue once")
+        if any(len(name.encode()) > 254 or "\0" in name for name in value):
+            raise ValueError("a queue name has at most 254 bytes")
+        return value
+
+    @field_validator("http_address")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        if value and split_address(value) is None:
+            raise ValueError("expected host:port, such as 127.0.0.1:7878 or [::1]:7878")
+        return value
+
+    @field_validator("lease")
+    @classmethod
+    def _check_lease(cls, value: timedelta) -> timedelta:
+        if not timedelta(milliseconds=300) <= value <= timedelta(hours=1):
+            raise ValueError("expected 300ms to 1h")
+        return value
+
+    @field_validator("wakeup_period", "poll_interval")
+    @classmethod
+    def _check_period(cls, value: timedelta | None) -> timedelta | None:
+        if value is not None and value < timedelta(milliseconds=10):
+            raise ValueError("expected at least 10ms")
+        return value
+
+    @model_validator(mode="after")
+    def _check_app_id(self) -> Settings:
+        if len(self.effective_app_id.encode()) > 254:
+            raise ValueError("app_id: at most 254 bytes")
+        return self
+
+    @property
+    def url(self) -> str | None:
+        """The database URL in clear; None: none was given."""
+        return self.database_url.get_secret_value() if self.database_url else None
+
+    @property
+    def effective_app_id(self) -> str:
+        """The app-id: as given; else from the pod (namespace and slot name); else from the host."""
+        if self.app_id:
+            return self.app_id
+        if self.pod_name:
+            slot = re.sub(r"-[a-z0-9]{5,10}-[a-z0-9]{5}$", "", self.pod_name)
+            return f"{self.pod_namespace}/{slot}" if self.pod_namespace else slot
+        return socket.gethostname() or "localhost"
+
+
+def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings that hold, with ``flags`` (None values count as not given) above all others.
+
+    Raises:
+        ConfigError: one line that names the wrong setting, where it comes from, and what is expected.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_problem(problem, given) for problem in error.errors())) from error
+    except (ValueError, OSError) as error:  # joex.toml is not TOML, or can't be read
+        raise ConfigError(f"joex.toml ({Path.cwd()}): {' '.join(str(error).split())}") from error
+
+
+def split_address(address: str) -> tuple[str, int] | None:
+    """Host and port of ``host:port``; None where it is something else."""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\[\]\s]+):(\d{1,5})", address)
+    if match is None or int(match[2]) > 65535:
+        return None
+    return match[1].strip("[]"), int(match[2])
+
+
+def check_database_url(url: str) -> None:
+    """Check the form of a database URL.
+
+    Raises:
+        ValueError: it is not a PostgreSQL URL. The message never shows a password.
+    """
+    try:
+        scheme = urlsplit(url).scheme
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise ValueError(f"expected postgresql://user:password@host:port/database; {error}") from None
+    if scheme not in ("postgresql", "postgres"):
+        got = f"a URL with the scheme {scheme!r}" if scheme else "something else"
+        raise ValueError(f"expected postgresql://user:password@host:port/database; got {got}")
+
+
+def _problem(problem: Any, flags: Mapping[str, Any]) -> str:
+    name = str(problem["loc"][0]) if problem["loc"] else ""
+    message = problem["msg"].removeprefix("Value error, ")
+    if not name:
+        return str(message)
+    flag, variable = "--" + name.replace("_", "-"), "JOEX_" + name.upper()
+    if name in flags:
+        where = flag
+    else:
+        where = variable if variable in os.environ else f"{name} (joex.toml)"
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: there is no such setting"
+    shown = "" if "token" in name or "url" in name else f"; got {problem['input']!r}"
+    return f"{where}: {message}{'' if 'got' in message else shown}"

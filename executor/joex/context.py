@@ -1,0 +1,171 @@
+"""What a task knows of its job, and can do with it. Public as ``joex.Context``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+from uuid import UUID
+
+from joex.core.job import TakenJob
+from joex.errors import Cancel, WorkerConflict
+from joex.store import runs
+from joex.store.errors import translated
+from joex.store.jobs import json_text
+from joex.store.statement import Connection
+
+
+class Notes(Protocol):
+    """Where log lines and progress go. Both calls return at once, from any thread."""
+
+    def log(self, job: TakenJob, level: str, message: str) -> None:
+        """Keep a log line for writing, or drop it where the buffer is full."""
+
+    def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
+        """Keep the latest progress for writing."""
+
+
+class Connections(Protocol):
+    """Where connections come from."""
+
+    def acquire(self) -> AbstractAsyncContextManager[Any]:
+        """A connection, for the time of a block."""
+
+
+class JobLog:
+    """Writes lines to the job's log in the database. It never blocks: where the buffer is full, lines are dropped."""
+
+    def __init__(self, job: TakenJob, notes: Notes) -> None:
+        self._job = job
+        self._notes = notes
+
+    def debug(self, message: str, *args: object) -> None:
+        """Log detail. Arguments are filled into the message with ``%``, as in the standard library."""
+        self._write("debug", message, args)
+
+    def info(self, message: str, *args: object) -> None:
+        """Log what happens."""
+        self._write("info", message, args)
+
+    def warning(self, message: str, *args: object) -> None:
+        """Log what is unusual."""
+        self._write("warning", message, args)
+
+    def error(self, message: str, *args: object) -> None:
+        """Log what went wrong."""
+        self._write("error", message, args)
+
+    def _write(self, level: str, message: str, args: tuple[object, ...]) -> None:
+        text = str(message) % args if args else str(message)
+        self._notes.log(self._job, level, text)
+
+
+class Context:
+    """The job at hand. The first argument of every task.
+
+    Attributes:
+        job_id: the job.
+        lock_id: the fencing token of this run, for `joex.finish(id, lock_id, ...)` in SQL.
+        task, queue, group, priority, subject, submitter: as submitted.
+        attempt: 1 for the first run.
+        is_last_attempt: no retry follows if this run fails.
+        log: the job's log.
+    """
+
+    def __init__(self, job: TakenJob, *, retries: int, notes: Notes, connections: Connections) -> None:
+        self._job = job
+        self._notes = notes
+        self._connections = connections
+        self._cancelled = threading.Event()
+        self.is_finished = False
+        self.message: str | None = None
+        self.attempt = job.attempt + 1
+        self.is_last_attempt = job.failures >= retries
+        self.log = JobLog(job, notes)
+
+    @property
+    def job_id(self) -> UUID:
+        """The id of the job."""
+        return self._job.id
+
+    @property
+    def lock_id(self) -> UUID:
+        """The fencing token of this run."""
+        return self._job.lock_id
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The queue that the job was in."""
+        return self._job.queue
+
+    @property
+    def group(self) -> str:
+        """The group (tenant) of the job."""
+        return self._job.group
+
+    @property
+    def priority(self) -> str:
+        """``high`` or ``low``."""
+        return self._job.priority
+
+    @property
+    def subject(self) -> str:
+        """What the job is about, for people."""
+        return self._job.subject
+
+    @property
+    def submitter(self) -> str:
+        """Who submitted the job, for people."""
+        return self._job.submitter
+
+    @property
+    def cancelled(self) -> bool:
+        """This run should end: the job was cancelled, timed out, or the executor leaves. Code in threads looks here."""
+        return self._cancelled.is_set()
+
+    def check_cancelled(self) -> None:
+        """Raise `joex.Cancel` where the run should end. For code in threads, at places where it is good to stop."""
+        if self._cancelled.is_set():
+            raise Cancel("the run was asked to end")
+
+    def wait_cancelled(self, seconds: float) -> bool:
+        """Wait in a thread for up to ``seconds``; True as soon as the run should end."""
+        return self._cancelled.wait(seconds)
+
+    def ask_to_end(self) -> None:
+        """Set `cancelled`. Called by the executor."""
+        self._cancelled.set()
+
+    def progress(self, percent: float, message: str | None = None) -> None:
+        """Say how far the run has come: 0 to 100, and in words. Written in the background, the latest wins."""
+        self._notes.progress(self._job, max(0, min(100, int(percent))), message)
+
+    @asynccontextmanager
+    async def transaction(self, result: Any = None, message: str | None = None) -> AsyncIterator[Connection]:
+        """A transaction whose commit also finishes the job: the task's own writes and the job's end, or neither.
+
+        Use it once, as the last thing of the task. The job's result is ``result``; what the task returns afterwards is
+        not looked at. Code in threads, with a driver of its own, does the same with
+        ``SELECT joex.finish(id, lock_id, result)`` as the last statement, and rolls back unless it answers ``ok``.
+
+        Raises:
+            WorkerConflict: the job does not belong to this run any more; everything is rolled back.
+            Cancel: the job was cancelled; everything is rolled back.
+        """
+        text = None if result is None else json_text("result", result)
+        async with self._connections.acquire() as connection:
+            async with connection.transaction():
+                yield connection
+                with translated():
+                    answer = await runs.finish(connection, self._job.id, self._job.lock_id, text, message)
+                if answer == "worker_conflict":
+                    raise WorkerConflict(f"job {self._job.id} does not belong to this run any more")
+                if answer == "canceled":
+                    raise Cancel("the job was cancelled")
+            self.is_finished = True

@@ -1,0 +1,151 @@
+"""What happens in an executor, as data. One mechanism serves log lines, metrics and the tests, which wait for events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from joex.core.job import TakenJob
+from joex.core.outcome import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The executor is a new incarnation; ``reclaimed`` jobs of the one before it wait again."""
+
+    app_id: str
+    executor: int
+    reclaimed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppIdInUse:
+    """Another executor lives under the app-id; this one waits until it has gone. ``other`` says who."""
+
+    app_id: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Jobs were taken (maybe none), in so many seconds."""
+
+    asked: int
+    jobs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The code of a task starts."""
+
+    job: TakenJob
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """A run has ended, and this is written. ``seconds`` since its code started; None: it had not."""
+
+    job: TakenJob
+    verdict: Verdict
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConflict:
+    """A run lost its job before its end could be written; its result was dropped."""
+
+    job_id: UUID
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """A dead executor was found, and its jobs were put back."""
+
+    app_id: str
+    executor: int
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class FellAsleep:
+    """There is nothing to do; ``next_due`` seconds until a job is due, None: none is."""
+
+    next_due: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A notification came."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLinesDropped:
+    """Log lines of jobs were not written: the buffer was full, or their runs had lost their jobs."""
+
+    lines: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrustEnded:
+    """The lease could not be renewed in time: the runs are interrupted before others may take their jobs."""
+
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """Others have declared this incarnation dead; it starts over as a new one."""
+
+    executor: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseTrouble:
+    """A service could not reach the database, and tries again after ``retry_in`` seconds."""
+
+    service: str
+    error: str
+    retry_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """No more jobs are taken. ``runs`` are waited for."""
+
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The executor has left; ``given_back`` jobs wait again."""
+
+    executor: int
+    given_back: int
+
+
+Event: TypeAlias = (
+    Registered
+    | AppIdInUse
+    | Taken
+    | RunStarted
+    | RunEnded
+    | WorkerConflict
+    | Rescued
+    | FellAsleep
+    | Woken
+    | LogLinesDropped
+    | TrustEnded
+    | LeaseEnded
+    | DatabaseTrouble
+    | Draining
+    | Left
+)
+Emit: TypeAlias = Callable[[Event], None]
+"""Where events go. It is called on the executor's loop, and must neither block nor raise."""

@@ -1,0 +1,119 @@
+"""A job as data, and what a submission must fulfil before it may travel to the database."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+SYSTEM_GROUP = "system"
+"""The group of Joex's own jobs, such as the deletion of old finished jobs."""
+
+_LONGEST_NAME = 254
+_LONGEST_SUBJECT = 1000
+
+
+class State(enum.StrEnum):
+    """The states of a job."""
+
+    WAITING = "waiting"
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    STUCK = "stuck"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    SUCCESS = "success"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a job in this state is finished."""
+        return self in (State.CANCELLED, State.FAILED, State.SUCCESS)
+
+
+class Priority(enum.StrEnum):
+    """The two priorities within a group."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A submission: a named task, its arguments, and where it stands in line.
+
+    Attributes:
+        task: the name of the task.
+        args: its arguments by name; anything that JSON can hold.
+        group: the tenant it belongs to; groups are served in round robin.
+        queue: the lane of work; executors serve one or more queues.
+        priority: ``high`` or ``low``, within its group.
+        subject: what it is about, for people.
+        submitter: who submitted it, for people.
+        not_before: it waits until then; None: it may run at once.
+        tracker: skipped while an unfinished job has the same tracker; None: never skipped.
+        retries: re-runs after a failed run; None: the default of its task, or of the executor.
+    """
+
+    task: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    group: str = "default"
+    queue: str = "default"
+    priority: Priority = Priority.LOW
+    subject: str = ""
+    submitter: str = ""
+    not_before: datetime | None = None
+    tracker: str | None = None
+    retries: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("task", self.task), ("group", self.group), ("queue", self.queue)):
+            _check_text(name, value, _LONGEST_NAME, may_be_empty=False)
+        if self.tracker is not None:
+            _check_text("tracker", self.tracker, _LONGEST_NAME, may_be_empty=False)
+        _check_text("subject", self.subject, _LONGEST_SUBJECT)
+        _check_text("submitter", self.submitter, _LONGEST_NAME)
+        if self.priority not in ("high", "low"):
+            raise ValueError(f"priority: expected 'high' or 'low'; got {self.priority!r}")
+        if self.not_before is not None and self.not_before.tzinfo is None:
+            raise ValueError("not_before: expected a time with a time zone, such as datetime.now(UTC); got one without")
+        if self.retries is not None and not 0 <= self.retries <= 1_000_000:
+            raise ValueError(f"retries: expected 0 to 1000000; got {self.retries}")
+        if not isinstance(self.args, Mapping):
+            raise ValueError(f"args: expected an object (names and values); got {type(self.args).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class TakenJob:
+    """A job in the hands of an executor, and the lock id that every write of this run must show."""
+
+    id: UUID
+    lock_id: UUID
+    seq: int
+    queue: str
+    group: str
+    task: str
+    args: str
+    priority: str
+    subject: str
+    submitter: str
+    attempt: int
+    failures: int
+    retries: int | None
+
+
+def _check_text(name: str, value: str, longest: int, *, may_be_empty: bool = True) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: expected text; got {type(value).__name__}")  # noqa: TRY004 - one error for callers
+    if not value and not may_be_empty:
+        raise ValueError(f"{name}: must not be empty")
+    if "\0" in value:
+        raise ValueError(f"{name}: must not contain a NUL character (PostgreSQL can't store it)")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: must be valid Unicode; it has a lone surrogate") from None
+    if size > longest:
+        raise ValueError(f"{name}: at most {longest} bytes; got {size}")

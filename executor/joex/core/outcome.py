@@ -1,0 +1,63 @@
+"""What becomes of a job when a run of it ends: Outcome (what the run did) -> Verdict (what is written)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import timedelta
+
+from joex.core.backoff import retry_delay
+from joex.core.job import State
+
+
+class Ending(enum.Enum):
+    """How a run can end."""
+
+    RETURNED = "returned"  # the task's code came to its end
+    RAISED = "raised"  # it raised; another try may help
+    FAILED = "failed"  # it failed for good: joex.Fail, or arguments that don't fit
+    CANCELLED = "cancelled"  # somebody cancelled it, or it raised joex.Cancel
+    GIVEN_BACK = "given back"  # it was interrupted because the executor leaves; it does not count
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. ``error`` says why where it failed; ``retry_after`` is a delay that the task asked for."""
+
+    ending: Ending
+    error: str | None = None
+    retry_after: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The state to write, and for a stuck job the delay until its next try."""
+
+    state: State
+    delay: timedelta | None = None
+    error: str | None = None
+
+
+_FINAL = {
+    Ending.RETURNED: State.SUCCESS,
+    Ending.FAILED: State.FAILED,
+    Ending.CANCELLED: State.CANCELLED,
+    Ending.GIVEN_BACK: State.WAITING,
+}
+
+
+def decide(outcome: Outcome, *, failures: int, retries: int, first_delay: timedelta) -> Verdict:
+    """The verdict on a run.
+
+    Args:
+        outcome: how the run ended.
+        failures: failed runs before this one (since the submission, or since a retry by hand).
+        retries: re-runs allowed after a failed run.
+        first_delay: the delay before the first re-run; it doubles with each further one.
+    """
+    if outcome.ending is not Ending.RAISED:
+        return Verdict(_FINAL[outcome.ending], error=outcome.error)
+    if failures >= retries:
+        return Verdict(State.FAILED, error=outcome.error)
+    delay = retry_delay(first_delay, failures + 1) if outcome.retry_after is None else outcome.retry_after
+    return Verdict(State.STUCK, delay, outcome.error)

@@ -1,0 +1,89 @@
+"""Foreign errors, translated once: what asyncpg and the operating system raise -> what our callers do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError, LeaseLost, SchemaError
+
+LEASE_LOST = "JX001"
+"""The SQLSTATE with which joex.take refuses an executor whose lease has ended."""
+
+_UNAVAILABLE = (
+    OSError,  # refused, reset, no such host, no such socket; TimeoutError too
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,  # a standby, during a fail-over
+    asyncpg.QueryCanceledError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)
+_WRONG_DATABASE = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.ClientConfigurationError,
+)
+_NO_SCHEMA = (
+    asyncpg.InvalidSchemaNameError,
+    asyncpg.UndefinedTableError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.UndefinedColumnError,
+)
+_WRONG_DATA = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.exceptions.CharacterNotInRepertoireError)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Translate what the database layer raises; the original is the ``__cause__``."""
+    try:
+        yield
+    except JoexError:
+        raise
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise translate(error) from error
+
+
+def translate(error: BaseException) -> JoexError:
+    """The error of ours that an error of the database layer means."""
+    text = _one_line(error)
+    if isinstance(error, _UNAVAILABLE):
+        return DatabaseUnavailable(f"the database is not available: {text}")
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == LEASE_LOST:
+        return LeaseLost(text)
+    if isinstance(error, _WRONG_DATABASE):
+        return ConfigError(f"database URL: {text}")
+    if isinstance(error, _NO_SCHEMA) and "joex" in text:
+        return SchemaError(f"the database has no Joex schema, or an older one: run 'joex migrate' ({text})")
+    if isinstance(error, _WRONG_DATA):
+        return InvalidJob(_data_error(error, text))
+    # An interface error that is not about data is about a connection that is closed or busy being closed.
+    if isinstance(error, asyncpg.InterfaceError):
+        return DatabaseUnavailable(f"the connection to the database is closed: {text}")
+    return JoexError(f"the database refused a statement: {text}")
+
+
+def _data_error(error: BaseException, text: str) -> str:
+    constraint = getattr(error, "constraint_name", None) or ""
+    field = re.fullmatch(r"(?:job|group_setting|executor|queue)_(\w+?)_check\d*", constraint)
+    if field is not None:
+        return f"{field[1]}: not allowed: {text}"
+    if constraint == "job_one_unfinished_per_tracker":
+        return f"tracker: an unfinished job has it already: {text}"
+    if "\\u0000" in text or "unicode escape" in text.lower() or "0x00" in text:
+        return f"args: must not contain a NUL character (PostgreSQL can't store it): {text}"
+    return text
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return " ".join(text.split())

@@ -1,0 +1,219 @@
+"""Executors: registration, lease, sleep, drain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from joex.store.errors import translated
+from joex.store.statement import Connection, statement
+
+EXECUTOR_LIVES = 1785685001
+"""The class of the session lock that a living executor holds on its id (see sql/10_common.sql)."""
+
+_REGISTER = statement("""
+    SELECT r.id, r.reclaimed, (r.other).id AS other_id, (r.other).host AS other_host, (r.other).boot_id AS other_boot_id,
+           (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
+           extract(epoch FROM clock_timestamp() - (r.other).heartbeat_at)::float8 AS other_silent
+    FROM joex.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[], $9::text[],
+                       $10::integer, $11::text, $12::interval, $13::boolean, $14::integer, $15::integer) r
+""")
+_HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
+_HEARTBEAT = statement("SELECT alive, work, draining, lost, cancel FROM joex.heartbeat($1::integer, $2::uuid[], $3::uuid[])")
+_RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::integer)")
+_END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
+_FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
+_LOOK = statement("SELECT next_due, oldest_xid, next_xid FROM joex.look($1::text[])")
+_DRAIN = statement("SELECT joex.drain($1::text)")
+_CHORE = statement("SELECT joex.submit_chore($1::text, $2::text::jsonb, $3::text, $4::interval)")
+_LIST = statement("""
+    SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at, heartbeat_at, left_at,
+           silent_seconds
+    FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
+""")
+_FORGET = statement("""
+    DELETE FROM joex.executor WHERE left_at < clock_timestamp() - $1::interval AND NOT orphans
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What an executor says of itself when it starts.
+
+    Attributes:
+        app_id: its stable name; no two that live may share one.
+        pod_uid: the pod it runs in; None: none.
+        boot_id, pid, process_start: which process it is, on which boot of its host; so that a successor on the same
+            host can see whether it still exists.
+        lease: how long it is believed alive without news.
+        locks: it holds a session lock (False behind a transaction pooler, where only time judges).
+    """
+
+    app_id: str
+    pod_uid: str | None
+    host: str
+    boot_id: str
+    pid: int
+    process_start: str
+    version: str
+    queues: Sequence[str]
+    tasks: Sequence[str]
+    pool_size: int
+    http_address: str | None
+    lease: timedelta
+    locks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """The executor that has the app-id."""
+
+    id: int
+    host: str
+    boot_id: str
+    pid: int
+    process_start: str
+    silent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The answer to a registration: the new id, or who is in the way."""
+
+    id: int | None
+    reclaimed: int
+    other: Other | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The answer to a heartbeat: the lease is renewed (``alive``), and what else matters."""
+
+    alive: bool
+    work: bool
+    draining: bool
+    lost: list[UUID]
+    cancel: list[UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a sleeper must know: see joex.look in sql/60_executors.sql."""
+
+    next_due: float | None
+    oldest_xid: int
+    next_xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """An executor as it is stored."""
+
+    id: int
+    app_id: str
+    state: str
+    held: int
+    pool_size: int
+    queues: list[str]
+    host: str
+    pid: int
+    pod_uid: str | None
+    http_address: str | None
+    version: str
+    started_at: datetime
+    heartbeat_at: datetime
+    left_at: datetime | None
+    silent_seconds: float
+
+
+async def register(connection: Connection, me: Registration, most_losses: int, gone: int | None = None) -> Registered:
+    """Register a new incarnation; ``gone`` is the id of an earlier one whose process certainly does not exist any more."""
+    with translated():
+        row: Any = await connection.fetchrow(
+            _REGISTER,
+            me.app_id,
+            me.pod_uid,
+            me.host,
+            me.boot_id,
+            me.pid,
+            me.process_start,
+            me.version,
+            me.queues,
+            me.tasks,
+            me.pool_size,
+            me.http_address,
+            me.lease,
+            me.locks,
+            most_losses,
+            gone,
+        )
+    other = None
+    if row["other_id"] is not None:
+        other = Other(*(row[f"other_{name}"] for name in ("id", "host", "boot_id", "pid", "process_start", "silent")))
+    return Registered(row["id"], row["reclaimed"], other)
+
+
+async def hold_lock(connection: Connection, executor: int) -> bool:
+    """Hold the session lock that says: this executor lives. False where an earlier session of its own still has it."""
+    with translated():
+        return bool(await connection.fetchval(_HOLD, EXECUTOR_LIVES, executor))
+
+
+async def heartbeat(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Heartbeat:
+    """Renew the lease, and say which runs (job id, lock id) this executor believes to have."""
+    with translated():
+        row: Any = await connection.fetchrow(_HEARTBEAT, executor, [r[0] for r in runs], [r[1] for r in runs])
+    return Heartbeat(row["alive"], row["work"], bool(row["draining"]), row["lost"] or [], row["cancel"] or [])
+
+
+async def rescue(connection: Connection, most_losses: int) -> list[tuple[int, str, int]]:
+    """End the executors that are dead; returns (id, app-id, jobs put back) of each."""
+    with translated():
+        return [tuple(row) for row in await connection.fetch(_RESCUE, most_losses)]
+
+
+async def leave(connection: Connection, executor: int, most_losses: int) -> int:
+    """End this incarnation; returns how many jobs it still held, which are waiting again."""
+    with translated():
+        return int(await connection.fetchval(_END, executor, "left", most_losses))
+
+
+async def fall_asleep(connection: Connection, executor: int) -> None:
+    """Say that this executor wants to be woken."""
+    with translated():
+        await connection.execute(_FALL_ASLEEP, executor)
+
+
+async def look(connection: Connection, queues: Sequence[str]) -> Look:
+    """When the next job is due, and which transactions are open."""
+    with translated():
+        row: Any = await connection.fetchrow(_LOOK, queues)
+    return Look(row["next_due"], row["oldest_xid"], row["next_xid"])
+
+
+async def drain(connection: Connection, app_id: str | None) -> list[str]:
+    """Ask the executor with this app-id (None: all) to drain; returns the app-ids that were asked."""
+    with translated():
+        return [row[0] for row in await connection.fetch(_DRAIN, app_id)]
+
+
+async def submit_chore(connection: Connection, name: str, args: str, queue: str, every: timedelta) -> UUID | None:
+    """Submit a chore of the system group unless it was submitted less than ``every`` ago; its id, or None."""
+    with translated():
+        found: UUID | None = await connection.fetchval(_CHORE, name, args, queue, every)
+    return found
+
+
+async def list_executors(connection: Connection, *, ended: bool = False, most: int = 1000) -> list[Executor]:
+    """The executors that live; with ``ended``, those that have gone too."""
+    with translated():
+        return [Executor(*row) for row in await connection.fetch(_LIST, ended, most)]
+
+
+async def forget_ended(connection: Connection, age: timedelta) -> None:
+    """Delete the rows of executors that have ended longer ago than ``age``."""
+    with translated():
+        await connection.execute(_FORGET, age)

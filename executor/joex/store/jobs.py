@@ -1,0 +1,249 @@
+"""Submitting, steering and reading jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from joex.core.job import NewJob
+from joex.errors import InvalidJob
+from joex.store.errors import translated
+from joex.store.statement import Connection, statement
+
+_SUBMIT = statement("""
+    SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz, $9::text,
+                       $10::integer)
+""")
+_SUBMIT_MANY = statement("""
+    SELECT * FROM joex.submit_many($1::text[], $2::text[]::jsonb[], $3::text[], $4::text[], $5::text[], $6::text[],
+                                   $7::text[], $8::timestamptz[], $9::text[], $10::integer[])
+""")
+_CANCEL = statement("SELECT joex.cancel($1::uuid)")
+_SET_PRIORITY = statement("SELECT joex.set_priority($1::uuid, $2::text)")
+_RETRY = statement("SELECT joex.retry($1::uuid)")
+_RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
+_DELETE_FINISHED = statement(
+    "SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)"
+)
+_COLUMNS = """
+    id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt, failures,
+    losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at, finished_at,
+    message, result::text, error, seq
+"""
+_GET = statement(f"SELECT {_COLUMNS} FROM joex.jobs WHERE id = $1::uuid")
+# Unfinished jobs are found in the small partial indexes, the finished ones from the latest backwards.
+_LIST_UNFINISHED = statement(f"""
+    SELECT {_COLUMNS} FROM joex.job
+    WHERE id IN (
+        SELECT j.id FROM joex.job j WHERE j.lane IS NOT NULL AND ($1::text IS NULL OR j.queue = $1)
+        UNION ALL SELECT j.id FROM joex.job j WHERE j.due_at IS NOT NULL AND ($1 IS NULL OR j.queue = $1)
+        UNION ALL SELECT j.id FROM joex.job j WHERE j.executor_id IS NOT NULL AND ($1 IS NULL OR j.queue = $1))
+      AND ($2::text IS NULL OR grp = $2) AND ($3::text IS NULL OR task = $3)
+      AND ($4::text[] IS NULL OR state::text = ANY ($4)) AND seq > $5::bigint
+    ORDER BY seq LIMIT $6::integer
+""")
+_LIST_FINISHED = statement(f"""
+    SELECT {_COLUMNS} FROM joex.job
+    WHERE finished_at IS NOT NULL AND ($1::text IS NULL OR queue = $1)
+      AND ($2::text IS NULL OR grp = $2) AND ($3::text IS NULL OR task = $3)
+      AND ($4::text[] IS NULL OR state::text = ANY ($4))
+      AND (finished_at, seq) < (coalesce($5::timestamptz, 'infinity'), $6::bigint)
+    ORDER BY finished_at DESC, seq DESC LIMIT $7::integer
+""")
+_LOG = statement("""
+    SELECT seq, attempt, at, level, message FROM joex.job_log
+    WHERE job_id = $1::uuid AND seq > $2::bigint ORDER BY seq LIMIT $3::integer
+""")
+_LAST_SEQ = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it is stored. Times have a time zone; ``args`` and ``result`` are JSON values."""
+
+    id: UUID
+    queue: str
+    group: str
+    task: str
+    args: dict[str, Any]
+    subject: str
+    submitter: str
+    tracker: str | None
+    priority: str
+    state: str
+    due_at: datetime | None
+    app_id: str | None
+    attempt: int
+    failures: int
+    losses: int
+    retries: int | None
+    cancel_requested: bool
+    progress: int
+    progress_message: str | None
+    submitted_at: datetime
+    scheduled_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    message: str | None
+    result: Any
+    error: str | None
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A line of a job's log; ``seq`` orders the lines of all attempts."""
+
+    seq: int
+    attempt: int
+    at: datetime
+    level: str
+    message: str
+
+
+def json_text(field: str, value: Any) -> str:
+    """A value as JSON text.
+
+    Raises:
+        InvalidJob: it has something that JSON, or PostgreSQL's jsonb, can't hold.
+    """
+    try:
+        text = to_json(value, inf_nan_mode="strings").decode()
+    except (PydanticSerializationError, ValueError, UnicodeError) as error:
+        raise InvalidJob(f"{field}: can't be stored as JSON: {error}") from error
+    if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
+        raise InvalidJob(f"{field}: must not contain a NUL character (PostgreSQL can't store it)")
+    return text
+
+
+async def submit(connection: Connection, job: NewJob) -> UUID | None:
+    """Submit a job in the connection's transaction; returns its id, or None where its tracker has an unfinished job."""
+    with translated():
+        found: UUID | None = await connection.fetchval(
+            _SUBMIT,
+            job.task,
+            json_text("args", job.args),
+            job.group,
+            job.queue,
+            str(job.priority),
+            job.subject,
+            job.submitter,
+            job.not_before,
+            job.tracker,
+            job.retries,
+        )
+    return found
+
+
+async def submit_many(connection: Connection, jobs: Sequence[NewJob]) -> list[UUID | None]:
+    """Submit jobs in the connection's transaction, all or none; an id per job, None where it was skipped."""
+    if not jobs:
+        return []
+    with translated():
+        rows = await connection.fetch(
+            _SUBMIT_MANY,
+            [j.task for j in jobs],
+            [json_text("args", j.args) for j in jobs],
+            [j.group for j in jobs],
+            [j.queue for j in jobs],
+            [str(j.priority) for j in jobs],
+            [j.subject for j in jobs],
+            [j.submitter for j in jobs],
+            [j.not_before for j in jobs],
+            [j.tracker for j in jobs],
+            [j.retries for j in jobs],
+        )
+    return [row[0] for row in rows]
+
+
+async def cancel(connection: Connection, job_id: UUID) -> str:
+    """Cancel a job; answers cancelled, requested (it runs, and is told), finished or not_found."""
+    with translated():
+        return str(await connection.fetchval(_CANCEL, job_id))
+
+
+async def set_priority(connection: Connection, job_id: UUID, priority: str) -> bool:
+    """Change the priority of a waiting job; False where it is not waiting."""
+    if priority not in ("high", "low"):
+        raise InvalidJob(f"priority: expected 'high' or 'low'; got {priority!r}")
+    with translated():
+        return bool(await connection.fetchval(_SET_PRIORITY, job_id, priority))
+
+
+async def retry(connection: Connection, job_id: UUID) -> bool:
+    """Run a failed, cancelled or stuck job again, now; False where it is none of these."""
+    with translated():
+        return bool(await connection.fetchval(_RETRY, job_id))
+
+
+async def retry_failed(connection: Connection, queue: str | None, group: str | None, task: str | None, most: int) -> int:
+    """Run the failed jobs that match again, the oldest first; returns how many."""
+    with translated():
+        return int(await connection.fetchval(_RETRY_FAILED, queue, group, task, most))
+
+
+async def delete_finished(connection: Connection, states: Sequence[str], age: timedelta, most: int) -> int:
+    """Delete a batch of the jobs, and their logs, that ended longer ago than ``age``; returns how many."""
+    with translated():
+        return int(await connection.fetchval(_DELETE_FINISHED, states, age, most))
+
+
+async def get_job(connection: Connection, job_id: UUID) -> Job | None:
+    """A job, or None."""
+    with translated():
+        row = await connection.fetchrow(_GET, job_id)
+    return None if row is None else _job(row)
+
+
+async def list_unfinished(
+    connection: Connection,
+    *,
+    queue: str | None = None,
+    group: str | None = None,
+    task: str | None = None,
+    states: Sequence[str] | None = None,
+    after: int = 0,
+    most: int = 100,
+) -> list[Job]:
+    """Unfinished jobs in the order of submission; ``after`` is the seq of the last job of the page before."""
+    with translated():
+        rows = await connection.fetch(_LIST_UNFINISHED, queue, group, task, states, after, most)
+    return [_job(row) for row in rows]
+
+
+async def list_finished(
+    connection: Connection,
+    *,
+    queue: str | None = None,
+    group: str | None = None,
+    task: str | None = None,
+    states: Sequence[str] | None = None,
+    before: tuple[datetime, int] | None = None,
+    most: int = 100,
+) -> list[Job]:
+    """Finished jobs, the latest first; ``before`` is (finished_at, seq) of the last job of the page before."""
+    finished_at, seq = before or (None, _LAST_SEQ)
+    with translated():
+        rows = await connection.fetch(_LIST_FINISHED, queue, group, task, states, finished_at, seq, most)
+    return [_job(row) for row in rows]
+
+
+async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most: int = 10_000) -> list[LogEntry]:
+    """The log of all attempts of a job, in order; ``after`` is the seq of the last line that is known."""
+    with translated():
+        rows = await connection.fetch(_LOG, job_id, after, most)
+    return [LogEntry(*row) for row in rows]
+
+
+def _job(row: Any) -> Job:
+    values = dict(row)
+    values["group"] = values.pop("grp")
+    values["args"] = json.loads(values["args"])
+    values["result"] = None if values["result"] is None else json.loads(values["result"])
+    return Job(**values)

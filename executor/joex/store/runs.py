@@ -1,0 +1,131 @@
+"""What an executor says about runs: take, start, finish, note."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from joex.core.counting import CountingScheme
+from joex.core.job import TakenJob
+from joex.store.errors import translated
+from joex.store.statement import Connection, statement
+
+_TAKE = statement("""
+    SELECT id, lock_id, seq, queue, grp, task, args::text, priority::text, subject, submitter, attempt, failures, retries
+    FROM joex.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
+""")
+_START = statement("SELECT joex.start_many($1::uuid[], $2::uuid[], $3::float8[])")
+_FINISH_MANY = statement("""
+    SELECT nr, answer FROM joex.finish_many($1::uuid[], $2::uuid[], $3::text[], $4::text[]::jsonb[], $5::text[], $6::text[],
+                                            $7::float8[], $8::float8[], $9::boolean)
+""")
+_FINISH = statement("SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text)")
+_NOTE = statement("""
+    SELECT joex.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
+                          $7::uuid[], $8::uuid[], $9::smallint[], $10::text[])
+""")
+
+
+@dataclass(slots=True)
+class EndedRun:
+    """A run that has ended, as it is written.
+
+    Attributes:
+        state: success, failed, cancelled, stuck or waiting (given back).
+        delay: seconds until the next try of a stuck job.
+        age: seconds since its code started; None: it has not started.
+    """
+
+    id: UUID
+    lock_id: UUID
+    state: str
+    result: str | None = None
+    message: str | None = None
+    error: str | None = None
+    delay: float | None = None
+    age: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that a run logged, ``age`` seconds ago."""
+
+    job_id: UUID
+    lock_id: UUID
+    attempt: int
+    age: float
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come: 0 to 100, and in words."""
+
+    job_id: UUID
+    lock_id: UUID
+    percent: int
+    message: str | None
+
+
+async def take(
+    connection: Connection, executor: int, queues: Sequence[str], free: int, scheme: CountingScheme
+) -> list[TakenJob]:
+    """Take up to ``free`` jobs for an executor. They are scheduled when this returns, and durable."""
+    with translated():
+        rows = await connection.fetch(_TAKE, executor, queues, free, scheme.high, scheme.low)
+    return [TakenJob(*row) for row in rows]
+
+
+async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, float]]) -> None:
+    """Mark runs (id, lock id, seconds since its code started) as running."""
+    ids, locks, ages = zip(*runs, strict=True)
+    with translated():
+        await connection.execute(_START, ids, locks, ages)
+
+
+async def finish_many(
+    connection: Connection, runs: Sequence[EndedRun], *, skip_locked: bool = False
+) -> list[tuple[EndedRun, str]]:
+    """End runs; returns those that did not end as said, with the answer: canceled, already, worker_conflict or locked."""
+    with translated():
+        rows = await connection.fetch(
+            _FINISH_MANY,
+            [r.id for r in runs],
+            [r.lock_id for r in runs],
+            [r.state for r in runs],
+            [r.result for r in runs],
+            [r.message for r in runs],
+            [r.error for r in runs],
+            [r.delay for r in runs],
+            [r.age for r in runs],
+            skip_locked,
+        )
+    return [(runs[nr - 1], answer) for nr, answer in rows]
+
+
+async def finish(connection: Connection, job_id: UUID, lock_id: UUID, result: str | None, message: str | None) -> str:
+    """End a run with success in the caller's transaction; answers ok, worker_conflict or canceled."""
+    with translated():
+        return str(await connection.fetchval(_FINISH, job_id, lock_id, result, message))
+
+
+async def note_many(connection: Connection, lines: Sequence[LogLine], progress: Sequence[Progress]) -> int:
+    """Write log lines and the latest progress of runs; returns how many lines were dropped: their runs lost their job."""
+    with translated():
+        return int(
+            await connection.fetchval(
+                _NOTE,
+                [line.job_id for line in lines],
+                [line.lock_id for line in lines],
+                [line.attempt for line in lines],
+                [line.age for line in lines],
+                [line.level for line in lines],
+                [line.message for line in lines],
+                [p.job_id for p in progress],
+                [p.lock_id for p in progress],
+                [p.percent for p in progress],
+                [p.message for p in progress],
+            )
+        )

@@ -1,0 +1,78 @@
+-- Submission. All of it works inside the caller's transaction: the job is there if and when that commits.
+
+-- Submit many jobs at once. Each array holds one field of all jobs; null elements (or a null array) mean the default.
+-- Returns an id per job, in the order given; null where the job was skipped because an unfinished job has its tracker.
+CREATE OR REPLACE FUNCTION joex.submit_many(
+    tasks text[],
+    args jsonb[] DEFAULT NULL,
+    grps text[] DEFAULT NULL,
+    queues text[] DEFAULT NULL,
+    priorities text[] DEFAULT NULL,
+    subjects text[] DEFAULT NULL,
+    submitters text[] DEFAULT NULL,
+    not_before timestamptz[] DEFAULT NULL,
+    trackers text[] DEFAULT NULL,
+    retries integer[] DEFAULT NULL
+) RETURNS SETOF uuid LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_queue record;
+    v_ids uuid[];
+BEGIN
+    WITH given AS MATERIALIZED (
+        SELECT joex.uuid7() AS id, g.ord, g.task, coalesce(g.args, '{}') AS args, coalesce(g.grp, 'default') AS grp,
+               coalesce(g.queue, 'default') AS queue, coalesce(g.priority, 'low')::joex.job_priority AS priority,
+               coalesce(g.subject, '') AS subject, coalesce(g.submitter, '') AS submitter,
+               CASE WHEN g.due_at > v_now THEN g.due_at END AS due_at, g.tracker, g.retries
+        FROM ROWS FROM (unnest(tasks), unnest(args), unnest(grps), unnest(queues), unnest(priorities), unnest(subjects),
+                        unnest(submitters), unnest(not_before), unnest(trackers), unnest(retries)) WITH ORDINALITY
+             AS g(task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries, ord)
+    ), made AS (
+        INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                              submitted_at)
+        SELECT id, task, args, grp, queue, priority, subject, submitter, due_at,
+               CASE WHEN due_at IS NULL THEN joex.lane(priority) END, tracker, retries, v_now
+        FROM given ORDER BY ord
+        ON CONFLICT (tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING
+        RETURNING id
+    )
+    SELECT array_agg(made.id ORDER BY given.ord) INTO v_ids FROM given LEFT JOIN made USING (id);
+    -- A statement of its own: its snapshot is younger than the insert, and the transaction has its id by now. Both
+    -- matter to the executor that falls asleep at this moment (see joex.sleep).
+    FOR v_queue IN SELECT q.name, count(*) AS jobs
+                   FROM (SELECT coalesce(q.name, 'default') AS name
+                         FROM ROWS FROM (unnest(tasks), unnest(queues)) AS q(task, name)) q GROUP BY 1 LOOP
+        PERFORM joex.wake(v_queue.name, v_queue.jobs);
+    END LOOP;
+    RETURN QUERY SELECT unnest(v_ids);
+END $$;
+
+-- Submit one job; returns its id, or null where an unfinished job has the tracker.
+CREATE OR REPLACE FUNCTION joex.submit(
+    task text,
+    args jsonb DEFAULT '{}',
+    grp text DEFAULT 'default',
+    queue text DEFAULT 'default',
+    priority text DEFAULT 'low',
+    subject text DEFAULT '',
+    submitter text DEFAULT '',
+    not_before timestamptz DEFAULT NULL,
+    tracker text DEFAULT NULL,
+    retries integer DEFAULT NULL
+) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_due timestamptz := CASE WHEN not_before > v_now THEN not_before END;
+    v_id uuid;
+BEGIN
+    INSERT INTO joex.job AS j (task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                               submitted_at)
+    VALUES (task, args, grp, queue, priority::joex.job_priority, subject, submitter, v_due,
+            CASE WHEN v_due IS NULL THEN joex.lane(priority::joex.job_priority) END, tracker, retries, v_now)
+    ON CONFLICT DO NOTHING      -- the tracker's index is the only one that can conflict: the id is new
+    RETURNING j.id INTO v_id;
+    PERFORM joex.wake(queue, 1);
+    RETURN v_id;
+END $$;

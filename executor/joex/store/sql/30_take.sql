@@ -1,0 +1,226 @@
+-- Taking jobs: joint round robin over the groups of a queue, by occupancy.
+--
+-- The rule, of which core/fairness.py is the executable specification: among the groups that have runnable work, are not
+-- paused and are below their limit, the next job comes from the group on the lowest level, level = jobs it runs / weight
+-- (whole number); on equal levels from the group that comes first on the ring after the cursor. A group stays under the
+-- cursor for as many services as its weight. Within the group: due retries, then what the counting scheme prefers, then
+-- first in, first out.
+--
+-- A call takes a whole batch by this rule in a few index probes per group ("passes"): it walks the ring by a loose index
+-- scan, computes how deep the free slots reach into each group (water filling), and locks just these rows. A group
+-- that has fewer jobs than that leaves slots over; the next pass gives them to the others, so that no slot stays empty.
+-- The cost grows with the batch, with the groups that are served already (they must be passed over), and with the
+-- logarithm of everything else.
+
+-- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker.
+CREATE OR REPLACE FUNCTION joex.promote(p_queue text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
+    FROM (SELECT id FROM joex.job WHERE queue = p_queue AND due_at IS NOT NULL AND due_at <= clock_timestamp()
+          ORDER BY due_at LIMIT 500 FOR UPDATE SKIP LOCKED) due
+    WHERE j.id = due.id;
+END $$;
+
+DO $do$ BEGIN
+    CREATE TYPE joex.taken AS (
+        id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args jsonb, priority joex.job_priority,
+        subject text, submitter text, attempt integer, failures integer, retries integer);
+EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
+
+-- One pass over the ring of one queue; the caller holds the ring. Returns the jobs taken, in the order of service.
+-- p_from is the cursor at the start of the call (place * 256 + services already given there), the same for all passes.
+CREATE OR REPLACE FUNCTION joex.take_pass(
+    p_queue text, p_from bigint, p_cursor regclass, p_executor integer, p_app_id text, p_free integer,
+    p_high integer, p_low integer
+) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_here bigint := p_from >> 8;                   -- the group under the cursor
+    v_served integer := (p_from & 255)::integer;    -- services it was given in this visit
+    v_left integer;                                 -- services it has left in this visit
+    v_before bigint;                                -- the walk starts after this place
+BEGIN
+    SELECT greatest(coalesce(max(g.weight), 1) - v_served, 0) INTO v_left
+    FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_here;
+    v_before := CASE WHEN v_left > 0 THEN v_here - 1 ELSE v_here END;
+
+    RETURN QUERY
+    -- The ring from the cursor on, and once around. It stops as soon as there are enough groups that run nothing: no
+    -- group further on can come before them. `idle` counts these; `stop` is where the second half of the circle ends.
+    WITH RECURSIVE walk AS (
+        SELECT v_before AS ring, 9223372036854775807 AS stop, 0 AS pos, 0 AS idle, 0 AS running, 1 AS weight, 0 AS room
+        UNION ALL
+        SELECT n.ring, n.stop, w.pos + 1,
+               w.idle + CASE WHEN s.room > 0 AND o.running < s.weight THEN 1 ELSE 0 END, o.running, s.weight, s.room
+        FROM walk w
+        CROSS JOIN LATERAL (
+            SELECT x.ring, x.stop FROM (
+                (SELECT j.ring, w.stop FROM joex.job j
+                 WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > w.ring AND j.ring <= w.stop
+                 ORDER BY j.ring LIMIT 1)
+                UNION ALL
+                (SELECT j.ring, v_before FROM joex.job j
+                 WHERE w.stop > v_before AND j.queue = p_queue AND j.lane IS NOT NULL AND j.ring <= v_before
+                 ORDER BY j.ring LIMIT 1)) x
+            LIMIT 1) n
+        CROSS JOIN LATERAL (
+            SELECT count(*)::integer AS running FROM joex.job j
+            WHERE j.queue = p_queue AND j.ring = n.ring AND j.executor_id IS NOT NULL) o
+        CROSS JOIN LATERAL (
+            SELECT coalesce(max(g.weight), 1) AS weight,
+                   CASE WHEN bool_or(g.paused) THEN 0
+                        ELSE least(coalesce(min(g.max_running), 2147483647) - o.running, p_free) END AS room
+            FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
+        WHERE w.idle < p_free
+    ), candidate AS MATERIALIZED (
+        SELECT w.ring, w.pos, w.running, w.weight, w.room,
+               sum(w.weight) OVER lowest AS weights, sum(w.running) OVER lowest AS runs
+        FROM walk w WHERE w.pos > 0 AND w.room > 0
+        WINDOW lowest AS (ORDER BY w.running::float8 / w.weight, w.pos ROWS UNBOUNDED PRECEDING)
+    ), water AS MATERIALIZED (
+        -- The level that the free slots fill the groups up to: raising the groups below it to it takes them all.
+        SELECT ceil((p_free + c.runs)::float8 / c.weights)::integer AS level FROM candidate c
+        WHERE c.weights * (c.running::float8 / c.weight) - c.runs < p_free
+        ORDER BY c.weights DESC LIMIT 1
+    ), depth AS MATERIALIZED (
+        SELECT c.*, least(c.room, c.weight * water.level - c.running) AS jobs,
+               EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = c.ring AND j.lane = 2)
+               AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = c.ring AND j.lane = 1) AS mixed,
+               coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = c.ring), 0)
+                   % (p_high + p_low) AS turn
+        FROM candidate c, water WHERE c.weight * water.level > c.running
+    ), locked AS MATERIALIZED (
+        SELECT d.ring, d.pos, d.running, d.weight, d.mixed, d.turn, j.id, j.lane, j.seq,
+               row_number() OVER (PARTITION BY d.ring, j.lane ORDER BY j.seq) - 1 AS nth
+        FROM depth d CROSS JOIN LATERAL (
+            SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
+                           WHERE NOT d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane IS NOT NULL
+                           ORDER BY a.lane, a.seq LIMIT d.jobs
+                           FOR UPDATE SKIP LOCKED) plain
+            UNION ALL
+            SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
+                           WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
+                           ORDER BY a.seq LIMIT d.jobs
+                           FOR UPDATE SKIP LOCKED) due
+            UNION ALL
+            SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
+                           WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
+                           ORDER BY a.seq LIMIT joex.turns(d.turn, d.jobs, p_high, p_low)
+                           FOR UPDATE SKIP LOCKED) high
+            UNION ALL
+            SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
+                           WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
+                           ORDER BY a.seq LIMIT d.jobs - joex.turns(d.turn, d.jobs, p_high, p_low)
+                           FOR UPDATE SKIP LOCKED) low) j
+    ), turned AS (
+        -- In a group where both priorities wait, a job's turn in the counting scheme: the nth high job has the nth turn
+        -- for high ones from where the group stands, and so the low ones. Elsewhere lane and age decide.
+        SELECT l.*, CASE
+            WHEN NOT l.mixed OR l.lane = 0 THEN NULL
+            WHEN l.lane = 1 THEN (least(l.turn, p_high) + l.nth) / p_high * (p_high + p_low)
+                                 + (least(l.turn, p_high) + l.nth) % p_high
+            ELSE (greatest(l.turn - p_high, 0) + l.nth) / p_low * (p_high + p_low) + p_high
+                 + (greatest(l.turn - p_high, 0) + l.nth) % p_low END - l.turn AS ahead
+        FROM locked l
+    ), lined AS (
+        SELECT t.*, row_number() OVER (PARTITION BY t.ring ORDER BY (t.lane > 0 AND t.mixed), t.ahead, t.lane, t.seq) - 1
+                        AS kth,
+               row_number() OVER (PARTITION BY t.ring, (t.lane > 0) ORDER BY t.ahead, t.lane, t.seq) - 1 AS scheduled
+        FROM turned t
+    ), chosen AS MATERIALIZED (
+        SELECT l.*, row_number() OVER (ORDER BY l.level, l.distance, l.kth) AS nr FROM (
+            SELECT l.*, (l.running + l.kth) / l.weight AS level,
+                   CASE WHEN l.ring = v_here AND v_left > 0 AND l.kth >= v_left THEN 2147483647 ELSE l.pos END AS distance
+            FROM lined l) l
+        ORDER BY l.level, l.distance, l.kth LIMIT p_free
+    ), counted AS (
+        -- The scheme moves on with each job that followed it.
+        INSERT INTO joex.counting AS k (queue, ring, position)
+        SELECT p_queue, c.ring, (min(c.turn) + count(*))::integer % (p_high + p_low)
+        FROM chosen c WHERE c.mixed AND c.lane > 0 AND c.ahead = c.scheduled
+        GROUP BY c.ring ORDER BY c.ring
+        ON CONFLICT (queue, ring) DO UPDATE SET position = excluded.position
+    ), last AS (
+        SELECT c.ring, c.level, c.nr FROM chosen c ORDER BY c.nr DESC LIMIT 1
+    ), moved AS MATERIALIZED (
+        -- The services of this visit: the jobs at the end of the batch that are of the last group and on its level; a
+        -- batch of nothing but the group under the cursor goes on with the visit.
+        SELECT setval(p_cursor, l.ring * 256 + (SELECT least(count(*), 255) FROM chosen c
+                   WHERE c.ring = l.ring AND c.level = l.level)
+               + CASE WHEN l.ring = v_here AND v_left > 0 AND (SELECT count(*) FROM chosen) <= v_left
+                           AND NOT EXISTS (SELECT FROM chosen c WHERE c.ring <> v_here)
+                      THEN v_served ELSE 0 END) FROM last l
+    ), taken AS (
+        UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
+               lock_id = gen_random_uuid(), scheduled_at = clock_timestamp(), progress = 0, progress_message = NULL
+        FROM chosen c WHERE j.id = c.id
+        RETURNING j.id, j.lock_id, j.seq, j.queue, j.grp, j.task, j.args, j.priority, j.subject, j.submitter, j.attempt,
+                  j.failures, j.retries, c.nr
+    )
+    SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task, t.args, t.priority, t.subject, t.submitter, t.attempt,
+           t.failures, t.retries
+    FROM taken t, moved ORDER BY t.nr;
+END $$;
+
+-- How many of the next p_jobs turns of a counting scheme are for high priority, from position p_turn on.
+CREATE OR REPLACE FUNCTION joex.turns(p_turn integer, p_jobs integer, p_high integer, p_low integer) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT (p_turn + p_jobs) / (p_high + p_low) * p_high + least((p_turn + p_jobs) % (p_high + p_low), p_high)
+           - least(p_turn, p_high) $$;
+
+-- The next jobs for an executor with p_free free slots that serves p_queues (the first one first), by the counting scheme
+-- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
+CREATE OR REPLACE FUNCTION joex.take(
+    p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1
+) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_executor record;
+    v_queue record;
+    v_from bigint;
+    v_want integer := p_free;
+    v_got integer;
+BEGIN
+    -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
+    PERFORM pg_advisory_xact_lock_shared(joex.lock_class(2), p_executor);
+    SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex.executor e WHERE e.id = p_executor;
+    IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN
+        RAISE EXCEPTION 'the lease of executor % has ended', p_executor USING ERRCODE = 'JX001';
+    END IF;
+    IF v_executor.draining THEN
+        RETURN;
+    END IF;
+    FOR v_queue IN SELECT q.id, q.name, q.cursor FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
+                   JOIN joex.queue q USING (name) ORDER BY n.ord LOOP
+        PERFORM joex.promote(v_queue.name);
+        -- The ring is held while choosing, not until the commit has reached the disk: others skip the rows locked here.
+        -- Session locks outlive an error; hence the handler, which cancellation must reach too.
+        PERFORM pg_advisory_lock(joex.lock_class(3), v_queue.id);
+        BEGIN
+            v_from := coalesce(pg_sequence_last_value(v_queue.cursor), -9223372036854775808);
+            LOOP
+                RETURN QUERY SELECT * FROM joex.take_pass(
+                    v_queue.name, v_from, v_queue.cursor, p_executor, v_executor.app_id, v_want, p_high, p_low);
+                GET DIAGNOSTICS v_got = ROW_COUNT;
+                v_want := v_want - v_got;
+                EXIT WHEN v_got = 0 OR v_want = 0;
+            END LOOP;
+        EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
+            PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+            RAISE;
+        END;
+        PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+        IF v_want = 0 THEN
+            IF v_executor.asleep_since IS NOT NULL THEN     -- an executor with a free slot left stays on the list
+                UPDATE joex.executor SET asleep_since = NULL WHERE id = p_executor;
+            END IF;
+            -- All slots filled, so more may wait: pass the wake-up on. Each woken executor does the same.
+            IF EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue.name AND j.lane IS NOT NULL) THEN
+                PERFORM joex.wake(v_queue.name, 2);
+            END IF;
+            RETURN;
+        END IF;
+    END LOOP;
+END $$;

@@ -1,0 +1,92 @@
+-- What people and programs say about a job from outside.
+
+-- Cancel a job. A job that nobody holds is cancelled now (answer: cancelled); one that an executor holds gets a cancel
+-- request, and its executor is told (answer: requested). Else: finished, or not_found.
+CREATE OR REPLACE FUNCTION joex.cancel(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+DECLARE
+    v_executor integer;
+BEGIN
+    -- One statement: where a taker holds the row, this waits and then judges what the taker has made of it.
+    UPDATE joex.job j SET
+        cancel_requested = true, lane = NULL, due_at = NULL,
+        state = CASE WHEN j.executor_id IS NULL THEN 'cancelled' ELSE j.state END,
+        finished_at = CASE WHEN j.executor_id IS NULL THEN clock_timestamp() END
+    WHERE j.id = id AND j.finished_at IS NULL RETURNING j.executor_id INTO v_executor;
+    IF NOT FOUND THEN
+        RETURN CASE WHEN EXISTS (SELECT FROM joex.job j WHERE j.id = id) THEN 'finished' ELSE 'not_found' END;
+    ELSIF v_executor IS NULL THEN
+        RETURN 'cancelled';
+    END IF;
+    PERFORM joex.tell(v_executor, 'cancel', id);
+    RETURN 'requested';
+END $$;
+
+-- Change the priority of a job that is waiting, or waiting for a retry: true. Else false.
+CREATE OR REPLACE FUNCTION joex.set_priority(id uuid, priority text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    UPDATE joex.job j SET priority = priority::joex.job_priority,
+           lane = CASE WHEN j.lane > 0 THEN joex.lane(priority::joex.job_priority) ELSE j.lane END
+    WHERE j.id = id AND j.state IN ('waiting', 'stuck');
+    RETURN FOUND;
+END $$;
+
+-- Run again a job that failed or was cancelled, with all its retries anew; a stuck one at once. True where it was one.
+CREATE OR REPLACE FUNCTION joex.retry(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+DECLARE
+    v_queue text;
+BEGIN
+    UPDATE joex.job j SET
+        lane = CASE WHEN j.state = 'stuck' THEN 0 ELSE joex.lane(j.priority) END,
+        state = CASE WHEN j.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex.job_state,
+        due_at = NULL, finished_at = NULL, failures = 0, losses = 0, cancel_requested = false
+    WHERE j.id = id AND j.state IN ('failed', 'cancelled', 'stuck') RETURNING j.queue INTO v_queue;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM joex.wake(v_queue, 1);
+    RETURN true;
+END $$;
+
+-- Run again the failed jobs that match, the oldest first, at most `most` of them; null matches all. Returns how many.
+CREATE OR REPLACE FUNCTION joex.retry_failed(
+    queue text DEFAULT NULL, grp text DEFAULT NULL, task text DEFAULT NULL, most integer DEFAULT 10000
+) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT count(*) FILTER (WHERE joex.retry(f.id)) FROM (
+        SELECT j.id FROM joex.job j
+        WHERE j.finished_at IS NOT NULL AND j.state = 'failed'
+              AND (retry_failed.queue IS NULL OR j.queue = retry_failed.queue)
+              AND (retry_failed.grp IS NULL OR j.grp = retry_failed.grp)
+              AND (retry_failed.task IS NULL OR j.task = retry_failed.task)
+        ORDER BY j.finished_at LIMIT most) f $$;
+
+-- Set a group's weight (1 to 100: its share of the slots against other groups), pause it, limit how many of its jobs run
+-- at a time. Null leaves a setting as it is; a limit of -1 takes the limit away.
+CREATE OR REPLACE FUNCTION joex.set_group(
+    grp text, queue text DEFAULT 'default', weight integer DEFAULT NULL, paused boolean DEFAULT NULL,
+    max_running integer DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    INSERT INTO joex.group_setting AS g (queue, grp, weight, paused, max_running)
+    VALUES (queue, grp, coalesce(weight, 1), coalesce(paused, false), nullif(max_running, -1))
+    ON CONFLICT ON CONSTRAINT group_setting_pkey DO UPDATE SET
+        weight = coalesce(set_group.weight, g.weight), paused = coalesce(set_group.paused, g.paused),
+        max_running = CASE WHEN set_group.max_running IS NULL THEN g.max_running ELSE nullif(set_group.max_running, -1) END;
+    PERFORM joex.wake(queue, 4);    -- resumed, or with a higher limit: there may be work now
+END $$;
+
+-- Delete finished jobs and their logs: a batch of those that ended before `before` in one of the states. Returns how many.
+CREATE OR REPLACE FUNCTION joex.delete_finished(states text[], before timestamptz, most integer DEFAULT 1000)
+RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    WITH old AS MATERIALIZED (
+        SELECT j.id FROM joex.job j WHERE j.finished_at < before AND j.state::text = ANY (states)
+        ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED
+    ), logs AS (
+        DELETE FROM joex.job_log l USING old WHERE l.job_id = old.id
+    ), jobs AS (
+        DELETE FROM joex.job j USING old WHERE j.id = old.id RETURNING 1
+    )
+    SELECT count(*) FROM jobs $$;

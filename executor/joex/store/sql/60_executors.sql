@@ -1,0 +1,208 @@
+-- Executors: who lives, and what becomes of the jobs of one that does not.
+--
+-- An executor holds a session lock on its id and renews the heartbeat of its one row. It is dead when its lock is free
+-- and its lease has run out since the last heartbeat, or when five leases have run out though its session is there (a hung
+-- process, a cut network). It knows this too: it stops trusting its lease well before that, on its own clock, from the
+-- moment it sent the last heartbeat that was answered, and ends its runs first.
+
+-- End an incarnation and put its jobs back: waiting again, at their old place in the line, what merely was
+-- scheduled and what ran alike. A job that was lost so more than p_most_losses times is failed, for it may be what kills
+-- executors. Jobs whose row somebody has locked follow with the next heartbeat of anybody (orphans). Returns how many jobs.
+CREATE OR REPLACE FUNCTION joex.end_executor(p_id integer, p_ending text, p_most_losses integer) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_queue record;
+    v_all bigint := 0;
+BEGIN
+    -- Waits for a take of this executor that is under way (see take): after this, it takes nothing any more.
+    PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
+    UPDATE joex.executor SET left_at = coalesce(left_at, clock_timestamp()), ending = coalesce(ending, p_ending),
+           asleep_since = NULL, orphans = false
+    WHERE id = p_id AND (left_at IS NULL OR orphans);
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    FOR v_queue IN
+        WITH back AS (
+            UPDATE joex.job j SET
+                executor_id = NULL, lock_id = NULL, losses = j.losses + x.lost,
+                state = CASE WHEN j.cancel_requested THEN 'cancelled' WHEN j.losses + x.lost > p_most_losses THEN 'failed'
+                             ELSE 'waiting' END::joex.job_state,
+                lane = CASE WHEN NOT j.cancel_requested AND j.losses + x.lost <= p_most_losses
+                            THEN joex.lane(j.priority) END,
+                finished_at = CASE WHEN j.cancel_requested OR j.losses + x.lost > p_most_losses
+                                   THEN clock_timestamp() END,
+                error = CASE WHEN j.losses + x.lost > p_most_losses
+                             THEN format('lost %s times: its executor died each time it held this job', j.losses + x.lost)
+                             ELSE j.error END
+            FROM (SELECT k.id, CASE p_ending WHEN 'left' THEN 0 ELSE 1 END AS lost FROM joex.job k
+                  WHERE k.executor_id = p_id AND k.executor_id IS NOT NULL FOR UPDATE SKIP LOCKED) x
+            WHERE j.id = x.id RETURNING j.queue
+        ) SELECT back.queue AS name, count(*) AS jobs FROM back GROUP BY back.queue
+    LOOP
+        v_all := v_all + v_queue.jobs;
+        PERFORM joex.wake(v_queue.name, v_queue.jobs);
+    END LOOP;
+    UPDATE joex.executor SET orphans = true
+    WHERE id = p_id AND EXISTS (SELECT FROM joex.job j WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL);
+    RETURN v_all;
+END $$;
+
+-- Is the lease of a living incarnation over? Where its lock is free, the caller's transaction holds it afterwards, so that it
+-- can't be taken again in between.
+CREATE OR REPLACE FUNCTION joex.is_dead(e joex.executor) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    -- After a restart of the server nobody had a chance to renew: the lease counts from there.
+    v_silent interval := clock_timestamp() - greatest(e.heartbeat_at, pg_postmaster_start_time());
+BEGIN
+    RETURN v_silent > e.lease * 5
+           OR v_silent > e.lease AND e.locks AND pg_try_advisory_xact_lock(joex.lock_class(1), e.id);
+END $$;
+
+-- End the executors that are dead. Returns them and how many jobs each gave back.
+CREATE OR REPLACE FUNCTION joex.rescue(p_most_losses integer) RETURNS TABLE (executor integer, app_id text, jobs bigint)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_id integer;
+    v_executor joex.executor;
+BEGIN
+    FOR v_id IN SELECT e.id FROM joex.executor e
+                WHERE e.orphans OR e.left_at IS NULL AND e.heartbeat_at < clock_timestamp() - e.lease LOOP
+        -- Others rescue too: one of them is enough. This is also the lock that end_executor takes.
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex.lock_class(2), v_id);
+        -- Judged on the row as it is now, and locked: a heartbeat that comes later finds that the lease has ended.
+        SELECT * INTO v_executor FROM joex.executor e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND OR NOT (v_executor.orphans OR v_executor.left_at IS NULL AND joex.is_dead(v_executor));
+        executor := v_executor.id;
+        app_id := v_executor.app_id;
+        jobs := joex.end_executor(v_executor.id, 'dead', p_most_losses);
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- Serve a queue: make its row and its ring cursor, once.
+CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_name text;
+BEGIN
+    IF EXISTS (SELECT FROM joex.queue q WHERE q.name = p_queue) THEN
+        RETURN;
+    END IF;
+    PERFORM pg_advisory_xact_lock(joex.lock_class(0), 1);
+    IF NOT EXISTS (SELECT FROM joex.queue q WHERE q.name = p_queue) THEN
+        v_name := 'joex.ring_cursor_' || (SELECT count(*) + 1 FROM joex.queue);
+        EXECUTE format('CREATE SEQUENCE %s MINVALUE %s', v_name, '-9223372036854775808');
+        INSERT INTO joex.queue (name, cursor) VALUES (p_queue, v_name::regclass);
+    END IF;
+END $$;
+
+-- Register a new incarnation of an executor. An earlier incarnation with the same app-id is replaced, and its jobs
+-- put back, where it is certainly gone: it ran in the same pod, or it is p_gone (the caller saw that its process does not
+-- exist any more), or its lease is over. Where it may live, nothing is done: the answer has no id, but who is in the way.
+CREATE OR REPLACE FUNCTION joex.register(
+    p_app_id text, p_pod_uid text, p_host text, p_boot_id text, p_pid integer, p_process_start text, p_version text,
+    p_queues text[], p_tasks text[], p_pool_size integer, p_http_address text, p_lease interval, p_locks boolean,
+    p_most_losses integer, p_gone integer DEFAULT NULL
+) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor) LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue text;
+BEGIN
+    reclaimed := 0;
+    FOREACH v_queue IN ARRAY p_queues LOOP
+        PERFORM joex.serve_queue(v_queue);
+    END LOOP;
+    SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL FOR UPDATE;
+    IF FOUND THEN
+        IF NOT (coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false)
+                OR joex.is_dead(other)) THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        reclaimed := joex.end_executor(other.id, 'replaced', p_most_losses);
+    END IF;
+    INSERT INTO joex.executor (app_id, pod_uid, host, boot_id, pid, process_start, version, queues, tasks, pool_size,
+                               http_address, lease, locks, started_at, heartbeat_at)
+    VALUES (p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_queues, p_tasks, p_pool_size,
+            p_http_address, p_lease, p_locks, clock_timestamp(), clock_timestamp())
+    ON CONFLICT (app_id) WHERE left_at IS NULL DO NOTHING   -- another start of the same executor was faster
+    RETURNING executor.id INTO id;
+    IF id IS NULL THEN
+        SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
+    ELSE
+        other := NULL;
+    END IF;
+    RETURN NEXT;
+END $$;
+
+-- Renew a lease, and learn what matters: is the lease still there; is there work in its queues (a notification that
+-- got lost costs no more than this); is it to drain; which of the runs it says it has are not its own any more, or are
+-- to be cancelled.
+CREATE OR REPLACE FUNCTION joex.heartbeat(p_id integer, p_ids uuid[], p_locks uuid[])
+RETURNS TABLE (alive boolean, work boolean, draining boolean, lost uuid[], cancel uuid[])
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_queues text[];
+BEGIN
+    UPDATE joex.executor e SET heartbeat_at = clock_timestamp() WHERE e.id = p_id AND e.left_at IS NULL
+    RETURNING e.draining, e.queues INTO draining, v_queues;
+    alive := FOUND;
+    work := EXISTS (SELECT FROM unnest(v_queues) q(name) WHERE
+        EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.lane IS NOT NULL)
+        OR EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
+                   AND j.due_at <= clock_timestamp()));
+    SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
+    INTO lost, cancel
+    FROM unnest(p_ids, p_locks) AS g(id, lock_id)
+    LEFT JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id = p_id;
+    RETURN NEXT;
+END $$;
+
+-- An executor with a free slot and nothing to take wants to be woken. It must take once more after this has committed, and
+-- again until each transaction that was open at that time has ended: one of them may have submitted a job without
+-- seeing that somebody sleeps (see joex.look).
+CREATE OR REPLACE FUNCTION joex.fall_asleep(p_id integer) RETURNS void LANGUAGE sql VOLATILE AS $$
+    UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
+
+-- What a sleeper must know: the seconds until the next job of its queues is due (null: none is waiting for its time), and
+-- the oldest and the next transaction id. All transactions below `horizon` (the next_xid of an earlier look) have
+-- ended when oldest_xid has reached it.
+CREATE OR REPLACE FUNCTION joex.look(p_queues text[])
+RETURNS TABLE (next_due float8, oldest_xid bigint, next_xid bigint)
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT
+        (SELECT extract(epoch FROM min(d.due_at) - clock_timestamp())::float8 FROM unnest(p_queues) q(name)
+         CROSS JOIN LATERAL (SELECT j.due_at FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
+                             ORDER BY j.due_at LIMIT 1) d),
+        pg_snapshot_xmin(s.now)::text::bigint, pg_snapshot_xmax(s.now)::text::bigint
+    FROM (SELECT pg_current_snapshot() AS now) s;
+END $$;
+
+-- Ask the living executors with this app-id (null: all) to drain: they take nothing more, finish what runs, and leave.
+CREATE OR REPLACE FUNCTION joex.drain(p_app_id text) RETURNS SETOF text LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_executor record;
+BEGIN
+    FOR v_executor IN UPDATE joex.executor e SET draining = true
+                      WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) RETURNING e.id, e.app_id LOOP
+        PERFORM joex.tell(v_executor.id, 'drain');
+        RETURN NEXT v_executor.app_id;
+    END LOOP;
+END $$;
+
+-- Submit a chore of the system group, unless it was submitted less than `every` ago or an earlier one is unfinished.
+CREATE OR REPLACE FUNCTION joex.submit_chore(p_name text, p_args jsonb, p_queue text, p_every interval) RETURNS uuid
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO joex.chore AS c (name, submitted_at) VALUES (p_name, clock_timestamp())
+    ON CONFLICT (name) DO UPDATE SET submitted_at = clock_timestamp()
+    WHERE c.submitted_at < clock_timestamp() - p_every;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN joex.submit(p_name, p_args, grp => 'system', queue => p_queue, priority => 'low', subject => p_name,
+                       submitter => 'joex', tracker => p_name);
+END $$;

@@ -1,0 +1,254 @@
+"""Tasks: code that is found by its name. Public as ``joex.App``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
+from uuid import UUID
+
+from pydantic import TypeAdapter, ValidationError
+
+from joex.core.duration import parse_duration
+from joex.errors import ConfigError, InvalidJob
+
+if TYPE_CHECKING:
+    from joex.client import Client
+    from joex.store.statement import Connection
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Task(Generic[P, R]):
+    """A function under a name, with its defaults. Calling it calls the function, as ever.
+
+    Attributes:
+        name: how jobs name it.
+        queue: where `submit` puts its jobs.
+        retries: re-runs after a failed run; None: the executor's default.
+        retry_delay: delay before the first re-run; None: the executor's default.
+        timeout: the longest a run may take; None: the executor's default.
+        is_async: it runs on the executor's loop; otherwise in a thread.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        name: str,
+        *,
+        queue: str = "default",
+        retries: int | None = None,
+        retry_delay: timedelta | float | str | None = None,
+        timeout: timedelta | float | str | None = None,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.queue = queue
+        self.retries = retries
+        self.retry_delay = _duration(name, "retry_delay", retry_delay)
+        self.timeout = _duration(name, "timeout", timeout)
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.cancel_handler: Callable[..., Any] | None = None
+        if retries is not None and retries < 0:
+            raise ConfigError(f"task {name!r}: retries: expected 0 or more; got {retries}")
+        self._arguments = _arguments(function, name)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def on_cancel(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function that is called after a run was cancelled, with the same context and arguments."""
+        self.cancel_handler = handler
+        return handler
+
+    def parse_arguments(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments from JSON text, or from values, as the function wants them.
+
+        Raises:
+            InvalidJob: they don't fit the signature; the message names each wrong one.
+        """
+        if args == "{}" and not self._arguments.has_parameters:  # nothing to check: the usual small job
+            return {}
+        try:
+            return self._arguments.validate(args)
+        except ValidationError as error:
+            problems = "; ".join(_problem(problem) for problem in error.errors(include_url=False))
+            raise InvalidJob(f"arguments of task {self.name!r}: {problems}") from None
+
+    async def submit(self, client: Client, **args: Any) -> UUID | None:
+        """Submit a job for this task with these arguments; `options` says more about it. Returns as `Client.submit`."""
+        return await Submission(self).submit(client, **args)
+
+    def options(
+        self,
+        *,
+        group: str = "default",
+        queue: str | None = None,
+        priority: str = "low",
+        subject: str = "",
+        submitter: str = "",
+        not_before: datetime | timedelta | str | None = None,
+        tracker: str | None = None,
+        retries: int | None = None,
+        connection: Connection | None = None,
+    ) -> Submission:
+        """Say more about a submission than its arguments: ``task.options(group="acme").submit(client, path=p)``."""
+        given = {
+            "group": group,
+            "queue": queue or self.queue,
+            "priority": priority,
+            "subject": subject,
+            "submitter": submitter,
+            "not_before": not_before,
+            "tracker": tracker,
+            "retries": retries,
+            "connection": connection,
+        }
+        return Submission(self, given)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A task, and how to submit it."""
+
+    task: Task[Any, Any]
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    async def submit(self, client: Client, **args: Any) -> UUID | None:
+        """Submit with these arguments, which are checked first. Returns and raises as `Client.submit`."""
+        self.task.parse_arguments(args)
+        return await client.submit(self.task.name, args, **{"queue": self.task.queue, **self.given})
+
+
+class App:
+    """A set of tasks.
+
+    >>> app = App()
+    >>> @app.task("greetings.hello")
+    ... def hello(ctx, name: str) -> str:
+    ...     return f"hello {name}"
+    >>> "greetings.hello" in app
+    True
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[..., Any]] = {}
+
+    def task(
+        self,
+        name: str,
+        *,
+        queue: str = "default",
+        retries: int | None = None,
+        retry_delay: timedelta | float | str | None = None,
+        timeout: timedelta | float | str | None = None,
+    ) -> Callable[[Callable[P, R]], Task[P, R]]:
+        """Make a function a task: ``async def``, or plain ``def`` (which runs in a thread).
+
+        The function gets a `joex.Context` as its first argument, and the job's arguments by name; these are checked
+        against its annotations.
+
+        Args:
+            name: how jobs name it.
+            queue: where `Task.submit` puts its jobs.
+            retries: re-runs after a failed run.
+            retry_delay: delay before the first re-run (``"1m"``, seconds or a timedelta); it doubles each time.
+            timeout: the longest a run may take. An async task is interrupted then; code in a thread can't be: it sees
+                ``ctx.cancelled``, and keeps its slot until it ends.
+
+        Raises:
+            ConfigError: the name is taken, or a setting is wrong.
+        """
+
+        def register(function: Callable[P, R]) -> Task[P, R]:
+            task = Task(function, name, queue=queue, retries=retries, retry_delay=retry_delay, timeout=timeout)
+            self.add(task)
+            return task
+
+        return register
+
+    def add(self, task: Task[..., Any]) -> None:
+        """Add a task made elsewhere.
+
+        Raises:
+            ConfigError: its name is taken.
+        """
+        if not task.name or len(task.name.encode()) > 254 or "\0" in task.name:
+            raise ConfigError(f"task {task.name!r}: a name has 1 to 254 bytes, and no NUL")
+        if task.name in self._tasks:
+            raise ConfigError(f"task {task.name!r}: there is one with this name already")
+        self._tasks[task.name] = task
+
+    def get(self, name: str) -> Task[..., Any] | None:
+        """The task with this name, or None."""
+        return self._tasks.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tasks
+
+    def __iter__(self) -> Iterator[Task[..., Any]]:
+        return iter(self._tasks.values())
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tasks, sorted."""
+        return sorted(self._tasks)
+
+
+class _Arguments:
+    """Checks arguments against a signature."""
+
+    def __init__(self, adapter: TypeAdapter[Any], *, has_parameters: bool) -> None:
+        self._adapter = adapter
+        self.has_parameters = has_parameters
+
+    def validate(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(args, str):
+            return dict(self._adapter.validate_json(args))
+        return dict(self._adapter.validate_python(dict(args)))
+
+
+def _arguments(function: Callable[..., Any], name: str) -> _Arguments:
+    """The checker for the arguments of a function, without the context that comes first."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        raise ConfigError(f"task {name!r}: the function needs a first parameter for the context: def task(ctx, ...)")
+    if any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in parameters[1:]):
+        raise ConfigError(f"task {name!r}: arguments come by name, so positional-only and *args can't be filled")
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ConfigError(f"task {name!r}: an annotation can't be resolved: {error}") from error
+
+    def collect(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    # pydantic checks calls by the signature, and this one returns what it was called with.
+    by_name = [
+        p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]
+    ]
+    by_name = [p.replace(annotation=hints.get(p.name, Any)) for p in by_name]
+    collect.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
+    collect.__annotations__ = {p.name: p.annotation for p in by_name}
+    try:
+        return _Arguments(TypeAdapter(collect), has_parameters=bool(by_name))
+    except Exception as error:
+        raise ConfigError(f"task {name!r}: arguments can't be checked: {error}") from error
+
+
+def _problem(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where}: {problem['msg']}" if where else str(problem["msg"])
+
+
+def _duration(task: str, name: str, value: timedelta | float | str | None) -> timedelta | None:
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise ConfigError(f"task {task!r}: {name}: {error}") from error
