@@ -192,7 +192,11 @@ class Client:
 
 
 def new_job(
-    *, task: str, args: Mapping[str, Any] | None = None, not_before: datetime | timedelta | str | None = None, **fields: Any
+    *,
+    task: str,
+    args: Mapping[str, Any] | None = None,
+    not_before: datetime | timedelta | str | None = None,
+    **fields: Any,
 ) -> NewJob:
     """A checked submission from the arguments of `Client.submit`.
 

@@ -22,7 +22,10 @@ from pydantic_settings import (
 
 from joex.core.counting import CountingScheme
 from joex.core.duration import parse_duration
+from joex.core.job import check_name
 from joex.errors import ConfigError
+
+_LAST_PORT = 65535
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 """A duration: ``30s``, ``1m``, ``1h30m``, ``30 minutes``, or a number of seconds."""
@@ -53,10 +56,12 @@ class Settings(BaseSettings):
     pod_namespace: str = Field("", description="namespace of the pod (downward API)")
     pod_uid: str = Field("", description="uid of the pod (downward API)")
     pool_size: int = Field(2, ge=1, le=100_000, description="jobs that run at a time")
-    queues: Names = Field(["default"], description="queues to serve, separated by commas; the first one first")
+    queues: Names = Field(["default"], description="queues to serve in turn, separated by commas")
     counting_scheme: Scheme = Field(CountingScheme(4, 1), description="turns for high and low priority")
     retries: int = Field(5, ge=0, le=1_000_000, description="re-runs of a failed job")
-    retry_delay: Duration = Field(timedelta(minutes=1), description="delay before the first re-run; it doubles each time")
+    retry_delay: Duration = Field(
+        timedelta(minutes=1), description="delay before the first re-run; it doubles each time"
+    )
     most_losses: int = Field(5, ge=0, le=1000, description="a job fails when more executors than this died holding it")
     timeout: Duration | None = Field(None, description="longest a run may take; none: no limit")
     log_buffer_size: int = Field(500, ge=1, le=1_000_000, description="log lines of jobs that wait to be written")
@@ -98,8 +103,8 @@ class Settings(BaseSettings):
     def _check_queues(cls, value: list[str]) -> list[str]:
         if len(set(value)) < len(value):
             raise ValueError("each queue once")
-        if any(len(name.encode()) > 254 or "\0" in name for name in value):
-            raise ValueError("a queue name has at most 254 bytes")
+        for name in value:
+            check_name("queue", name)
         return value
 
     @field_validator("http_address")
@@ -125,8 +130,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_app_id(self) -> Settings:
-        if len(self.effective_app_id.encode()) > 254:
-            raise ValueError("app_id: at most 254 bytes")
+        check_name("app_id", self.effective_app_id)
         return self
 
     @property
@@ -163,7 +167,7 @@ def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
 def split_address(address: str) -> tuple[str, int] | None:
     """Host and port of ``host:port``; None where it is something else."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\[\]\s]+):(\d{1,5})", address)
-    if match is None or int(match[2]) > 65535:
+    if match is None or int(match[2]) > _LAST_PORT:
         return None
     return match[1].strip("[]"), int(match[2])
 

@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from joex.core.duration import parse_duration
+from joex.core.job import check_name
 from joex.errors import ConfigError, InvalidJob
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Task(Generic[P, R]):
             raise ConfigError(f"task {name!r}: retries: expected 0 or more; got {retries}")
         self._arguments = _arguments(function, name)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102 - the function's own docstring says it
         return self.function(*args, **kwargs)
 
     def on_cancel(self, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,8 +177,10 @@ class App:
         Raises:
             ConfigError: its name is taken.
         """
-        if not task.name or len(task.name.encode()) > 254 or "\0" in task.name:
-            raise ConfigError(f"task {task.name!r}: a name has 1 to 254 bytes, and no NUL")
+        try:
+            check_name("name", task.name)
+        except ValueError as error:
+            raise ConfigError(f"task {task.name!r}: {error}") from None
         if task.name in self._tasks:
             raise ConfigError(f"task {task.name!r}: there is one with this name already")
         self._tasks[task.name] = task
@@ -230,14 +233,13 @@ def _arguments(function: Callable[..., Any], name: str) -> _Arguments:
         return arguments
 
     # pydantic checks calls by the signature, and this one returns what it was called with.
-    by_name = [
-        p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]
-    ]
+    by_name = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
     by_name = [p.replace(annotation=hints.get(p.name, Any)) for p in by_name]
     collect.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
     collect.__annotations__ = {p.name: p.annotation for p in by_name}
     try:
-        return _Arguments(TypeAdapter(collect), has_parameters=bool(by_name))
+        checker: TypeAdapter[Any] = TypeAdapter(collect)  # type: ignore[arg-type] # pydantic takes functions too
+        return _Arguments(checker, has_parameters=bool(by_name))
     except Exception as error:
         raise ConfigError(f"task {name!r}: arguments can't be checked: {error}") from error
 

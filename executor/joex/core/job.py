@@ -69,10 +69,11 @@ class NewJob:
     retries: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("task", self.task), ("group", self.group), ("queue", self.queue)):
-            _check_text(name, value, _LONGEST_NAME, may_be_empty=False)
+        check_name("task", self.task)
+        check_name("group", self.group)
+        check_name("queue", self.queue)
         if self.tracker is not None:
-            _check_text("tracker", self.tracker, _LONGEST_NAME, may_be_empty=False)
+            check_name("tracker", self.tracker)
         _check_text("subject", self.subject, _LONGEST_SUBJECT)
         _check_text("submitter", self.submitter, _LONGEST_NAME)
         if self.priority not in ("high", "low"):
@@ -82,7 +83,9 @@ class NewJob:
         if self.retries is not None and not 0 <= self.retries <= 1_000_000:
             raise ValueError(f"retries: expected 0 to 1000000; got {self.retries}")
         if not isinstance(self.args, Mapping):
-            raise ValueError(f"args: expected an object (names and values); got {type(self.args).__name__}")
+            raise ValueError(  # noqa: TRY004 - one error for callers
+                f"args: expected an object (names and values); got {type(self.args).__name__}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,15 @@ class TakenJob:
     attempt: int
     failures: int
     retries: int | None
+
+
+def check_name(field: str, name: str) -> None:
+    """Check a name that people give: of a task, a group, a queue, a tracker.
+
+    Raises:
+        ValueError: it is empty, longer than 254 bytes, or has a NUL character.
+    """
+    _check_text(field, name, _LONGEST_NAME, may_be_empty=False)
 
 
 def _check_text(name: str, value: str, longest: int, *, may_be_empty: bool = True) -> None:

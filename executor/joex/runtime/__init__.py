@@ -1,0 +1,1 @@
+"""The executor at work: one asyncio service per file."""

@@ -39,7 +39,11 @@ _NO_SCHEMA = (
     asyncpg.UndefinedFunctionError,
     asyncpg.UndefinedColumnError,
 )
-_WRONG_DATA = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.exceptions.CharacterNotInRepertoireError)
+_WRONG_DATA = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.exceptions.CharacterNotInRepertoireError,
+)
 
 
 @contextmanager

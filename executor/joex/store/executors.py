@@ -22,7 +22,9 @@ _REGISTER = statement("""
                        $10::integer, $11::text, $12::interval, $13::boolean, $14::integer, $15::integer) r
 """)
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
-_HEARTBEAT = statement("SELECT alive, work, draining, lost, cancel FROM joex.heartbeat($1::integer, $2::uuid[], $3::uuid[])")
+_HEARTBEAT = statement(
+    "SELECT alive, work, draining, lost, cancel FROM joex.heartbeat($1::integer, $2::uuid[], $3::uuid[])"
+)
 _RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::integer)")
 _END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
 _FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")

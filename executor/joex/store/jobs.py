@@ -28,9 +28,7 @@ _CANCEL = statement("SELECT joex.cancel($1::uuid)")
 _SET_PRIORITY = statement("SELECT joex.set_priority($1::uuid, $2::text)")
 _RETRY = statement("SELECT joex.retry($1::uuid)")
 _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
-_DELETE_FINISHED = statement(
-    "SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)"
-)
+_DELETE_FINISHED = statement("SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)")
 _COLUMNS = """
     id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt, failures,
     losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at, finished_at,
@@ -182,7 +180,9 @@ async def retry(connection: Connection, job_id: UUID) -> bool:
         return bool(await connection.fetchval(_RETRY, job_id))
 
 
-async def retry_failed(connection: Connection, queue: str | None, group: str | None, task: str | None, most: int) -> int:
+async def retry_failed(
+    connection: Connection, queue: str | None, group: str | None, task: str | None, most: int
+) -> int:
     """Run the failed jobs that match again, the oldest first; returns how many."""
     with translated():
         return int(await connection.fetchval(_RETRY_FAILED, queue, group, task, most))

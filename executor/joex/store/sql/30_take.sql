@@ -171,7 +171,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT (p_turn + p_jobs) / (p_high + p_low) * p_high + least((p_turn + p_jobs) % (p_high + p_low), p_high)
            - least(p_turn, p_high) $$;
 
--- The next jobs for an executor with p_free free slots that serves p_queues (the first one first), by the counting scheme
+-- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
 CREATE OR REPLACE FUNCTION joex.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1

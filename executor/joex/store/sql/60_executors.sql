@@ -156,7 +156,7 @@ BEGIN
     SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
-    LEFT JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id = p_id;
+    LEFT JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- one that it has just finished is not lost
     RETURN NEXT;
 END $$;
 

@@ -1,0 +1,165 @@
+"""Writing the ends of runs, in batches: all that have ended while the batch before was being written.
+
+A run keeps its slot until its end is written, so that an executor never holds more jobs than it has slots. An end that can't
+be written is kept and tried again until the database takes it, or answers that the job is not this run's any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from joex.core.events import DatabaseTrouble, Emit, RunEnded, WorkerConflict
+from joex.core.job import State, TakenJob
+from joex.core.outcome import Verdict
+from joex.errors import DatabaseUnavailable, JoexError
+from joex.runtime.text import error_line
+from joex.store import runs
+from joex.store.runs import EndedRun
+
+if TYPE_CHECKING:
+    import asyncpg
+
+_MARK_AFTER = 0.02  # seconds: a run that is over sooner is never marked running, its end says it all
+_LOCKED_RETRY_IN = 0.25
+_LONGEST_RETRY = 2.0
+
+
+@dataclass(slots=True)
+class End:
+    """The end of a run, and what was decided about it."""
+
+    job: TakenJob
+    row: EndedRun
+    verdict: Verdict
+    is_settled: bool = False
+    is_refused: bool = False
+
+
+class Finisher:
+    """The service that writes starts and ends of runs.
+
+    Args:
+        pool: where connections come from.
+        emit: where events go.
+        written: called for each run whose end is written, or whose job is lost: its slot is free.
+    """
+
+    def __init__(self, pool: asyncpg.Pool[Any], emit: Emit, written: Callable[[TakenJob], None]) -> None:
+        self._pool = pool
+        self._emit = emit
+        self._written = written
+        self._ends: list[End] = []
+        self._starts: dict[UUID, tuple[TakenJob, float]] = {}
+        self._some = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._careful = False
+
+    def started(self, job: TakenJob, at: float) -> None:
+        """The code of a run has started, at this time of the monotonic clock."""
+        self._starts[job.lock_id] = (job, at)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_MARK_AFTER, self._mark_due)
+
+    def ended(self, end: End) -> None:
+        """A run has ended."""
+        self._starts.pop(end.job.lock_id, None)
+        self._ends.append(end)
+        self._some.set()
+
+    def forget(self, job: TakenJob) -> None:
+        """A run has lost its job: nothing of it is written."""
+        self._starts.pop(job.lock_id, None)
+        self._emit(WorkerConflict(job.id, job.task))
+        self._written(job)
+
+    async def run(self) -> None:
+        """Write what comes, until cancelled."""
+        retry_in = 0.1
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            try:
+                await self._write()
+                retry_in = 0.1
+            except (DatabaseUnavailable, OSError) as error:
+                # Somebody's lock on a row is such an error too: next time locked rows are left out.
+                self._careful = True
+                self._emit(DatabaseTrouble("finisher", str(error), retry_in))
+                await asyncio.sleep(retry_in)
+                retry_in = min(retry_in * 2, _LONGEST_RETRY)
+                self._some.set()
+
+    async def _write(self) -> None:
+        ends, self._ends = self._ends, []
+        starts = self._cut_starts()
+        try:
+            async with self._pool.acquire() as connection:
+                if starts:
+                    await runs.start_many(
+                        connection, [(job.id, job.lock_id, time.monotonic() - at) for job, at in starts]
+                    )
+                    starts = []
+                if ends:
+                    await self._write_ends(connection, ends)
+                    self._careful = False
+        except BaseException:
+            self._ends = [end for end in ends if not end.is_settled] + self._ends
+            over = {end.job.lock_id for end in self._ends}
+            self._starts.update({job.lock_id: (job, at) for job, at in starts if job.lock_id not in over})
+            raise
+
+    async def _write_ends(self, connection: Any, ends: list[End]) -> None:
+        try:
+            answers = await runs.finish_many(connection, [end.row for end in ends], skip_locked=self._careful)
+        except DatabaseUnavailable:
+            raise
+        except JoexError as error:
+            await self._write_refused(connection, ends, error)
+            return
+        unusual = {id(row): answer for row, answer in answers}
+        for end in ends:
+            self._settle(end, unusual.get(id(end.row), "ok"))
+
+    async def _write_refused(self, connection: Any, ends: list[End], error: JoexError) -> None:
+        """The database refuses to store something of this batch: find out which, and fail that job with the reason."""
+        if len(ends) == 1:
+            refused = ends[0]
+            if refused.is_refused:
+                raise error  # it is not about the run's result: nothing is left to try
+            refused.is_refused = True
+            text = error_line(error)
+            refused.verdict = Verdict(State.FAILED, error=text)
+            refused.row = replace(refused.row, state=State.FAILED, result=None, message=None, error=text)
+        for end in list(ends):
+            await self._write_ends(connection, [end])
+
+    def _settle(self, end: End, answer: str) -> None:
+        end.is_settled = answer != "locked"
+        if answer == "locked":
+            self._loop.call_later(_LOCKED_RETRY_IN, self.ended, end)
+            return
+        if answer == "worker_conflict":
+            self._emit(WorkerConflict(end.job.id, end.job.task))
+        else:
+            verdict = Verdict(State.CANCELLED) if answer == "canceled" else end.verdict
+            self._emit(RunEnded(end.job, verdict, end.row.age))
+        self._written(end.job)
+
+    def _cut_starts(self) -> list[tuple[TakenJob, float]]:
+        now = time.monotonic()
+        due = [(job, at) for job, at in self._starts.values() if now - at >= _MARK_AFTER]
+        for job, _ in due:
+            del self._starts[job.lock_id]
+        return due
+
+    def _mark_due(self) -> None:
+        self._timer = self._loop.call_later(_MARK_AFTER, self._mark_due) if self._starts else None
+        now = time.monotonic()
+        if any(now - at >= _MARK_AFTER for _, at in self._starts.values()):
+            self._some.set()

@@ -1,0 +1,268 @@
+"""The lease of an executor: heartbeats, notifications, and the end of trust, in a thread of their own.
+
+A thread, because a task may block the executor's loop for longer than any lease; its jobs run all the same, and must not
+be taken for dead. The thread has a loop and one connection: on it the executor holds its session lock, renews its
+heartbeat, hears notifications, and looks for dead executors.
+
+::
+
+            renewed                    no answer for trusted_for              fatal_after
+    TRUSTED ---------> TRUSTED ... ------------------------> DISTRUSTED -----------------------> the process exits,
+       ^                                                     runs are interrupted                if task code still runs
+       |               renewed                                   |
+       +---------------------------------------------------------+
+       |               refused: somebody has declared us dead
+       +-----------------------------------------------------> ENDED (the executor starts over)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+from uuid import UUID
+
+import uvloop
+
+from joex.core.events import DatabaseTrouble, Event, Rescued, Woken
+from joex.core.lease import Lease
+from joex.errors import DatabaseUnavailable, JoexError
+from joex.store import executors
+from joex.store.database import connect
+
+_RECONNECT_IN = 0.2
+_GRACE = (
+    0.25  # seconds for interrupted runs to end, even where fatal_after has passed already (a process that was stopped)
+)
+EXIT_CODE = 75
+"""The exit code where the lease is over and task code can't be stopped (EX_TEMPFAIL: start it again)."""
+
+
+class Listener(Protocol):
+    """Who is told; each call comes on the executor's loop."""
+
+    def on_event(self, event: Event) -> None:
+        """Something to log and count."""
+
+    def on_wake(self) -> None:
+        """There may be work."""
+
+    def on_drain(self) -> None:
+        """Somebody asks this executor to drain."""
+
+    def on_cancel(self, job_id: UUID) -> None:
+        """Somebody asks to cancel a job that this executor holds."""
+
+    def on_lost(self, lock_ids: list[UUID]) -> None:
+        """These runs have lost their jobs."""
+
+    def on_trust(self, *, trusted: bool) -> None:
+        """The lease can't be trusted any more, or can be again."""
+
+    def on_ended(self) -> None:
+        """The lease has ended: others have declared this incarnation dead."""
+
+
+class LeaseKeeper:
+    """Keeps the lease of one incarnation.
+
+    Args:
+        url: the database.
+        executor: the id of the incarnation.
+        lease: its times.
+        most_losses: how often a job may be lost before it fails, for the jobs of executors found dead.
+        pooled: a transaction pooler is in between: no session lock, no notifications.
+        held: the runs at this moment; called from the thread.
+        executing: how many runs have code running at this moment; called from the thread.
+        listener: who is told.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        executor: int,
+        lease: Lease,
+        most_losses: int,
+        pooled: bool,
+        held: Callable[[], list[tuple[UUID, UUID]]],
+        executing: Callable[[], int],
+        listener: Listener,
+    ) -> None:
+        self._url = url
+        self._executor = executor
+        self._lease = lease
+        self._most_losses = most_losses
+        self._pooled = pooled
+        self._held = held
+        self._executing = executing
+        self._listener = listener
+        self._main = asyncio.get_running_loop()
+        self._trusted_until = time.monotonic() + lease.trusted_for
+        self._is_trusted = True
+        self._thread = threading.Thread(target=self._run_thread, name="joex lease", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def is_trusted(self) -> bool:
+        """The lease is renewed, and may be trusted."""
+        return self._is_trusted
+
+    def start(self, registered_at: float) -> None:
+        """Start; ``registered_at`` is when the registration was sent, on the monotonic clock."""
+        self._trusted_until = registered_at + self._lease.trusted_for
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Stop keeping the lease, and close the connection (which frees the lock)."""
+        if self._loop is not None and self._stop is not None:
+            with suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run_thread(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._keep())
+
+    async def _keep(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        watcher = asyncio.create_task(self._watch())
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            while not self._stop.is_set():
+                session = asyncio.create_task(self._session())
+                await asyncio.wait({session, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                session.cancel()
+                with suppress(asyncio.CancelledError):
+                    await session
+                if not self._stop.is_set():
+                    await self._pause(_RECONNECT_IN)
+        finally:
+            watcher.cancel()
+            stopped.cancel()
+
+    async def _session(self) -> None:
+        """One connection, until it breaks."""
+        try:
+            # A heartbeat that is lost in a crash of the server does no harm, so it need not wait for the disk.
+            connection = await connect(
+                self._url, pooled=self._pooled, name=f"joex lease {self._executor}", synchronous_commit="off"
+            )
+        except (DatabaseUnavailable, OSError) as error:
+            self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), _RECONNECT_IN))
+            return
+        except JoexError as error:
+            self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), 2.0))
+            await self._pause(2.0)
+            return
+        try:
+            await self._use(connection)
+        except (DatabaseUnavailable, OSError) as error:
+            self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), _RECONNECT_IN))
+        finally:
+            connection.terminate()
+
+    async def _use(self, connection: Any) -> None:
+        broken = asyncio.Event()
+        connection.add_termination_listener(lambda _: broken.set())
+        if not self._pooled:
+            await connection.add_listener("joex_wake", self._hear_wake)
+            await connection.add_listener("joex_control", self._hear_control)
+        has_lock = self._pooled
+        while not broken.is_set():
+            # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
+            has_lock = has_lock or await executors.hold_lock(connection, self._executor)
+            await self._beat(connection)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease.heartbeat_every):
+                    await broken.wait()
+
+    async def _beat(self, connection: Any) -> None:
+        sent = time.monotonic()
+        held = self._held()
+        try:
+            async with asyncio.timeout(self._lease.heartbeat_every):
+                answer = await executors.heartbeat(connection, self._executor, held)
+        except TimeoutError:
+            raise DatabaseUnavailable("no answer to a heartbeat") from None
+        if not answer.alive:
+            self._distrust()
+            self._tell(self._listener.on_ended)
+            assert self._stop is not None
+            await self._stop.wait()
+            return
+        self._trusted_until = sent + self._lease.trusted_for
+        if not self._is_trusted:
+            self._is_trusted = True
+            self._tell(lambda: self._listener.on_trust(trusted=True))
+        self._pass_on(answer, dict(held))
+        for executor, app_id, jobs in await executors.rescue(connection, self._most_losses):
+            self._tell(self._listener.on_event, Rescued(app_id, executor, jobs))
+
+    def _pass_on(self, answer: executors.Heartbeat, locks: dict[UUID, UUID]) -> None:
+        if answer.lost:
+            self._tell(self._listener.on_lost, [locks[job_id] for job_id in answer.lost])
+        for job_id in answer.cancel:
+            self._tell(self._listener.on_cancel, job_id)
+        if answer.draining:
+            self._tell(self._listener.on_drain)
+        if answer.work:
+            self._tell(self._listener.on_wake)
+
+    async def _watch(self) -> None:
+        """End the trust in time; and the process, where its tasks can't be stopped in time."""
+        while True:
+            await asyncio.sleep(max(self._trusted_until - time.monotonic(), 0.01))
+            if time.monotonic() < self._trusted_until:
+                continue
+            self._distrust()
+            fatal_in = self._trusted_until + self._lease.fatal_after - self._lease.trusted_for - time.monotonic()
+            await asyncio.sleep(max(fatal_in, _GRACE))
+            if not self._is_trusted and self._executing():
+                self._exit()
+
+    def _distrust(self) -> None:
+        if self._is_trusted:
+            self._is_trusted = False
+            self._tell(lambda: self._listener.on_trust(trusted=False))
+
+    def _exit(self) -> None:
+        """End the process at once: its lease is over, others may run its jobs, and its own task code does not stop."""
+        sys.stderr.write(
+            "joex: the lease could not be renewed, and a task does not react to being interrupted; "
+            "exiting, so that no job runs twice\n"
+        )
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
+
+    def _hear_wake(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        message = json.loads(str(payload))
+        if not message["executors"] or self._executor in message["executors"]:
+            self._tell(self._listener.on_event, Woken(message["queue"]))
+            self._tell(self._listener.on_wake)
+
+    def _hear_control(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        message = json.loads(str(payload))
+        if message["executor"] != self._executor:
+            return
+        if message["do"] == "cancel":
+            self._tell(self._listener.on_cancel, UUID(message["job"]))
+        elif message["do"] == "drain":
+            self._tell(self._listener.on_drain)
+
+    async def _pause(self, seconds: float) -> None:
+        assert self._stop is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    def _tell(self, what: Callable[..., None], *args: Any) -> None:
+        with suppress(RuntimeError):  # the executor's loop has ended
+            self._main.call_soon_threadsafe(what, *args)

@@ -1,0 +1,126 @@
+"""Log lines and progress of runs, on their way to the database.
+
+The buffer is bounded, and adding to it never waits: a job is never slowed down by its log. What does not fit is dropped
+and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from joex.core.events import DatabaseTrouble, Emit, LogLinesDropped
+from joex.core.job import TakenJob
+from joex.errors import DatabaseUnavailable, JoexError
+from joex.runtime.text import storable
+from joex.store import runs
+
+if TYPE_CHECKING:
+    import asyncpg
+
+_BATCH = 1000
+_GATHER = 0.05  # seconds between two writes, so that a chatty job causes few of them
+_RETRY_IN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    job: TakenJob
+    at: float
+    level: str
+    message: str
+
+
+class NoteWriter:
+    """The buffer, and the service that writes it. `log` and `progress` may be called from any thread."""
+
+    def __init__(self, pool: asyncpg.Pool[Any], size: int, emit: Emit) -> None:
+        self._pool = pool
+        self._size = size
+        self._emit = emit
+        self._lock = threading.Lock()
+        self._lines: deque[_Line] = deque()
+        self._progress: dict[UUID, tuple[TakenJob, int, str | None]] = {}
+        self._dropped = 0
+        self._loop = asyncio.get_running_loop()
+        self._some = asyncio.Event()
+
+    def log(self, job: TakenJob, level: str, message: str) -> None:
+        """Keep a line, or drop it where the buffer is full."""
+        with self._lock:
+            if len(self._lines) >= self._size:
+                self._dropped += 1
+                return
+            self._lines.append(_Line(job, time.monotonic(), level, storable(message)))
+        self._ring()
+
+    def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
+        """Keep the latest progress of a run."""
+        with self._lock:
+            self._progress[job.lock_id] = (job, percent, None if message is None else storable(message, 1000))
+        self._ring()
+
+    async def run(self) -> None:
+        """Write what comes, until cancelled."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            await self._write_all()
+            await asyncio.sleep(_GATHER)
+
+    async def close(self, seconds: float) -> None:
+        """Write what is left, for at most so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._write_all()
+        except TimeoutError:
+            with self._lock:
+                self._report(len(self._lines), "the database could not be reached before the executor left")
+
+    async def _write_all(self) -> None:
+        while (batch := self._cut()) is not None:
+            await self._write(*batch)
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        self._report(dropped, "the buffer was full")
+
+    def _cut(self) -> tuple[list[_Line], list[tuple[TakenJob, int, str | None]]] | None:
+        with self._lock:
+            if not self._lines and not self._progress:
+                return None
+            lines = [self._lines.popleft() for _ in range(min(_BATCH, len(self._lines)))]
+            progress, self._progress = list(self._progress.values()), {}
+            return lines, progress
+
+    async def _write(self, lines: list[_Line], progress: list[tuple[TakenJob, int, str | None]]) -> None:
+        latest = [runs.Progress(job.id, job.lock_id, percent, message) for job, percent, message in progress]
+        while True:
+            now = time.monotonic()
+            rows = [
+                runs.LogLine(n.job.id, n.job.lock_id, n.job.attempt + 1, now - n.at, n.level, n.message) for n in lines
+            ]
+            try:
+                async with self._pool.acquire() as connection:
+                    lost = await runs.note_many(connection, rows, latest)
+            except (DatabaseUnavailable, OSError) as error:
+                self._emit(DatabaseTrouble("log writer", str(error), _RETRY_IN))
+                await asyncio.sleep(_RETRY_IN)
+            except JoexError as error:
+                self._report(len(lines), str(error))
+                return
+            else:
+                self._report(lost, "their runs had lost their jobs")
+                return
+
+    def _report(self, lines: int, reason: str) -> None:
+        if lines:
+            self._emit(LogLinesDropped(lines, reason))
+
+    def _ring(self) -> None:
+        if not self._some.is_set():
+            self._loop.call_soon_threadsafe(self._some.set)

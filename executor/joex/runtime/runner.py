@@ -1,0 +1,296 @@
+"""Running the code of tasks, and turning how it ends into an `Outcome`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import enum
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from joex.context import Connections, Context
+from joex.core.duration import parse_duration
+from joex.core.events import Emit, RunStarted
+from joex.core.job import TakenJob
+from joex.core.outcome import Ending, Outcome, decide
+from joex.errors import Cancel, Fail, InvalidJob, JoexError, Retry
+from joex.runtime.finisher import End, Finisher
+from joex.runtime.notes import NoteWriter
+from joex.runtime.text import error_line, error_trace, storable
+from joex.store.jobs import json_text
+from joex.store.runs import EndedRun
+from joex.task import App, Task
+
+
+class Interruption(enum.Enum):
+    """Why a run is interrupted."""
+
+    CANCEL = enum.auto()  # somebody cancelled the job
+    GIVE_BACK = enum.auto()  # the executor leaves, or can't trust its lease: the job shall run again elsewhere
+    LOST = enum.auto()  # the job is not this run's any more: nothing of it may be written
+
+
+class Run:
+    """A job in a slot."""
+
+    __slots__ = ("args", "context", "interruptible", "interruption", "is_executing", "job", "started", "task", "worker")
+
+    def __init__(self, job: TakenJob) -> None:
+        self.job = job
+        self.task: Task[..., Any] | None = None
+        self.worker: asyncio.Task[None] | None = None
+        self.context: Context | None = None
+        self.args: dict[str, Any] = {}
+        self.started: float | None = None
+        self.interruption: Interruption | None = None
+        self.interruptible = False  # the task's code is at an await, and may be interrupted there
+        self.is_executing = False  # the task's code is running, on the loop or in a thread
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds since the task's code started; None where it has not."""
+        return None if self.started is None else time.monotonic() - self.started
+
+
+class Defaults:
+    """What holds for tasks that don't say it themselves."""
+
+    def __init__(self, retries: int, retry_delay: timedelta, timeout: timedelta | None) -> None:
+        self.retries = retries
+        self.retry_delay = retry_delay
+        self.timeout = timeout
+
+    def retries_of(self, job: TakenJob, task: Task[..., Any] | None) -> int:
+        """The re-runs of a job: its own number, else its task's, else the default."""
+        if job.retries is not None:
+            return job.retries
+        return self.retries if task is None or task.retries is None else task.retries
+
+    def retry_delay_of(self, task: Task[..., Any] | None) -> timedelta:
+        """The first delay of a task."""
+        return self.retry_delay if task is None or task.retry_delay is None else task.retry_delay
+
+    def timeout_of(self, task: Task[..., Any]) -> float | None:
+        """The longest run of a task, in seconds; None: no limit."""
+        limit = task.timeout or self.timeout
+        return limit.total_seconds() if limit else None
+
+
+class Runner:
+    """The slots of an executor."""
+
+    def __init__(
+        self,
+        app: App,
+        slots: int,
+        defaults: Defaults,
+        *,
+        finisher: Finisher,
+        notes: NoteWriter,
+        connections: Connections,
+        emit: Emit,
+    ) -> None:
+        self._app = app
+        self._slots = slots
+        self._defaults = defaults
+        self._finisher = finisher
+        self._notes = notes
+        self._connections = connections
+        self._emit = emit
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
+        self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
+
+    @property
+    def free(self) -> int:
+        """Slots without a job."""
+        return self._slots - len(self.runs)
+
+    @property
+    def executing(self) -> int:
+        """Runs whose code is running at this moment. May be read from any thread."""
+        return sum(run.is_executing for run in list(self.runs.values()))
+
+    def start(self, job: TakenJob) -> None:
+        """Run a job in a free slot."""
+        run = Run(job)
+        self.runs[job.lock_id] = run
+        run.worker = self._loop.create_task(self._run(run))
+
+    def release(self, job: TakenJob) -> None:
+        """Free the slot of a job whose end is written."""
+        self.runs.pop(job.lock_id, None)
+
+    def interrupt(self, run: Run, why: Interruption) -> None:
+        """Interrupt a run: async code at its next await; code in a thread sees ``ctx.cancelled``.
+
+        A later reason replaces an earlier one only where it is stronger: what is lost stays lost.
+        """
+        if run.interruption is None or why is Interruption.LOST:
+            run.interruption = why
+        if run.context is not None:
+            run.context.ask_to_end()
+        if run.interruptible and run.worker is not None:
+            run.worker.cancel()
+
+    def interrupt_all(self, why: Interruption) -> None:
+        """Interrupt all runs."""
+        for run in list(self.runs.values()):
+            self.interrupt(run, why)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, run: Run) -> None:
+        outcome, result, message = await self._outcome(run)
+        if run.interruption is Interruption.LOST:
+            self._finisher.forget(run.job)
+            return
+        verdict = decide(
+            outcome,
+            failures=run.job.failures,
+            retries=self._defaults.retries_of(run.job, run.task),
+            first_delay=self._defaults.retry_delay_of(run.task),
+        )
+        delay = None if verdict.delay is None else verdict.delay.total_seconds()
+        row = EndedRun(run.job.id, run.job.lock_id, verdict.state, result, message, verdict.error, delay, run.seconds)
+        self._finisher.ended(End(run.job, row, verdict))
+
+    async def _outcome(self, run: Run) -> tuple[Outcome, str | None, str | None]:
+        """Run the code, and say how it ended; with the result as JSON text, and its message."""
+        if run.interruption is not None:
+            return _interrupted(run), None, None
+        job = run.job
+        run.task = self._app.get(job.task)
+        if run.task is None:
+            # Another version of the app may know it: it is tried again, until its retries are used up.
+            known = ", ".join(self._app.names) or "none"
+            return (
+                Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor; it knows: {known}"),
+                None,
+                None,
+            )
+        try:
+            run.args = run.task.parse_arguments(job.args)
+        except InvalidJob as error:
+            return Outcome(Ending.FAILED, storable(str(error), 2000)), None, None
+        retries = self._defaults.retries_of(job, run.task)
+        run.context = Context(job, retries=retries, notes=self._notes, connections=self._connections)
+        run.started = time.monotonic()
+        self._emit(RunStarted(job))
+        self._finisher.started(job, run.started)
+        run.is_executing = True
+        try:
+            value = await self._call(run, run.task)
+            return Outcome(Ending.RETURNED), _as_json(value), _message(run.context)
+        except BaseException as error:  # noqa: BLE001 - whatever a task does, the executor lives, and the job has an end
+            outcome = self._judge(run, error)
+            if outcome.ending is Ending.CANCELLED:
+                await self._call_cancel_handler(run, run.task)
+            return outcome, None, None
+        finally:
+            run.is_executing = False
+
+    async def _call(self, run: Run, task: Task[..., Any]) -> Any:
+        limit = self._defaults.timeout_of(task)
+        if not task.is_async:
+            return await self._call_in_thread(run, task.function, limit)
+        if limit is None:
+            return await self._call_on_loop(run, task.function)
+        clock = asyncio.timeout(limit)
+        try:
+            async with clock:
+                return await self._call_on_loop(run, task.function)
+        except TimeoutError:
+            if clock.expired():
+                raise _TimedOut(limit) from None
+            raise
+
+    async def _call_on_loop(self, run: Run, function: Callable[..., Any]) -> Any:
+        run.interruptible = True
+        try:
+            return await function(run.context, **run.args)
+        finally:
+            run.interruptible = False
+
+    async def _call_in_thread(self, run: Run, function: Callable[..., Any], limit: float | None = None) -> Any:
+        """Run code in a thread. It can't be interrupted: after the limit it is asked to end, and still waited for.
+
+        To give its slot, or its job, to somebody else while it runs would run two at once.
+        """
+        call = functools.partial(contextvars.copy_context().run, function, run.context, **run.args)
+        future = self._loop.run_in_executor(self._threads, call)
+        done, _ = await asyncio.wait({future}, timeout=limit)
+        if done:
+            return future.result()
+        assert run.context is not None
+        run.context.ask_to_end()
+        try:
+            return await future
+        except Exception as error:
+            raise _TimedOut(limit or 0) from error
+
+    def _judge(self, run: Run, error: BaseException) -> Outcome:
+        """How a run ended that raised."""
+        if isinstance(error, asyncio.CancelledError | Cancel) and run.interruption is not None:
+            if (current := asyncio.current_task()) is not None:
+                current.uncancel()  # the cancellation has reached its aim: what follows here may await again
+            return _interrupted(run)
+        if isinstance(error, Cancel):
+            return Outcome(Ending.CANCELLED, error_line(error))
+        if isinstance(error, Fail):
+            return Outcome(Ending.FAILED, storable(str(error)) or "the task failed for good")
+        if isinstance(error, Retry):
+            self._notes.log(run.job, "warning", f"asks for another try: {error}")
+            return Outcome(Ending.RAISED, error_line(error), _delay(error))
+        self._notes.log(run.job, "error", error_trace(error))
+        return Outcome(Ending.RAISED, error_line(error))
+
+    async def _call_cancel_handler(self, run: Run, task: Task[..., Any]) -> None:
+        handler = task.cancel_handler
+        if handler is None:
+            return
+        try:
+            if asyncio.iscoroutinefunction(handler):
+                await handler(run.context, **run.args)
+            else:
+                await self._call_in_thread(run, handler)
+        except Exception as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
+            self._notes.log(run.job, "error", f"its on_cancel handler failed: {error_trace(error)}")
+
+
+class _TimedOut(JoexError):
+    """A run took longer than it may."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(f"timed out after {limit:g} s")
+
+
+def _interrupted(run: Run) -> Outcome:
+    ending = Ending.CANCELLED if run.interruption is Interruption.CANCEL else Ending.GIVEN_BACK
+    return Outcome(ending)
+
+
+def _as_json(value: Any) -> str | None:
+    try:
+        return None if value is None else json_text("result", value)
+    except InvalidJob as error:
+        # The work is done, and doing it again gives the same value: no retry.
+        raise Fail(str(error)) from error
+
+
+def _message(context: Context) -> str | None:
+    return None if context.message is None else storable(context.message)
+
+
+def _delay(error: Retry) -> timedelta | None:
+    try:
+        return None if error.after is None else parse_duration(error.after)
+    except ValueError:
+        return None

@@ -1,0 +1,150 @@
+"""Taking jobs while there are free slots, and sleeping while there is nothing to take.
+
+To fall asleep without missing a submission takes care, because a submission looks for sleepers while its transaction is
+still open, and its job is seen only after that has committed::
+
+    executor                          a submitter
+    take: nothing                     insert
+                                      nobody sleeps: no notification
+    "I sleep" (commit)
+    take: nothing                     (not committed yet)
+    sleep ...                         commit                            <- nobody comes
+
+So the executor, once it has said that it sleeps, notes the next transaction id, and goes on looking, ever more
+seldom, until all transactions below that have ended. Whoever starts later sees that it sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from joex.core.counting import CountingScheme
+from joex.core.events import DatabaseTrouble, Emit, FellAsleep, Taken
+from joex.errors import DatabaseUnavailable
+from joex.runtime.runner import Runner
+from joex.store import executors, runs
+
+if TYPE_CHECKING:
+    import asyncpg
+
+_FIRST_LOOK, _LATEST_LOOK = (
+    0.005,
+    1.0,
+)  # seconds between looks while transactions are open that may not have seen us sleep
+_LONGEST_RETRY = 2.0
+_OVERLAP_FROM = 16  # slots
+
+
+class Taker:
+    """The service that fills free slots."""
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool[Any],
+        runner: Runner,
+        *,
+        executor: int,
+        queues: Sequence[str],
+        scheme: CountingScheme,
+        wakeup_period: float,
+        poll_interval: float | None,
+        emit: Emit,
+    ) -> None:
+        self._pool = pool
+        self._runner = runner
+        self._executor = executor
+        self._queues = list(queues)
+        self._scheme = scheme
+        self._longest_sleep = min(wakeup_period, poll_interval or wakeup_period)
+        self._listens = poll_interval is None
+        self._emit = emit
+        self._ring = asyncio.Event()
+        self._is_declared = False  # the database knows that we sleep
+        self._horizon: int | None = None  # transactions below it may not have seen that yet
+        self._look_in = _FIRST_LOOK
+        self.is_stopped = False
+        self.is_trusted = True
+
+    def wake(self) -> None:
+        """Something may have changed: a slot is free, a job came, the lease is trusted again."""
+        self._ring.set()
+
+    def stop(self) -> None:
+        """Take no more. `run` returns when a take that is under way has ended; its jobs are started or given back."""
+        self.is_stopped = True
+        self.wake()
+
+    async def run(self) -> None:
+        """Take until stopped.
+
+        Raises:
+            LeaseLost: this incarnation has ended.
+        """
+        retry_in = 0.05
+        while not self.is_stopped:
+            self._ring.clear()
+            free = self._runner.free if self.is_trusted else 0
+            if free == 0:
+                await self._ring.wait()
+                continue
+            try:
+                sleep = await self._take(self._batch(free))
+                retry_in = 0.05
+            except (DatabaseUnavailable, OSError) as error:
+                self._is_declared = False
+                self._emit(DatabaseTrouble("taker", str(error), retry_in))
+                sleep, retry_in = retry_in, min(retry_in * 2, _LONGEST_RETRY)
+            if sleep:
+                await self._wait(sleep)
+
+    def _batch(self, free: int) -> int:
+        """With many slots, take only half at once: one half runs while the other is taken and written."""
+        slots = free + len(self._runner.runs)
+        return min(free, (slots + 1) // 2) if slots >= _OVERLAP_FROM else free
+
+    async def _take(self, asked: int) -> float:
+        """Take once; returns for how long to sleep, 0 for not at all."""
+        begin = time.perf_counter()
+        async with self._pool.acquire() as connection:
+            jobs = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
+            self._emit(Taken(asked, len(jobs), time.perf_counter() - begin))
+            for job in jobs:
+                self._runner.start(job)
+            if len(jobs) == asked:
+                self._is_declared = False  # the take has taken us off the list of sleepers
+                return 0
+            if not self._listens:
+                return await self._until_due(connection)
+            if not self._is_declared:
+                await executors.fall_asleep(connection, self._executor)
+                self._horizon = (await executors.look(connection, self._queues)).next_xid
+                self._is_declared, self._look_in = True, _FIRST_LOOK
+                return 0  # and look once more
+            return await self._until_due(connection)
+
+    def _next_order(self) -> list[str]:
+        """The queues, another one first each time: none of them can starve the others."""
+        self._queues.append(self._queues.pop(0))
+        return self._queues
+
+    async def _until_due(self, connection: Any) -> float:
+        look = await executors.look(connection, self._queues)
+        sleep = self._longest_sleep if look.next_due is None else min(self._longest_sleep, max(look.next_due, 0.001))
+        if self._horizon is not None and look.oldest_xid < self._horizon:
+            sleep = min(sleep, self._look_in)
+            self._look_in = min(self._look_in * 2, _LATEST_LOOK)
+            return sleep
+        self._horizon = None
+        if not self._runner.runs:
+            self._emit(FellAsleep(look.next_due))
+        return sleep
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ring.wait()
+        except TimeoutError:
+            pass

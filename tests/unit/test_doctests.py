@@ -1,0 +1,26 @@
+"""The examples in docstrings are true."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import joex
+
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(joex.__path__, "joex.")
+    if module.name.startswith("joex.core.") or module.name.count(".") == 1 and not module.ispkg
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_are_true(name):
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
+
+
+def test_there_are_examples():
+    found = doctest.DocTestFinder().find(importlib.import_module("joex.core.counting"))
+    assert any(test.examples for test in found)

@@ -1,0 +1,91 @@
+"""The tree of errors, and what foreign errors become."""
+
+import inspect
+
+import asyncpg
+import pytest
+
+from joex import errors
+from joex.store.errors import LEASE_LOST, translate, translated
+
+CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.JoexError)]
+
+
+def postgres_error(kind, message="no"):
+    return kind(message)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_error_of_joex_is_a_joex_error_with_a_reason_to_exist(cls):
+    assert inspect.getdoc(cls)
+
+
+def test_the_tree_is_drawn_in_the_docstring_as_it_is():
+    drawn = errors.__doc__ or ""
+    names = {cls.__name__ for cls in CLASSES} - {"TaskSignal"}
+    assert names == {name for name in names if f" {name} " in drawn or f"\n{name}\n" in drawn or f"    {name}\n" in drawn}
+    assert errors.InvalidJob.__mro__[1:3] == (errors.ConfigError, errors.JoexError)
+    assert issubclass(errors.InvalidJob, ValueError)
+    assert issubclass(errors.SchemaError, errors.ConfigError)
+
+
+def test_what_a_task_raises_to_choose_its_end_is_no_error_of_the_caller():
+    for signal in (errors.Fail, errors.Retry, errors.Cancel):
+        assert issubclass(signal, errors.TaskSignal)
+        assert not issubclass(signal, errors.ConfigError)
+
+
+def test_a_retry_carries_its_delay():
+    assert errors.Retry("later", after="5m").after == "5m"
+    assert errors.Retry().after is None
+
+
+TRANSLATIONS = [
+    (ConnectionRefusedError(111, "refused"), errors.DatabaseUnavailable),
+    (TimeoutError(), errors.DatabaseUnavailable),
+    (asyncpg.ConnectionDoesNotExistError("gone"), errors.DatabaseUnavailable),
+    (asyncpg.CannotConnectNowError("starting up"), errors.DatabaseUnavailable),
+    (asyncpg.AdminShutdownError("shutdown"), errors.DatabaseUnavailable),
+    (asyncpg.TooManyConnectionsError("too many"), errors.DatabaseUnavailable),
+    (asyncpg.ReadOnlySQLTransactionError("standby"), errors.DatabaseUnavailable),
+    (asyncpg.DeadlockDetectedError("deadlock"), errors.DatabaseUnavailable),
+    (asyncpg.SerializationError("serialization"), errors.DatabaseUnavailable),
+    (asyncpg.QueryCanceledError("timeout"), errors.DatabaseUnavailable),
+    (asyncpg.InterfaceError("connection is closed"), errors.DatabaseUnavailable),
+    (asyncpg.InvalidPasswordError("wrong password"), errors.ConfigError),
+    (asyncpg.InvalidCatalogNameError("no such database"), errors.ConfigError),
+    (asyncpg.InsufficientPrivilegeError("no right"), errors.ConfigError),
+    (asyncpg.UndefinedTableError('relation "joex.job" does not exist'), errors.SchemaError),
+    (asyncpg.UndefinedFunctionError("function joex.submit does not exist"), errors.SchemaError),
+    (asyncpg.InvalidSchemaNameError('schema "joex" does not exist'), errors.SchemaError),
+    (asyncpg.CheckViolationError("check"), errors.InvalidJob),
+    (asyncpg.InvalidTextRepresentationError("enum"), errors.InvalidJob),
+    (asyncpg.CharacterNotInRepertoireError("0x00"), errors.InvalidJob),
+]
+
+
+@pytest.mark.parametrize(("foreign", "ours"), TRANSLATIONS, ids=[type(foreign).__name__ for foreign, _ in TRANSLATIONS])
+def test_a_foreign_error_becomes_the_one_that_says_what_to_do_and_stays_its_cause(foreign, ours):
+    with pytest.raises(ours) as caught, translated():
+        raise foreign
+    assert type(caught.value) is ours
+    assert caught.value.__cause__ is foreign
+    assert "\n" not in str(caught.value)
+
+
+def test_the_code_with_which_take_refuses_a_dead_executor_becomes_lease_lost():
+    error = asyncpg.PostgresError("the lease of executor 7 has ended")
+    error.sqlstate = LEASE_LOST
+    assert isinstance(translate(error), errors.LeaseLost)
+
+
+def test_an_error_of_ours_passes_as_it_is():
+    mine = errors.WorkerConflict("mine")
+    with pytest.raises(errors.WorkerConflict) as caught, translated():
+        raise mine
+    assert caught.value is mine
+
+
+def test_an_error_of_the_callers_own_code_passes_as_it_is():
+    with pytest.raises(ZeroDivisionError), translated():
+        _ = 1 / 0

@@ -1,0 +1,60 @@
+"""What becomes of a job when a run of it ends."""
+
+from datetime import timedelta
+
+import pytest
+
+from joex.core.job import State
+from joex.core.outcome import Ending, Outcome, Verdict, decide
+
+SECOND = timedelta(seconds=1)
+
+
+def verdict(ending, *, failures=0, retries=2, error=None, retry_after=None):
+    outcome = Outcome(ending, error, retry_after)
+    return decide(outcome, failures=failures, retries=retries, first_delay=SECOND)
+
+
+def test_a_run_that_returns_is_a_success():
+    assert verdict(Ending.RETURNED) == Verdict(State.SUCCESS)
+
+
+def test_a_run_that_raises_is_tried_again_later_and_later_and_then_fails():
+    verdicts = [verdict(Ending.RAISED, failures=n, error="boom") for n in range(4)]
+    assert verdicts == [
+        Verdict(State.STUCK, SECOND, "boom"),
+        Verdict(State.STUCK, 2 * SECOND, "boom"),
+        Verdict(State.FAILED, None, "boom"),
+        Verdict(State.FAILED, None, "boom"),
+    ]
+
+
+def test_without_retries_the_first_failure_is_final():
+    assert verdict(Ending.RAISED, retries=0).state is State.FAILED
+
+
+def test_a_task_may_choose_its_own_delay_also_none():
+    assert verdict(Ending.RAISED, retry_after=timedelta(hours=3)).delay == timedelta(hours=3)
+    assert verdict(Ending.RAISED, retry_after=timedelta(0)) == Verdict(State.STUCK, timedelta(0))
+
+
+def test_the_tasks_own_delay_does_not_add_a_retry():
+    assert verdict(Ending.RAISED, failures=2, retry_after=SECOND).state is State.FAILED
+
+
+def test_a_final_failure_is_not_tried_again_although_retries_are_left():
+    assert verdict(Ending.FAILED, error="no such page") == Verdict(State.FAILED, None, "no such page")
+
+
+def test_a_cancelled_run_is_cancelled():
+    assert verdict(Ending.CANCELLED) == Verdict(State.CANCELLED)
+
+
+def test_a_run_that_is_given_back_waits_again_whatever_it_failed_before():
+    assert verdict(Ending.GIVEN_BACK, failures=99) == Verdict(State.WAITING)
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_every_ending_has_a_verdict_and_only_a_stuck_job_has_a_delay(ending):
+    found = verdict(ending)
+    assert (found.delay is not None) == (found.state is State.STUCK)

@@ -1,0 +1,251 @@
+"""Tasks: how they are registered, and how their arguments are checked."""
+
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, Field
+
+from joex import App, ConfigError, Context, InvalidJob, Task
+
+
+@pytest.fixture
+def app():
+    return App()
+
+
+class Page(BaseModel):
+    number: int
+    title: str = ""
+
+
+def test_a_task_is_found_by_its_name(app):
+    @app.task("documents.ingest")
+    async def ingest(ctx: Context) -> None: ...
+
+    assert app.get("documents.ingest") is ingest
+    assert "documents.ingest" in app
+    assert app.get("documents.other") is None
+    assert app.names == ["documents.ingest"]
+    assert list(app) == [ingest]
+
+
+def test_a_name_is_given_once(app):
+    app.add(Task(lambda _ctx: None, "a"))
+    with pytest.raises(ConfigError, match="task 'a': there is one with this name already"):
+        app.add(Task(lambda _ctx: None, "a"))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 255, "a\0b"])
+def test_a_name_must_fit_into_the_database(app, name):
+    with pytest.raises(ConfigError, match="a name has 1 to 254 bytes, and no NUL"):
+        app.task(name)(lambda _ctx: None)
+
+
+def test_a_task_can_be_called_as_the_function_that_it_is(app):
+    @app.task("add")
+    def add(_ctx, a: int, b: int) -> int:
+        return a + b
+
+    assert add(None, 1, b=2) == 3
+
+
+def test_an_async_task_is_told_from_one_that_runs_in_a_thread(app):
+    @app.task("async")
+    async def on_the_loop(ctx): ...
+
+    @app.task("plain")
+    def in_a_thread(ctx): ...
+
+    assert on_the_loop.is_async
+    assert not in_a_thread.is_async
+
+
+def test_defaults_of_a_task_are_kept_with_it(app):
+    task = app.task("a", queue="mail", retries=0, retry_delay="2m", timeout=1.5)(lambda _ctx: None)
+    assert (task.queue, task.retries) == ("mail", 0)
+    assert (task.retry_delay, task.timeout) == (timedelta(minutes=2), timedelta(seconds=1.5))
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ({"retries": -1}, "task 'a': retries: expected 0 or more; got -1"),
+        ({"timeout": "soon"}, "task 'a': timeout: duration: expected something like '30s'"),
+        ({"retry_delay": -1}, "task 'a': retry_delay: duration: expected 0 to 3650 days"),
+    ],
+    ids=["retries", "timeout", "retry_delay"],
+)
+def test_a_wrong_default_is_refused_when_the_task_is_made(app, setting, problem):
+    with pytest.raises(ConfigError, match=problem):
+        app.task("a", **setting)(lambda _ctx: None)
+
+
+def test_arguments_become_what_the_annotations_say(app):
+    @app.task("a")
+    def task(ctx, day: date, ids: list[UUID], page: Page, pages: dict[str, Page] | None = None): ...
+
+    args = task.parse_arguments(
+        '{"day": "2030-01-02", "ids": ["00000000-0000-0000-0000-000000000001"], "page": {"number": 3}}'
+    )
+    assert args["day"] == date(2030, 1, 2)
+    assert args["ids"] == [UUID(int=1)]
+    assert args["page"] == Page(number=3)
+
+
+def test_a_default_is_used_where_nothing_is_given(app):
+    @app.task("a")
+    def task(ctx, a: int, b: int = 7): ...
+
+    assert {"b": 7, **task.parse_arguments('{"a": 1}')} == {"a": 1, "b": 7}
+
+
+def test_arguments_may_be_values_as_well_as_json(app):
+    @app.task("a")
+    def task(ctx, day: date): ...
+
+    assert task.parse_arguments({"day": date(2030, 1, 2)}) == task.parse_arguments('{"day": "2030-01-02"}')
+
+
+def test_a_function_without_annotations_takes_anything(app):
+    @app.task("a")
+    def task(ctx, x, **more): ...
+
+    assert task.parse_arguments('{"x": [1], "y": null}') == {"x": [1], "y": None}
+
+
+def test_a_task_without_parameters_refuses_arguments(app):
+    @app.task("a")
+    def task(ctx): ...
+
+    assert task.parse_arguments("{}") == {}
+    with pytest.raises(InvalidJob, match="arguments of task 'a': x: "):
+        task.parse_arguments('{"x": 1}')
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ('{"b": "x"}', ["a: "]),
+        ('{"a": "one"}', ["a: "]),
+        ('{"a": 1, "c": 2}', ["c: "]),
+        ('{"a": "one", "b": 5}', ["a: ", "b: "]),
+        ('{"a": -1}', ["a: "]),
+        ("[1]", []),
+        ("{", []),
+    ],
+)
+def test_each_wrong_argument_is_named(app, args, named):
+    @app.task("pay")
+    def task(ctx, a: Annotated[int, Field(ge=0)], b: str = ""): ...
+
+    with pytest.raises(InvalidJob) as caught:
+        task.parse_arguments(args)
+    message = str(caught.value)
+    assert message.startswith("arguments of task 'pay': ")
+    assert all(name in message for name in named)
+    assert "\n" not in message
+
+
+def test_a_method_like_first_parameter_is_needed_for_the_context(app):
+    with pytest.raises(ConfigError, match="needs a first parameter for the context"):
+        app.task("a")(lambda: None)
+
+
+def test_a_first_parameter_that_comes_by_name_cannot_be_the_context(app):
+    def task(*, ctx): ...
+
+    with pytest.raises(ConfigError, match="needs a first parameter for the context"):
+        app.task("a")(task)
+
+
+def test_arguments_come_by_name_so_that_others_are_refused_when_the_task_is_made(app):
+    def positional(ctx, a, /): ...
+
+    def star(ctx, *args): ...
+
+    for function in (positional, star):
+        with pytest.raises(ConfigError, match="arguments come by name"):
+            app.task("a")(function)
+
+
+def test_an_annotation_that_does_not_exist_is_refused_when_the_task_is_made(app):
+    def task(ctx, a: "Nothing"): ...  # type: ignore[name-defined]  # noqa: F821 - that is the mistake
+
+    with pytest.raises(ConfigError, match="task 'a': an annotation can't be resolved"):
+        app.task("a")(task)
+
+
+def test_an_annotation_that_nothing_can_be_checked_against_is_refused_when_the_task_is_made(app):
+    class Unknown: ...
+
+    def task(ctx, a: Unknown): ...
+
+    with pytest.raises(ConfigError, match="task 'a': arguments can't be checked"):
+        app.task("a")(task)
+
+
+def test_dataclasses_can_be_arguments(app):
+    @dataclass
+    class Point:
+        x: int
+
+    def task(ctx, point: Point): ...
+
+    assert Task(task, "a").parse_arguments('{"point": {"x": 1}}') == {"point": Point(1)}
+
+
+class Recorder:
+    """A client that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    async def submit(self, task, args, **options):
+        self.calls.append((task, args, options))
+
+
+async def test_a_task_submits_jobs_of_its_own_name_into_its_own_queue(app):
+    task = app.task("mail.send", queue="mail")(lambda _ctx, to: to)
+    client = Recorder()
+    await task.submit(client, to="a@example.org")
+    await task.options(group="acme", priority="high").submit(client, to="b@example.org")
+    await task.options(queue="bulk").submit(client, to="c@example.org")
+    assert [(name, args, options["queue"]) for name, args, options in client.calls] == [
+        ("mail.send", {"to": "a@example.org"}, "mail"),
+        ("mail.send", {"to": "b@example.org"}, "mail"),
+        ("mail.send", {"to": "c@example.org"}, "bulk"),
+    ]
+    assert client.calls[1][2]["group"] == "acme"
+    assert client.calls[1][2]["priority"] == "high"
+
+
+async def test_a_task_refuses_wrong_arguments_before_anything_is_submitted(app):
+    @app.task("a")
+    def task(ctx, x: int): ...
+
+    client = Recorder()
+    with pytest.raises(InvalidJob, match="x: "):
+        await task.submit(client, x="one")
+    assert client.calls == []
+
+
+async def test_an_argument_may_have_any_name_also_one_of_the_options(app):
+    @app.task("a")
+    def task(ctx, group: str, queue: str, priority: int): ...
+
+    client = Recorder()
+    await task.submit(client, group="g", queue="q", priority=3)
+    assert client.calls[0][1] == {"group": "g", "queue": "q", "priority": 3}
+
+
+def test_a_cancel_handler_is_kept_with_its_task(app):
+    task = app.task("a")(lambda _ctx: None)
+    assert task.cancel_handler is None
+
+    @task.on_cancel
+    def undo(_ctx): ...
+
+    assert task.cancel_handler is undo
