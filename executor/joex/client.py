@@ -27,8 +27,8 @@ _BATCH = 1000
 class Client:
     """Submits jobs, steers and reads them.
 
-    Each method takes an optional ``connection`` (asyncpg): it then works inside that connection's transaction, so that a
-    job exists if and only if the transaction commits. Without one it uses its pool, in a transaction of its own.
+    Each method takes an optional ``connection`` (asyncpg): it then works inside that connection's transaction, so that
+    a job exists if and only if the transaction commits. Without one it uses its pool, in a transaction of its own.
 
     Args:
         database: a PostgreSQL URL (the client then has a pool of its own, made at first use and closed with it), or an
@@ -132,7 +132,11 @@ class Client:
         return ids
 
     async def cancel(self, job_id: UUID, *, connection: Connection | None = None) -> str:
-        """Cancel a job: ``cancelled`` (it was waiting), ``requested`` (it runs, and is told), ``finished``, ``not_found``."""
+        """Cancel a job.
+
+        Returns:
+            ``cancelled`` (nobody had it), ``requested`` (it runs, and is told), ``finished`` or ``not_found``.
+        """
         async with self.acquire(connection) as used:
             return await jobs.cancel(used, job_id)
 

@@ -44,7 +44,7 @@ Names = Annotated[list[str], NoDecode, BeforeValidator(_names), Field(min_length
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. Each field is also ``JOEX_<FIELD>`` in the environment, and a key of ``joex.toml``."""
+    """Everything that can be set: each field is also ``JOEX_<FIELD>`` in the environment and a key of ``joex.toml``."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix="JOEX_", toml_file="joex.toml", extra="forbid", frozen=True, arbitrary_types_allowed=True
@@ -194,10 +194,8 @@ def _problem(problem: Any, flags: Mapping[str, Any]) -> str:
     if not name:
         return str(message)
     flag, variable = "--" + name.replace("_", "-"), "JOEX_" + name.upper()
-    if name in flags:
-        where = flag
-    else:
-        where = variable if variable in os.environ else f"{name} (joex.toml)"
+    in_environment = any(key.upper() == variable for key in os.environ)
+    where = flag if name in flags else variable if in_environment else f"{name} (joex.toml)"
     if problem["type"] == "extra_forbidden":
         return f"{where}: there is no such setting"
     shown = "" if "token" in name or "url" in name else f"; got {problem['input']!r}"

@@ -142,6 +142,10 @@ class Context:
         """Set `cancelled`. Called by the executor."""
         self._cancelled.set()
 
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection to the executor's database, for the time of an ``async with`` block."""
+        return self._connections.acquire()
+
     def progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the run has come: 0 to 100, and in words. Written in the background, the latest wins."""
         self._notes.progress(self._job, max(0, min(100, int(percent))), message)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_MOST_TURNS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class CountingScheme:
@@ -19,8 +21,10 @@ class CountingScheme:
 
     def __post_init__(self) -> None:
         for name, turns in (("high", self.high), ("low", self.low)):
-            if not 1 <= turns <= 1000:
-                raise ValueError(f"counting scheme: {name} must be 1 to 1000, so that no priority starves; got {turns}")
+            if not 1 <= turns <= _MOST_TURNS:
+                raise ValueError(
+                    f"counting scheme: {name} must be 1 to {_MOST_TURNS}, so that no priority starves; got {turns}"
+                )
 
     @property
     def cycle(self) -> int:

@@ -1,4 +1,7 @@
-"""What happens in an executor, as data. One mechanism serves log lines, metrics and the tests, which wait for events."""
+"""What happens in an executor, as data.
+
+One mechanism serves log lines, metrics, and the tests, which wait for events.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ SYSTEM_GROUP = "system"
 
 _LONGEST_NAME = 254
 _LONGEST_SUBJECT = 1000
+_MOST_RETRIES = 1_000_000
 
 
 class State(enum.StrEnum):
@@ -80,8 +81,8 @@ class NewJob:
             raise ValueError(f"priority: expected 'high' or 'low'; got {self.priority!r}")
         if self.not_before is not None and self.not_before.tzinfo is None:
             raise ValueError("not_before: expected a time with a time zone, such as datetime.now(UTC); got one without")
-        if self.retries is not None and not 0 <= self.retries <= 1_000_000:
-            raise ValueError(f"retries: expected 0 to 1000000; got {self.retries}")
+        if self.retries is not None and not 0 <= self.retries <= _MOST_RETRIES:
+            raise ValueError(f"retries: expected 0 to {_MOST_RETRIES}; got {self.retries}")
         if not isinstance(self.args, Mapping):
             raise ValueError(  # noqa: TRY004 - one error for callers
                 f"args: expected an object (names and values); got {type(self.args).__name__}"

@@ -33,5 +33,5 @@ class Lease:
 
     @property
     def fatal_after(self) -> float:
-        """Seconds after which a run that can't be interrupted must not exist any more: just before others may take it."""
+        """Seconds after which no run may exist any more, interruptible or not: just before others may take its job."""
         return self.duration.total_seconds() * 0.95

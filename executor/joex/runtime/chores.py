@@ -25,24 +25,24 @@ _EVERY = timedelta(minutes=10)
 _BATCH = 1000
 
 
-def add_system_tasks(app: App, pool: asyncpg.Pool[Any]) -> None:
+async def retention(ctx: Context, keep: float, keep_failed: float) -> dict[str, int]:
+    """Delete finished jobs and their logs, in batches; ages in seconds."""
+    deleted = {}
+    async with ctx.connection() as connection:
+        for name, states, age in (
+            ("finished", ["success", "cancelled"], keep),
+            ("failed", ["failed"], keep_failed),
+        ):
+            deleted[name] = 0
+            while batch := await jobs.delete_finished(connection, states, parse_duration(age), _BATCH):
+                deleted[name] += batch
+                ctx.progress(0, f"{deleted[name]} {name} jobs deleted")
+        await executors.forget_ended(connection, parse_duration(max(keep, keep_failed)))
+    return deleted
+
+
+def add_system_tasks(app: App) -> None:
     """Add the system tasks to an app that does not have them."""
-
-    async def retention(ctx: Context, keep: float, keep_failed: float) -> dict[str, int]:
-        """Delete finished jobs and their logs, in batches; ages in seconds."""
-        deleted = {}
-        async with pool.acquire() as connection:
-            for name, states, age in (
-                ("finished", ["success", "cancelled"], keep),
-                ("failed", ["failed"], keep_failed),
-            ):
-                deleted[name] = 0
-                while batch := await jobs.delete_finished(connection, states, parse_duration(age), _BATCH):
-                    deleted[name] += batch
-                    ctx.progress(0, f"{deleted[name]} {name} jobs deleted")
-            await executors.forget_ended(connection, parse_duration(max(keep, keep_failed)))
-        return deleted
-
     if RETENTION not in app:
         app.add(Task(retention, RETENTION, retries=0, timeout=timedelta(hours=1)))
 

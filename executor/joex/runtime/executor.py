@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from joex.errors import DatabaseUnavailable, JoexError, LeaseLost
 from joex.runtime.chores import Chores, add_system_tasks
 from joex.runtime.finisher import Finisher
 from joex.runtime.identity import is_certainly_gone, this_process
-from joex.runtime.lease import EXIT_CODE, LeaseKeeper
+from joex.runtime.lease import EXIT_CODE, LeaseKeeper, clock
 from joex.runtime.notes import NoteWriter
 from joex.runtime.runner import Defaults, Interruption, Runner
 from joex.runtime.taker import Taker
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
 _REGISTER_RETRY_IN = 0.5
 _FLUSH_FOR = 5.0  # seconds for the last log lines to be written
+_TASK_CONNECTIONS = 20
 _GRACE = 2.0  # seconds for runs to react when they are given back
 
 
@@ -71,6 +71,8 @@ class Executor:
         emit: where events go; called on the executor's loop.
     """
 
+    task_pool: asyncpg.Pool[Any]
+
     def __init__(self, app: App, settings: Settings, url: str, *, emit: Emit = lambda _event: None) -> None:
         self.app = app
         self.settings = settings
@@ -91,8 +93,8 @@ class Executor:
 
     @property
     def alive(self) -> bool:
-        """It is not stuck: it trusts its lease, or is about to get one."""
-        return self._incarnation is None or self._incarnation.keeper.is_trusted
+        """Its loop and its lease's thread are at work. An unreachable database is no reason to restart it."""
+        return self._incarnation is None or self._incarnation.keeper.is_alive
 
     def running(self) -> list[RunningJob]:
         """The jobs in the slots."""
@@ -124,39 +126,44 @@ class Executor:
         Raises:
             SchemaError, ConfigError, DatabaseUnavailable: at the start, while nothing has been taken.
         """
-        pool = await create_pool(self._url, most=5, pooled=self._pooled, name=f"joex {self.app_id}")
+        pool = await create_pool(self._url, most=4, pooled=self._pooled, name=f"joex {self.app_id}")
+        # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
+        most = min(self.settings.pool_size, _TASK_CONNECTIONS)
+        self.task_pool = await create_pool(self._url, most=most, pooled=self._pooled, name=f"joex tasks {self.app_id}")
         try:
             async with pool.acquire() as connection:
                 await check_schema(connection)
-            add_system_tasks(self.app, pool)
+            add_system_tasks(self.app)
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
                 await self._run_incarnations(pool)
                 for task in beside:
                     task.cancel()
+        except BaseExceptionGroup as error:
+            raise _only(error) from error
         finally:
             self.phase = "left"
-            with suppress(TimeoutError):
-                await asyncio.wait_for(pool.close(), _FLUSH_FOR)
+            for used in (pool, self.task_pool):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(used.close(), _FLUSH_FOR)
 
     async def _run_incarnations(self, pool: asyncpg.Pool[Any]) -> None:
         while True:
-            sent = time.monotonic()
             registered = await self._register(pool)
             if registered is None:
                 return
-            self.id, sent = registered
-            self._incarnation = _Incarnation(self, pool, self.id)
+            self.id, since = registered
+            self._incarnation = _Incarnation(self, pool, self.id, since)
             self.phase = "draining" if self._draining.is_set() else "running"
-            if await self._incarnation.run(sent):
+            if await self._incarnation.run():
                 return
             self._emit(events.LeaseEnded(self.id))
 
     async def _register(self, pool: asyncpg.Pool[Any]) -> tuple[int, float] | None:
-        """Register a new incarnation; waits while another executor lives under the app-id. None: asked to drain instead."""
+        """Register a new incarnation; wait while another executor lives under the app-id. None: asked to drain."""
         me, gone, told = self._registration(), None, None
         while not self._draining.is_set():
-            sent = time.monotonic()
+            sent = clock()
             try:
                 async with pool.acquire() as connection:
                     answer = await executors.register(connection, me, self.settings.most_losses, gone)
@@ -198,7 +205,7 @@ class Executor:
 class _Incarnation:
     """One registration of an executor, with its services. It is also the lease's `Listener`."""
 
-    def __init__(self, executor: Executor, pool: asyncpg.Pool[Any], executor_id: int) -> None:
+    def __init__(self, executor: Executor, pool: asyncpg.Pool[Any], executor_id: int, since: float) -> None:
         settings = executor.settings
         self._executor = executor
         self._pool = pool
@@ -214,7 +221,8 @@ class _Incarnation:
             Defaults(settings.retries, settings.retry_delay, settings.timeout),
             finisher=self.finisher,
             notes=self.notes,
-            connections=pool,
+            connections=executor.task_pool,
+            is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
         self.taker = Taker(
@@ -225,6 +233,7 @@ class _Incarnation:
             scheme=settings.counting_scheme,
             wakeup_period=settings.wakeup_period.total_seconds(),
             poll_interval=settings.poll_interval.total_seconds() if settings.poll_interval else None,
+            is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
         self.keeper = LeaseKeeper(
@@ -235,12 +244,13 @@ class _Incarnation:
             pooled=settings.poll_interval is not None,
             held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
             executing=lambda: self.runner.executing,
+            since=since,
             listener=self,
         )
 
-    async def run(self, registered_at: float) -> bool:
+    async def run(self) -> bool:
         """Serve until drained (True) or until the lease has ended (False)."""
-        self.keeper.start(registered_at)
+        self.keeper.start()
         try:
             async with asyncio.TaskGroup() as group:
                 taking = group.create_task(self._take())
@@ -273,10 +283,7 @@ class _Incarnation:
             executor.phase = "draining"
         self.taker.stop()
         await taking
-        # What was taken at the last moment, and has not started, goes back.
-        for run in list(self.runner.runs.values()):
-            if run.started is None:
-                self.runner.interrupt(run, Interruption.GIVE_BACK)
+        self.runner.give_back_unstarted()  # what was taken at the last moment
         limit = executor.settings.drain_timeout
         patience = _wait(executor._stopping, None if limit is None else limit.total_seconds())  # noqa: SLF001
         await _first(patience, self._ended.wait(), self._until_idle())
@@ -295,8 +302,8 @@ class _Incarnation:
                     given_back = await executors.leave(connection, self._id, self._executor.settings.most_losses)
                 self._emit(events.Left(self._id, given_back))
         if stubborn:
-            # Code in threads that does not look at ctx.cancelled. While it runs its jobs can't be given to others, so they
-            # move on as those of a dead executor do.
+            # Code in threads that does not look at ctx.cancelled. While it runs its jobs can't be given to others, so
+            # they move on as those of a dead executor do.
             sys.stderr.write(f"joex: {stubborn} tasks did not react to being interrupted; exiting\n")
             sys.stderr.flush()
             os._exit(EXIT_CODE)
@@ -342,7 +349,6 @@ class _Incarnation:
 
     def on_trust(self, *, trusted: bool) -> None:
         """Stop and interrupt while the lease can't be trusted; go on when it can be again."""
-        self.taker.is_trusted = trusted
         if trusted:
             self.taker.wake()
         else:
@@ -356,6 +362,14 @@ class _Incarnation:
 
 async def _run(service: Callable[[], Awaitable[None]]) -> None:
     await service()
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong, without the wrapping of task groups, where it is one thing."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 async def _first(*waits: Awaitable[Any]) -> None:

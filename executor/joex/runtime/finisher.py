@@ -1,7 +1,7 @@
 """Writing the ends of runs, in batches: all that have ended while the batch before was being written.
 
-A run keeps its slot until its end is written, so that an executor never holds more jobs than it has slots. An end that can't
-be written is kept and tried again until the database takes it, or answers that the job is not this run's any more.
+A run keeps its slot until its end is written, so that an executor never holds more jobs than it has slots. An end that
+can't be written is kept and tried again until the database takes it, or answers that the job is no longer this run's.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from joex.store.executors import Other
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process: ``boot`` names the boot of the host and the PID namespace, ``start`` when it started after that boot."""
+    """A process. ``boot`` names the boot of the host and the PID namespace; ``start`` is when it started after that."""
 
     host: str
     boot: str
@@ -26,7 +26,7 @@ def _boot() -> str:
     """This boot of this host, and the PID namespace: containers on one host share the first, but not the second."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot_id} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # not Linux: nothing is claimed about other processes then
         return ""
 
@@ -37,7 +37,8 @@ def _start(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    # The name of the program, in parentheses, may contain anything; state is the field after it, start the 20th after that.
+    # The name of the program, in parentheses, may contain anything. The state is the first field after it, the start
+    # the twentieth.
     fields = stat[stat.rindex(")") + 2 :].split()
     return "" if fields[0] in ("Z", "X") else fields[19]
 

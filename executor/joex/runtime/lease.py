@@ -1,7 +1,7 @@
 """The lease of an executor: heartbeats, notifications, and the end of trust, in a thread of their own.
 
-A thread, because a task may block the executor's loop for longer than any lease; its jobs run all the same, and must not
-be taken for dead. The thread has a loop and one connection: on it the executor holds its session lock, renews its
+A thread, because a task may block the executor's loop for longer than any lease; its jobs run all the same, and must
+not be taken for dead. The thread has a loop and one connection: on it the executor holds its session lock, renews its
 heartbeat, hears notifications, and looks for dead executors.
 
 ::
@@ -33,15 +33,23 @@ import uvloop
 from joex.core.events import DatabaseTrouble, Event, Rescued, Woken
 from joex.core.lease import Lease
 from joex.errors import DatabaseUnavailable, JoexError
+from joex.runtime.text import error_trace
 from joex.store import executors
 from joex.store.database import connect
+from joex.store.errors import translated
 
 _RECONNECT_IN = 0.2
 _GRACE = (
     0.25  # seconds for interrupted runs to end, even where fatal_after has passed already (a process that was stopped)
 )
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 EXIT_CODE = 75
 """The exit code where the lease is over and task code can't be stopped (EX_TEMPFAIL: start it again)."""
+
+
+def clock() -> float:
+    """Seconds of a clock that is never set, and goes on while the machine is suspended (where there is such a clock)."""
+    return time.clock_gettime(_CLOCK)
 
 
 class Listener(Protocol):
@@ -80,6 +88,7 @@ class LeaseKeeper:
         pooled: a transaction pooler is in between: no session lock, no notifications.
         held: the runs at this moment; called from the thread.
         executing: how many runs have code running at this moment; called from the thread.
+        since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
         listener: who is told.
     """
 
@@ -93,6 +102,7 @@ class LeaseKeeper:
         pooled: bool,
         held: Callable[[], list[tuple[UUID, UUID]]],
         executing: Callable[[], int],
+        since: float,
         listener: Listener,
     ) -> None:
         self._url = url
@@ -104,39 +114,50 @@ class LeaseKeeper:
         self._executing = executing
         self._listener = listener
         self._main = asyncio.get_running_loop()
-        self._trusted_until = time.monotonic() + lease.trusted_for
+        self._trusted_until = since + lease.trusted_for
         self._is_trusted = True
+        self._is_over = False
+        self._is_started = False
         self._thread = threading.Thread(target=self._run_thread, name="joex lease", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._stop = asyncio.Event()  # of the thread's loop
 
     @property
     def is_trusted(self) -> bool:
-        """The lease is renewed, and may be trusted."""
-        return self._is_trusted
+        """The lease is renewed, and may be trusted at this moment."""
+        return self._is_trusted and clock() < self._trusted_until
 
-    def start(self, registered_at: float) -> None:
-        """Start; ``registered_at`` is when the registration was sent, on the monotonic clock."""
-        self._trusted_until = registered_at + self._lease.trusted_for
+    @property
+    def is_alive(self) -> bool:
+        """Its thread is at work."""
+        return self._thread.is_alive() or not self._is_started
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._is_started = True
         self._thread.start()
 
     async def stop(self) -> None:
         """Stop keeping the lease, and close the connection (which frees the lock)."""
-        if self._loop is not None and self._stop is not None:
+        if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.to_thread(self._thread.join)
 
     def _run_thread(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._keep())
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._keep())
+        except Exception as error:  # noqa: BLE001 - without this thread nothing watches the lease: start over
+            self._tell(self._listener.on_event, DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
+            self._tell(self._listener.on_ended)
 
     async def _keep(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         watcher = asyncio.create_task(self._watch())
         stopped = asyncio.create_task(self._stop.wait())
         try:
-            while not self._stop.is_set():
+            while not self._stop.is_set() and not self._is_over:
                 session = asyncio.create_task(self._session())
                 await asyncio.wait({session, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 session.cancel()
@@ -150,33 +171,28 @@ class LeaseKeeper:
 
     async def _session(self) -> None:
         """One connection, until it breaks."""
+        connection = None
         try:
             # A heartbeat that is lost in a crash of the server does no harm, so it need not wait for the disk.
             connection = await connect(
                 self._url, pooled=self._pooled, name=f"joex lease {self._executor}", synchronous_commit="off"
             )
-        except (DatabaseUnavailable, OSError) as error:
-            self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), _RECONNECT_IN))
-            return
-        except JoexError as error:
-            self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), 2.0))
-            await self._pause(2.0)
-            return
-        try:
             await self._use(connection)
-        except (DatabaseUnavailable, OSError) as error:
+        except (JoexError, OSError) as error:
             self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), _RECONNECT_IN))
         finally:
-            connection.terminate()
+            if connection is not None:
+                connection.terminate()
 
     async def _use(self, connection: Any) -> None:
         broken = asyncio.Event()
         connection.add_termination_listener(lambda _: broken.set())
         if not self._pooled:
-            await connection.add_listener("joex_wake", self._hear_wake)
-            await connection.add_listener("joex_control", self._hear_control)
+            with translated():
+                await connection.add_listener("joex_wake", self._hear_wake)
+                await connection.add_listener("joex_control", self._hear_control)
         has_lock = self._pooled
-        while not broken.is_set():
+        while not broken.is_set() and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
             has_lock = has_lock or await executors.hold_lock(connection, self._executor)
             await self._beat(connection)
@@ -185,7 +201,7 @@ class LeaseKeeper:
                     await broken.wait()
 
     async def _beat(self, connection: Any) -> None:
-        sent = time.monotonic()
+        sent = clock()
         held = self._held()
         try:
             async with asyncio.timeout(self._lease.heartbeat_every):
@@ -195,8 +211,7 @@ class LeaseKeeper:
         if not answer.alive:
             self._distrust()
             self._tell(self._listener.on_ended)
-            assert self._stop is not None
-            await self._stop.wait()
+            self._is_over = True
             return
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
@@ -219,11 +234,11 @@ class LeaseKeeper:
     async def _watch(self) -> None:
         """End the trust in time; and the process, where its tasks can't be stopped in time."""
         while True:
-            await asyncio.sleep(max(self._trusted_until - time.monotonic(), 0.01))
-            if time.monotonic() < self._trusted_until:
+            await asyncio.sleep(max(self._trusted_until - clock(), 0.01))
+            if clock() < self._trusted_until:
                 continue
             self._distrust()
-            fatal_in = self._trusted_until + self._lease.fatal_after - self._lease.trusted_for - time.monotonic()
+            fatal_in = self._trusted_until + self._lease.fatal_after - self._lease.trusted_for - clock()
             await asyncio.sleep(max(fatal_in, _GRACE))
             if not self._is_trusted and self._executing():
                 self._exit()
@@ -258,7 +273,6 @@ class LeaseKeeper:
             self._tell(self._listener.on_drain)
 
     async def _pause(self, seconds: float) -> None:
-        assert self._stop is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stop.wait()

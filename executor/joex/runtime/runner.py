@@ -93,6 +93,7 @@ class Runner:
         finisher: Finisher,
         notes: NoteWriter,
         connections: Connections,
+        is_trusted: Callable[[], bool],
         emit: Emit,
     ) -> None:
         self._app = app
@@ -101,6 +102,7 @@ class Runner:
         self._finisher = finisher
         self._notes = notes
         self._connections = connections
+        self._is_trusted = is_trusted
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
@@ -143,6 +145,12 @@ class Runner:
         for run in list(self.runs.values()):
             self.interrupt(run, why)
 
+    def give_back_unstarted(self) -> None:
+        """Give back the jobs whose code has not started."""
+        for run in list(self.runs.values()):
+            if run.started is None:
+                self.interrupt(run, Interruption.GIVE_BACK)
+
     def close(self) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=False)
@@ -152,6 +160,8 @@ class Runner:
         if run.interruption is Interruption.LOST:
             self._finisher.forget(run.job)
             return
+        if run.context is not None and run.context.is_finished:
+            outcome = Outcome(Ending.RETURNED)  # its transaction has ended the job, whatever the code did after that
         verdict = decide(
             outcome,
             failures=run.job.failures,
@@ -164,6 +174,9 @@ class Runner:
 
     async def _outcome(self, run: Run) -> tuple[Outcome, str | None, str | None]:
         """Run the code, and say how it ended; with the result as JSON text, and its message."""
+        # The last moment to see that the lease is over, after the process was stopped for a while, for example.
+        if run.interruption is None and not self._is_trusted():
+            run.interruption = Interruption.GIVE_BACK
         if run.interruption is not None:
             return _interrupted(run), None, None
         job = run.job
@@ -189,7 +202,7 @@ class Runner:
         try:
             value = await self._call(run, run.task)
             return Outcome(Ending.RETURNED), _as_json(value), _message(run.context)
-        except BaseException as error:  # noqa: BLE001 - whatever a task does, the executor lives, and the job has an end
+        except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
             outcome = self._judge(run, error)
             if outcome.ending is Ending.CANCELLED:
                 await self._call_cancel_handler(run, run.task)
@@ -229,8 +242,8 @@ class Runner:
         done, _ = await asyncio.wait({future}, timeout=limit)
         if done:
             return future.result()
-        assert run.context is not None
-        run.context.ask_to_end()
+        if run.context is not None:
+            run.context.ask_to_end()
         try:
             return await future
         except Exception as error:

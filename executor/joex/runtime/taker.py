@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from joex.core.counting import CountingScheme
@@ -35,6 +35,7 @@ _FIRST_LOOK, _LATEST_LOOK = (
     1.0,
 )  # seconds between looks while transactions are open that may not have seen us sleep
 _LONGEST_RETRY = 2.0
+_LOCKED_RETRY_IN = 0.2
 _OVERLAP_FROM = 16  # slots
 
 
@@ -51,6 +52,7 @@ class Taker:
         scheme: CountingScheme,
         wakeup_period: float,
         poll_interval: float | None,
+        is_trusted: Callable[[], bool],
         emit: Emit,
     ) -> None:
         self._pool = pool
@@ -60,13 +62,13 @@ class Taker:
         self._scheme = scheme
         self._longest_sleep = min(wakeup_period, poll_interval or wakeup_period)
         self._listens = poll_interval is None
+        self._is_trusted = is_trusted
         self._emit = emit
         self._ring = asyncio.Event()
         self._is_declared = False  # the database knows that we sleep
         self._horizon: int | None = None  # transactions below it may not have seen that yet
         self._look_in = _FIRST_LOOK
         self.is_stopped = False
-        self.is_trusted = True
 
     def wake(self) -> None:
         """Something may have changed: a slot is free, a job came, the lease is trusted again."""
@@ -86,7 +88,7 @@ class Taker:
         retry_in = 0.05
         while not self.is_stopped:
             self._ring.clear()
-            free = self._runner.free if self.is_trusted else 0
+            free = self._runner.free if self._is_trusted() else 0
             if free == 0:
                 await self._ring.wait()
                 continue
@@ -132,7 +134,10 @@ class Taker:
 
     async def _until_due(self, connection: Any) -> float:
         look = await executors.look(connection, self._queues)
-        sleep = self._longest_sleep if look.next_due is None else min(self._longest_sleep, max(look.next_due, 0.001))
+        sleep = self._longest_sleep
+        if look.next_due is not None:
+            # Due and not taken: somebody has locked the row. It is looked for again, but not without a pause.
+            sleep = min(sleep, look.next_due if look.next_due > 0 else _LOCKED_RETRY_IN)
         if self._horizon is not None and look.oldest_xid < self._horizon:
             sleep = min(sleep, self._look_in)
             self._look_in = min(self._look_in * 2, _LATEST_LOOK)

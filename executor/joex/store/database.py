@@ -27,7 +27,7 @@ async def connect(url: str, *, pooled: bool = False, name: str = "joex", **setti
     """
     with translated():
         connection: asyncpg.Connection[Any] = await asyncpg.connect(
-            url, **_options(name, pooled, settings), timeout=_PATIENCE
+            url, **_options(name, settings, pooled=pooled), timeout=_PATIENCE
         )
     return connection
 
@@ -43,12 +43,12 @@ async def create_pool(
             max_size=most,
             max_inactive_connection_lifetime=30.0,
             timeout=_PATIENCE,
-            **_options(name, pooled, {}),
+            **_options(name, {}, pooled=pooled),
         )
     return pool
 
 
-def _options(name: str, pooled: bool, settings: dict[str, str]) -> dict[str, Any]:
+def _options(name: str, settings: dict[str, str], *, pooled: bool) -> dict[str, Any]:
     options: dict[str, Any] = {"server_settings": {"application_name": name, **settings}}
     if pooled:
         options["statement_cache_size"] = 0

@@ -1,8 +1,8 @@
 """A PostgreSQL server inside a wheel, for whoever has none: started on demand, shared by all processes of a folder.
 
-The data stays in its folder between runs. Each process that uses the server holds a shared lock on a file there, which the
-kernel releases however the process ends; the last one that leaves in an orderly way stops the server. (A server that
-nobody stopped is found running by the next user, and stopped by the last one then.)
+The data stays in its folder between runs. Each process that uses the server holds a shared lock on a file there, which
+the kernel releases however the process ends; the last one that leaves in an orderly way stops the server. (A server
+that nobody stopped is found running by the next user, and stopped by the last one then.)
 """
 
 from __future__ import annotations

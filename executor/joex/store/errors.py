@@ -57,7 +57,7 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
-def translate(error: BaseException) -> JoexError:
+def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line for each meaning
     """The error of ours that an error of the database layer means."""
     text = _one_line(error)
     if isinstance(error, _UNAVAILABLE):

@@ -15,7 +15,8 @@ EXECUTOR_LIVES = 1785685001
 """The class of the session lock that a living executor holds on its id (see sql/10_common.sql)."""
 
 _REGISTER = statement("""
-    SELECT r.id, r.reclaimed, (r.other).id AS other_id, (r.other).host AS other_host, (r.other).boot_id AS other_boot_id,
+    SELECT r.id, r.reclaimed, (r.other).id AS other_id, (r.other).host AS other_host,
+           (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
            extract(epoch FROM clock_timestamp() - (r.other).heartbeat_at)::float8 AS other_silent
     FROM joex.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[], $9::text[],
@@ -32,8 +33,8 @@ _LOOK = statement("SELECT next_due, oldest_xid, next_xid FROM joex.look($1::text
 _DRAIN = statement("SELECT joex.drain($1::text)")
 _CHORE = statement("SELECT joex.submit_chore($1::text, $2::text::jsonb, $3::text, $4::interval)")
 _LIST = statement("""
-    SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at, heartbeat_at, left_at,
-           silent_seconds
+    SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at,
+           heartbeat_at, left_at, silent_seconds
     FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
 """)
 _FORGET = statement("""
@@ -132,7 +133,7 @@ class Executor:
 
 
 async def register(connection: Connection, me: Registration, most_losses: int, gone: int | None = None) -> Registered:
-    """Register a new incarnation; ``gone`` is the id of an earlier one whose process certainly does not exist any more."""
+    """Register a new incarnation; ``gone`` is the id of an earlier one whose process does certainly not exist."""
     with translated():
         row: Any = await connection.fetchrow(
             _REGISTER,

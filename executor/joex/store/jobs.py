@@ -17,8 +17,8 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 _SUBMIT = statement("""
-    SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz, $9::text,
-                       $10::integer)
+    SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz,
+                       $9::text, $10::integer)
 """)
 _SUBMIT_MANY = statement("""
     SELECT * FROM joex.submit_many($1::text[], $2::text[]::jsonb[], $3::text[], $4::text[], $5::text[], $6::text[],
@@ -30,11 +30,12 @@ _RETRY = statement("SELECT joex.retry($1::uuid)")
 _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
 _DELETE_FINISHED = statement("SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)")
 _COLUMNS = """
-    id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt, failures,
-    losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at, finished_at,
+    id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
+    failures, losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at,
+    finished_at,
     message, result::text, error, seq
 """
-_GET = statement(f"SELECT {_COLUMNS} FROM joex.jobs WHERE id = $1::uuid")
+_GET = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 # Unfinished jobs are found in the small partial indexes, the finished ones from the latest backwards.
 _LIST_UNFINISHED = statement(f"""
     SELECT {_COLUMNS} FROM joex.job
@@ -45,7 +46,7 @@ _LIST_UNFINISHED = statement(f"""
       AND ($2::text IS NULL OR grp = $2) AND ($3::text IS NULL OR task = $3)
       AND ($4::text[] IS NULL OR state::text = ANY ($4)) AND seq > $5::bigint
     ORDER BY seq LIMIT $6::integer
-""")
+""")  # noqa: S608
 _LIST_FINISHED = statement(f"""
     SELECT {_COLUMNS} FROM joex.job
     WHERE finished_at IS NOT NULL AND ($1::text IS NULL OR queue = $1)
@@ -53,7 +54,7 @@ _LIST_FINISHED = statement(f"""
       AND ($4::text[] IS NULL OR state::text = ANY ($4))
       AND (finished_at, seq) < (coalesce($5::timestamptz, 'infinity'), $6::bigint)
     ORDER BY finished_at DESC, seq DESC LIMIT $7::integer
-""")
+""")  # noqa: S608
 _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM joex.job_log
     WHERE job_id = $1::uuid AND seq > $2::bigint ORDER BY seq LIMIT $3::integer

@@ -2,8 +2,8 @@
 
 The numbered files of ``migrations/`` run once each, in one transaction, under an advisory lock, so that any number of
 pods may start with it. Functions and views (``sql/*.sql``) are installed anew whenever a number was added; a change of
-them alone therefore comes with a numbered file too. Migrations are forward-only, and each must leave the schema usable for
-the executors of the version before, which may still be running.
+them alone therefore comes with a numbered file too. Migrations are forward-only, and each must leave the schema usable
+for the executors of the version before, which may still be running.
 """
 
 from __future__ import annotations

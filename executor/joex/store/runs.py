@@ -12,13 +12,15 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 _TAKE = statement("""
-    SELECT id, lock_id, seq, queue, grp, task, args::text, priority::text, subject, submitter, attempt, failures, retries
+    SELECT id, lock_id, seq, queue, grp, task, args::text, priority::text, subject, submitter, attempt, failures,
+           retries
     FROM joex.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
 """)
 _START = statement("SELECT joex.start_many($1::uuid[], $2::uuid[], $3::float8[])")
 _FINISH_MANY = statement("""
-    SELECT nr, answer FROM joex.finish_many($1::uuid[], $2::uuid[], $3::text[], $4::text[]::jsonb[], $5::text[], $6::text[],
-                                            $7::float8[], $8::float8[], $9::boolean)
+    SELECT nr, answer
+    FROM joex.finish_many($1::uuid[], $2::uuid[], $3::text[], $4::text[]::jsonb[], $5::text[], $6::text[],
+                          $7::float8[], $8::float8[], $9::boolean)
 """)
 _FINISH = statement("SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text)")
 _NOTE = statement("""
@@ -88,7 +90,7 @@ async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, fl
 async def finish_many(
     connection: Connection, runs: Sequence[EndedRun], *, skip_locked: bool = False
 ) -> list[tuple[EndedRun, str]]:
-    """End runs; returns those that did not end as said, with the answer: canceled, already, worker_conflict or locked."""
+    """End runs; returns those that did not end as said, with the answer of joex.finish_many in sql/40_run.sql."""
     with translated():
         rows = await connection.fetch(
             _FINISH_MANY,
@@ -112,7 +114,7 @@ async def finish(connection: Connection, job_id: UUID, lock_id: UUID, result: st
 
 
 async def note_many(connection: Connection, lines: Sequence[LogLine], progress: Sequence[Progress]) -> int:
-    """Write log lines and the latest progress of runs; returns how many lines were dropped: their runs lost their job."""
+    """Write log lines and progress; returns how many lines were dropped, because their runs had lost their jobs."""
     with translated():
         return int(
             await connection.fetchval(

@@ -12,8 +12,10 @@ _QUEUES = statement("""
     ORDER BY queue
 """)
 _GROUPS = statement("""
-    SELECT queue, grp, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, weight, paused, max_running
-    FROM joex.group_stats WHERE $1::text IS NULL OR queue = $1 ORDER BY waiting + running DESC, queue, grp LIMIT $2::integer
+    SELECT queue, grp, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, weight, paused,
+           max_running
+    FROM joex.group_stats WHERE $1::text IS NULL OR queue = $1
+    ORDER BY waiting + running DESC, queue, grp LIMIT $2::integer
 """)
 _SETTINGS = statement("""
     SELECT queue, grp, weight, paused, max_running FROM joex.group_setting

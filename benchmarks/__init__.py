@@ -1,0 +1,1 @@
+"""Measurements of Joex, for anyone to run: ``make bench``."""

@@ -1,0 +1,66 @@
+"""``python -m benchmarks``: measure, print a table, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import executor, take
+from benchmarks.report import Figure, machine, show, write_json
+from benchmarks.support import say
+from joex.store.database import connect
+from joex.store.embedded import EmbeddedServer
+
+_MEASUREMENTS = {
+    "take": take.measure,
+    "submit": executor.measure_submit,
+    "drain": executor.measure_drain,
+    "idle": executor.measure_idle,
+    "recovery": executor.measure_recovery,
+}
+
+
+def main() -> int:
+    """Measure what the command line asks for; 1 where an aim was missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Joex.")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"what to measure (default: all): {', '.join(_MEASUREMENTS)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, for a first look")
+    parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"), metavar="FILE")
+    parser.add_argument("--database-url", help="a PostgreSQL to measure on (default: an embedded one, durable as ever)")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in _MEASUREMENTS]:
+        parser.error(f"there is no measurement {unknown[0]!r}; choose from: {', '.join(_MEASUREMENTS)}")
+    with tempfile.TemporaryDirectory(prefix="joex-bench-", dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)  # the server may run as another user
+        server = None if given.database_url else EmbeddedServer(Path(folder))
+        try:
+            url = given.database_url or (server.url if server else "")
+            figures, about = asyncio.run(_measure(url, given.names or list(_MEASUREMENTS), quick=given.quick))
+        finally:
+            if server is not None:
+                server.close()
+    show(figures, about)
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    write_json(figures, about, given.json)
+    say(f"written to {given.json}")
+    return 1 if any(figure.met is False for figure in figures) else 0
+
+
+async def _measure(url: str, names: list[str], *, quick: bool) -> tuple[list[Figure], dict[str, str]]:
+    connection = await connect(url)
+    about = {**machine(), "postgresql": await connection.fetchval("SHOW server_version")}
+    await connection.close()
+    figures = []
+    for name in names:
+        figures += await _MEASUREMENTS[name](url, quick=quick)
+        await executor.pause()
+    return figures, about
+
+
+if __name__ == "__main__":
+    sys.exit(main())
