@@ -50,7 +50,7 @@ _GRACE = 2.0  # seconds for runs to react when they are given back
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job in a slot, for people. ``seconds`` since its code started; None: it has not."""
+    """A job in a slot, for people. ``seconds`` since its code started; 0: it has not."""
 
     id: UUID
     task: str
@@ -58,7 +58,7 @@ class RunningJob:
     queue: str
     attempt: int
     subject: str
-    seconds: float | None
+    seconds: float
 
 
 class Executor:
@@ -100,7 +100,9 @@ class Executor:
         """The jobs in the slots."""
         held = [] if self._incarnation is None else list(self._incarnation.runner.runs.values())
         return [
-            RunningJob(r.job.id, r.job.task, r.job.group, r.job.queue, r.job.attempt + 1, r.job.subject, r.seconds)
+            RunningJob(
+                r.job.id, r.job.task, r.job.group, r.job.queue, r.job.attempt + 1, r.job.subject, r.seconds or 0.0
+            )
             for r in held
         ]
 
