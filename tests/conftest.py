@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import hypothesis
 import pytest
 
 from joex import Client
@@ -26,6 +27,11 @@ _OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND clas
 def pytest_configure(config: pytest.Config) -> None:
     """Register what is said here alone."""
     config.addinivalue_line("markers", "postgres(*versions): the versions of PostgreSQL that a test runs on")
+    # No test is a test of time.
+    hypothesis.settings.register_profile(
+        "joex", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+    )
+    hypothesis.settings.load_profile("joex")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -126,9 +126,11 @@ class Client:
         """
         given = [job if isinstance(job, NewJob) else new_job(**job) for job in new_jobs]
         ids: list[UUID | None] = []
-        async with self.acquire(connection) as used, used.transaction():
-            for start in range(0, len(given), _BATCH):
-                ids += await jobs.submit_many(used, given[start : start + _BATCH])
+        async with self.acquire(connection) as used:
+            with translated():
+                async with used.transaction():
+                    for start in range(0, len(given), _BATCH):
+                        ids += await jobs.submit_many(used, given[start : start + _BATCH])
         return ids
 
     async def cancel(self, job_id: UUID, *, connection: Connection | None = None) -> str:

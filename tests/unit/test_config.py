@@ -137,7 +137,8 @@ def test_a_wrong_setting_is_one_line_that_begins_with_its_name(monkeypatch, name
 
 
 @pytest.mark.parametrize(
-    "url", ["mysql://u:secret@h/d", "h/d", "postgresql//secret", "postgresql://u:secret@h:port/d", "postgresql://[secret"]
+    "url",
+    ["mysql://u:secret@h/d", "h/d", "postgresql//secret", "postgresql://u:secret@h:port/d", "postgresql://[secret"],
 )
 def test_a_wrong_database_url_is_refused_and_its_password_never_shown(monkeypatch, url):
     monkeypatch.setenv("JOEX_DATABASE_URL", url)
@@ -167,7 +168,12 @@ def test_an_empty_database_url_means_the_embedded_server(monkeypatch):
 
 @pytest.mark.parametrize(
     ("address", "parts"),
-    [("127.0.0.1:7878", ("127.0.0.1", 7878)), ("[::1]:80", ("::1", 80)), ("h.example:0", ("h.example", 0)), ("x", None)],
+    [
+        ("127.0.0.1:7878", ("127.0.0.1", 7878)),
+        ("[::1]:80", ("::1", 80)),
+        ("h.example:0", ("h.example", 0)),
+        ("x", None),
+    ],
 )
 def test_an_address_is_host_and_port(address, parts):
     assert split_address(address) == parts
@@ -193,4 +199,4 @@ def test_every_setting_says_what_it_is():
 
 def test_settings_cannot_be_changed_once_they_are_loaded():
     with pytest.raises(ValueError, match="frozen"):
-        load_settings().pool_size = 3
+        load_settings().pool_size = 3  # type: ignore[misc]

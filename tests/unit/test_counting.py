@@ -15,7 +15,9 @@ def test_low_may_have_more_turns_than_high():
     assert [scheme.wants_high(position) for position in range(8)] == [True, False, False, False] * 2
 
 
-@pytest.mark.parametrize(("text", "high", "low"), [("4,1", 4, 1), (" 4 ,\t1 ", 4, 1), ("1,1000", 1, 1000), ("07,1", 7, 1)])
+@pytest.mark.parametrize(
+    ("text", "high", "low"), [("4,1", 4, 1), (" 4 ,\t1 ", 4, 1), ("1,1000", 1, 1000), ("07,1", 7, 1)]
+)
 def test_a_scheme_is_two_whole_numbers_with_a_comma_between(text, high, low):
     assert CountingScheme.parse(text) == CountingScheme(high, low)
 

@@ -1,9 +1,9 @@
 """A change of the SQL functions reaches existing databases only with a new numbered migration.
 
-To update the pin: `.venv/bin/python -m tests.unit.test_migrations_pinned` prints the lines to write below. As long as no
-version was released, the digest may be renewed under the same number; from the first release on, each change of
-`store/sql/*.sql` needs a numbered file in `store/migrations/` (it may hold no more than a comment), because `joex migrate`
-installs the functions anew only when a number was added.
+To update the pin: `.venv/bin/python -m tests.unit.test_migrations_pinned` prints the lines to write below. As long as
+no version was released, the digest may be renewed under the same number; from the first release on, each change of
+`store/sql/*.sql` needs a numbered file in `store/migrations/` (it may hold no more than a comment), because
+`joex migrate` installs the functions anew only when a number was added.
 """
 
 from joex.store.migrate import functions_digest, migrations

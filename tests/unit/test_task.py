@@ -40,7 +40,7 @@ def test_a_name_is_given_once(app):
 
 @pytest.mark.parametrize("name", ["", "x" * 255, "a\0b"])
 def test_a_name_must_fit_into_the_database(app, name):
-    with pytest.raises(ConfigError, match="a name has 1 to 254 bytes, and no NUL"):
+    with pytest.raises(ConfigError, match=r"^task .*: name: "):
         app.task(name)(lambda _ctx: None)
 
 
@@ -187,7 +187,7 @@ def test_an_annotation_that_nothing_can_be_checked_against_is_refused_when_the_t
         app.task("a")(task)
 
 
-def test_dataclasses_can_be_arguments(app):
+def test_dataclasses_can_be_arguments():
     @dataclass
     class Point:
         x: int

@@ -1,0 +1,69 @@
+"""The command ``joex``: a thin face over the client, the store and the runtime.
+
+Each command is a function of a module here; `app` puts them together. What the user did wrong is one line on stderr;
+the exit code is 0 (done), 1 (could not be done: not found, database unavailable), 2 (wrong use or configuration) or
+130 (interrupted). An error of Joex's own keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typer import TyperException
+
+OK = 0
+FAILED = 1
+WRONG_USE = 2
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line; does not return."""
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        _forget_output()
+        code = FAILED
+    sys.exit(code)
+
+
+def _run() -> int:
+    # Here and not above, so that to import this package costs nothing.
+    import typer  # noqa: PLC0415
+
+    from joex.cli.app import app  # noqa: PLC0415
+    from joex.errors import ConfigError, JoexError  # noqa: PLC0415
+
+    try:
+        code = app(prog_name="joex", standalone_mode=False)
+    except typer.TyperException as error:
+        return _complain(_usage(error), error.exit_code)
+    except ConfigError as error:
+        return _complain(str(error), WRONG_USE)
+    except JoexError as error:
+        return _complain(str(error), FAILED)
+    return code if isinstance(code, int) else OK
+
+
+def _complain(message: str, code: int) -> int:
+    """Say in one line what is wrong."""
+    sys.stderr.write(f"joex: {' '.join(message.split())}\n")
+    return code
+
+
+def _usage(error: TyperException) -> str:
+    message = error.format_message().replace("Value error, ", "").rstrip(".")
+    context = getattr(error, "ctx", None)
+    return message if context is None else f"{message} (see '{context.command_path} --help')"
+
+
+def _forget_output() -> None:
+    """Nobody reads stdout any more (``joex jobs | head``): what is still buffered must not be written at exit."""
+    import os  # noqa: PLC0415
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,8 +6,8 @@ batch in a few index probes; property tests hold it to this, and the simulator r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from joex.core.counting import CountingScheme
 
@@ -60,70 +60,49 @@ def take(groups: list[Group], cursor: Cursor, free: int, scheme: CountingScheme)
     """Take up to ``free`` jobs from the groups, in the order of service; the groups are changed accordingly.
 
     Each job comes from the runnable group on the lowest level; on equal levels, from the one that comes first on the
-    ring after the cursor. The group under the cursor comes before all others for as many services as its weight.
+    ring after the cursor. A visit that is under way there goes on before all others, on the lowest level of all, until
+    the group has had as many services as its weight; from then on it comes after all others.
     """
-    left = {g.place: g.weight - cursor.served for g in groups if g.place == cursor.place}
-    visit_left = max(left.get(cursor.place, 1 - cursor.served), 0)
-    first_place = cursor.place - 1 if visit_left else cursor.place
-    mixed = {g.place: _Mixed(scheme, g.turn) for g in groups if g.high and g.low}
-    taken: list[tuple[int, Group, int]] = []  # job, group, the level it was taken on
-    services: dict[int, int] = {}
+    here = next((group for group in groups if group.place == cursor.place), Group(cursor.place))
+    left = max(here.weight - cursor.served, 0)  # services that the group under the cursor has left in this visit
+    lowest = min((group.level for group in groups if group.is_runnable), default=0)
+    before = cursor.place - 1 if left else cursor.place  # the ring begins after this place
+    jobs: list[int] = []
+    turns: list[_Turn] = []
 
-    def order(group: Group) -> tuple[int, bool, bool, int]:
-        used_up = bool(visit_left) and group.place == cursor.place and services.get(group.place, 0) >= visit_left
-        return group.level, used_up, group.place <= first_place, group.place
+    def turn(group: Group) -> _Turn:
+        services = sum(place == group.place for *_, place in turns)
+        is_over = group is here and left > 0 and (services >= left or group.level > lowest)
+        return group.level, is_over, group.place <= before, group.place
 
-    while len(taken) < free:
-        runnable = [g for g in groups if g.is_runnable]
-        if not runnable:
-            break
-        group = min(runnable, key=order)
-        level = group.level
-        taken.append((_next_job(group, mixed.get(group.place)), group, level))
+    while len(jobs) < free and (runnable := [group for group in groups if group.is_runnable]):
+        group = min(runnable, key=turn)
+        turns.append(turn(group))
+        jobs.append(_next_job(group, scheme))
         group.running += 1
-        services[group.place] = services.get(group.place, 0) + 1
-    for group in groups:
-        if group.place in mixed:
-            group.turn = mixed[group.place].turn
-    return [job for job, _, _ in taken], _moved(cursor, visit_left, taken)
+    return jobs, _moved(cursor, left, turns)
 
 
-class _Mixed:
-    """The counting scheme at work in a group where, when the call began, both priorities waited."""
-
-    def __init__(self, scheme: CountingScheme, turn: int) -> None:
-        self.scheme = scheme
-        self.turn = turn % scheme.cycle
-        self._followed = True
-
-    def lane(self, group: Group) -> list[int]:
-        """The lane that the scheme wants or, where that is empty, the other one."""
-        wanted, other = (group.high, group.low) if self.scheme.wants_high(self.turn) else (group.low, group.high)
-        # Once a priority is used up there is nothing left to count.
-        self._followed = self._followed and bool(wanted)
-        if self._followed:
-            self.turn = (self.turn + 1) % self.scheme.cycle
-        return wanted or other
+_Turn: TypeAlias = tuple[int, bool, bool, int]
+"""What decides which group is next, the smallest first; the last number is the group's place."""
 
 
-def _next_job(group: Group, mixed: _Mixed | None) -> int:
+def _next_job(group: Group, scheme: CountingScheme) -> int:
+    """The next job within a group. The counting scheme is followed, and moves on, while both priorities wait."""
     if group.due:
         return group.due.pop(0)
-    if mixed is not None:
-        return mixed.lane(group).pop(0)
-    return (group.high or group.low).pop(0)
+    if not (group.high and group.low):
+        return (group.high or group.low).pop(0)
+    lane = group.high if scheme.wants_high(group.turn) else group.low
+    group.turn = (group.turn + 1) % scheme.cycle
+    return lane.pop(0)
 
 
-def _moved(cursor: Cursor, visit_left: int, taken: list[tuple[int, Group, int]]) -> Cursor:
-    """The cursor after a call: at the last group served, with its services on the level it was served on last."""
-    if not taken:
+def _moved(cursor: Cursor, left: int, turns: list[_Turn]) -> Cursor:
+    """The cursor after a call: at the last group served, with the services of this visit: those on its last level."""
+    if not turns:
         return cursor
-    _, last, level = taken[-1]
-    served = sum(1 for _ in _visit(taken, last, level))
-    if visit_left and all(g is last for _, g, _ in taken) and last.place == cursor.place and len(taken) <= visit_left:
-        served += cursor.served
-    return Cursor(last.place, min(served, 255))
-
-
-def _visit(taken: list[tuple[int, Group, int]], last: Group, level: int) -> Iterator[int]:
-    return (job for job, group, on in taken if group is last and on == level)
+    _, is_over, _, place = turns[-1]
+    if left and not is_over and all(other == cursor.place for *_, other in turns):
+        return Cursor(place, cursor.served + len(turns))
+    return Cursor(place, min(turns.count(turns[-1]), 255))

@@ -15,6 +15,7 @@ SYSTEM_GROUP = "system"
 _LONGEST_NAME = 254
 _LONGEST_SUBJECT = 1000
 _MOST_RETRIES = 1_000_000
+_FIRST_YEAR, _LAST_YEAR = 2, 9998  # so that no change of the zone leaves the calendar
 
 
 class State(enum.StrEnum):
@@ -81,6 +82,8 @@ class NewJob:
             raise ValueError(f"priority: expected 'high' or 'low'; got {self.priority!r}")
         if self.not_before is not None and self.not_before.tzinfo is None:
             raise ValueError("not_before: expected a time with a time zone, such as datetime.now(UTC); got one without")
+        if self.not_before is not None and not _FIRST_YEAR <= self.not_before.year <= _LAST_YEAR:
+            raise ValueError(f"not_before: expected a year from {_FIRST_YEAR} to {_LAST_YEAR}; got {self.not_before}")
         if self.retries is not None and not 0 <= self.retries <= _MOST_RETRIES:
             raise ValueError(f"retries: expected 0 to {_MOST_RETRIES}; got {self.retries}")
         if not isinstance(self.args, Mapping):

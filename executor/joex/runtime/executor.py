@@ -35,6 +35,7 @@ from joex.runtime.runner import Defaults, Interruption, Runner
 from joex.runtime.taker import Taker
 from joex.store import executors
 from joex.store.database import create_pool
+from joex.store.errors import translated
 from joex.store.executors import Other, Registration
 from joex.store.migrate import check_schema
 from joex.task import App
@@ -133,8 +134,9 @@ class Executor:
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
         self.task_pool = await create_pool(self._url, most=most, pooled=self._pooled, name=f"joex tasks {self.app_id}")
         try:
-            async with pool.acquire() as connection:
-                await check_schema(connection)
+            with translated():
+                async with pool.acquire() as connection:
+                    await check_schema(connection)
             add_system_tasks(self.app)
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
@@ -285,6 +287,9 @@ class _Incarnation:
             executor.phase = "draining"
         self.taker.stop()
         await taking
+        with suppress(JoexError, OSError):  # for people to see: nothing depends on it
+            async with asyncio.timeout(_FLUSH_FOR), self._pool.acquire() as connection:
+                await executors.show_drain(connection, self._id)
         self.runner.give_back_unstarted()  # what was taken at the last moment
         limit = executor.settings.drain_timeout
         patience = _wait(executor._stopping, None if limit is None else limit.total_seconds())  # noqa: SLF001

@@ -48,7 +48,7 @@ EXIT_CODE = 75
 
 
 def clock() -> float:
-    """Seconds of a clock that is never set, and goes on while the machine is suspended (where there is such a clock)."""
+    """Seconds of a clock that is never set, and goes on while the machine is suspended (where there is such a one)."""
     return time.clock_gettime(_CLOCK)
 
 

@@ -80,7 +80,8 @@ def _data_error(error: BaseException, text: str) -> str:
     constraint = getattr(error, "constraint_name", None) or ""
     field = re.fullmatch(r"(?:job|group_setting|executor|queue)_(\w+?)_check\d*", constraint)
     if field is not None:
-        return f"{field[1]}: not allowed: {text}"
+        name = {"grp": "group", "name": "queue"}.get(field[1], field[1])
+        return f"{name}: not allowed: {text}"
     if constraint == "job_one_unfinished_per_tracker":
         return f"tracker: an unfinished job has it already: {text}"
     if "\\u0000" in text or "unicode escape" in text.lower() or "0x00" in text:

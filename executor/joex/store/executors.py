@@ -30,6 +30,7 @@ _RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::integer)
 _END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
 _FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
 _LOOK = statement("SELECT next_due, oldest_xid, next_xid FROM joex.look($1::text[])")
+_SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex.drain($1::text)")
 _CHORE = statement("SELECT joex.submit_chore($1::text, $2::text::jsonb, $3::text, $4::interval)")
 _LIST = statement("""
@@ -201,6 +202,12 @@ async def drain(connection: Connection, app_id: str | None) -> list[str]:
     """Ask the executor with this app-id (None: all) to drain; returns the app-ids that were asked."""
     with translated():
         return [row[0] for row in await connection.fetch(_DRAIN, app_id)]
+
+
+async def show_drain(connection: Connection, executor: int) -> None:
+    """Let everybody see that this executor drains."""
+    with translated():
+        await connection.execute(_SHOW_DRAIN, executor)
 
 
 async def submit_chore(connection: Connection, name: str, args: str, queue: str, every: timedelta) -> UUID | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from joex.core.job import NewJob
 from joex.errors import InvalidJob
@@ -29,16 +28,16 @@ _SET_PRIORITY = statement("SELECT joex.set_priority($1::uuid, $2::text)")
 _RETRY = statement("SELECT joex.retry($1::uuid)")
 _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
 _DELETE_FINISHED = statement("SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)")
-_COLUMNS = """
+COLUMNS = """
     id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
     failures, losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at,
     finished_at,
     message, result::text, error, seq
 """
-_GET = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
+_GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 # Unfinished jobs are found in the small partial indexes, the finished ones from the latest backwards.
 _LIST_UNFINISHED = statement(f"""
-    SELECT {_COLUMNS} FROM joex.job
+    SELECT {COLUMNS} FROM joex.job
     WHERE id IN (
         SELECT j.id FROM joex.job j WHERE j.lane IS NOT NULL AND ($1::text IS NULL OR j.queue = $1)
         UNION ALL SELECT j.id FROM joex.job j WHERE j.due_at IS NOT NULL AND ($1 IS NULL OR j.queue = $1)
@@ -48,7 +47,7 @@ _LIST_UNFINISHED = statement(f"""
     ORDER BY seq LIMIT $6::integer
 """)  # noqa: S608
 _LIST_FINISHED = statement(f"""
-    SELECT {_COLUMNS} FROM joex.job
+    SELECT {COLUMNS} FROM joex.job
     WHERE finished_at IS NOT NULL AND ($1::text IS NULL OR queue = $1)
       AND ($2::text IS NULL OR grp = $2) AND ($3::text IS NULL OR task = $3)
       AND ($4::text[] IS NULL OR state::text = ANY ($4))
@@ -59,7 +58,6 @@ _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM joex.job_log
     WHERE job_id = $1::uuid AND seq > $2::bigint ORDER BY seq LIMIT $3::integer
 """)
-_LAST_SEQ = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +197,7 @@ async def get_job(connection: Connection, job_id: UUID) -> Job | None:
     """A job, or None."""
     with translated():
         row = await connection.fetchrow(_GET, job_id)
-    return None if row is None else _job(row)
+    return None if row is None else job_of(row)
 
 
 async def list_unfinished(
@@ -215,7 +213,7 @@ async def list_unfinished(
     """Unfinished jobs in the order of submission; ``after`` is the seq of the last job of the page before."""
     with translated():
         rows = await connection.fetch(_LIST_UNFINISHED, queue, group, task, states, after, most)
-    return [_job(row) for row in rows]
+    return [job_of(row) for row in rows]
 
 
 async def list_finished(
@@ -229,10 +227,10 @@ async def list_finished(
     most: int = 100,
 ) -> list[Job]:
     """Finished jobs, the latest first; ``before`` is (finished_at, seq) of the last job of the page before."""
-    finished_at, seq = before or (None, _LAST_SEQ)
+    finished_at, seq = before or (None, 2**63 - 1)
     with translated():
         rows = await connection.fetch(_LIST_FINISHED, queue, group, task, states, finished_at, seq, most)
-    return [_job(row) for row in rows]
+    return [job_of(row) for row in rows]
 
 
 async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most: int = 10_000) -> list[LogEntry]:
@@ -242,9 +240,10 @@ async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most:
     return [LogEntry(*row) for row in rows]
 
 
-def _job(row: Any) -> Job:
+def job_of(row: Any) -> Job:
+    """A job from a row of `COLUMNS`."""
     values = dict(row)
     values["group"] = values.pop("grp")
-    values["args"] = json.loads(values["args"])
-    values["result"] = None if values["result"] is None else json.loads(values["result"])
+    values["args"] = from_json(values["args"])
+    values["result"] = None if values["result"] is None else from_json(values["result"])
     return Job(**values)

@@ -50,17 +50,28 @@ BEGIN
     RETURN true;
 END $$;
 
--- Run again the failed jobs that match, the oldest first, at most `most` of them; null matches all. Returns how many.
+-- Run again the failed jobs that match, the oldest first, at most `most` of them; null matches all. A job is left out
+-- while an unfinished one has its tracker. Returns how many.
 CREATE OR REPLACE FUNCTION joex.retry_failed(
     queue text DEFAULT NULL, grp text DEFAULT NULL, task text DEFAULT NULL, most integer DEFAULT 10000
-) RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT count(*) FILTER (WHERE joex.retry(f.id)) FROM (
-        SELECT j.id FROM joex.job j
-        WHERE j.finished_at IS NOT NULL AND j.state = 'failed'
-              AND (retry_failed.queue IS NULL OR j.queue = retry_failed.queue)
-              AND (retry_failed.grp IS NULL OR j.grp = retry_failed.grp)
-              AND (retry_failed.task IS NULL OR j.task = retry_failed.task)
-        ORDER BY j.finished_at LIMIT most) f $$;
+) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+DECLARE
+    v_id uuid;
+    v_all bigint := 0;
+BEGIN
+    FOR v_id IN SELECT j.id FROM joex.job j
+                WHERE j.finished_at IS NOT NULL AND j.state = 'failed' AND (queue IS NULL OR j.queue = queue)
+                      AND (grp IS NULL OR j.grp = grp) AND (task IS NULL OR j.task = task)
+                ORDER BY j.finished_at LIMIT most LOOP
+        BEGIN
+            v_all := v_all + joex.retry(v_id)::integer;
+        EXCEPTION WHEN unique_violation THEN
+            CONTINUE;
+        END;
+    END LOOP;
+    RETURN v_all;
+END $$;
 
 -- Set a group's weight (1 to 100: its share of the slots against other groups), pause it, limit how many of its jobs run
 -- at a time. Null leaves a setting as it is; a limit of -1 takes the limit away.

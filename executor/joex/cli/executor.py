@@ -1,0 +1,157 @@
+"""``joex executor``: the runtime, the HTTP interface and what is observed, put together in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joex.cli.database import database
+from joex.cli.flags import with_settings
+from joex.cli.load import load_app
+from joex.client import Client
+from joex.config import Settings, load_settings
+from joex.errors import JoexError
+from joex.store.database import connect, create_pool
+from joex.store.migrate import check_schema
+from joex.task import App
+
+if TYPE_CHECKING:
+    import socket
+
+    from joex.observe.metrics import Metrics
+    from joex.runtime.executor import Executor
+
+_log = logging.getLogger("joex")
+_MOST_NAMED = 5
+
+
+@with_settings
+def executor(
+    *,
+    app: Annotated[str, typer.Option(metavar="MODULE:APP", help="The joex.App with the tasks, e.g. shop.tasks:app.")],
+    flags: dict[str, str],
+) -> None:
+    """Run jobs.
+
+    SIGTERM or Ctrl-C: it takes no more, finishes what runs, and leaves. A second one: it gives back at once what runs.
+    """
+    import uvloop  # noqa: PLC0415 - the other commands do without
+
+    settings, tasks = load_settings(flags), load_app(app)
+    with database(settings.url) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(tasks, settings, url))
+
+
+async def _run(app: App, settings: Settings, url: str) -> None:
+    from joex.observe.log_lines import LogLines, capture_logging, fan_out  # noqa: PLC0415 - as above
+    from joex.observe.metrics import Metrics  # noqa: PLC0415
+    from joex.runtime.executor import Executor  # noqa: PLC0415
+
+    capture_logging(settings)
+    await _check(settings, url)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(_listening(settings))
+        if listener is not None:
+            settings = settings.model_copy(update={"http_address": _address(listener)})
+        metrics = Metrics(slots=settings.pool_size, busy=lambda: len(running.running()))
+        running = Executor(app, settings, url, emit=fan_out(metrics, LogLines(settings)))
+        services: list[Callable[[], Awaitable[None]]] = []
+        if listener is not None:
+            client = await stack.enter_async_context(_client(settings, url))
+            services.append(_http(settings, client, running, metrics, listener))
+        _drain_on_signals(running)
+        _log.info("%s runs up to %d jobs of %s", running.app_id, settings.pool_size, ", ".join(settings.queues))
+        with _one_error():
+            await running.run(services)
+
+
+async def _check(settings: Settings, url: str) -> None:
+    """Whether the database can be reached, and has this version's schema: before anything else is begun."""
+    connection = await connect(url, pooled=settings.poll_interval is not None)
+    try:
+        await check_schema(connection)
+    finally:
+        await connection.close()
+
+
+@contextmanager
+def _listening(settings: Settings) -> Iterator[socket.socket | None]:
+    if not settings.http_address:
+        yield None
+        return
+    from joex.http import listen  # noqa: PLC0415 - FastAPI is slow to import
+
+    with listen(settings.http_address) as listener:
+        yield listener
+
+
+def _address(listener: socket.socket) -> str:
+    """Return where it listens: the port that was found, where 0 was asked for."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@asynccontextmanager
+async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
+    pool = await create_pool(url, most=5, pooled=settings.poll_interval is not None, name="joex http")
+    try:
+        yield Client(pool)
+    finally:
+        pool.terminate()  # the calls under way have ended, and whatever has not must not keep the executor
+
+
+def _http(
+    settings: Settings, client: Client, executor: Executor, metrics: Metrics, listener: socket.socket
+) -> Callable[[], Awaitable[None]]:
+    from joex.http import create_api, serve  # noqa: PLC0415
+
+    api = create_api(settings, client, executor, metrics.render)
+    _log.info("HTTP on http://%s", settings.http_address)
+    return lambda: serve(api, listener)
+
+
+def _drain_on_signals(executor: Executor) -> None:
+    """Drain at the first signal, whoever else asked for it before; stop at a further one."""
+    received = 0
+
+    def on_signal(name: str) -> None:
+        nonlocal received
+        received += 1
+        if received == 1:
+            executor.drain()
+            _log.info("%s: waiting for the runs: %s; a further signal gives them back at once", name, _runs(executor))
+        else:
+            _log.warning("%s again: giving back the runs: %s", name, _runs(executor))
+            executor.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+
+
+def _runs(executor: Executor) -> str:
+    runs = executor.running()
+    named = [f"{run.task} {run.id}" for run in runs[:_MOST_NAMED]]
+    if len(runs) > len(named):
+        named.append(f"and {len(runs) - len(named)} more")
+    return ", ".join(named) or "none"
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Let an error of ours out of the groups that the runtime's tasks wrap it in, for its line and exit code."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group.subgroup(JoexError) or group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, JoexError):
+            raise error from group
+        raise

@@ -1,0 +1,67 @@
+"""A flag for each setting, made from the settings themselves, so that none can be forgotten."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from joex.config import Settings
+from joex.core.duration import format_duration
+
+_PANEL = "Settings: a flag, or JOEX_<FLAG> in the environment, or a key of joex.toml"
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for each setting; it is called with those that were given, as ``flags``.
+
+    The flags are texts: `load_settings` reads them, as it reads the environment, and its message names the wrong one.
+    """
+
+    def run(**values: Any) -> None:
+        command(**{name: value for name, value in values.items() if name not in names}, flags=_given(values, names))
+
+    names = set(Settings.model_fields)
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
+    parameters = [*own, *(_flag(name, field) for name, field in Settings.model_fields.items())]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _given(values: Mapping[str, Any], names: set[str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if name in names and value is not None}
+
+
+def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
+    default = _default(field.default)
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        metavar=_metavar(field),
+        help=f"{field.description}{f' (default: {default})' if default else ''}",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _metavar(field: FieldInfo) -> str:
+    if field.annotation is int:
+        return "NUMBER"
+    return "DURATION" if "timedelta" in str(field.annotation) else "TEXT"
+
+
+def _default(value: object) -> str:
+    """Return a default as it would be written."""
+    if value is None or isinstance(value, SecretStr):
+        return ""
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    return ",".join(value) if isinstance(value, list) else str(value)

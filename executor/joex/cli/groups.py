@@ -1,0 +1,120 @@
+"""``joex groups``: the groups of the queues, and their settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joex.cli.database import with_connection
+from joex.cli.options import AsJson, DatabaseUrl, Limit, OfQueue
+from joex.cli.output import note, print_json, print_table, say, span
+from joex.errors import ConfigError
+from joex.store.stats import GroupSetting, GroupStats, group_settings, group_stats, set_group
+
+if TYPE_CHECKING:
+    from joex.store.statement import Connection
+
+_COLUMNS = (
+    "GROUP", "QUEUE", "WAITING", "DEFERRED", "STUCK", "SCHEDULED", "RUNNING", "OLDEST", "WEIGHT", "LIMIT", "PAUSED",
+)  # fmt: skip
+
+groups_app = typer.Typer()
+
+
+@groups_app.callback(invoke_without_command=True)
+def groups(
+    context: typer.Context,
+    *,
+    queue: OfQueue = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """List the groups, or change their settings.
+
+    Lists those that have unfinished jobs, the largest first, and those that have settings of their own.
+    """
+    if context.invoked_subcommand is not None:
+        if queue is not None or as_json or database_url is not None:
+            raise ConfigError(f"groups {context.invoked_subcommand}: give its options after it")
+        return
+
+    async def work(connection: Connection) -> list[GroupStats]:
+        return await _list(connection, queue, limit + 1)
+
+    found = with_connection(database_url, work)
+    if as_json:
+        print_json(found[:limit])
+    elif found:
+        print_table(_COLUMNS, map(_row, found[:limit]), numbers=_COLUMNS[2:10])
+    else:
+        say("no groups have unfinished jobs or settings")
+    if len(found) > limit:
+        note("there are more: raise --limit")
+
+
+@groups_app.command("set")
+def set_command(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    *,
+    queue: Annotated[str, typer.Option(metavar="NAME", help="The queue in which it holds.")] = "default",
+    weight: Annotated[int | None, typer.Option(min=1, max=100, help="Its share of the slots.")] = None,
+    max_running: Annotated[int | None, typer.Option(min=0, help="Run so many of its jobs at a time at most.")] = None,
+    no_limit: Annotated[bool, typer.Option("--no-limit", help="Take the limit of running jobs away.")] = False,
+    paused: Annotated[bool | None, typer.Option("--pause/--resume", help="Stop, or go on, to take its jobs.")] = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Change settings of a group in a queue.
+
+    They hold for all executors, from their next take on.
+    """
+    if no_limit and max_running is not None:
+        raise ConfigError("groups set: give --max-running or --no-limit, not both")
+    if weight is None and max_running is None and paused is None and not no_limit:
+        raise ConfigError("groups set: say what to change: --weight, --max-running, --no-limit, --pause or --resume")
+    limit = -1 if no_limit else max_running
+
+    async def work(connection: Connection) -> GroupSetting | None:
+        await set_group(connection, group, queue, weight=weight, paused=paused, max_running=limit)
+        return next((s for s in await group_settings(connection, queue) if s.group == group), None)
+
+    setting = with_connection(database_url, work)
+    if setting is not None:
+        say(f"group {group} in queue {queue}: {_words(setting)}")
+
+
+async def _list(connection: Connection, queue: str | None, most: int) -> list[GroupStats]:
+    found = await group_stats(connection, queue, most)
+    if len(found) >= most:  # what is known of the others is not all
+        return found
+    known = {(group.queue, group.group) for group in found}
+    settings = [s for s in await group_settings(connection, queue, most) if (s.queue, s.group) not in known]
+    return [*found, *map(_idle, settings)]
+
+
+def _idle(setting: GroupSetting) -> GroupStats:
+    """Return the numbers of a group that has settings and no unfinished jobs."""
+    return GroupStats(
+        queue=setting.queue,
+        group=setting.group,
+        waiting=0,
+        deferred=0,
+        scheduled=0,
+        running=0,
+        stuck=0,
+        oldest_runnable_seconds=None,
+        weight=setting.weight,
+        paused=setting.paused,
+        max_running=setting.max_running,
+    )
+
+
+def _row(g: GroupStats) -> tuple[object, ...]:
+    counts = (g.waiting, g.deferred, g.stuck, g.scheduled, g.running)
+    return (g.group, g.queue, *counts, span(g.oldest_runnable_seconds), g.weight, g.max_running, g.paused)
+
+
+def _words(setting: GroupSetting) -> str:
+    limit = "no limit" if setting.max_running is None else f"at most {setting.max_running} running"
+    return f"weight {setting.weight}, {limit}, {'paused' if setting.paused else 'not paused'}"

@@ -1,0 +1,63 @@
+"""``joex jobs``: lists of jobs, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joex.cli.database import with_connection
+from joex.cli.options import AsJson, DatabaseUrl, Limit, OfGroup, OfQueue, OfTask
+from joex.cli.output import ago, note, print_json, print_table, say
+from joex.core.job import State
+from joex.store.jobs import Job
+from joex.store.listing import Filter, Page, check_cursor, list_jobs
+
+if TYPE_CHECKING:
+    from joex.store.statement import Connection
+
+_COLUMNS = ("ID", "STATE", "TASK", "GROUP", "QUEUE", "PRIO", "TRY", "DONE", "AGE", "SUBJECT")
+_STATES = f"In this state only: {', '.join(State)}. May be repeated."
+
+
+def jobs(
+    *,
+    state: Annotated[list[State] | None, typer.Option(metavar="STATE", help=_STATES)] = None,
+    queue: OfQueue = None,
+    group: OfGroup = None,
+    task: OfTask = None,
+    limit: Limit = 50,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Go on where a page ended; it says the cursor.")
+    ] = None,
+    as_json: AsJson = False,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """List jobs.
+
+    First those that executors hold, then the runnable ones group by group, those that wait for their time, and the
+    finished ones, the latest first.
+    """
+    check_cursor(after)
+    wanted = Filter(queue, group, task, state)
+
+    async def work(connection: Connection) -> Page:
+        return await list_jobs(connection, wanted, after, limit)
+
+    page = with_connection(database_url, work)
+    if as_json:
+        print_json(page.jobs)
+    elif page.jobs:
+        print_table(_COLUMNS, map(_row, page.jobs), numbers=("TRY", "DONE", "AGE"))
+    else:
+        say("no jobs")
+    if page.next is not None:
+        note(f"there are more: add --after {page.next}")
+
+
+def _row(job: Job) -> Sequence[object]:
+    state = f"{job.state}, cancelling" if job.cancel_requested and job.finished_at is None else job.state
+    done = f"{job.progress}%" if job.started_at else None
+    age = ago(job.submitted_at)
+    return (job.id, state, job.task, job.group, job.queue, job.priority, job.attempt, done, age, job.subject)

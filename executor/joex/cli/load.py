@@ -1,0 +1,66 @@
+"""Find the user's tasks: ``--app module:app``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+
+from joex.errors import ConfigError
+from joex.task import App
+
+
+def load_app(place: str) -> App:
+    """Import the `joex.App` that ``module:attribute`` names; the current folder is looked through first.
+
+    Raises:
+        ConfigError: there is none; the message says what is wrong with which part. Other errors of the user's own
+            module are let through, because their traceback is what helps.
+
+    """
+    module_name, colon, attribute = place.partition(":")
+    if not (colon and module_name and attribute):
+        raise ConfigError(f"--app: expected module:attribute, such as shop.tasks:app; got {place!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    module = _import(module_name)
+    try:
+        app = attrgetter(attribute)(module)
+    except AttributeError:
+        raise ConfigError(f"--app: module {module_name} has no {attribute!r}; {_apps_of(module)}") from None
+    if not isinstance(app, App):
+        raise ConfigError(f"--app: {place} is a {type(app).__name__}, not a joex.App; {_apps_of(module)}")
+    return app
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            looked = f"looked in {Path.cwd()} and the installed packages"
+            raise ConfigError(f"--app: there is no module {error.name!r} ({looked})") from error
+        raise _failed(name, error) from error
+    except ImportError as error:
+        raise _failed(name, error) from error
+    except SyntaxError as error:
+        raise ConfigError(f"--app: {error.filename}, line {error.lineno}: {error.msg}") from error
+    except (ValueError, TypeError) as error:
+        if name.startswith(".") or ".." in name or name.endswith("."):
+            raise ConfigError(f"--app: {name!r} is not the name of a module") from error
+        raise
+
+
+def _failed(name: str, error: ImportError) -> ConfigError:
+    """The user's module is there, but something that it imports is not."""
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
+    return ConfigError(f"--app: importing {name} failed: {error}{where}")
+
+
+def _apps_of(module: ModuleType) -> str:
+    names = [name for name, value in vars(module).items() if isinstance(value, App)]
+    return f"it has {', '.join(names)}" if names else "it has no joex.App"

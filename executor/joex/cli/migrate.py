@@ -1,0 +1,22 @@
+"""``joex migrate``."""
+
+from __future__ import annotations
+
+import asyncio
+
+from joex.cli.database import configured_url, database, migrate_database
+from joex.cli.options import DatabaseUrl
+from joex.cli.output import say
+
+
+def migrate(database_url: DatabaseUrl = None) -> None:
+    """Bring the database to the schema of this version.
+
+    Safe to repeat, and while executors run.
+    """
+    with database(configured_url(database_url)) as url:
+        applied = asyncio.run(migrate_database(url))
+    for name in applied:
+        say(f"applied {name}")
+    if not applied:
+        say("the schema is up to date")

@@ -1,0 +1,122 @@
+"""What commands print: lines and tables for people, JSON for programs.
+
+Texts of jobs come from anybody: control characters, with which they could take over a terminal, are shown as escapes,
+and nothing in them is read as markup.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from joex.core.duration import format_duration
+
+_WIDEST_CELL = 60
+_WIDEST_TABLE = 10_000
+
+
+def note(message: str) -> None:
+    """Say something besides the answer, on stderr."""
+    sys.stderr.write(f"joex: {message}\n")
+
+
+def say(line: str = "") -> None:
+    """Print a line."""
+    sys.stdout.write(f"{printable(line)}\n")
+
+
+def print_json(value: object) -> None:
+    """Print a JSON value: dataclasses become objects, times are ISO 8601 in UTC."""
+    sys.stdout.write(json.dumps(value, default=_json_value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_json_line(value: object) -> None:
+    """Print a JSON value on a line of its own, at once: for streams."""
+    sys.stdout.write(json.dumps(value, default=_json_value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[str] = ()) -> None:
+    """Print a table; the columns named in ``numbers`` are flush right.
+
+    It is as wide as it is, in a terminal too: an id that is cut could not be copied.
+    """
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and --json does not need it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(_cut(shown(cell))) for cell in row))
+    Console(width=_WIDEST_TABLE).print(table)
+
+
+def shown(cell: object) -> str:
+    """Return a value as one line for people."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, datetime):
+        return iso(cell)
+    if isinstance(cell, list | tuple):
+        return ",".join(shown(part) for part in cell)
+    return " ".join(printable(str(cell)).split("\n"))
+
+
+def printable(text: str) -> str:
+    r"""Show control characters as escapes, except tabs and line ends.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def iso(moment: datetime) -> str:
+    """Return a time in ISO 8601, in UTC.
+
+    >>> iso(datetime(2026, 1, 31, 3, 0, tzinfo=UTC))
+    '2026-01-31T03:00:00Z'
+    """
+    return moment.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
+
+
+def span(seconds: float | None) -> str:
+    """Return how long something took or has lasted, in its two largest units.
+
+    >>> span(3725.2), span(0.25), span(None)
+    ('1h2m', '250ms', '-')
+    """
+    if seconds is None:
+        return "-"
+    rest = max(seconds, 0.0)
+    for unit, finer in ((86400, 3600), (3600, 60), (60, 1)):
+        if rest >= unit:
+            return format_duration(timedelta(seconds=rest // finer * finer))
+    return format_duration(timedelta(seconds=round(rest, 3 if rest < 1 else 0)))
+
+
+def ago(moment: datetime | None) -> str:
+    """Return how long ago a time was, in whole seconds of the clock here."""
+    return span(None if moment is None else (datetime.now(UTC) - moment) // timedelta(seconds=1))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST_CELL else f"{text[: _WIDEST_CELL - 1]}…"
+
+
+def _json_value(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,0 +1,151 @@
+"""``joex show`` and ``joex logs``: one job, and what it logged."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from joex.cli.database import with_client
+from joex.cli.options import AsJson, DatabaseUrl, JobId
+from joex.cli.output import iso, note, print_json, print_json_line, say, shown, span
+from joex.client import Client
+from joex.core.job import State
+from joex.errors import JoexError
+from joex.store.jobs import Job, LogEntry
+
+_LOOK_EVERY = 0.5
+"""Seconds between two looks of ``logs --follow``."""
+
+
+def show(job_id: JobId, *, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
+    """Show a job, with its log."""
+
+    async def work(client: Client) -> tuple[Job, list[LogEntry]]:
+        return await get_job(client, job_id), [line async for line in _log(client, job_id)]
+
+    job, log = with_client(database_url, work)
+    if as_json:
+        fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+        print_json({**fields, "log": log})
+        return
+    for name, value in _facts(job):
+        say(f"{name:<13} {value}")
+    if log:
+        say()
+    for line in log:
+        say(_line(line))
+
+
+def logs(
+    job_id: JobId,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is finished.")] = False,
+    as_json: AsJson = False,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Print what a job has logged.
+
+    In all its attempts. With --follow, --json prints an object per line.
+    """
+
+    async def work(client: Client) -> list[LogEntry]:
+        await get_job(client, job_id)
+        if not follow:
+            return [line async for line in _log(client, job_id)]
+        async for line in _follow(client, job_id):
+            if as_json:
+                print_json_line(line)
+            else:
+                say(_line(line))
+        return []
+
+    lines = with_client(database_url, work)
+    if follow:
+        return
+    if as_json:
+        print_json(lines)
+        return
+    for line in lines:
+        say(_line(line))
+
+
+async def get_job(client: Client, job_id: UUID) -> Job:
+    """Return the job.
+
+    Raises:
+        JoexError: there is none with this id.
+
+    """
+    job = await client.get(job_id)
+    if job is None:
+        raise JoexError(f"there is no job {job_id}; 'joex jobs' lists them")
+    return job
+
+
+async def _log(client: Client, job_id: UUID, after: int = 0) -> AsyncIterator[LogEntry]:
+    while lines := await client.log(job_id, after=after):
+        for line in lines:
+            yield line
+        after = lines[-1].seq
+
+
+async def _follow(client: Client, job_id: UUID) -> AsyncIterator[LogEntry]:
+    """Give the lines as they come. The last ones may be written after the job's end: it takes one more look then."""
+    last, was_finished = 0, False
+    while True:
+        job = await get_job(client, job_id)
+        is_finished = State(job.state).is_final
+        async for line in _log(client, job_id, last):
+            yield line
+            last = line.seq
+        if is_finished and (was_finished or job.started_at is None):
+            note(f"the job is finished: {job.state}{f', {job.error}' if job.error else ''}")
+            return
+        was_finished = is_finished
+        await asyncio.sleep(_LOOK_EVERY)
+
+
+def _facts(job: Job) -> list[tuple[str, str]]:
+    """Return what there is to say about a job; what it does not have is left out."""
+    took = (job.finished_at - job.started_at).total_seconds() if job.started_at and job.finished_at else None
+    facts: dict[str, object] = {
+        "id": job.id,
+        "state": f"{job.state}, asked to cancel" if job.cancel_requested and not job.finished_at else job.state,
+        "task": job.task,
+        "subject": job.subject or None,
+        "group": job.group,
+        "queue": job.queue,
+        "priority": job.priority,
+        "submitter": job.submitter or None,
+        "tracker": job.tracker,
+        "submitted": job.submitted_at,
+        "not before": job.due_at,
+        "scheduled": job.scheduled_at,
+        "started": job.started_at,
+        "finished": job.finished_at and f"{iso(job.finished_at)}{f' (took {span(took)})' if took is not None else ''}",
+        "executor": job.app_id,
+        "attempt": job.attempt,
+        "failures": job.failures or None,
+        "losses": job.losses or None,
+        "retries": job.retries,
+        "progress": f"{job.progress}%  {job.progress_message or ''}".rstrip() if job.started_at else None,
+        "arguments": json.dumps(job.args, ensure_ascii=False),
+        "message": job.message,
+        "result": None if job.result is None else json.dumps(job.result, ensure_ascii=False),
+        "error": job.error,
+    }
+    return [(name, _fact(name, value)) for name, value in facts.items() if value is not None]
+
+
+def _fact(name: str, value: object) -> str:
+    return str(value) if name == "error" else shown(value)  # an error may have many lines
+
+
+def _line(line: LogEntry) -> str:
+    return f"{iso(line.at)} [{line.attempt}] {line.level.upper():<7} {line.message}"

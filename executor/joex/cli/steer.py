@@ -1,0 +1,102 @@
+"""``joex cancel``, ``joex retry`` and ``joex priority``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from joex.cli.database import with_client
+from joex.cli.options import DatabaseUrl, JobId, OfGroup, OfQueue, OfTask
+from joex.cli.output import note, say
+from joex.cli.show import get_job
+from joex.client import Client
+from joex.core.job import Priority
+from joex.errors import ConfigError, JoexError
+
+JobIds = Annotated[list[UUID], typer.Argument(metavar="ID...", help="Ids of jobs.")]
+
+
+def cancel(job_ids: JobIds, *, database_url: DatabaseUrl = None) -> None:
+    """Cancel jobs.
+
+    One that waits is cancelled at once, one that runs is told to end.
+    """
+
+    async def one(client: Client, job_id: UUID) -> str:
+        answer = await client.cancel(job_id)
+        if answer == "cancelled":
+            return "cancelled"
+        if answer == "requested":
+            return "runs, and was told to end"
+        raise JoexError(f"job {job_id}: can't be cancelled: {(await get_job(client, job_id)).state} already")
+
+    with_client(database_url, lambda client: _each(client, job_ids, one))
+
+
+def retry(
+    job_ids: Annotated[list[UUID] | None, typer.Argument(metavar="[ID...]", help="Ids of jobs.")] = None,
+    *,
+    failed: Annotated[bool, typer.Option("--failed", help="All failed jobs that match, the oldest first.")] = False,
+    queue: OfQueue = None,
+    group: OfGroup = None,
+    task: OfTask = None,
+    most: Annotated[int | None, typer.Option(min=1, help="So many at most.", show_default="10000")] = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Run failed, cancelled or stuck jobs again.
+
+    Failed and cancelled ones wait in line, with all their retries anew; stuck ones are retried now, not later.
+    """
+    if bool(job_ids) == failed:
+        raise ConfigError("retry: name jobs by id, or give --failed (with --queue, --group, --task, --most), not both")
+    if not failed and any(value is not None for value in (queue, group, task, most)):
+        raise ConfigError("retry: --queue, --group, --task and --most go with --failed")
+    if not failed:
+        with_client(database_url, lambda client: _each(client, job_ids or (), _retry_one))
+        return
+    count = with_client(
+        database_url, lambda client: client.retry_failed(queue=queue, group=group, task=task, most=most or 10_000)
+    )
+    say(f"{count} {'job waits' if count == 1 else 'jobs wait'} again")
+
+
+def priority(
+    job_id: JobId,
+    value: Annotated[Priority, typer.Argument(metavar="PRIORITY", help="The new one: high or low.")],
+    *,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Change the priority of a job that waits, within its group."""
+
+    async def one(client: Client, job_id: UUID) -> str:
+        if await client.set_priority(job_id, value):
+            return f"{value} priority"
+        state = (await get_job(client, job_id)).state
+        raise JoexError(f"job {job_id}: it is {state}; only the priority of waiting and stuck jobs can be changed")
+
+    with_client(database_url, lambda client: _each(client, [job_id], one))
+
+
+async def _retry_one(client: Client, job_id: UUID) -> str:
+    if await client.retry(job_id):
+        return "waits again"
+    state = (await get_job(client, job_id)).state
+    raise JoexError(f"job {job_id}: it is {state}; only failed, cancelled and stuck jobs can be retried")
+
+
+async def _each(client: Client, job_ids: Sequence[UUID], one: Callable[[Client, UUID], Awaitable[str]]) -> None:
+    """Do it to each job and say so; where it can't be done to some, it is done to the others all the same."""
+    wrong: list[JoexError] = []
+    for job_id in job_ids:
+        try:
+            say(f"{job_id} {await one(client, job_id)}")
+        except JoexError as error:
+            wrong.append(error)
+    if wrong:
+        *others, last = wrong
+        for other in others:
+            note(str(other))
+        raise last

@@ -1,0 +1,130 @@
+"""``joex submit``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from joex.cli.database import with_client
+from joex.cli.options import DatabaseUrl
+from joex.cli.output import note, say
+from joex.client import Client
+from joex.core.duration import parse_duration
+from joex.core.job import Priority
+from joex.errors import ConfigError
+
+
+def submit(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")],
+    *,
+    args: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments as a JSON object.")] = None,
+    args_file: Annotated[str | None, typer.Option(metavar="FILE", help="The same from a file; '-' is stdin.")] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TEXT", help="An argument: NAME=TEXT, or NAME:=JSON. May be repeated."),
+    ] = None,
+    group: Annotated[str, typer.Option(metavar="NAME", help="The tenant it belongs to.")] = "default",
+    queue: Annotated[str, typer.Option(metavar="NAME", help="The lane of work.")] = "default",
+    priority: Annotated[Priority, typer.Option(help="Within its group.")] = Priority.LOW,
+    subject: Annotated[str, typer.Option(metavar="TEXT", help="What it is about, for people.")] = "",
+    submitter: Annotated[str, typer.Option(metavar="TEXT", help="Who submits it, for people.")] = "",
+    not_before: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="Run it no sooner: '10m', or 2026-01-31T03:00:00Z.")
+    ] = None,
+    tracker: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Skip it while an unfinished job has the same tracker.")
+    ] = None,
+    retries: Annotated[int | None, typer.Option(help="Re-runs of a failed run.", show_default="the task's")] = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Submit a job, and print its id."""
+    fields: dict[str, Any] = {
+        "args": _arguments(args, args_file, arg or ()),
+        "group": group,
+        "queue": queue,
+        "priority": priority,
+        "subject": subject,
+        "submitter": submitter,
+        "not_before": None if not_before is None else _when(not_before),
+        "tracker": tracker,
+        "retries": retries,
+    }
+
+    async def work(client: Client) -> UUID | None:
+        return await client.submit(task, **fields)
+
+    job_id = with_client(database_url, work)
+    if job_id is None:
+        note(f"skipped: an unfinished job has the tracker {tracker!r}")
+    else:
+        say(str(job_id))
+
+
+def _arguments(text: str | None, file: str | None, pairs: Sequence[str]) -> dict[str, Any]:
+    """Put the arguments together; a later ``--arg`` wins over an earlier one and over the object."""
+    if text is not None and file is not None:
+        raise ConfigError("--args and --args-file: give one of them")
+    arguments: dict[str, Any] = {}
+    if text is not None:
+        arguments = _object("--args", text)
+    elif file is not None:
+        arguments = _object("--args-file", _read(file))
+    for pair in pairs:
+        name, value = _argument(pair)
+        arguments[name] = value
+    return arguments
+
+
+def _object(flag: str, text: str) -> dict[str, Any]:
+    value = _json(flag, text)
+    if not isinstance(value, dict):
+        raise ConfigError(f'{flag}: expected a JSON object, such as {{"path": "/tmp/a"}}; got {text.strip()[:80]}')
+    return value
+
+
+def _argument(pair: str) -> tuple[str, Any]:
+    name, equals, text = pair.partition("=")
+    is_json = name.endswith(":")
+    name = name.removesuffix(":")
+    if not equals or not name:
+        raise ConfigError(f"--arg: expected NAME=TEXT or NAME:=JSON; got {pair!r}")
+    return name, _json(f"--arg {name}", text) if is_json else text
+
+
+def _json(flag: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{flag}: this is not JSON: {error}; got {text.strip()[:80]!r}") from error
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--args-file {file}: {error}") from error
+
+
+def _when(text: str) -> datetime | str:
+    """Read a time with its zone, or check a delay and leave it as it is."""
+    try:
+        if "-" in text:  # no delay has one
+            moment = datetime.fromisoformat(text)
+            if moment.tzinfo is not None:
+                return moment
+        else:
+            parse_duration(text)
+            return text
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"--not-before: expected a delay, such as '10m', or a time with its zone, such as 2026-01-31T03:00:00Z; "
+        f"got {text!r}"
+    )

@@ -1,0 +1,51 @@
+"""What routes share: the client and the executor of the application, the usual parameters and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request, Security, params
+from fastapi.security import HTTPBearer
+
+from joex.client import Client
+from joex.http.bodies import Name
+from joex.http.face import ExecutorFace
+from joex.http.problems import problems
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It was done; the message says what, for people."""
+
+    message: str
+    success: bool = True
+
+
+async def _client(request: Request) -> Client:
+    client: Client = request.app.state.client
+    return client
+
+
+async def _executor(request: Request) -> ExecutorFace:
+    executor: ExecutorFace = request.app.state.executor
+    return executor
+
+
+TheClient = Annotated[Client, Depends(_client)]
+TheExecutor = Annotated[ExecutorFace, Depends(_executor)]
+QueueFilter = Annotated[Name | None, Query(description="of this queue only")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="at most so many")]
+
+# Routes that change something say so, for the documentation: the gate itself is `joex.http.guard`, before all routes.
+CHANGING: Sequence[params.Depends] = [
+    Security(
+        HTTPBearer(auto_error=False, description="JOEX_API_TOKEN: calls that change something need it, when it is set")
+    )
+]
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of the problems of a call that changes something: those of the gate, and its own."""
+    return problems(401, 403, 413, 415, *statuses)

@@ -1,0 +1,75 @@
+"""The application: routes, gate, errors, documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from joex.client import Client
+from joex.config import Settings
+from joex.http import executor as of_executor
+from joex.http import jobs, queues
+from joex.http.face import ExecutorFace
+from joex.http.guard import Guard
+from joex.http.problems import add_handlers
+
+LARGEST_BODY = 10_000_000
+"""Bytes of a body."""
+
+_ABOUT = """
+Submit jobs, steer and read them, and look after this executor.
+
+Calls that change something need `Authorization: Bearer <token>` when JOEX_API_TOKEN is set; without a token they are
+served on loopback only. A call that is not served answers with `{"detail": "why"}`.
+"""
+
+
+def create_api(
+    settings: Settings, client: Client, executor: ExecutorFace, metrics: Callable[[], tuple[bytes, str]]
+) -> FastAPI:
+    """The HTTP interface of an executor, as an ASGI application.
+
+    Args:
+        settings: of which the token counts here.
+        client: for what is in the database.
+        executor: for what is in this process.
+        metrics: gives the page for Prometheus, and its content type.
+    """
+    api = _Api(
+        title="Joex",
+        version=version("joex"),
+        description=_ABOUT,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+    )
+    api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
+    for part in (of_executor, jobs, queues):
+        api.include_router(part.routes)
+    add_handlers(api)
+    # An empty token counts as none: it would let everybody in.
+    token = settings.api_token.get_secret_value() if settings.api_token else ""
+    api.add_middleware(Guard, token=token or None, largest_body=LARGEST_BODY)
+    return api
+
+
+class _Api(FastAPI):
+    """Its documentation says what holds: wrong parameters and bodies are answered with 400, not with 422."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        return schema
+
+
+def _operation_id(route: APIRoute) -> str:
+    """What generated clients call their functions."""
+    return route.name

@@ -1,0 +1,131 @@
+"""The bodies of calls, and what their fields may be.
+
+What the texts of a submission must fulfil stands in the schema for its readers alone: `joex.core.job.NewJob` is the
+judge, and its messages name the field.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from joex.core.duration import parse_duration
+from joex.errors import InvalidJob
+
+MOST_AT_ONCE = 10_000
+"""Jobs in one call."""
+
+_STORABLE = r"^[^\x00]*$"
+_INT32 = 2**31 - 1
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character (PostgreSQL can't store it)")
+    return text
+
+
+def _text(longest: int, *, least: int = 0) -> dict[str, Any]:
+    return {"minLength": least, "maxLength": longest, "pattern": _STORABLE}
+
+
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=254, json_schema_extra={"pattern": _STORABLE}),
+    AfterValidator(_storable),
+]
+"""The name of a queue, a group or a task: 1 to 254 bytes."""
+
+
+class _Body(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+
+class JobBody(_Body):
+    """A submission."""
+
+    task: str = Field(description="the name of the task", json_schema_extra=_text(254, least=1))
+    args: dict[str, Any] = Field({}, description="its arguments by name")
+    group: str = Field(
+        "default", description="the tenant; groups are served in round robin", json_schema_extra=_text(254, least=1)
+    )
+    queue: str = Field("default", description="the lane of work", json_schema_extra=_text(254, least=1))
+    priority: Literal["high", "low"] = Field("low", description="within its group")
+    subject: str = Field("", description="what it is about, for people", json_schema_extra=_text(1000))
+    submitter: str = Field("", description="who submits it, for people", json_schema_extra=_text(254))
+    not_before: str | None = Field(
+        None,
+        description="run it no sooner: a time with a zone (ISO 8601), or a delay",
+        examples=["2026-12-24T18:00:00Z", "10m"],
+    )
+    tracker: str | None = Field(
+        None,
+        description="skip this submission while an unfinished job has the same tracker",
+        json_schema_extra=_text(254, least=1),
+    )
+    retries: int | None = Field(None, ge=0, le=1_000_000, description="re-runs after a failed run; null: the default")
+
+    def fields(self) -> dict[str, Any]:
+        """The arguments of `joex.Client.submit`, which checks them.
+
+        Raises:
+            InvalidJob: ``not_before`` can't be read.
+        """
+        return {**dict(self), "not_before": _not_before(self.not_before)}
+
+
+class JobberBody(_Body):
+    """A submission in the words of Jobber: each type has a task, and a queue, of this name."""
+
+    type: str = Field(description="the name of the task and of the queue", json_schema_extra=_text(254, least=1))
+    payload: dict[str, Any] = Field(description="the arguments of the task by name")
+
+
+class PriorityBody(_Body):
+    """A new priority."""
+
+    priority: Literal["high", "low"]
+
+
+class GroupBody(_Body):
+    """Settings of a group in a queue. A field that is left out stays as it is."""
+
+    queue: Name = "default"
+    weight: int | None = Field(None, ge=1, le=100, description="its share of the slots against other groups")
+    paused: bool | None = Field(None, description="no job of it is started")
+    max_running: int | None = Field(
+        None, ge=0, le=_INT32, description="at most so many of its jobs run at a time; null takes the limit away"
+    )
+
+    @property
+    def limit(self) -> int | None:
+        """``max_running`` as the store wants it: -1 takes the limit away, None leaves it as it is."""
+        if self.max_running is None and "max_running" in self.model_fields_set:
+            return -1
+        return self.max_running
+
+
+def _not_before(text: str | None) -> datetime | str | None:
+    """A time, or a delay as it is written.
+
+    Raises:
+        InvalidJob: it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        with suppress(ValueError):
+            parse_duration(text)
+            return text
+    else:
+        with suppress(OverflowError):  # its zone takes it out of the calendar
+            if time.tzinfo is not None:
+                return time.astimezone(UTC)
+    raise InvalidJob(
+        f"not_before: expected a time with a zone ('2026-12-24T18:00:00Z') or a delay ('10m'); got {text!r}"
+    )

@@ -1,0 +1,113 @@
+"""Routes about this executor: what it runs, look for work, shut down, and the probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from uuid import UUID
+
+from fastapi import APIRouter, Request, Response, status
+
+from joex.http.access import CHANGING, Done, TheExecutor, refusals
+from joex.http.face import RunningJob
+
+routes = APIRouter(tags=["executor"])
+
+_VERSION = version("joex")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which program answers."""
+
+    version: str
+    app_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of this executor. ``attempt`` is 1 for the first one; ``seconds`` since its code started."""
+
+    id: UUID
+    task: str
+    group: str
+    queue: str
+    attempt: int
+    subject: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What this executor runs."""
+
+    running: list[Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The answer to a probe, and where the executor stands in its life."""
+
+    ok: bool
+    phase: str
+
+
+@routes.get("/api/info/version")
+async def info_version(executor: TheExecutor) -> Version:
+    """Say which version answers."""
+    return Version(_VERSION, executor.app_id)
+
+
+@routes.post("/api/v1/notify", dependencies=CHANGING, responses=refusals())
+async def notify(executor: TheExecutor) -> Done:
+    """Look for work now."""
+    executor.wake()
+    return Done("looking for work")
+
+
+@routes.get("/api/v1/running")
+async def list_running(executor: TheExecutor) -> Running:
+    """List what this executor runs."""
+    return Running([_run(run) for run in executor.running()])
+
+
+@routes.post("/api/v1/shutdownAndExit", dependencies=CHANGING, responses=refusals())
+async def shut_down(executor: TheExecutor) -> Done:
+    """Take no more jobs, and exit when the running ones are done. Answers at once."""
+    executor.drain()
+    return Done(f"taking no more jobs; exiting when {len(executor.running())} running ones are done")
+
+
+@routes.get("/healthz", responses={503: {"model": Health, "description": "It should be restarted"}})
+async def healthz(executor: TheExecutor, response: Response) -> Health:
+    """Say whether the executor is alive: its services run, and its lease is trusted."""
+    return _health(executor.phase, response, ok=executor.alive)
+
+
+@routes.get("/readyz", responses={503: {"model": Health, "description": "It takes no jobs"}})
+async def readyz(executor: TheExecutor, response: Response) -> Health:
+    """Say whether the executor takes jobs."""
+    return _health(executor.phase, response, ok=executor.ready)
+
+
+@routes.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus"}},
+)
+async def metrics(request: Request) -> Response:
+    """Say what has been counted and measured, in the text format of Prometheus."""
+    render: Callable[[], tuple[bytes, str]] = request.app.state.metrics
+    content, content_type = render()
+    return Response(content, media_type=content_type)
+
+
+def _run(run: RunningJob) -> Run:
+    return Run(run.id, run.task, run.group, run.queue, run.attempt, run.subject, run.seconds)
+
+
+def _health(phase: str, response: Response, *, ok: bool) -> Health:
+    if not ok:
+        response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
+    return Health(ok, phase)

@@ -1,0 +1,191 @@
+"""Routes about jobs: submit, list, read, cancel, change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, NoReturn
+from uuid import UUID
+
+from fastapi import APIRouter, Body, HTTPException, Query, Response, status
+from pydantic import BaseModel, Field
+
+from joex.client import Client, new_job
+from joex.core.job import NewJob, State
+from joex.errors import InvalidJob
+from joex.http.access import CHANGING, Done, Limit, QueueFilter, TheClient, refusals
+from joex.http.bodies import MOST_AT_ONCE, JobberBody, JobBody, Name, PriorityBody
+from joex.http.problems import problems
+from joex.store.jobs import Job, LogEntry
+from joex.store.listing import Filter, check_cursor, list_jobs
+
+routes = APIRouter(tags=["jobs"])
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The id of the job; null where it was skipped, because an unfinished job has its tracker."""
+
+    id: UUID | None
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedMany:
+    """The ids of the jobs, in order; null where one was skipped."""
+
+    ids: list[UUID | None]
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """A page of jobs, and the cursor of the next page; null: this is the last one."""
+
+    jobs: list[Job]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobAndLog:
+    """A job, and the log of all its attempts."""
+
+    job: Job
+    log: list[LogEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """``cancelled``: it was waiting; ``requested``: it runs, and is told."""
+
+    result: Literal["cancelled", "requested"]
+
+
+class JobberAnswer(BaseModel):
+    """The id of the job, in the words of Jobber."""
+
+    job_id: UUID = Field(alias="job-id")
+
+
+@routes.post(
+    "/api/v1/jobs",
+    status_code=status.HTTP_201_CREATED,
+    dependencies=CHANGING,
+    responses=refusals(400, 503)
+    | {200: {"model": Submitted, "description": "Skipped: its tracker has an unfinished job"}},
+)
+async def submit_job(body: JobBody, client: TheClient, response: Response) -> Submitted:
+    """Submit a job."""
+    job_id = await client.submit(**body.fields())
+    if job_id is None:
+        response.status_code = status.HTTP_200_OK
+    return Submitted(job_id, skipped=job_id is None)
+
+
+@routes.post(
+    "/api/v1/jobs/many",
+    status_code=status.HTTP_201_CREATED,
+    dependencies=CHANGING,
+    responses=refusals(400, 503),
+)
+async def submit_jobs(
+    body: Annotated[list[JobBody], Body(max_length=MOST_AT_ONCE)], client: TheClient
+) -> SubmittedMany:
+    """Submit many jobs: all of them or none."""
+    return SubmittedMany(await client.submit_many([_checked(nr, one) for nr, one in enumerate(body)]))
+
+
+@routes.get("/api/v1/jobs", responses=problems(400, 503))
+async def read_jobs(
+    client: TheClient,
+    *,
+    state: Annotated[list[State] | None, Query(description="in one of these states")] = None,
+    queue: QueueFilter = None,
+    group: Annotated[Name | None, Query(description="of this group only")] = None,
+    task: Annotated[Name | None, Query(description="of this task only")] = None,
+    cursor: Annotated[str | None, Query(description="the 'next' of the page before", max_length=4000)] = None,
+    limit: Limit = 100,
+) -> JobPage:
+    """List jobs: those that run, runnable ones group by group, those that wait for their time, and finished ones."""
+    check_cursor(cursor)
+    async with client.acquire() as connection:
+        page = await list_jobs(connection, Filter(queue, group, task, state), cursor, limit)
+    return JobPage(page.jobs, page.next)
+
+
+@routes.get("/api/v1/job/{job_id}", responses=problems(400, 404, 503))
+async def read_job(
+    client: TheClient,
+    job_id: UUID,
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="the seq of the last line that is known")] = 0,
+) -> JobAndLog:
+    """Read a job and its log, at most 10,000 lines of it: ask for more with ``after``."""
+    async with client.acquire() as connection:
+        job = await client.get(job_id, connection=connection)
+        if job is None:
+            _no_such(job_id)
+        return JobAndLog(job, await client.log(job_id, after=after, connection=connection))
+
+
+@routes.post(
+    "/api/v1/job/{job_id}/cancel",
+    dependencies=CHANGING,
+    responses=refusals(400, 404, 409, 503) | {202: {"model": Cancelled, "description": "It runs, and is told"}},
+)
+async def cancel_job(client: TheClient, job_id: UUID, response: Response) -> Cancelled:
+    """Cancel a job."""
+    answer = await client.cancel(job_id)
+    if answer == "not_found":
+        _no_such(job_id)
+    if answer == "finished":
+        raise HTTPException(status.HTTP_409_CONFLICT, "the job is finished already")
+    if answer == "requested":
+        response.status_code = status.HTTP_202_ACCEPTED
+        return Cancelled("requested")
+    return Cancelled("cancelled")
+
+
+@routes.post("/api/v1/job/{job_id}/priority", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
+async def change_priority(client: TheClient, job_id: UUID, body: PriorityBody) -> Done:
+    """Change the priority of a job that waits."""
+    if not await client.set_priority(job_id, body.priority):
+        await _refuse(client, job_id, "only one that waits can change its priority")
+    return Done(f"the priority is {body.priority}")
+
+
+@routes.post("/api/v1/job/{job_id}/retry", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
+async def retry_job(client: TheClient, job_id: UUID) -> Done:
+    """Run a failed or cancelled job again, or a stuck one now."""
+    if not await client.retry(job_id):
+        await _refuse(client, job_id, "only one that failed, is stuck or was cancelled can run again")
+    return Done("the job waits to run again")
+
+
+@routes.post(
+    "/jobber/queue",
+    tags=["jobber"],
+    status_code=status.HTTP_201_CREATED,
+    dependencies=CHANGING,
+    responses=refusals(400, 503),
+)
+async def submit_by_type(body: JobberBody, client: TheClient) -> JobberAnswer:
+    """Submit a job in the words of Jobber: the task, and its own queue, have the name of the type."""
+    job_id = await client.submit(body.type, body.payload, queue=body.type)
+    return JobberAnswer.model_validate({"job-id": job_id})
+
+
+def _checked(nr: int, body: JobBody) -> NewJob:
+    try:
+        return new_job(**body.fields())
+    except InvalidJob as error:
+        raise InvalidJob(f"{nr}.{error}") from error
+
+
+def _no_such(job_id: UUID) -> NoReturn:
+    raise HTTPException(status.HTTP_404_NOT_FOUND, f"there is no job {job_id}")
+
+
+async def _refuse(client: Client, job_id: UUID, rule: str) -> NoReturn:
+    """Say why a job did not change."""
+    job = await client.get(job_id)
+    if job is None:
+        _no_such(job_id)
+    raise HTTPException(status.HTTP_409_CONFLICT, f"the job is {job.state}: {rule}")

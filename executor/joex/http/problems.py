@@ -1,0 +1,91 @@
+"""Errors -> answers: ``{"detail": "one line"}``, with the status that says what the caller does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError
+
+_RETRY_AFTER = {"Retry-After": "2"}
+_MOST_SHOWN = 5
+_MEANINGS = {
+    400: "The call is wrong: the detail names the field. Nothing was done.",
+    401: "A token is set, and the call does not bear it.",
+    403: "No token is set, and the call does not come from this machine.",
+    404: "There is no such job.",
+    409: "The job is in a state that does not allow it.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    503: "The database can't be reached, or has another schema: try again later.",
+}
+
+
+class Problem(BaseModel):
+    """Why a call was not served."""
+
+    detail: str = Field(description="one line, for people")
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """An answer that says why not."""
+    # A name in a body can be no valid Unicode, and the detail quotes it.
+    text = " ".join(detail.split()).encode(errors="backslashreplace").decode()
+    return JSONResponse({"detail": text}, status, headers)
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of the problems that a call can answer with."""
+    return {status: {"model": Problem, "description": _MEANINGS[status]} for status in statuses}
+
+
+def add_handlers(api: FastAPI) -> None:
+    """Translate what the routes raise."""
+    api.add_exception_handler(RequestValidationError, _bad_request)
+    api.add_exception_handler(InvalidJob, _invalid)
+    api.add_exception_handler(DatabaseUnavailable, _unavailable)
+    api.add_exception_handler(ConfigError, _unavailable)  # the database has another schema, or another password now
+    api.add_exception_handler(Exception, _failed)
+
+
+async def _bad_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - as it was registered
+    found = error.errors()
+    lines = [_problem_line(one) for one in found[:_MOST_SHOWN]]
+    if len(found) > _MOST_SHOWN:
+        lines.append(f"and {len(found) - _MOST_SHOWN} more")
+    return problem(400, "; ".join(lines))
+
+
+async def _invalid(_: Request, error: Exception) -> JSONResponse:
+    return problem(400, str(error))
+
+
+async def _unavailable(_: Request, error: Exception) -> JSONResponse:
+    return problem(503, str(error), _RETRY_AFTER)
+
+
+async def _failed(_: Request, error: Exception) -> JSONResponse:
+    known = isinstance(error, JoexError)
+    return problem(500, str(error) if known else "an error inside joex: see the log of the executor")
+
+
+def _problem_line(found: Mapping[str, Any]) -> str:
+    if found["type"] == "json_invalid":
+        return f"body: not JSON: {found['ctx']['error']} at character {found['loc'][-1]}"
+    where = _place(found["loc"])
+    if found["type"] == "extra_forbidden":
+        return f"{where}: there is no such field"
+    if found["type"] == "missing":
+        return f"{where}: is required"
+    return f"{where}: {found['msg'].removeprefix('Value error, ')}"
+
+
+def _place(loc: Sequence[int | str]) -> str:
+    """``("body", "task")`` is the field task; ``("body",)`` the body itself."""
+    return ".".join(str(part) for part in loc[1:] or loc)

@@ -1,0 +1,104 @@
+"""Routes about what is shared: queues, groups, executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from joex.core.job import State
+from joex.http.access import CHANGING, Done, Limit, QueueFilter, TheClient, refusals
+from joex.http.bodies import GroupBody, Name
+from joex.http.problems import problems
+from joex.store import executors, stats
+from joex.store.executors import Executor
+from joex.store.jobs import Job
+from joex.store.listing import Filter, list_jobs
+from joex.store.stats import GroupSetting, GroupStats, QueueStats
+
+routes = APIRouter(tags=["queues"])
+
+_HELD = (State.RUNNING, State.SCHEDULED)
+_QUEUED = (State.WAITING, State.STUCK)
+_ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """The jobs that executors hold, with their progress; those that wait; those that ended last."""
+
+    progress: list[Job]
+    queued: list[Job]
+    completed: list[Job]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups that have unfinished jobs, the largest first, and those that have settings of their own."""
+
+    groups: list[GroupStats]
+    settings: list[GroupSetting]
+
+
+@dataclass(frozen=True, slots=True)
+class Executors:
+    """The executors."""
+
+    executors: list[Executor]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The queues that have unfinished jobs."""
+
+    queues: list[QueueStats]
+
+
+@routes.get("/api/v1/queue/state", responses=problems(400, 503))
+async def queue_state(client: TheClient, queue: QueueFilter = None, limit: Limit = 50) -> QueueState:
+    """Read the state of the queue, at most ``limit`` jobs of each kind."""
+    async with client.acquire() as connection:
+        return QueueState(
+            progress=(await list_jobs(connection, Filter(queue, states=_HELD), most=limit)).jobs,
+            queued=(await list_jobs(connection, Filter(queue, states=_QUEUED), most=limit)).jobs,
+            completed=(await list_jobs(connection, Filter(queue, states=_ENDED), most=limit)).jobs,
+        )
+
+
+@routes.get("/api/v1/stats", responses=problems(503))
+async def queue_stats(client: TheClient) -> Stats:
+    """Count the unfinished jobs of each queue."""
+    async with client.acquire() as connection:
+        return Stats(await stats.queue_stats(connection))
+
+
+@routes.get("/api/v1/groups", responses=problems(400, 503))
+async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit = 100) -> Groups:
+    """List groups: their unfinished jobs and their settings."""
+    async with client.acquire() as connection:
+        return Groups(
+            await stats.group_stats(connection, queue, limit), await stats.group_settings(connection, queue, limit)
+        )
+
+
+@routes.post("/api/v1/groups/{group:path}", dependencies=CHANGING, responses=refusals(400, 503))
+async def set_group(client: TheClient, group: Annotated[Name, Path()], body: GroupBody) -> Done:
+    """Change settings of a group in a queue; they hold at once."""
+    async with client.acquire() as connection:
+        await stats.set_group(
+            connection, group, body.queue, weight=body.weight, paused=body.paused, max_running=body.limit
+        )
+    return Done(f"the settings of group {group!r} in queue {body.queue!r} are changed")
+
+
+@routes.get("/api/v1/executors", responses=problems(400, 503))
+async def list_executors(
+    client: TheClient,
+    *,
+    ended: Annotated[bool, Query(description="those that have gone, too")] = False,
+    limit: Limit = 1000,
+) -> Executors:
+    """List the executors."""
+    async with client.acquire() as connection:
+        return Executors(await executors.list_executors(connection, ended=ended, most=limit))

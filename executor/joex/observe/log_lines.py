@@ -1,0 +1,155 @@
+"""Events -> log lines: all that an executor writes, in one place, to stderr. What jobs log is in the database."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any, TextIO
+from uuid import UUID
+
+import structlog
+from structlog.typing import Processor
+
+from joex.config import Settings
+from joex.core import events
+from joex.core.job import State
+
+# What is said of each event, beside its own fields.
+_LINES: dict[type[events.Event], tuple[str, str]] = {
+    events.Registered: ("info", "registered"),
+    events.AppIdInUse: (
+        "warning",
+        "another executor lives under this app-id: waiting until it has gone; give each executor its own: JOEX_APP_ID",
+    ),
+    events.Taken: ("debug", "took jobs"),
+    events.WorkerConflict: ("warning", "a run had lost its job: its result is dropped"),
+    events.Rescued: ("warning", "an executor has died: its jobs wait again"),
+    events.FellAsleep: ("debug", "fell asleep"),
+    events.Woken: ("debug", "woken"),
+    events.LogLinesDropped: ("warning", "log lines of jobs are dropped"),
+    events.TrustEnded: ("warning", "the lease could not be renewed in time: interrupting the runs"),
+    events.LeaseEnded: ("warning", "others have declared this executor dead: starting over"),
+    events.DatabaseTrouble: ("warning", "the database can't be reached: trying again"),
+    events.Draining: ("info", "draining: taking no more jobs"),
+    events.Left: ("info", "left"),
+}
+_STARTED = ("debug", "run started")
+_ENDED = {
+    State.SUCCESS: ("debug", "job succeeded"),
+    State.STUCK: ("warning", "run failed: the job is retried"),
+    State.FAILED: ("warning", "job failed"),
+    State.CANCELLED: ("info", "job cancelled"),
+    State.WAITING: ("info", "run interrupted: the job waits again"),
+}
+
+
+def fan_out(*emits: events.Emit) -> events.Emit:
+    """One place for events to go to, from where they go to all of these."""
+
+    def emit(event: events.Event) -> None:
+        for one in emits:
+            one(event)
+
+    return emit
+
+
+class LogLines:
+    """Writes a line for each event that is worth one. A `joex.core.events.Emit`.
+
+    Args:
+        settings: of which the format and the level count here.
+        stream: where to, instead of stderr.
+    """
+
+    def __init__(self, settings: Settings, stream: TextIO | None = None) -> None:
+        to = sys.stderr if stream is None else stream
+        level = _level(settings)
+        self._log = structlog.wrap_logger(
+            structlog.WriteLogger(to),
+            processors=[*_PREPARE, *_render(settings, to)],
+            wrapper_class=structlog.make_filtering_bound_logger(level),
+        )
+        # Most events are worth a line only when somebody debugs, and there are thousands of them a second.
+        self._says_debug = level <= logging.DEBUG
+
+    def __call__(self, event: events.Event) -> None:
+        """Write a line about an event, or none. A stream that is gone takes none, and nobody else suffers from it."""
+        if isinstance(event, events.RunEnded):
+            level, text = _ENDED[event.verdict.state]
+        elif isinstance(event, events.RunStarted):
+            level, text = _STARTED
+        else:
+            level, text = _LINES[type(event)]
+        if level == "debug" and not self._says_debug:
+            return
+        with suppress(OSError, ValueError):
+            getattr(self._log, level)(text, **_details(event))
+
+
+def capture_logging(settings: Settings, stream: TextIO | None = None) -> None:
+    """Let what libraries and tasks log (with the standard library) come out in the same form and place."""
+    to = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(to)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*_PREPARE, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_render(settings, to)],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(_level(settings))
+
+
+_PREPARE: list[Processor] = [
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+
+
+def _level(settings: Settings) -> int:
+    return logging.getLevelNamesMapping()[settings.log_level.upper()]
+
+
+def _render(settings: Settings, stream: TextIO) -> list[Processor]:
+    if settings.log_format == "json":
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(),
+            sort_keys=False,
+            exception_formatter=structlog.dev.plain_traceback,
+            repr_native_str=True,  # names come from submitters: they must not steer the terminal
+        )
+    ]
+
+
+def _details(event: events.Event) -> dict[str, Any]:
+    if isinstance(event, events.RunStarted | events.RunEnded):
+        return _of_run(event)
+    return {field.name: _plain(getattr(event, field.name)) for field in fields(event)}
+
+
+def _of_run(event: events.RunStarted | events.RunEnded) -> dict[str, Any]:
+    job = event.job
+    details: dict[str, Any] = {
+        "job": str(job.id),
+        "task": job.task,
+        "group": job.group,
+        "queue": job.queue,
+        "attempt": job.attempt + 1,  # as the task sees it: taken jobs carry the attempts before
+    }
+    if isinstance(event, events.RunEnded):
+        verdict = event.verdict
+        details["seconds"] = _plain(event.seconds)
+        details["error"] = verdict.error
+        details["retry_in"] = None if verdict.delay is None else verdict.delay.total_seconds()
+    return {name: value for name, value in details.items() if value is not None}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, UUID):
+        return str(value)
+    return round(value, 3) if isinstance(value, float) else value

@@ -1,0 +1,147 @@
+"""Events -> numbers for Prometheus.
+
+Labels are bounded: task, queue, result, and words of our own. A job could name any task, so that after `_MOST_TASKS`
+pairs of task and queue the further ones are counted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from joex.core import events
+from joex.core.job import State, TakenJob
+
+_MOST_TASKS = 500
+_OTHERS = "(others)"
+
+_TAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_RUN_SECONDS = (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskMeters:
+    """The numbers of one task in one queue, looked up once: they are moved for each of many thousand runs a second."""
+
+    started: Counter
+    ended: dict[State, Counter]
+    seconds: Histogram
+
+
+class Metrics:
+    """Counts what happens in an executor. A `joex.core.events.Emit`.
+
+    Args:
+        slots: how many jobs the executor runs at a time.
+        busy: says how many it runs now; it is asked at each scrape.
+    """
+
+    def __init__(self, *, slots: int, busy: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._tasks: dict[tuple[str, str], _TaskMeters] = {}
+        self._make_run_meters()
+        self._make_executor_meters(slots, busy)
+        self._meters: dict[type[events.Event], Callable[..., None]] = {
+            events.Registered: self._registered,
+            events.Taken: self._taken,
+            events.RunStarted: self._run_started,
+            events.RunEnded: self._run_ended,
+            events.WorkerConflict: lambda _: self._conflicts.inc(),
+            events.Rescued: self._rescued,
+            events.LogLinesDropped: lambda event: self._dropped.labels(event.reason).inc(event.lines),
+            events.TrustEnded: lambda _: self._trust_ended.inc(),
+            events.DatabaseTrouble: lambda event: self._trouble.labels(event.service).inc(),
+        }
+
+    def __call__(self, event: events.Event) -> None:
+        """Count an event."""
+        meter = self._meters.get(type(event))
+        if meter is not None:
+            meter(event)
+
+    def render(self) -> tuple[bytes, str]:
+        """The page for Prometheus, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _make_run_meters(self) -> None:
+        by_task = ("task", "queue")
+        self._started = self._counter("joex_runs_started", "Runs whose code started.", *by_task)
+        self._ended = self._counter(
+            "joex_runs_ended",
+            "Runs that ended, by the state their job has then: success, failed, cancelled, stuck (it is retried), "
+            "waiting (it was given back).",
+            *by_task,
+            "result",
+        )
+        self._run_seconds = Histogram(
+            "joex_run_seconds",
+            "How long runs took.",
+            by_task,
+            buckets=_RUN_SECONDS,
+            registry=self._registry,
+        )
+        self._conflicts = self._counter(
+            "joex_worker_conflicts", "Runs that had lost their job: their result was dropped."
+        )
+        self._dropped = self._counter("joex_log_lines_dropped", "Log lines of jobs that were not written.", "reason")
+
+    def _make_executor_meters(self, slots: int, busy: Callable[[], int]) -> None:
+        self._jobs_taken = self._counter("joex_jobs_taken", "Jobs that were taken.")
+        self._take_seconds = Histogram(
+            "joex_take_seconds", "How long takes took.", buckets=_TAKE_SECONDS, registry=self._registry
+        )
+        self._reclaimed = self._counter(
+            "joex_jobs_reclaimed",
+            "Jobs put back because their executor had died: found dead (dead), or at its own new start (restart).",
+            "cause",
+        )
+        for cause in ("dead", "restart"):  # there from the start, so that their first increase is seen
+            self._reclaimed.labels(cause)
+        self._trust_ended = self._counter("joex_lease_trust_ended", "Times the lease was not renewed in time.")
+        self._trouble = self._counter("joex_database_trouble", "Times the database could not be reached.", "service")
+        Gauge("joex_slots", "Jobs that can run at a time.", registry=self._registry).set(slots)
+        Gauge("joex_slots_busy", "Jobs that run now.", registry=self._registry).set_function(busy)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(name, help_text, labels, registry=self._registry)
+
+    def _registered(self, event: events.Registered) -> None:
+        self._reclaimed.labels("restart").inc(event.reclaimed)
+
+    def _rescued(self, event: events.Rescued) -> None:
+        self._reclaimed.labels("dead").inc(event.jobs)
+
+    def _taken(self, event: events.Taken) -> None:
+        self._jobs_taken.inc(event.jobs)
+        self._take_seconds.observe(event.seconds)
+
+    def _run_started(self, event: events.RunStarted) -> None:
+        self._of(event.job).started.inc()
+
+    def _run_ended(self, event: events.RunEnded) -> None:
+        meters = self._of(event.job)
+        meters.ended[event.verdict.state].inc()
+        if event.seconds is not None:
+            meters.seconds.observe(event.seconds)
+
+    def _of(self, job: TakenJob) -> _TaskMeters:
+        meters = self._tasks.get((job.task, job.queue))
+        return self._add(job.task, job.queue) if meters is None else meters
+
+    def _add(self, task: str, queue: str) -> _TaskMeters:
+        if len(self._tasks) >= _MOST_TASKS:
+            task = queue = _OTHERS
+        known = self._tasks.get((task, queue))
+        if known is not None:
+            return known
+        states = (State.SUCCESS, State.FAILED, State.CANCELLED, State.STUCK, State.WAITING)
+        meters = _TaskMeters(
+            self._started.labels(task, queue),
+            {state: self._ended.labels(task, queue, str(state)) for state in states},
+            self._run_seconds.labels(task, queue),
+        )
+        self._tasks[task, queue] = meters
+        return meters

@@ -1,0 +1,145 @@
+"""Lists of jobs, page by page.
+
+No index holds all unfinished jobs in the order of submission, because each change of a job would have to write it. So
+they are listed by where they are, each part in the order of its own index: held ones (first submitted first), runnable
+ones (queue by queue, group by group, in the order in which the group's jobs are taken), those that wait for their time
+(the next one first), and the finished ones (the latest first). A page costs the same wherever it begins.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from joex.core.job import State
+from joex.errors import InvalidJob
+from joex.store.errors import translated
+from joex.store.jobs import COLUMNS, Job, job_of
+from joex.store.statement import Connection, statement
+
+_WANTED = """
+    ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR ring = joex.ring($2) AND grp = $2)
+    AND ($3::text IS NULL OR task = $3) AND ($4::text[] IS NULL OR state::text = ANY ($4))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs are wanted; None: all."""
+
+    queue: str | None = None
+    group: str | None = None
+    task: str | None = None
+    states: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs, and the cursor of the next page; None: there is none."""
+
+    jobs: list[Job]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the places of jobs: its states, its statement, and what its pages are ordered by."""
+
+    name: str
+    states: frozenset[State]
+    sql: str
+    key: Mapping[str, _Column]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of an order: its type in SQL, and how it is read from a cursor."""
+
+    sql: str
+    read: Callable[[Any], Any]
+
+
+_TEXT, _SMALLINT, _BIGINT = _Column("text", str), _Column("smallint", int), _Column("bigint", int)
+_TIME = _Column("timestamptz", datetime.fromisoformat)
+
+
+def _part(name: str, states: Sequence[State], place: str, key: Mapping[str, _Column], *, down: bool = False) -> _Part:
+    given = [f"${5 + nr}::{column.sql}" for nr, column in enumerate(key.values())]
+    order = ", ".join(f"{column} DESC" if down else column for column in key)
+    sql = statement(f"""
+        SELECT {COLUMNS}, {", ".join(f"{column} AS key_{column}" for column in key)} FROM joex.job
+        WHERE {place} IS NOT NULL AND {_WANTED}
+          AND ({given[0]} IS NULL OR ({", ".join(key)}) {"<" if down else ">"} ({", ".join(given)}))
+        ORDER BY {order} LIMIT ${5 + len(key)}::integer
+    """)  # noqa: S608 - put together of constants
+    return _Part(name, frozenset(states), sql, {f"key_{name}": column for name, column in key.items()})
+
+
+_HELD = (State.SCHEDULED, State.RUNNING)
+_OPEN = (State.WAITING, State.STUCK)
+_ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
+_PARTS = (
+    _part("held", _HELD, "executor_id", {"seq": _BIGINT}),
+    _part("runnable", _OPEN, "lane", {"queue": _TEXT, "ring": _BIGINT, "lane": _SMALLINT, "seq": _BIGINT}),
+    _part("later", _OPEN, "due_at", {"queue": _TEXT, "due_at": _TIME, "seq": _BIGINT}),
+    _part("finished", _ENDED, "finished_at", {"finished_at": _TIME, "seq": _BIGINT}, down=True),
+)
+
+
+async def list_jobs(connection: Connection, wanted: Filter, cursor: str | None = None, most: int = 100) -> Page:
+    """A page of at most ``most`` jobs, from a cursor on. A job that moves between two pages can be on both, or on none.
+
+    Raises:
+        InvalidJob: the cursor is not one that a page has given.
+    """
+    start, key = _parse(cursor)
+    found: list[tuple[_Part, Any]] = []
+    for part in _PARTS[start:]:
+        states = [str(state) for state in part.states if wanted.states is None or state in wanted.states]
+        if states and len(found) <= most:  # one more than wanted says whether there is a next page
+            given = key or [None] * len(part.key)
+            with translated():
+                rows = await connection.fetch(
+                    part.sql, wanted.queue, wanted.group, wanted.task, states, *given, most + 1 - len(found)
+                )
+            found += [(part, row) for row in rows]
+        key = None
+    jobs = [_job(part, row) for part, row in found[:most]]
+    return Page(jobs, _cursor(*found[most - 1]) if len(found) > most else None)
+
+
+def check_cursor(cursor: str | None) -> None:
+    """Check a cursor before anything is asked of the database.
+
+    Raises:
+        InvalidJob: the cursor is not one that a page has given.
+    """
+    _parse(cursor)
+
+
+def _job(part: _Part, row: Any) -> Job:
+    values = dict(row)
+    for name in part.key:
+        del values[name]
+    return job_of(values)
+
+
+def _cursor(part: _Part, last: Any) -> str:
+    key = [value.isoformat() if isinstance(value, datetime) else value for value in (last[name] for name in part.key)]
+    return base64.urlsafe_b64encode(json.dumps([part.name, *key]).encode()).decode().rstrip("=")
+
+
+def _parse(cursor: str | None) -> tuple[int, list[Any] | None]:
+    """Which part a cursor is in, and after which key."""
+    if cursor is None:
+        return 0, None
+    try:
+        name, *key = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        nr = next(nr for nr, part in enumerate(_PARTS) if part.name == name)
+        return nr, [column.read(value) for column, value in zip(_PARTS[nr].key.values(), key, strict=True)]
+    except (ValueError, TypeError, StopIteration, RecursionError):
+        raise InvalidJob(f"cursor: expected what the page before has given; got {cursor[:100]!r}") from None

@@ -1,0 +1,540 @@
+"""The command line, in processes of its own, against a real PostgreSQL."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joex import Client
+from joex.cli import main
+from joex.config import Settings
+from joex.store.executors import Registration, register
+from tests.support.waiting import PATIENCE, eventually
+
+NOWHERE = "019f0000-0000-7000-8000-000000000000"
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+TASKS = """
+import asyncio
+import joex
+
+app = joex.App()
+not_an_app = "text"
+
+
+@app.task("echo")
+async def echo(ctx, text: str, times: int = 1) -> str:
+    ctx.log.info("%s", text)
+    return text * times
+
+
+@app.task("wait")
+async def wait(ctx) -> None:
+    ctx.log.info("waiting")
+    await asyncio.Event().wait()
+
+
+@app.task("open")
+async def open_(ctx) -> None:
+    ctx.log.info("opened")
+    while not ctx.cancelled:
+        await asyncio.sleep(0.01)
+
+
+@app.task("boom", retries=0)
+def boom(ctx) -> None:
+    raise ValueError("broken")
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def complaint(self) -> str:
+        """The one line on stderr."""
+        assert self.err.startswith("joex: "), self.err
+        assert self.err.endswith("\n"), self.err
+        assert self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("joex: ").rstrip()
+
+
+class Joex:
+    """The command ``joex`` in a folder and an environment of its own."""
+
+    def __init__(self, folder: Path, database_url: str | None) -> None:
+        self.folder = folder
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "PG"))}
+        self.environment = {**clean, "COLUMNS": "200"}
+        if database_url is not None:
+            self.environment["JOEX_DATABASE_URL"] = database_url
+        self._turns = asyncio.Semaphore(3)
+
+    async def start(self, *arguments: str, **environment: str) -> Process:
+        """Start a command."""
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "joex", *arguments),
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+
+    async def __call__(self, *arguments: str, given: str = "", **environment: str) -> Answer:
+        """Run a command to its end. No command ever shows a traceback of its own."""
+        async with self._turns:
+            process = await self.start(*arguments, **environment)
+            out, err = await asyncio.wait_for(process.communicate(given.encode()), PATIENCE)
+        assert b"Traceback" not in err, err.decode()
+        assert process.returncode is not None
+        return Answer(process.returncode, out.decode(), err.decode())
+
+    async def done(self, *arguments: str, **options: str) -> str:
+        """Run a command that is done without a word on stderr; returns what it printed."""
+        answer = await self(*arguments, **options)
+        assert (answer.code, answer.err) == (0, ""), answer
+        return answer.out.strip()
+
+    @asynccontextmanager
+    async def executor(self, *arguments: str) -> AsyncIterator["RunningExecutor"]:
+        """An executor that has registered. Killed in the end, if it is still there."""
+        process = await self.start(
+            *("executor", "--app", "tasks:app", "--app-id", "it", "--http-address", "127.0.0.1:0", *arguments)
+        )
+        executor = RunningExecutor(process)
+        try:
+            await executor.line("registered")
+            yield executor
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+
+
+class RunningExecutor:
+    """An executor's process, and the lines that it has logged so far."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+
+    async def line(self, part: str) -> str:
+        """Read on until a line has this in it."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            while line := (await self.process.stderr.readline()).decode():
+                self.lines.append(line)
+                if part in line:
+                    return line
+        raise AssertionError(f"no line has {part!r}:\n{''.join(self.lines)}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    return tmp_path
+
+
+@pytest.fixture
+def joex(folder: Path, database_url: str) -> Joex:
+    return Joex(folder, database_url)
+
+
+@pytest.fixture
+def folder_for_a_server() -> Iterator[Path]:
+    """A folder that the server, which does not run as root, can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="joex-tests-cli-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+async def test_a_job_is_submitted_and_listed_and_shown_and_steered(joex):
+    job_id = await joex.done(
+        *("submit", "mail.send", "--arg", "to=a@example.org", "--arg", "copies:=3", "--group", "acme"),
+        *("--subject", "[b]hello[/b] \x1b[2J", "--retries", "2", "--priority", "high", "--tracker", "one"),
+    )
+    listed, shown, skipped = await asyncio.gather(
+        joex.done("jobs", "--state", "waiting", "--task", "mail.send", "--group", "acme", "--queue", "default"),
+        joex.done("show", job_id),
+        joex("submit", "mail.send", "--tracker", "one"),
+    )
+    assert job_id in listed
+    assert "[b]hello[/b] \\x1b[2J" in listed  # no markup, and no power over the terminal
+    assert '{"to": "a@example.org", "copies": 3}' in shown
+    assert (skipped.code, skipped.out) == (0, "")
+    assert skipped.complaint == "skipped: an unfinished job has the tracker 'one'"
+
+    assert await joex.done("priority", job_id, "low") == f"{job_id} low priority"
+    assert await joex.done("cancel", job_id) == f"{job_id} cancelled"
+    again, log, none_waits = await asyncio.gather(
+        joex("cancel", job_id), joex("logs", "--follow", job_id), joex.done("jobs", "--state", "waiting")
+    )
+    assert again.code == 1
+    assert again.complaint == f"job {job_id}: can't be cancelled: cancelled already"
+    assert (log.code, log.out, log.complaint) == (0, "", "the job is finished: cancelled")
+    assert none_waits == "no jobs"
+    assert await joex.done("retry", job_id) == f"{job_id} waits again"
+    assert (await joex("retry", job_id)).complaint == (
+        f"job {job_id}: it is waiting; only failed, cancelled and stuck jobs can be retried"
+    )
+
+
+async def test_arguments_come_as_json_from_a_file_from_stdin_or_one_by_one(joex, folder, client):
+    (folder / "args.json").write_text('{"a": [1, null]}')
+    ids = await asyncio.gather(
+        joex.done("submit", "t", "--args", '{"a": 1, "b": 2}', "--arg", "b=text", "--arg", "c:={}"),
+        joex.done("submit", "t", "--args-file", "args.json"),
+        joex.done("submit", "t", "--args-file", "-", given='{"a": "ü"}'),
+        joex.done("submit", "t", "--not-before", "1h"),
+        joex.done("submit", "t", "--not-before", "2100-01-01T00:00:00+01:00"),
+    )
+    jobs = [await client.get(job_id) for job_id in ids]
+    assert [job.args for job in jobs] == [{"a": 1, "b": "text", "c": {}}, {"a": [1, None]}, {"a": "ü"}, {}, {}]
+    assert jobs[3].due_at - jobs[3].submitted_at < timedelta(hours=1, seconds=1)
+    assert jobs[4].due_at.isoformat() == "2099-12-31T23:00:00+00:00"
+
+
+async def test_reading_commands_print_json_and_nothing_else_on_stdout(joex, client, pool):
+    job_id = await client.submit("t", {"a": "ü"}, group="acme")
+    await _log_a_line(pool, job_id, "hello")
+    await _register_somebody(pool)
+    names = ("jobs", "stats", "groups", "executors", "version")
+    commands = [[name] for name in names] + [["show", str(job_id)], ["logs", str(job_id)]]
+    answers = await asyncio.gather(*(joex(*command, "--json") for command in commands))
+    assert [(answer.code, answer.err) for answer in answers] == [(0, "")] * len(commands)
+    (job,), (queue,), (group,), (executor,), version, shown, (line,) = (answer.json for answer in answers)
+    assert job["id"] == str(job_id)
+    assert job["args"] == {"a": "ü"}
+    assert TIME.fullmatch(job["submitted_at"])
+    assert job["finished_at"] is None
+    assert shown == {**job, "log": [line]}
+    assert (line["level"], line["message"], bool(TIME.fullmatch(line["at"]))) == ("info", "hello", True)
+    assert (queue["queue"], queue["waiting"], queue["groups"]) == ("default", 1, 1)
+    assert (group["group"], group["weight"], group["paused"]) == ("acme", 1, False)
+    assert (executor["app_id"], executor["state"], executor["queues"]) == ("somebody", "awake", ["default"])
+    assert version == {"version": (await joex.done("version")).removeprefix("joex ")}
+    tables = await asyncio.gather(*(joex.done(*command) for command in commands))
+    expected = (str(job_id), "default", "acme", "somebody", "joex", "acme", "hello")
+    assert [part for part, table in zip(expected, tables, strict=True) if part not in table] == []
+
+
+async def test_a_page_of_jobs_says_how_to_go_on(joex, client):
+    unfinished = [await client.submit("t") for _ in range(3)]
+    finished = [await client.submit("t", queue="other") for _ in range(3)]
+    for job_id in finished:
+        await client.cancel(job_id)
+    listed, hint = [], ""
+    while True:
+        answer = await joex("jobs", "--json", "--limit", "2", *hint.split())
+        listed += [job["id"] for job in answer.json]
+        if not answer.err:
+            break
+        hint = answer.complaint.removeprefix("there are more: add ")
+    assert listed == [str(job_id) for job_id in [*unfinished, *reversed(finished)]]
+    only = await joex("jobs", "--json", "--queue", "other", "--state", "cancelled", "--limit", "1")
+    assert [job["id"] for job in only.json] == [str(finished[-1])]
+
+
+async def test_failed_jobs_are_retried_by_id_or_by_filter(joex, client, pool):
+    ids = [await client.submit("t", group=group) for group in ("a", "a", "b")]
+    async with pool.acquire() as connection:
+        await connection.execute(
+            "UPDATE joex.job SET state = 'failed', lane = NULL, finished_at = now(), error = 'x\ny'"
+        )
+    assert "error         x\ny" in await joex.done("show", str(ids[0]))
+    assert await joex.done("retry", str(ids[2])) == f"{ids[2]} waits again"
+    assert await joex.done("retry", "--failed", "--group", "a", "--most", "1") == "1 job waits again"
+    assert await joex.done("retry", "--failed", "--task", "t", "--queue", "default") == "1 job waits again"
+    assert [(await client.get(job_id)).state for job_id in ids] == ["waiting"] * 3
+
+
+async def test_groups_are_listed_with_their_settings_which_can_be_set(joex, client):
+    await client.submit("t", group="acme")
+    assert await joex.done("groups", "set", "acme", "--weight", "3", "--max-running", "2", "--pause") == (
+        "group acme in queue default: weight 3, at most 2 running, paused"
+    )
+    await joex.done("groups", "set", "idle", "--queue", "other", "--weight", "2")
+    busy, idle = (await joex("groups", "--json")).json
+    assert (busy["group"], busy["waiting"], busy["weight"], busy["max_running"]) == ("acme", 1, 3, 2)
+    assert busy["paused"] is True
+    assert (idle["group"], idle["queue"], idle["waiting"], idle["weight"]) == ("idle", "other", 0, 2)
+    assert await joex.done("groups", "set", "acme", "--no-limit", "--resume") == (
+        "group acme in queue default: weight 3, no limit, not paused"
+    )
+    limited = await joex("groups", "--limit", "1")
+    assert limited.complaint == "there are more: raise --limit"
+    assert "other" not in limited.out
+
+
+def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, capfd, folder):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the library sets its own
+    monkeypatch.setenv("JOEX_DATABASE_URL", "postgresql://127.0.0.1:1/none")
+    wrong = {
+        ("sumbit",): "No such command 'sumbit'. Did you mean 'submit'? (see 'joex --help')",
+        ("jobs", "--stat", "x"): "No such option: --stat",
+        ("jobs", "--state", "x"): "Invalid value for '--state': 'x' is not one of 'waiting'",
+        ("jobs", "--after", "x"): "cursor: expected what the page before has given; got 'x'",
+        ("show", "x"): "Invalid value for 'ID': Input should be a valid UUID",
+        ("submit",): "Missing argument 'TASK' (see 'joex submit --help')",
+        ("submit", ""): "task: must not be empty",
+        ("submit", "t", "--args", "{"): "--args: this is not JSON: ",
+        ("submit", "t", "--args", "[1]"): '--args: expected a JSON object, such as {"path": "/tmp/a"}; got [1]',
+        ("submit", "t", "--args", "{}", "--args-file", "-"): "--args and --args-file: give one of them",
+        ("submit", "t", "--args-file", "nowhere"): "--args-file nowhere: [Errno 2] No such file",
+        ("submit", "t", "--arg", "x"): "--arg: expected NAME=TEXT or NAME:=JSON; got 'x'",
+        ("submit", "t", "--arg", "x:=y"): "--arg x: this is not JSON: ",
+        (
+            "submit",
+            "t",
+            "--not-before",
+            "2026-01-31",
+        ): "--not-before: expected a delay, such as '10m', or a time",
+        ("submit", "t", "--priority", "mid"): "Invalid value for '--priority': 'mid' is not one of 'high', 'low'",
+        ("submit", "t", "--retries", "-1"): "retries: expected 0 to 1000000; got -1",
+        ("retry",): "retry: name jobs by id, or give --failed",
+        ("retry", NOWHERE, "--queue", "q"): "retry: --queue, --group, --task and --most go with --failed",
+        ("drain",): "drain: give an app-id ('joex executors' lists them) or --all, one of them",
+        ("groups", "set", "g"): "groups set: say what to change: --weight,",
+        ("groups", "set", "g", "--max-running", "1", "--no-limit"): "groups set: give --max-running or --no-limit",
+        ("groups", "--queue", "q", "set", "g", "--pause"): "groups set: give its options after it",
+        ("stats", "--database-url", "mysql://u:secret@h/d"): "--database-url: expected postgresql://",
+        ("executor",): "Missing option '--app' (see 'joex executor --help')",
+        ("executor", "--app", "tasks:app", "--pool-size", "x"): "--pool-size: Input should be a valid integer",
+    }
+    for command, expected in wrong.items():
+        # In this process, because there are so many; the other tests show that a process of its own answers the same.
+        monkeypatch.setattr(sys, "argv", ["joex", *command])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        answer = Answer(ended.value.code, *capfd.readouterr())
+        assert (answer.code, answer.out) == (2, ""), command
+        assert answer.complaint.startswith(expected), command
+        assert "secret" not in answer.err
+
+
+async def test_a_setting_that_is_wrong_is_named_with_its_place(joex, folder):
+    answer = await joex("stats", JOEX_POOL_SIZE="x")
+    assert (answer.code, answer.complaint.partition(":")[0]) == (2, "JOEX_POOL_SIZE")
+    (folder / "joex.toml").write_text("pol_size = 2")
+    answer = await joex("stats")
+    assert (answer.code, answer.complaint) == (2, "pol_size (joex.toml): there is no such setting")
+
+
+async def test_an_app_that_cannot_be_found_is_explained_part_by_part(joex, folder):
+    (folder / "lacks.py").write_text("import os\nimport numpie\n")
+    (folder / "wrong.py").write_text("def f(:")
+    (folder / "twice.py").write_text(TASKS + "\napp.add(echo)\n")
+    wrong = {
+        "tasks": "--app: expected module:attribute, such as shop.tasks:app; got 'tasks'",
+        "nowhere:app": f"--app: there is no module 'nowhere' (looked in {folder} and the installed packages)",
+        "tasks.nowhere:app": "--app: there is no module 'tasks.nowhere'",
+        "./tasks:app": "--app: './tasks' is not the name of a module",
+        "lacks:app": f"--app: importing lacks failed: No module named 'numpie' ({folder}/lacks.py, line 2)",
+        "wrong:app": f"--app: {folder}/wrong.py, line 1: invalid syntax",
+        "tasks:ap": "--app: module tasks has no 'ap'; it has app",
+        "tasks:not_an_app": "--app: tasks:not_an_app is a str, not a joex.App; it has app",
+        "twice:app": "task 'echo': there is one with this name already",
+    }
+    answers = await asyncio.gather(*(joex("executor", "--app", place) for place in wrong))
+    for (place, expected), answer in zip(wrong.items(), answers, strict=True):
+        assert (answer.code, answer.out) == (2, ""), place
+        assert answer.complaint.startswith(expected), place
+
+
+async def test_what_cannot_be_done_is_one_line_and_exit_code_1(joex, client):
+    job_id = await client.submit("t")
+    nowhere = f"there is no job {NOWHERE}; 'joex jobs' lists them"
+    refused = "the database is not available: "
+    wrong = {
+        ("show", NOWHERE): nowhere,
+        ("logs", NOWHERE, "-f"): nowhere,
+        ("priority", NOWHERE, "high"): nowhere,
+        ("retry", NOWHERE): nowhere,
+        ("drain", "nobody"): "no living executor has the app-id 'nobody'; 'joex executors' lists them",
+        ("stats", "--database-url", "postgresql://127.0.0.1:1/d"): refused,
+        ("executor", "--app", "tasks:app", "--database-url", "postgresql://127.0.0.1:1/d"): refused,
+    }
+    answers = await asyncio.gather(*(joex(*command) for command in wrong))
+    for (command, expected), answer in zip(wrong.items(), answers, strict=True):
+        assert (answer.code, answer.out) == (1, ""), command
+        assert answer.complaint.startswith(expected), command
+    some = await joex("cancel", NOWHERE, str(job_id))  # the others are cancelled all the same
+    assert (some.code, some.out, some.complaint) == (1, f"{job_id} cancelled\n", nowhere)
+
+
+async def test_an_empty_database_is_refused_until_it_is_migrated(folder, empty_database_url):
+    joex = Joex(folder, None)
+    url = ("--database-url", empty_database_url)
+    refused = await asyncio.gather(joex("stats", *url), joex("executor", "--app", "tasks:app", *url))
+    for answer in refused:
+        assert (answer.code, answer.out) == (2, "")
+        assert "no Joex schema" in answer.complaint
+        assert "run 'joex migrate'" in answer.complaint
+    assert "applied 0001_jobs" in await joex.done("migrate", *url)
+    assert await joex.done("migrate", *url) == "the schema is up to date"
+    assert await joex.done("stats", *url) == "no unfinished jobs"
+
+
+async def test_without_a_database_url_an_embedded_server_is_used_and_migrated(folder, folder_for_a_server):
+    joex = Joex(folder, None)
+    submitted = await joex("submit", "t", JOEX_EMBEDDED_DIR=str(folder_for_a_server))
+    assert submitted.code == 0
+    assert submitted.complaint == (f"no database URL is given: using the embedded PostgreSQL in {folder_for_a_server}")
+    listed = await joex("jobs", "--json", JOEX_EMBEDDED_DIR=str(folder_for_a_server))
+    assert [job["id"] for job in listed.json] == [submitted.out.strip()]
+
+
+async def test_an_executor_runs_jobs_until_it_is_asked_to_drain(joex, client):
+    async with joex.executor() as executor:
+        echo, boom = await client.submit("echo", {"text": "hey", "times": 2}), await client.submit("boom")
+        done, failed = await asyncio.gather(joex("logs", "-f", str(echo)), joex("logs", "--json", "-f", str(boom)))
+        assert (done.code, done.complaint) == (0, "the job is finished: success")
+        assert re.fullmatch(rf"{TIME.pattern} \[1\] INFO    hey\n", done.out)
+        assert failed.complaint == "the job is finished: failed, ValueError: broken"
+        assert "ValueError: broken" in json.loads(failed.out)["message"]
+        assert '"heyhey"' in await joex.done("show", str(echo))
+        (living,) = (await joex("executors", "--json")).json
+        assert (living["app_id"], living["pid"]) == ("it", executor.process.pid)
+        assert not living["http_address"].endswith(":0")  # the port that it found
+
+        drained = await joex("drain", "it", "--wait")
+        assert (drained.code, drained.out, drained.err) == (0, "it drains\nit has left\n", "")
+        assert await asyncio.wait_for(executor.process.wait(), PATIENCE) == 0
+    assert await joex.done("executors") == "no living executors; --all shows those that have ended"
+    assert [e["state"] for e in (await joex("executors", "--all", "--json")).json] == ["left"]
+    assert await joex.done("drain", "--all", "--wait") == "no living executors"
+
+
+async def test_the_first_signal_drains_and_the_second_gives_the_runs_back(joex, client):
+    async with joex.executor() as executor:
+        job_id = await client.submit("wait")
+        await eventually(lambda: _is(client, job_id, "running"))
+        executor.process.send_signal(signal.SIGTERM)
+        assert f"wait {job_id}" in await executor.line("SIGTERM: waiting for the runs: ")
+        executor.process.send_signal(signal.SIGINT)
+        await executor.line("SIGINT again: giving back the runs: ")
+        assert await asyncio.wait_for(executor.process.wait(), PATIENCE) == 0
+    job = await client.get(job_id)
+    assert (job.state, job.failures, job.losses) == ("waiting", 0, 0)
+
+
+async def test_a_running_job_that_is_cancelled_is_told_to_end(joex, client):
+    async with joex.executor() as executor:
+        job_id = await client.submit("wait")
+        await eventually(lambda: _is(client, job_id, "running"))
+        assert await joex.done("cancel", str(job_id)) == f"{job_id} runs, and was told to end"
+        await eventually(lambda: _is(client, job_id, "cancelled"))
+        executor.process.send_signal(signal.SIGTERM)
+        await executor.line("SIGTERM: waiting for the runs: none")
+        assert await asyncio.wait_for(executor.process.wait(), PATIENCE) == 0
+
+
+async def test_ctrl_c_ends_a_command_quietly_with_130(joex, client, pool):
+    job_id = await client.submit("t")
+    await _log_a_line(pool, job_id, "hello")
+    process = await joex.start("logs", "-f", str(job_id))
+    assert process.stdout is not None
+    assert b"hello" in await asyncio.wait_for(process.stdout.readline(), PATIENCE)
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert (process.returncode, err) == (130, b"")
+
+
+@pytest.mark.parametrize("jobs", [1, 100])  # less, and more, than the output is buffered
+async def test_a_pipe_that_nobody_reads_is_quiet(joex, client, jobs):
+    await client.submit_many([{"task": "t", "subject": "x" * 500}] * jobs)
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(  # noqa: ASYNC221 - nothing else runs here
+            [sys.executable, "-m", "joex", "jobs", "--json", "--limit", "100"],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            env=joex.environment,
+            cwd=joex.folder,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+async def test_the_help_names_every_command_and_every_setting(joex):
+    overview, without, executor = await asyncio.gather(
+        joex.done("--help"), joex.done(), joex.done("executor", "--help")
+    )
+    assert without == overview
+    commands = "migrate executor submit jobs show logs cancel retry priority groups stats executors drain version"
+    for name in commands.split():
+        assert re.search(rf"^│ {name} +\w", overview, re.MULTILINE), name
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')} " in executor
+        assert str(field.description)[:30] in executor
+    assert "(default: 4,1)" in executor
+    assert "(default: 30m)" in executor
+
+
+def test_the_command_line_loads_nothing_heavy_before_it_is_needed():
+    code = "import sys, joex.cli.app; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"fastapi", "uvicorn", "uvloop", "rich.table", "prometheus_client", "structlog"} & set(loaded)
+
+
+async def _is(client: Client, job_id: Any, state: str) -> bool:
+    job = await client.get(job_id)
+    return job is not None and job.state == state
+
+
+async def _log_a_line(pool: Any, job_id: Any, message: str) -> None:
+    await pool.execute(
+        "INSERT INTO joex.job_log (job_id, attempt, at, level, message) VALUES ($1, 1, now(), 'info', $2)",
+        job_id,
+        message,
+    )
+
+
+async def _register_somebody(pool: Any) -> None:
+    me = Registration(
+        app_id="somebody",
+        pod_uid=None,
+        host="here",
+        boot_id="",
+        pid=1,
+        process_start="",
+        version="0",
+        queues=["default"],
+        tasks=[],
+        pool_size=1,
+        http_address=None,
+        lease=timedelta(seconds=60),
+        locks=False,
+    )
+    async with pool.acquire() as connection:
+        await register(connection, me, 5)

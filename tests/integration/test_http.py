@@ -1,0 +1,730 @@
+"""The HTTP interface, against a real database and in place of a real executor one that says what it is told."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from joex import Client, ConfigError
+from joex.config import Settings
+from joex.core.counting import CountingScheme
+from joex.http import RunningJob, create_api, listen, serve
+from joex.http.api import LARGEST_BODY
+from joex.store import executors, runs
+
+pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is
+
+HERE = "http://127.0.0.1:7878"
+NOBODY = uuid4()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as an executor tells of it."""
+
+    id: UUID
+    task: str = "mail.send"
+    group: str = "acme"
+    queue: str = "default"
+    subject: str = "a mail"
+    attempt: int = 1
+    seconds: float = 0.5
+
+
+@dataclass
+class Executor:
+    """An executor that only says what it is told, and notes what it is asked."""
+
+    app_id: str = "host"
+    phase: str = "running"
+    ready: bool = True
+    alive: bool = True
+    runs: list[Run] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def running(self) -> Sequence[RunningJob]:
+        return self.runs
+
+    def drain(self) -> None:
+        self.asked.append("drain")
+
+    def wake(self) -> None:
+        self.asked.append("wake")
+
+
+def page() -> tuple[bytes, str]:
+    """Numbers for Prometheus."""
+    return b"joex_slots 2.0\n", "text/plain; version=0.0.4; charset=utf-8"
+
+
+@pytest.fixture
+def executor():
+    return Executor()
+
+
+def browse(api: Any, *, caller: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(api, client=(caller, 1234))
+    return httpx.AsyncClient(transport=transport, **{"base_url": HERE, **options})
+
+
+@pytest.fixture
+async def http(client: Client, executor: Executor) -> AsyncIterator[httpx.AsyncClient]:
+    async with browse(create_api(Settings(), client, executor, page)) as http:
+        yield http
+
+
+@pytest.fixture
+async def nowhere() -> AsyncIterator[Client]:
+    """A client without a database, for calls that need none or must come to terms with that."""
+    async with Client("postgresql://nobody@127.0.0.1:1/nothing") as client:
+        yield client
+
+
+@pytest.fixture
+async def alone(nowhere: Client, executor: Executor) -> AsyncIterator[httpx.AsyncClient]:
+    async with browse(create_api(Settings(), nowhere, executor, page)) as http:
+        yield http
+
+
+async def take(client: Client, free: int = 100) -> list[Any]:
+    """Take jobs of the queue default, as an executor does."""
+    me = executors.Registration(
+        app_id="host", pod_uid=None, host="host", boot_id="", pid=1, process_start="", version="0", queues=["default"],
+        tasks=[], pool_size=free, http_address=None, lease=timedelta(minutes=5), locks=False,
+    )  # fmt: skip
+    async with client.acquire() as connection:
+        registered = await executors.register(connection, me, 5)
+        assert registered.id is not None
+        return await runs.take(connection, registered.id, ["default"], free, CountingScheme(4, 1))
+
+
+async def end(client: Client, job: Any, state: str) -> None:
+    """End a run, as an executor does."""
+    async with client.acquire() as connection:
+        ended = runs.EndedRun(job.id, job.lock_id, state, age=0.1, delay=60 if state == "stuck" else None)
+        assert await runs.finish_many(connection, [ended]) == []
+
+
+# Submitting
+
+
+async def test_a_job_is_submitted_with_all_its_fields(http, client):
+    fields = {
+        "task": "mail.send",
+        "args": {"to": ["a@example.org", "b@example.org"], "size": 1.5},
+        "group": "acme",
+        "queue": "mails",
+        "priority": "high",
+        "subject": "a mail",
+        "submitter": "shop",
+        "tracker": "mail 1",
+        "retries": 2,
+    }
+    answer = await http.post("/api/v1/jobs", json={**fields, "not_before": "2099-12-24T18:00:00Z"})
+    assert answer.status_code == 201
+    assert answer.json()["skipped"] is False
+    job = await client.get(UUID(answer.json()["id"]))
+    assert {name: getattr(job, name) for name in fields} == fields
+    assert job.due_at == datetime(2099, 12, 24, 18, tzinfo=UTC)
+
+
+async def test_a_job_needs_no_more_than_a_task(http, client):
+    answer = await http.post("/api/v1/jobs", json={"task": "mail.send"})
+    job = await client.get(UUID(answer.json()["id"]))
+    assert (job.args, job.group, job.queue, job.priority, job.state) == ({}, "default", "default", "low", "waiting")
+
+
+async def test_a_job_can_be_put_off_by_a_delay(http, client):
+    answer = await http.post("/api/v1/jobs", json={"task": "mail.send", "not_before": "10m"})
+    job = await client.get(UUID(answer.json()["id"]))
+    assert timedelta(minutes=9) < job.due_at - job.submitted_at <= timedelta(minutes=10)
+
+
+async def test_a_submission_with_the_tracker_of_an_unfinished_job_is_skipped(http):
+    first = await http.post("/api/v1/jobs", json={"task": "mail.send", "tracker": "once"})
+    second = await http.post("/api/v1/jobs", json={"task": "mail.send", "tracker": "once"})
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert second.json() == {"id": None, "skipped": True}
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({}, "task: is required"),
+        ({"task": ""}, "task: must not be empty"),
+        ({"task": "a\0b"}, "task: must not contain a NUL character (PostgreSQL can't store it)"),
+        ({"task": "é" * 128}, "task: at most 254 bytes; got 256"),
+        ({"task": 1}, "task: Input should be a valid string"),
+        ({"task": "t", "priority": "urgent"}, "priority: Input should be 'high' or 'low'"),
+        ({"task": "t", "retries": -1}, "retries: Input should be greater than or equal to 0"),
+        ({"task": "t", "retries": "5"}, "retries: Input should be a valid integer"),
+        ({"task": "t", "args": [1]}, "args: Input should be a valid dictionary"),
+        ({"task": "t", "grp": "acme"}, "grp: there is no such field"),
+        ([], "body: Input should be a valid dictionary or object to extract fields from"),
+    ],
+)
+async def test_a_wrong_submission_is_refused_and_says_what_is_wrong(alone, body, detail):
+    answer = await alone.post("/api/v1/jobs", json=body)
+    assert (answer.status_code, answer.json()) == (400, {"detail": detail})
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-12-24T18:00:00", "2026-12-24", "20261224", "9999-12-31T23:59:59-14:00", "soon", "", "4000d"]
+)
+async def test_what_is_neither_a_time_with_a_zone_nor_a_delay_is_refused(alone, text):
+    answer = await alone.post("/api/v1/jobs", json={"task": "t", "not_before": text})
+    assert (answer.status_code, answer.json()) == (
+        400,
+        {
+            "detail": "not_before: expected a time with a zone ('2026-12-24T18:00:00Z') or a delay ('10m'); "
+            f"got {text!r}"
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"task": "\\ud800"}',
+        b'{"\\ud800": 1, "task": "t"}',
+        b'{"task": "t", "args": {"\\ud800": 1}}',
+    ],
+)
+async def test_a_body_that_is_no_text_or_no_json_is_refused(http, body):
+    answer = await http.post("/api/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["detail"]
+
+
+async def test_arguments_that_the_database_can_not_store_are_refused(http):
+    answer = await http.post("/api/v1/jobs", json={"task": "t", "args": {"x": "\0"}})
+    assert (answer.status_code, answer.json()["detail"][:40]) == (400, "args: must not contain a NUL character (")
+
+
+async def test_many_jobs_are_submitted_at_once(http, client):
+    body = [{"task": "one"}, {"task": "two", "tracker": "same"}, {"task": "three", "tracker": "same"}]
+    answer = await http.post("/api/v1/jobs/many", json=body)
+    assert answer.status_code == 201
+    first, second, third = answer.json()["ids"]
+    assert (await client.get(UUID(first))).task == "one"
+    assert (await client.get(UUID(second))).task == "two"
+    assert third is None
+
+
+async def test_of_many_jobs_none_is_submitted_when_one_is_wrong(http):
+    answer = await http.post("/api/v1/jobs/many", json=[{"task": "one"}, {"task": "two", "group": ""}])
+    assert (answer.status_code, answer.json()) == (400, {"detail": "1.group: must not be empty"})
+    assert (await http.get("/api/v1/jobs")).json()["jobs"] == []
+
+
+async def test_no_jobs_at_all_are_submitted_too(http):
+    answer = await http.post("/api/v1/jobs/many", json=[])
+    assert (answer.status_code, answer.json()) == (201, {"ids": []})
+
+
+async def test_jobber_submits_to_the_queue_of_the_type(http, client):
+    answer = await http.post("/jobber/queue", json={"type": "resize", "payload": {"width": 10}})
+    assert answer.status_code == 201
+    assert list(answer.json()) == ["job-id"]
+    job = await client.get(UUID(answer.json()["job-id"]))
+    assert (job.task, job.queue, job.args) == ("resize", "resize", {"width": 10})
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"payload": {}}, "type: is required"),
+        ({"type": "resize"}, "payload: is required"),
+        ({"type": "resize", "payload": "text"}, "payload: Input should be a valid dictionary"),
+        ({"type": "", "payload": {}}, "task: must not be empty"),
+    ],
+)
+async def test_jobber_refuses_wrong_bodies(alone, body, detail):
+    answer = await alone.post("/jobber/queue", json=body)
+    assert (answer.status_code, answer.json()) == (400, {"detail": detail})
+
+
+# Reading
+
+
+async def test_a_job_is_read_with_its_log(http, client):
+    await client.submit("mail.send", {"n": 1})
+    (job,) = await take(client)
+    async with client.acquire() as connection:
+        log = [runs.LogLine(job.id, job.lock_id, 1, 0.0, "info", text) for text in ("one", "two")]
+        await runs.note_many(connection, log, [runs.Progress(job.id, job.lock_id, 50, "half")])
+    answer = (await http.get(f"/api/v1/job/{job.id}")).json()
+    assert answer["job"]["args"] == {"n": 1}
+    assert (answer["job"]["progress"], answer["job"]["progress_message"]) == (50, "half")
+    assert [line["message"] for line in answer["log"]] == ["one", "two"]
+    rest = await http.get(f"/api/v1/job/{job.id}", params={"after": answer["log"][0]["seq"]})
+    assert [line["message"] for line in rest.json()["log"]] == ["two"]
+
+
+async def test_a_job_that_is_not_there_is_not_found(http):
+    answer = await http.get(f"/api/v1/job/{NOBODY}")
+    assert (answer.status_code, answer.json()) == (404, {"detail": f"there is no job {NOBODY}"})
+
+
+async def test_what_is_no_job_id_is_refused(alone):
+    answer = await alone.get("/api/v1/job/1")
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith("job_id: Input should be a valid UUID")
+
+
+async def test_jobs_are_listed_page_by_page_the_unfinished_first(http, client):
+    ids = [await client.submit("t", {"n": n}) for n in range(7)]
+    for job in await take(client, 3):
+        await end(client, job, "success")
+    listed: list[str] = []
+    cursor: dict[str, Any] = {}
+    for size in (3, 3, 1):
+        answer = (await http.get("/api/v1/jobs", params={"limit": 3, **cursor})).json()
+        assert len(answer["jobs"]) == size
+        listed += [job["id"] for job in answer["jobs"]]
+        cursor = {"cursor": answer["next"]}
+    assert cursor == {"cursor": None}
+    assert listed[:4] == [str(job_id) for job_id in ids[3:]]
+    assert sorted(listed) == sorted(map(str, ids))
+
+
+async def test_the_last_page_may_be_full(http, client):
+    for _ in range(4):
+        await client.submit("t")
+    first = (await http.get("/api/v1/jobs", params={"limit": 2})).json()
+    last = (await http.get("/api/v1/jobs", params={"limit": 2, "cursor": first["next"]})).json()
+    assert len(last["jobs"]) == 2
+    assert last["next"] is None
+
+
+async def test_jobs_are_filtered(http, client):
+    await client.submit("one", group="acme")
+    await client.submit("two", group="other", queue="slow")
+    cancelled = await client.submit("one", group="other")
+    await client.cancel(cancelled)
+
+    async def tasks(**wanted: Any) -> list[tuple[str, str]]:
+        answer = await http.get("/api/v1/jobs", params=wanted)
+        return [(job["task"], job["group"]) for job in answer.json()["jobs"]]
+
+    assert await tasks(task="one") == [("one", "acme"), ("one", "other")]
+    assert await tasks(group="other") == [("two", "other"), ("one", "other")]
+    assert await tasks(queue="slow") == [("two", "other")]
+    assert await tasks(state="cancelled") == [("one", "other")]
+    assert await tasks(state=["waiting", "cancelled"], task="one") == [("one", "acme"), ("one", "other")]
+    assert await tasks(state="running") == []
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("cursor=nonsense", "cursor"),
+        ("cursor=u.99999999999999999999", "cursor"),
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("state=done", "state.0"),
+        ("group=a%00b", "group"),
+        ("queue=", "queue"),
+    ],
+)
+async def test_a_wrong_parameter_is_refused_by_its_name(alone, query, field):
+    answer = await alone.get(f"/api/v1/jobs?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith(f"{field}: ")
+
+
+async def test_the_state_of_the_queue_has_three_parts(http, client):
+    for _ in range(4):
+        await client.submit("t")
+    done, held = await take(client, 2)
+    await end(client, done, "success")
+    state = (await http.get("/api/v1/queue/state", params={"limit": 1})).json()
+    assert [job["id"] for job in state["progress"]] == [str(held.id)]
+    assert [job["id"] for job in state["completed"]] == [str(done.id)]
+    assert [job["state"] for job in state["queued"]] == ["waiting"]
+    elsewhere = (await http.get("/api/v1/queue/state", params={"queue": "other"})).json()
+    assert elsewhere == {"progress": [], "queued": [], "completed": []}
+
+
+async def test_queues_are_counted(http, client):
+    await client.submit("t", group="acme")
+    await client.submit("t", group="other", not_before="1h")
+    (queue,) = (await http.get("/api/v1/stats")).json()["queues"]
+    assert (queue["queue"], queue["waiting"], queue["deferred"], queue["groups"]) == ("default", 1, 1, 2)
+
+
+async def test_executors_are_listed(http, client):
+    await take(client)
+    (listed,) = (await http.get("/api/v1/executors")).json()["executors"]
+    assert (listed["app_id"], listed["queues"]) == ("host", ["default"])
+
+
+# Steering
+
+
+async def test_a_waiting_job_is_cancelled_at_once(http, client):
+    job_id = await client.submit("t")
+    answer = await http.post(f"/api/v1/job/{job_id}/cancel")
+    assert (answer.status_code, answer.json()) == (200, {"result": "cancelled"})
+    again = await http.post(f"/api/v1/job/{job_id}/cancel")
+    assert (again.status_code, again.json()) == (409, {"detail": "the job is finished already"})
+
+
+async def test_a_job_that_is_held_is_asked_to_end(http, client):
+    job_id = await client.submit("t")
+    await take(client)
+    answer = await http.post(f"/api/v1/job/{job_id}/cancel")
+    assert (answer.status_code, answer.json()) == (202, {"result": "requested"})
+
+
+async def test_the_priority_of_a_job_that_waits_is_changed(http, client):
+    job_id = await client.submit("t")
+    answer = await http.post(f"/api/v1/job/{job_id}/priority", json={"priority": "high"})
+    assert answer.status_code == 200
+    assert answer.json()["success"] is True
+    assert (await client.get(job_id)).priority == "high"
+
+
+async def test_the_priority_of_a_job_that_is_held_stays(http, client):
+    job_id = await client.submit("t")
+    await take(client)
+    answer = await http.post(f"/api/v1/job/{job_id}/priority", json={"priority": "high"})
+    assert answer.status_code == 409
+    assert answer.json() == {"detail": "the job is scheduled: only one that waits can change its priority"}
+
+
+async def test_a_failed_job_runs_again(http, client):
+    job_id = await client.submit("t")
+    (job,) = await take(client)
+    await end(client, job, "failed")
+    assert (await http.post(f"/api/v1/job/{job_id}/retry")).status_code == 200
+    assert (await client.get(job_id)).state == "waiting"
+    again = await http.post(f"/api/v1/job/{job_id}/retry")
+    assert again.status_code == 409
+    assert again.json() == {
+        "detail": "the job is waiting: only one that failed, is stuck or was cancelled can run again"
+    }
+
+
+@pytest.mark.parametrize("call", ["cancel", "retry", "priority"])
+async def test_a_job_that_is_not_there_can_not_be_steered(http, call):
+    answer = await http.post(f"/api/v1/job/{NOBODY}/{call}", json={"priority": "high"})
+    assert (answer.status_code, answer.json()) == (404, {"detail": f"there is no job {NOBODY}"})
+
+
+async def test_settings_of_a_group_are_changed_one_by_one(http):
+    async def set_group(**body: Any) -> dict[str, Any]:
+        assert (await http.post("/api/v1/groups/acme", json=body)).status_code == 200
+        (setting,) = (await http.get("/api/v1/groups")).json()["settings"]
+        return {name: setting[name] for name in ("weight", "paused", "max_running")}
+
+    assert await set_group(weight=3) == {"weight": 3, "paused": False, "max_running": None}
+    assert await set_group(max_running=5) == {"weight": 3, "paused": False, "max_running": 5}
+    assert await set_group(paused=True) == {"weight": 3, "paused": True, "max_running": 5}
+    assert await set_group(max_running=None) == {"weight": 3, "paused": True, "max_running": None}
+
+
+async def test_a_group_may_have_any_name(http, client):
+    await client.submit("t", group="a/b é?")
+    assert (await http.post("/api/v1/groups/a%2Fb%20%C3%A9%3F", json={"weight": 2})).status_code == 200
+    (group,) = (await http.get("/api/v1/groups")).json()["groups"]
+    assert (group["group"], group["weight"], group["waiting"]) == ("a/b é?", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("group", "body", "field"),
+    [
+        ("acme", {"weight": 0}, "weight"),
+        ("acme", {"weight": 101}, "weight"),
+        ("acme", {"max_running": -1}, "max_running"),
+        ("acme", {"queue": ""}, "queue"),
+        ("acme", {"queue": "a\0b"}, "queue"),
+        ("acme", {"size": 1}, "size"),
+        ("a%00b", {}, "group"),
+        ("", {}, "group"),
+        ("%C3%A9" * 200, {}, "group"),
+    ],
+)
+async def test_wrong_settings_of_a_group_are_refused(http, group, body, field):
+    answer = await http.post(f"/api/v1/groups/{group}", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith(f"{field}: ")
+
+
+# The executor itself
+
+
+async def test_the_executor_says_who_it_is(alone):
+    answer = (await alone.get("/api/info/version")).json()
+    assert answer["app_id"] == "host"
+    assert answer["version"]
+
+
+async def test_what_the_executor_runs_is_listed(alone, executor):
+    executor.runs = [Run(NOBODY)]
+    assert (await alone.get("/api/v1/running")).json() == {
+        "running": [
+            {
+                "id": str(NOBODY),
+                "task": "mail.send",
+                "group": "acme",
+                "queue": "default",
+                "attempt": 1,
+                "subject": "a mail",
+                "seconds": 0.5,
+            }
+        ]
+    }
+
+
+async def test_the_executor_is_told_to_look_for_work_and_to_exit(alone, executor):
+    assert (await alone.post("/api/v1/notify")).json()["success"] is True
+    assert (await alone.post("/api/v1/shutdownAndExit")).json()["success"] is True
+    assert executor.asked == ["wake", "drain"]
+
+
+async def test_the_probes_say_what_the_executor_says(alone, executor):
+    assert (await alone.get("/healthz")).json() == {"ok": True, "phase": "running"}
+    assert (await alone.get("/readyz")).status_code == 200
+    executor.phase, executor.ready = "draining", False
+    answer = await alone.get("/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"ok": False, "phase": "draining"})
+    assert (await alone.get("/healthz")).status_code == 200
+    executor.alive = False
+    assert (await alone.get("/healthz")).status_code == 503
+
+
+async def test_numbers_are_served_for_prometheus(alone):
+    answer = await alone.get("/metrics")
+    assert answer.text == "joex_slots 2.0\n"
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+# Who may
+
+
+def secured(client: Client, executor: Executor) -> Any:
+    return create_api(Settings(api_token="s3cret"), client, executor, page)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "Bearer", "Bearer wrong", "Bearer s3cret2", "Basic s3cret", "s3cret", "Bearer é"]
+)
+async def test_with_a_token_a_changing_call_must_bear_it(nowhere, executor, given):
+    async with browse(secured(nowhere, executor)) as http:
+        answer = await http.post("/api/v1/shutdownAndExit", headers={"Authorization": given.encode()})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert executor.asked == []
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+async def test_with_the_token_a_changing_call_is_served_from_anywhere(nowhere, executor, scheme):
+    headers = {"Authorization": f"{scheme} s3cret", "Host": "joex.example.org"}
+    async with browse(secured(nowhere, executor), caller="10.1.2.3", headers=headers) as http:
+        assert (await http.post("/api/v1/shutdownAndExit")).status_code == 200
+
+
+async def test_reading_needs_no_token(nowhere, executor):
+    async with browse(secured(nowhere, executor), caller="10.1.2.3") as http:
+        assert (await http.get("/api/v1/running")).status_code == 200
+        assert (await http.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize("token", ["", None])
+async def test_without_a_token_a_changing_call_is_served_on_loopback_only(nowhere, executor, token):
+    api = create_api(Settings(api_token=token), nowhere, executor, page)
+    for caller, status in (("10.1.2.3", 403), ("::ffff:10.1.2.3", 403), ("127.0.0.7", 200), ("::ffff:127.0.0.1", 200)):
+        async with browse(api, caller=caller) as http:
+            answer = await http.post("/api/v1/notify")
+        assert answer.status_code == status
+        assert status == 200 or "JOEX_API_TOKEN" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost:7878"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "[::1]:7878"}, 200),
+        ({"Host": "rebound.example.org:7878"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": ""}, 403),
+        ({"X-Forwarded-For": "10.1.2.3"}, 403),
+        ({"Forwarded": "for=10.1.2.3"}, 403),
+        ({"Origin": HERE}, 200),
+        ({"Origin": "https://example.org"}, 403),
+        ({"Origin": "http://127.0.0.1:8000"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://[::1"}, 403),
+    ],
+)
+async def test_without_a_token_no_web_page_and_no_proxy_can_change_anything(alone, executor, headers, status):
+    answer = await alone.post("/api/v1/shutdownAndExit", headers=headers)
+    assert answer.status_code == status
+    assert executor.asked == (["drain"] if status == 200 else [])
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "nonsense"])
+async def test_a_body_must_be_declared_as_json(alone, kind):
+    answer = await alone.post("/api/v1/jobs", content=b'{"task": "t"}', headers={"Content-Type": kind})
+    assert answer.status_code == 415
+    assert "application/json" in answer.json()["detail"]
+
+
+async def test_a_body_may_say_more_of_its_kind(http):
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    assert (await http.post("/api/v1/jobs", content=b'{"task": "t"}', headers=headers)).status_code == 201
+
+
+@pytest.mark.parametrize("in_parts", [False, True], ids=["announced", "in parts"])
+async def test_a_body_that_is_too_large_is_refused(alone, in_parts):
+    body = json.dumps({"task": "t", "args": {"x": "y" * LARGEST_BODY}}).encode()
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1_000_000):
+            yield body[start : start + 1_000_000]
+
+    headers = {"Content-Type": "application/json"}
+    answer = await alone.post("/api/v1/jobs", content=parts() if in_parts else body, headers=headers)
+    assert (answer.status_code, answer.json()) == (413, {"detail": "the body is larger than 10000000 bytes"})
+
+
+# Trouble
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/v1/jobs", {"task": "t"}),
+        ("POST", "/api/v1/jobs/many", [{"task": "t"}]),
+        ("POST", "/jobber/queue", {"type": "t", "payload": {}}),
+        ("GET", "/api/v1/jobs", None),
+        ("GET", f"/api/v1/job/{NOBODY}", None),
+        ("POST", f"/api/v1/job/{NOBODY}/cancel", None),
+        ("GET", "/api/v1/stats", None),
+    ],
+)
+async def test_an_unreachable_database_is_a_reason_to_try_again(alone, method, path, body):
+    answer = await alone.request(method, path, json=body)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert "database" in answer.json()["detail"]
+
+
+async def test_the_probes_do_not_need_the_database(alone):
+    assert (await alone.get("/healthz")).status_code == 200
+    assert (await alone.get("/metrics")).status_code == 200
+
+
+async def test_a_database_without_the_schema_says_how_to_make_it(empty_database_url, executor):
+    async with Client(empty_database_url) as client, browse(create_api(Settings(), client, executor, page)) as http:
+        answer = await http.get("/api/v1/stats")
+    assert answer.status_code == 503
+    assert "joex migrate" in answer.json()["detail"]
+
+
+async def test_an_error_of_ours_is_told_as_one(nowhere, executor):
+    def broken() -> tuple[bytes, str]:
+        raise ZeroDivisionError
+
+    api = create_api(Settings(), nowhere, executor, broken)
+    transport = httpx.ASGITransport(api, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=HERE) as http:
+        answer = await http.get("/metrics")
+    assert (answer.status_code, list(answer.json())) == (500, ["detail"])
+
+
+# The documentation
+
+
+async def test_the_documentation_names_every_route_and_its_problems(alone):
+    schema = (await alone.get("/openapi.json")).json()
+    operations = {(method, path): one for path, methods in schema["paths"].items() for method, one in methods.items()}
+    assert ("post", "/jobber/queue") in operations
+    assert ("post", "/api/v1/groups/{group}") in operations
+    for (method, _), operation in operations.items():
+        statuses = set(operation["responses"])
+        assert "422" not in statuses
+        if method == "post":
+            assert {"401", "403", "413", "415"} <= statuses
+            assert operation["security"] == [{"HTTPBearer": []}]
+    assert set(operations["post", "/api/v1/job/{job_id}/cancel"]["responses"]) >= {
+        "200",
+        "202",
+        "400",
+        "404",
+        "409",
+        "503",
+    }
+    assert not [name for name in schema["components"]["schemas"] if "Validation" in name]
+
+
+async def test_there_is_a_page_to_read_the_documentation(alone):
+    answer = await alone.get("/docs")
+    assert answer.status_code == 200
+    assert "/openapi.json" in answer.text
+
+
+# The server
+
+
+@asynccontextmanager
+async def served(client: Client, executor: Executor) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    with listen("127.0.0.1:0") as listener:
+        address = "{}:{}".format(*listener.getsockname())
+        serving = asyncio.create_task(serve(create_api(Settings(), client, executor, page), listener))
+        try:
+            yield address, serving
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+
+async def test_it_is_served_until_it_is_cancelled(client, executor):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    async with served(client, executor) as (address, serving), httpx.AsyncClient(base_url=f"http://{address}") as http:
+        answer = await http.post("/api/v1/jobs", json={"task": "t"})
+        assert answer.status_code == 201
+        assert answer.headers["date"]
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        with pytest.raises(httpx.ConnectError):
+            await http.get("/healthz")
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_has_come(nowhere, executor):
+    async with served(nowhere, executor) as (address, _):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {LARGEST_BODY + 1}\r\n\r\n".encode())
+        assert b" 413 " in await reader.readline()
+        writer.close()
+
+
+async def test_a_port_in_use_is_told_with_the_setting_and_the_mend(nowhere, executor):
+    async with served(nowhere, executor) as (address, _):
+        with pytest.raises(
+            ConfigError, match=r"^JOEX_HTTP_ADDRESS: can't listen on .* listens there; set another port"
+        ):
+            listen(address)
+
+
+@pytest.mark.parametrize("address", ["203.0.113.1:7878", "no such host:1", "nonsense", f"{'a' * 70}.example:80"])
+def test_an_address_that_can_not_be_had_is_told_with_the_setting(address):
+    with pytest.raises(ConfigError, match=r"^JOEX_HTTP_ADDRESS: "):
+        listen(address)

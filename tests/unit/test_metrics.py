@@ -1,0 +1,121 @@
+"""Numbers for Prometheus, from events."""
+
+from uuid import UUID
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from joex.core import events
+from joex.core.job import State, TakenJob
+from joex.core.outcome import Verdict
+from joex.observe import metrics as module
+from joex.observe.metrics import Metrics
+
+
+def job(task="mail.send", queue="default"):
+    return TakenJob(UUID(int=1), UUID(int=2), 1, queue, "acme", task, "{}", "low", "", "", 0, 0, None)
+
+
+@pytest.fixture
+def metrics():
+    return Metrics(slots=4, busy=lambda: 3)
+
+
+def value(metrics, name, **labels):
+    page, _ = metrics.render()
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return sample.value
+    return None
+
+
+def test_runs_are_counted_by_task_queue_and_result(metrics):
+    metrics(events.RunStarted(job()))
+    metrics(events.RunEnded(job(), Verdict(State.SUCCESS), 0.2))
+    metrics(events.RunEnded(job(), Verdict(State.STUCK), 0.2))
+    metrics(events.RunEnded(job(queue="slow"), Verdict(State.STUCK), 0.2))
+    assert value(metrics, "joex_runs_started_total", task="mail.send", queue="default") == 1
+    assert value(metrics, "joex_runs_ended_total", task="mail.send", queue="default", result="success") == 1
+    assert value(metrics, "joex_runs_ended_total", task="mail.send", queue="default", result="stuck") == 1
+    assert value(metrics, "joex_runs_ended_total", task="mail.send", queue="slow", result="stuck") == 1
+
+
+def test_a_run_is_measured_if_its_code_had_started(metrics):
+    metrics(events.RunEnded(job(), Verdict(State.SUCCESS), 2.0))
+    metrics(events.RunEnded(job(), Verdict(State.WAITING), None))
+    labels = {"task": "mail.send", "queue": "default"}
+    assert value(metrics, "joex_run_seconds_count", **labels) == 1
+    assert value(metrics, "joex_run_seconds_sum", **labels) == 2.0
+    assert value(metrics, "joex_run_seconds_bucket", **labels, le="1.0") == 0
+    assert value(metrics, "joex_run_seconds_bucket", **labels, le="5.0") == 1
+
+
+def test_takes_are_counted_and_measured(metrics):
+    metrics(events.Taken(asked=10, jobs=7, seconds=0.003))
+    metrics(events.Taken(asked=10, jobs=0, seconds=0.001))
+    assert value(metrics, "joex_jobs_taken_total") == 7
+    assert value(metrics, "joex_take_seconds_count") == 2
+
+
+def test_jobs_of_the_dead_are_counted_by_cause(metrics):
+    assert value(metrics, "joex_jobs_reclaimed_total", cause="dead") == 0
+    metrics(events.Registered("host", 7, reclaimed=2))
+    metrics(events.Rescued("other", 6, jobs=3))
+    assert value(metrics, "joex_jobs_reclaimed_total", cause="restart") == 2
+    assert value(metrics, "joex_jobs_reclaimed_total", cause="dead") == 3
+
+
+def test_trouble_is_counted(metrics):
+    metrics(events.WorkerConflict(UUID(int=1), "mail.send"))
+    metrics(events.LogLinesDropped(12, "buffer full"))
+    metrics(events.TrustEnded(runs=2))
+    metrics(events.DatabaseTrouble("taker", "refused", 1.0))
+    assert value(metrics, "joex_worker_conflicts_total") == 1
+    assert value(metrics, "joex_log_lines_dropped_total", reason="buffer full") == 12
+    assert value(metrics, "joex_lease_trust_ended_total") == 1
+    assert value(metrics, "joex_database_trouble_total", service="taker") == 1
+
+
+def test_slots_are_told_and_the_busy_ones_asked_for_at_each_scrape():
+    busy = [0]
+    metrics = Metrics(slots=4, busy=lambda: busy[0])
+    assert value(metrics, "joex_slots") == 4
+    assert value(metrics, "joex_slots_busy") == 0
+    busy[0] = 3
+    assert value(metrics, "joex_slots_busy") == 3
+
+
+def test_tasks_that_submitters_make_up_do_not_make_numbers_without_end(metrics, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_TASKS", 2)
+    for number in range(5):
+        metrics(events.RunStarted(job(f"task {number}")))
+        metrics(events.RunStarted(job("task 0")))
+    assert value(metrics, "joex_runs_started_total", task="task 0", queue="default") == 6
+    assert value(metrics, "joex_runs_started_total", task="task 1", queue="default") == 1
+    assert value(metrics, "joex_runs_started_total", task="task 2", queue="default") is None
+    assert value(metrics, "joex_runs_started_total", task="(others)", queue="(others)") == 3
+
+
+def test_two_executors_in_one_process_count_apart(metrics):
+    metrics(events.Taken(1, 1, 0.001))
+    assert value(Metrics(slots=1, busy=lambda: 0), "joex_jobs_taken_total") == 0
+
+
+def test_every_number_has_the_prefix_and_no_label_is_unbounded(metrics):
+    metrics(events.RunStarted(job()))
+    metrics(events.LogLinesDropped(1, "buffer full"))
+    metrics(events.DatabaseTrouble("taker", "refused", 1.0))
+    page, content_type = metrics.render()
+    families = list(text_string_to_metric_families(page.decode()))
+    assert content_type.startswith("text/plain")
+    assert all(family.name.startswith("joex_") for family in families)
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    assert labels == {"task", "queue", "result", "cause", "reason", "service", "le"}
+
+
+def test_an_event_that_moves_no_number_is_welcome(metrics):
+    before = metrics.render()
+    metrics(events.Woken("default"))
+    metrics(events.Left(7, 0))
+    assert metrics.render() == before
