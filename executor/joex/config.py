@@ -39,7 +39,7 @@ def _names(value: object) -> object:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
-Scheme = Annotated[CountingScheme, BeforeValidator(_scheme)]
+Scheme = Annotated[CountingScheme, NoDecode, BeforeValidator(_scheme)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(_names), Field(min_length=1)]
 
 

@@ -29,9 +29,10 @@ DO $do$ BEGIN
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 
 -- One pass over the ring of one queue; the caller holds the ring. Returns the jobs taken, in the order of service.
--- p_from is the cursor at the start of the call (place * 256 + services already given there), the same for all passes.
+-- p_from is the cursor at the start of the call (place * 256 + services already given there), the same for all passes;
+-- p_again: this is not the first pass.
 CREATE OR REPLACE FUNCTION joex.take_pass(
-    p_queue text, p_from bigint, p_cursor regclass, p_executor integer, p_app_id text, p_free integer,
+    p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_executor integer, p_app_id text, p_free integer,
     p_high integer, p_low integer
 ) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
@@ -85,15 +86,29 @@ BEGIN
         SELECT ceil((p_free + c.runs)::float8 / c.weights)::integer AS level FROM candidate c
         WHERE c.weights * (c.running::float8 / c.weight) - c.runs < p_free
         ORDER BY c.weights DESC LIMIT 1
-    ), depth AS MATERIALIZED (
+    ), reached AS MATERIALIZED (
         SELECT c.*, least(c.room, c.weight * water.level - c.running) AS jobs,
                EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = c.ring AND j.lane = 2)
                AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = c.ring AND j.lane = 1) AS mixed,
                coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = c.ring), 0)
                    % (p_high + p_low) AS turn
         FROM candidate c, water WHERE c.weight * water.level > c.running
+    ), depth AS MATERIALIZED (
+        -- Where both priorities wait: how many jobs each lane has, as far as that matters, and how many of each to take. The
+        -- scheme's turns for a priority that runs out go to the other one.
+        SELECT r.*, n.high, n.low,
+               least(n.high, n.turns + greatest(r.jobs - n.due - n.turns - n.low, 0)) AS take_high,
+               least(n.low, r.jobs - n.due - n.turns + greatest(n.turns - n.high, 0)) AS take_low
+        FROM reached r LEFT JOIN LATERAL (
+            SELECT l.*, joex.turns(r.turn, r.jobs - l.due, p_high, p_low) AS turns FROM (
+                SELECT (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
+                                              AND j.lane = 0 LIMIT r.jobs) x)::integer AS due,
+                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
+                                              AND j.lane = 1 LIMIT r.jobs + 1) x)::integer AS high,
+                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
+                                              AND j.lane = 2 LIMIT r.jobs + 1) x)::integer AS low) l) n ON r.mixed
     ), locked AS MATERIALIZED (
-        SELECT d.ring, d.pos, d.running, d.weight, d.mixed, d.turn, j.id, j.lane, j.seq,
+        SELECT d.ring, d.pos, d.running, d.weight, d.mixed, d.turn, d.high, d.low, j.id, j.lane, j.seq,
                row_number() OVER (PARTITION BY d.ring, j.lane ORDER BY j.seq) - 1 AS nth
         FROM depth d CROSS JOIN LATERAL (
             SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
@@ -108,12 +123,12 @@ BEGIN
             UNION ALL
             SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
                            WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
-                           ORDER BY a.seq LIMIT joex.turns(d.turn, d.jobs, p_high, p_low)
+                           ORDER BY a.seq LIMIT d.take_high
                            FOR UPDATE SKIP LOCKED) high
             UNION ALL
             SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
                            WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
-                           ORDER BY a.seq LIMIT d.jobs - joex.turns(d.turn, d.jobs, p_high, p_low)
+                           ORDER BY a.seq LIMIT d.take_low
                            FOR UPDATE SKIP LOCKED) low) j
     ), turned AS (
         -- In a group where both priorities wait, a job's turn in the counting scheme: the nth high job has the nth turn
@@ -131,28 +146,31 @@ BEGIN
                row_number() OVER (PARTITION BY t.ring, (t.lane > 0) ORDER BY t.ahead, t.lane, t.seq) - 1 AS scheduled
         FROM turned t
     ), chosen AS MATERIALIZED (
-        SELECT l.*, row_number() OVER (ORDER BY l.level, l.distance, l.kth) AS nr FROM (
-            SELECT l.*, (l.running + l.kth) / l.weight AS level,
-                   CASE WHEN l.ring = v_here AND v_left > 0 AND l.kth >= v_left THEN 2147483647 ELSE l.pos END AS distance
-            FROM lined l) l
-        ORDER BY l.level, l.distance, l.kth LIMIT p_free
+        -- A visit that is under way goes on before all others, on the lowest level; when it is over, the group comes after all.
+        SELECT o.*, row_number() OVER (ORDER BY o.level, o.is_over, o.pos, o.kth) AS nr FROM (
+            SELECT l.*, l.ring = v_here AND v_left > 0
+                        AND (p_again OR l.kth >= v_left OR l.level > (SELECT min(c.running / c.weight) FROM candidate c))
+                        AS is_over
+            FROM (SELECT x.*, (x.running + x.kth) / x.weight AS level FROM lined x) l) o
+        ORDER BY o.level, o.is_over, o.pos, o.kth LIMIT p_free
     ), counted AS (
-        -- The scheme moves on with each job that followed it.
+        -- The scheme moves on with each job that is taken while both priorities wait.
         INSERT INTO joex.counting AS k (queue, ring, position)
         SELECT p_queue, c.ring, (min(c.turn) + count(*))::integer % (p_high + p_low)
-        FROM chosen c WHERE c.mixed AND c.lane > 0 AND c.ahead = c.scheduled
+        FROM chosen c WHERE c.mixed AND c.lane > 0
+              AND c.scheduled - c.nth < CASE c.lane WHEN 1 THEN c.low ELSE c.high END
         GROUP BY c.ring ORDER BY c.ring
         ON CONFLICT (queue, ring) DO UPDATE SET position = excluded.position
     ), last AS (
-        SELECT c.ring, c.level, c.nr FROM chosen c ORDER BY c.nr DESC LIMIT 1
+        SELECT c.ring, c.level, c.is_over FROM chosen c ORDER BY c.nr DESC LIMIT 1
     ), moved AS MATERIALIZED (
-        -- The services of this visit: the jobs at the end of the batch that are of the last group and on its level; a
-        -- batch of nothing but the group under the cursor goes on with the visit.
-        SELECT setval(p_cursor, l.ring * 256 + (SELECT least(count(*), 255) FROM chosen c
-                   WHERE c.ring = l.ring AND c.level = l.level)
-               + CASE WHEN l.ring = v_here AND v_left > 0 AND (SELECT count(*) FROM chosen) <= v_left
-                           AND NOT EXISTS (SELECT FROM chosen c WHERE c.ring <> v_here)
-                      THEN v_served ELSE 0 END) FROM last l
+        -- The services of this visit: the last group's jobs on its last level; and those before this call, where the visit
+        -- has merely gone on.
+        SELECT setval(p_cursor, l.ring * 256 + least(255, CASE
+                   WHEN v_left > 0 AND NOT l.is_over AND NOT EXISTS (SELECT FROM chosen c WHERE c.ring <> v_here)
+                   THEN v_served ELSE 0 END
+               + (SELECT count(*) FROM chosen c
+                  WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over))) FROM last l
     ), taken AS (
         UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
                lock_id = gen_random_uuid(), scheduled_at = clock_timestamp(), progress = 0, progress_message = NULL
@@ -180,6 +198,7 @@ DECLARE
     v_executor record;
     v_queue record;
     v_from bigint;
+    v_again boolean;
     v_want integer := p_free;
     v_got integer;
 BEGIN
@@ -200,12 +219,14 @@ BEGIN
         PERFORM pg_advisory_lock(joex.lock_class(3), v_queue.id);
         BEGIN
             v_from := coalesce(pg_sequence_last_value(v_queue.cursor), -9223372036854775808);
+            v_again := false;
             LOOP
                 RETURN QUERY SELECT * FROM joex.take_pass(
-                    v_queue.name, v_from, v_queue.cursor, p_executor, v_executor.app_id, v_want, p_high, p_low);
+                    v_queue.name, v_from, v_again, v_queue.cursor, p_executor, v_executor.app_id, v_want, p_high, p_low);
                 GET DIAGNOSTICS v_got = ROW_COUNT;
                 v_want := v_want - v_got;
                 EXIT WHEN v_got = 0 OR v_want = 0;
+                v_again := true;
             END LOOP;
         EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
             PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
