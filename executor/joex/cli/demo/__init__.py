@@ -1,0 +1,72 @@
+"""``joex demo``: four tenants, real work, and an executor that is killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joex.cli.options import AsJson
+from joex.cli.output import print_json
+
+if TYPE_CHECKING:
+    from joex.cli.demo.stage import Stage
+
+
+def demo(
+    *,
+    files: Annotated[
+        int, typer.Option(min=50, max=10_000, help="Files that the largest tenant hands in, if there are so many.")
+    ] = 800,
+    as_json: AsJson = False,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="A PostgreSQL server on which to make a database for the demo. None: an embedded one."
+        ),
+    ] = None,
+) -> None:
+    """See four tenants share two executors fairly, one of which is killed.
+
+    One tenant hands in hundreds of files at once, three others 20 each behind
+    it. Half-way an executor is killed, and its jobs move on to the other one.
+    It takes less than a minute, on a database of its own, dropped at the end.
+    The exit code is 0 if every job has come to its end.
+    """
+    # Here and not above, so that the help of the other commands does not wait for it.
+    from rich.console import Console  # noqa: PLC0415
+
+    from joex.cli.demo.report import print_summary  # noqa: PLC0415
+    from joex.cli.demo.stage import make_stage  # noqa: PLC0415
+    from joex.cli.demo.story import play  # noqa: PLC0415
+
+    console = Console(stderr=as_json, highlight=False)
+    with make_stage(console) as stage, _server(database_url, stage) as url:
+        summary = asyncio.run(play(url, files, stage))
+    if as_json:
+        print_json(summary)
+    else:
+        print_summary(console, summary)
+    if summary.lost:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _server(url: str | None, stage: Stage) -> Iterator[str]:
+    """Give the URL of a server. A URL in the environment is not meant for this, and not looked at."""
+    if url is not None:
+        from joex.config import load_settings  # noqa: PLC0415
+
+        yield load_settings({"database_url": url}).url or url
+        return
+    from joex.store.embedded import EmbeddedServer, default_folder  # noqa: PLC0415
+
+    stage.tell(f"starting the embedded PostgreSQL in {default_folder()}")
+    server = EmbeddedServer()
+    try:
+        yield server.url
+    finally:
+        server.close()

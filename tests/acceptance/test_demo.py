@@ -1,0 +1,127 @@
+"""`joex demo`, as its user meets it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psutil
+import pytest
+
+from tests.support.postgres import TestServer
+from tests.support.waiting import eventually
+
+DEMO = [sys.executable, "-m", "joex", "demo"]
+SMALL = ("acme", "globex", "initech")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the embedded server can reach, which runs as another user if we are root."""
+    name = Path(tempfile.mkdtemp(prefix="joex-test-demo-", dir="/var/tmp"))
+    name.chmod(0o755)
+    (name / "tmp").mkdir()
+    yield name
+    shutil.rmtree(name)
+
+
+@pytest.fixture
+def environment(folder: Path) -> dict[str, str]:
+    """Everything that the demo makes lies in the folder; the settings of others must not matter to it."""
+    mine = {"JOEX_EMBEDDED_DIR": str(folder), "TMPDIR": str(folder / "tmp")}
+    others = {"JOEX_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing", "JOEX_QUEUES": "other"}
+    return {**os.environ, **others, **mine}
+
+
+def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, folder):
+    done = subprocess.run(
+        [*DEMO, "--files", "150", "--json"], env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    tenants = {tenant["name"]: tenant for tenant in summary["tenants"]}
+
+    assert (summary["lost"], summary["jobs"]) == (0, 150 + 3 * 20)
+    assert {name: t["done"] + t["failed"] for name, t in tenants.items()} == {"library": 150} | dict.fromkeys(SMALL, 20)
+    for name in SMALL:
+        assert tenants[name]["joex"]["mean_wait"] < tenants[name]["fifo"]["mean_wait"], tenants[name]
+
+    assert 1 <= summary["recovery"]["jobs"] <= 2
+    assert 0 < summary["recovery"]["in_line_after"] <= summary["recovery"]["ended_after"]
+    assert tenants["globex"]["retried"] == 3
+    assert [tenants[name]["failed"] for name in tenants] == [0, 0, 0, 1]
+    assert "invoice.py" in summary["errors"][0]
+    assert summary["counted"]["files"] == 150
+    assert all(summary["counted"].values())
+    assert "kill -9" in done.stderr
+    assert not list((folder / "tmp").glob("joex*"))
+
+
+async def test_what_a_killed_demo_leaves_is_cleaned_by_the_next_one_and_ctrl_c_cleans_at_once(
+    environment, folder, postgres: TestServer
+):
+    await run(postgres, "CREATE DATABASE joex_demo_00c0ffee")  # of a demo that was killed before it had made the schema
+
+    killed = start(environment, postgres)
+    orphans = await executors_of(killed)
+    killed.kill()
+    killed.communicate()
+    assert len(await databases(postgres)) == 1
+    assert list((folder / "tmp").glob("joex*"))
+
+    interrupted = start(environment, postgres)
+    executors = await executors_of(interrupted)
+    assert len(await databases(postgres)) == 1
+    await eventually(lambda: not any(map(is_running, orphans)), why="the executors of the killed demo have left")
+
+    interrupted.send_signal(signal.SIGINT)
+    output, _ = interrupted.communicate(timeout=30)
+    assert interrupted.returncode == 130, output
+    assert "Traceback" not in output
+    assert not any(map(is_running, executors))
+    assert await databases(postgres) == []
+    assert not list((folder / "tmp").glob("joex*"))
+
+
+def start(environment: dict[str, str], server: TestServer) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*DEMO, "--database-url", server.url()],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+async def executors_of(demo: subprocess.Popen) -> list[psutil.Process]:
+    """Wait until the demo's jobs are under way, and return its executors."""
+    assert demo.stdout is not None
+    lines: list[str] = []
+    while "hands in" not in "".join(lines[-1:]):
+        line = demo.stdout.readline()
+        assert line, f"the demo ended: {lines}"
+        lines.append(line)
+    return psutil.Process(demo.pid).children()
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+async def databases(server: TestServer) -> list[Any]:
+    return await run(server, r"SELECT datname FROM pg_database WHERE datname LIKE 'joex\_demo\_%'")
+
+
+async def run(server: TestServer, sql: str) -> list[Any]:
+    connection = await asyncpg.connect(server.url())
+    try:
+        return await connection.fetch(sql)
+    finally:
+        await connection.close()
