@@ -11,7 +11,6 @@ import joex
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(joex.__path__, "joex.")
-    if module.name.startswith("joex.core.") or (module.name.count(".") == 1 and not module.ispkg)
     if not module.name.endswith("__main__")  # importing it is running it
 ]
 

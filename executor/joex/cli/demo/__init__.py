@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def demo(
     *,
     files: Annotated[
-        int, typer.Option(min=50, max=10_000, help="Files that the largest tenant hands in, if there are so many.")
-    ] = 800,
+        int | None,
+        typer.Option(min=50, max=10_000, help="Files that the largest tenant hands in. None: the whole library."),
+    ] = None,
     as_json: AsJson = False,
     database_url: Annotated[
         str | None,
@@ -31,8 +32,8 @@ def demo(
 ) -> None:
     """See four tenants share two executors fairly, one of which is killed.
 
-    One tenant hands in hundreds of files at once, three others 20 each behind
-    it. Half-way an executor is killed, and its jobs move on to the other one.
+    One tenant hands in the source files of Python's standard library at once,
+    three others 20 each behind it. Half-way an executor is killed, and its jobs move on to the other one.
     It takes less than a minute, on a database of its own, dropped at the end.
     The exit code is 0 if every job has come to its end.
     """

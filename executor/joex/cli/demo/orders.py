@@ -24,9 +24,9 @@ EACH = 20
 
 _URGENT = 5
 _HALF_ARRIVED = 3
-_SMALLEST = 2048  # bytes: smaller files are read faster than a job is taken
-# "data" is what the standard library's own tests read, among it files that are wrong on purpose.
-_LEFT_OUT = {"site-packages", "dist-packages", "data", "tokenizedata"}
+_SMALLEST = 2048  # bytes: what the small tenants hand in takes a moment
+# Not the library's own tests: they bring files that are wrong on purpose, and not every Python has them.
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _PYTHON_2 = b'import sys\n\nprint "Total: %d" % sum(map(int, sys.argv[1:]))\n'
 
 
@@ -53,11 +53,12 @@ class Orders:
     uploads: dict[str, Upload]  # by the subject of their job
 
 
-def make_orders(folder: Path, most: int) -> Orders:
-    """Choose at most ``most`` files for the library, and 20 for each of the others; uploads go into ``folder``."""
+def make_orders(folder: Path, most: int | None) -> Orders:
+    """Choose the files of the library (at most ``most``), and 20 for each other tenant; uploads go into ``folder``."""
     folder.mkdir()
-    available = _standard_library()
-    files = _spread(available, most)
+    files = _standard_library()
+    available = [file for file in files if file.stat().st_size >= _SMALLEST]
+    files = files if most is None else _spread(available, most)
     uploads = dict(_half_arrived(folder, available))
     wrong = folder / "invoice.py"
     wrong.write_bytes(_PYTHON_2)
@@ -78,7 +79,7 @@ def make_orders(folder: Path, most: int) -> Orders:
 def _standard_library() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
     found = (path for path in root.rglob("*.py") if _LEFT_OUT.isdisjoint(path.relative_to(root).parts))
-    return sorted(path for path in found if path.stat().st_size >= _SMALLEST)
+    return sorted(found)
 
 
 def _spread(files: Sequence[Path], most: int, offset: int = 0) -> list[Path]:

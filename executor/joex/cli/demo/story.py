@@ -22,7 +22,7 @@ _PATIENCE = 300.0
 """Seconds for everything; a machine that needs longer has other troubles."""
 
 
-async def play(server_url: str, files: int, stage: Stage) -> Summary:
+async def play(server_url: str, files: int | None, stage: Stage) -> Summary:
     """Play the demo on a database of its own, and sum it up. Nothing of it is left behind, however it ends."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the blocks below are left in order
