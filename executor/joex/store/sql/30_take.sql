@@ -106,7 +106,8 @@ BEGIN
                        (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
                                               AND j.lane = 1 LIMIT r.jobs + 1) x)::integer AS high,
                        (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
-                                              AND j.lane = 2 LIMIT r.jobs + 1) x)::integer AS low) l) n ON r.mixed
+                                              AND j.lane = 2 LIMIT r.jobs + 1) x)::integer AS low
+                WHERE r.mixed) l) n ON true
     ), locked AS MATERIALIZED (
         SELECT d.ring, d.pos, d.running, d.weight, d.mixed, d.turn, d.high, d.low, j.id, j.lane, j.seq,
                row_number() OVER (PARTITION BY d.ring, j.lane ORDER BY j.seq) - 1 AS nth
