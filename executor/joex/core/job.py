@@ -80,12 +80,8 @@ class NewJob:
         _check_text("submitter", self.submitter, _LONGEST_NAME)
         if self.priority not in ("high", "low"):
             raise ValueError(f"priority: expected 'high' or 'low'; got {self.priority!r}")
-        if self.not_before is not None and self.not_before.tzinfo is None:
-            raise ValueError("not_before: expected a time with a time zone, such as datetime.now(UTC); got one without")
-        if self.not_before is not None and not _FIRST_YEAR <= self.not_before.year <= _LAST_YEAR:
-            raise ValueError(f"not_before: expected a year from {_FIRST_YEAR} to {_LAST_YEAR}; got {self.not_before}")
-        if self.retries is not None and not 0 <= self.retries <= _MOST_RETRIES:
-            raise ValueError(f"retries: expected 0 to {_MOST_RETRIES}; got {self.retries}")
+        _check_time("not_before", self.not_before)
+        _check_retries("retries", self.retries)
         if not isinstance(self.args, Mapping):
             raise ValueError(  # noqa: TRY004 - one error for callers
                 f"args: expected an object (names and values); got {type(self.args).__name__}"
@@ -109,6 +105,22 @@ class TakenJob:
     attempt: int
     failures: int
     retries: int | None
+
+
+def _check_time(field: str, time: datetime | None) -> None:
+    if time is None:
+        return
+    if not isinstance(time, datetime):
+        raise ValueError(f"{field}: expected a time or a delay; got {time!r}")  # noqa: TRY004 - one error for callers
+    if time.tzinfo is None:
+        raise ValueError(f"{field}: expected a time with a time zone, such as datetime.now(UTC); got one without")
+    if not _FIRST_YEAR <= time.year <= _LAST_YEAR:
+        raise ValueError(f"{field}: expected a year from {_FIRST_YEAR} to {_LAST_YEAR}; got {time}")
+
+
+def _check_retries(field: str, retries: object) -> None:
+    if retries is not None and not (isinstance(retries, int) and 0 <= retries <= _MOST_RETRIES):
+        raise ValueError(f"{field}: expected 0 to {_MOST_RETRIES}; got {retries!r}")
 
 
 def check_name(field: str, name: str) -> None:

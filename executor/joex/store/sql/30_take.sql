@@ -28,6 +28,19 @@ DO $do$ BEGIN
         subject text, submitter text, attempt integer, failures integer, retries integer);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 
+-- How many more jobs of a group with a limit may run. A limit must hold at every moment, so that takes from such a group
+-- exclude each other until they have committed: 0 where another one is under way. (It wakes whoever sleeps if it leaves
+-- work.) The count is a statement of its own, and so sees what has committed before the lock was free.
+CREATE OR REPLACE FUNCTION joex.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex.lock_class(4), hashtext(p_queue || p_ring)) THEN
+        RETURN 0;
+    END IF;
+    RETURN p_limit - (SELECT count(*) FROM joex.job j
+                      WHERE j.queue = p_queue AND j.ring = p_ring AND j.executor_id IS NOT NULL);
+END $$;
+
 -- One pass over the ring of one queue; the caller holds the ring. Returns the jobs taken, in the order of service.
 -- p_from is the cursor at the start of the call (place * 256 + services already given there), the same for all passes;
 -- p_again: this is not the first pass.
@@ -72,8 +85,8 @@ BEGIN
             WHERE j.queue = p_queue AND j.ring = n.ring AND j.executor_id IS NOT NULL) o
         CROSS JOIN LATERAL (
             SELECT coalesce(max(g.weight), 1) AS weight,
-                   CASE WHEN bool_or(g.paused) THEN 0
-                        ELSE least(coalesce(min(g.max_running), 2147483647) - o.running, p_free) END AS room
+                   CASE WHEN bool_or(g.paused) THEN 0 WHEN min(g.max_running) IS NULL THEN p_free
+                        ELSE least(joex.room(p_queue, n.ring, min(g.max_running)), p_free) END AS room
             FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
         WHERE w.idle < p_free
     ), candidate AS MATERIALIZED (

@@ -12,13 +12,15 @@ CREATE OR REPLACE FUNCTION joex.end_executor(p_id integer, p_ending text, p_most
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_queue record;
+    v_ending text;
     v_all bigint := 0;
 BEGIN
     -- Waits for a take of this executor that is under way (see take): after this, it takes nothing any more.
     PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
     UPDATE joex.executor SET left_at = coalesce(left_at, clock_timestamp()), ending = coalesce(ending, p_ending),
            asleep_since = NULL, orphans = false
-    WHERE id = p_id AND (left_at IS NULL OR orphans);
+    WHERE id = p_id AND (left_at IS NULL OR orphans)
+    RETURNING ending INTO v_ending;     -- for orphans, how their executor ended counts
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -35,7 +37,7 @@ BEGIN
                 error = CASE WHEN j.losses + x.lost > p_most_losses
                              THEN format('lost %s times: its executor died each time it held this job', j.losses + x.lost)
                              ELSE j.error END
-            FROM (SELECT k.id, CASE p_ending WHEN 'left' THEN 0 ELSE 1 END AS lost FROM joex.job k
+            FROM (SELECT k.id, CASE v_ending WHEN 'left' THEN 0 ELSE 1 END AS lost FROM joex.job k
                   WHERE k.executor_id = p_id AND k.executor_id IS NOT NULL FOR UPDATE SKIP LOCKED) x
             WHERE j.id = x.id RETURNING j.queue
         ) SELECT back.queue AS name, count(*) AS jobs FROM back GROUP BY back.queue
@@ -108,19 +110,28 @@ CREATE OR REPLACE FUNCTION joex.register(
 #variable_conflict use_column
 DECLARE
     v_queue text;
+    v_certain boolean;
 BEGIN
     reclaimed := 0;
     FOREACH v_queue IN ARRAY p_queues LOOP
         PERFORM joex.serve_queue(v_queue);
     END LOOP;
-    SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL FOR UPDATE;
+    SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
-        IF NOT (coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false)
-                OR joex.is_dead(other)) THEN
+        v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
+        IF v_certain OR joex.is_dead(other) THEN
+            -- First this lock, then the row, as everywhere; and judged again on the row as it is then.
+            PERFORM pg_advisory_xact_lock(joex.lock_class(2), other.id);
+            SELECT * INTO other FROM joex.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
+            IF FOUND AND (v_certain OR joex.is_dead(other)) THEN
+                reclaimed := joex.end_executor(other.id, 'replaced', p_most_losses);
+                other := NULL;
+            END IF;
+        END IF;
+        IF other.id IS NOT NULL THEN
             RETURN NEXT;
             RETURN;
         END IF;
-        reclaimed := joex.end_executor(other.id, 'replaced', p_most_losses);
     END IF;
     INSERT INTO joex.executor (app_id, pod_uid, host, boot_id, pid, process_start, version, queues, tasks, pool_size,
                                http_address, lease, locks, started_at, heartbeat_at)
@@ -182,14 +193,19 @@ BEGIN
 END $$;
 
 -- Ask the living executors with this app-id (null: all) to drain: they take nothing more, finish what runs, and leave.
+-- When this has committed, no take of theirs is under way.
 CREATE OR REPLACE FUNCTION joex.drain(p_app_id text) RETURNS SETOF text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_executor record;
 BEGIN
-    FOR v_executor IN UPDATE joex.executor e SET draining = true
-                      WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) RETURNING e.id, e.app_id LOOP
-        PERFORM joex.tell(v_executor.id, 'drain');
-        RETURN NEXT v_executor.app_id;
+    FOR v_executor IN SELECT e.id, e.app_id FROM joex.executor e
+                      WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) ORDER BY e.id LOOP
+        PERFORM pg_advisory_xact_lock(joex.lock_class(2), v_executor.id);
+        UPDATE joex.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;
+        IF FOUND THEN
+            PERFORM joex.tell(v_executor.id, 'drain');
+            RETURN NEXT v_executor.app_id;
+        END IF;
     END LOOP;
 END $$;
 
