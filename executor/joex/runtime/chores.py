@@ -13,6 +13,7 @@ from joex.core.duration import parse_duration
 from joex.core.events import DatabaseTrouble, Emit
 from joex.errors import DatabaseUnavailable
 from joex.store import executors, jobs
+from joex.store.database import borrowed
 from joex.task import App, Task
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Chores:
         while True:
             await asyncio.sleep(_EVERY.total_seconds() / 10)
             try:
-                async with self._pool.acquire() as connection:
+                async with borrowed(self._pool) as connection:
                     await executors.submit_chore(connection, RETENTION, self._args, self._queue, _EVERY)
             except (DatabaseUnavailable, OSError) as error:
                 self._emit(DatabaseTrouble("chores", str(error), _EVERY.total_seconds() / 10))

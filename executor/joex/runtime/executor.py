@@ -34,8 +34,7 @@ from joex.runtime.notes import NoteWriter
 from joex.runtime.runner import Defaults, Interruption, Runner
 from joex.runtime.taker import Taker
 from joex.store import executors
-from joex.store.database import create_pool
-from joex.store.errors import translated
+from joex.store.database import borrowed, create_pool
 from joex.store.executors import Other, Registration
 from joex.store.migrate import check_schema
 from joex.task import App
@@ -129,14 +128,13 @@ class Executor:
         Raises:
             SchemaError, ConfigError, DatabaseUnavailable: at the start, while nothing has been taken.
         """
-        pool = await create_pool(self._url, most=4, pooled=self._pooled, name=f"joex {self.app_id}")
+        pool = await create_pool(self._url, most=4, pooled=self._pooled, name=f"joex {self.app_id}", keeps_session=True)
         # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
         self.task_pool = await create_pool(self._url, most=most, pooled=self._pooled, name=f"joex tasks {self.app_id}")
         try:
-            with translated():
-                async with pool.acquire() as connection:
-                    await check_schema(connection)
+            async with borrowed(pool) as connection:
+                await check_schema(connection)
             add_system_tasks(self.app)
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
@@ -169,7 +167,7 @@ class Executor:
         while not self._draining.is_set():
             sent = clock()
             try:
-                async with pool.acquire() as connection:
+                async with borrowed(pool) as connection:
                     answer = await executors.register(connection, me, self.settings.most_losses, gone)
             except (DatabaseUnavailable, OSError) as error:
                 self._emit(events.DatabaseTrouble("registration", str(error), _REGISTER_RETRY_IN))
@@ -218,7 +216,7 @@ class _Incarnation:
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
         self.notes = NoteWriter(pool, settings.log_buffer_size, self._emit)
-        self.finisher = Finisher(pool, self._emit, self._written)
+        self.finisher = Finisher(pool, self.notes, self._emit, self._written)
         self.runner = Runner(
             executor.app,
             settings.pool_size,
@@ -267,6 +265,7 @@ class _Incarnation:
                     )
                 ]
                 await self._until_over(taking)
+                await self.notes.close(_FLUSH_FOR)
                 for task in others:
                     task.cancel()
             return await self._leave()
@@ -288,7 +287,7 @@ class _Incarnation:
         self.taker.stop()
         await taking
         with suppress(JoexError, OSError):  # for people to see: nothing depends on it
-            async with asyncio.timeout(_FLUSH_FOR), self._pool.acquire() as connection:
+            async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
                 await executors.show_drain(connection, self._id)
         self.runner.give_back_unstarted()  # what was taken at the last moment
         limit = executor.settings.drain_timeout
@@ -301,11 +300,10 @@ class _Incarnation:
 
     async def _leave(self) -> bool:
         """Leave in order. True: drained. False: the lease had ended."""
-        await self.notes.close(_FLUSH_FOR)
         stubborn = self.runner.executing
         if not self._ended.is_set() and not stubborn:
             with suppress(JoexError, OSError):
-                async with asyncio.timeout(_FLUSH_FOR), self._pool.acquire() as connection:
+                async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
                     given_back = await executors.leave(connection, self._id, self._executor.settings.most_losses)
                 self._emit(events.Left(self._id, given_back))
         if stubborn:

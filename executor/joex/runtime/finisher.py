@@ -17,8 +17,10 @@ from joex.core.events import DatabaseTrouble, Emit, RunEnded, WorkerConflict
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
 from joex.errors import DatabaseUnavailable, JoexError
+from joex.runtime.notes import NoteWriter
 from joex.runtime.text import error_line
 from joex.store import runs
+from joex.store.database import borrowed
 from joex.store.runs import EndedRun
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _MARK_AFTER = 0.02  # seconds: a run that is over sooner is never marked running, its end says it all
 _LOCKED_RETRY_IN = 0.25
 _LONGEST_RETRY = 2.0
+_NOTES_WITHIN = 0.5
 
 
 @dataclass(slots=True)
@@ -45,12 +48,16 @@ class Finisher:
 
     Args:
         pool: where connections come from.
+        notes: what runs have said, which is written before their ends.
         emit: where events go.
         written: called for each run whose end is written, or whose job is lost: its slot is free.
     """
 
-    def __init__(self, pool: asyncpg.Pool[Any], emit: Emit, written: Callable[[TakenJob], None]) -> None:
+    def __init__(
+        self, pool: asyncpg.Pool[Any], notes: NoteWriter, emit: Emit, written: Callable[[TakenJob], None]
+    ) -> None:
         self._pool = pool
+        self._notes = notes
         self._emit = emit
         self._written = written
         self._ends: list[End] = []
@@ -59,6 +66,7 @@ class Finisher:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._careful = False
+        self._notes_lag = False
 
     def started(self, job: TakenJob, at: float) -> None:
         """The code of a run has started, at this time of the monotonic clock."""
@@ -99,7 +107,9 @@ class Finisher:
         ends, self._ends = self._ends, []
         starts = self._cut_starts()
         try:
-            async with self._pool.acquire() as connection:
+            if ends:
+                await self._flush_notes()
+            async with borrowed(self._pool) as connection:
                 if starts:
                     await runs.start_many(
                         connection, [(job.id, job.lock_id, time.monotonic() - at) for job, at in starts]
@@ -113,6 +123,21 @@ class Finisher:
             over = {end.job.lock_id for end in self._ends}
             self._starts.update({job.lock_id: (job, at) for job, at in starts if job.lock_id not in over})
             raise
+
+    async def _flush_notes(self) -> None:
+        """Write what the runs have said first: once their jobs are in other hands, their lines would be refused.
+
+        But a log that can't be written keeps no job waiting: it is given a moment, and then left behind until it has
+        caught up.
+        """
+        if self._notes.is_empty:
+            self._notes_lag = False
+        elif not self._notes_lag:
+            try:
+                async with asyncio.timeout(_NOTES_WITHIN):
+                    await self._notes.flush()
+            except (TimeoutError, JoexError, OSError):
+                self._notes_lag = True
 
     async def _write_ends(self, connection: Any, ends: list[End]) -> None:
         try:

@@ -19,6 +19,7 @@ from joex.core.job import TakenJob
 from joex.errors import DatabaseUnavailable, JoexError
 from joex.runtime.text import storable
 from joex.store import runs
+from joex.store.database import borrowed
 
 if TYPE_CHECKING:
     import asyncpg
@@ -36,6 +37,13 @@ class _Line:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    job: TakenJob
+    percent: int
+    message: str | None
+
+
 class NoteWriter:
     """The buffer, and the service that writes it. `log` and `progress` may be called from any thread."""
 
@@ -45,7 +53,8 @@ class NoteWriter:
         self._emit = emit
         self._lock = threading.Lock()
         self._lines: deque[_Line] = deque()
-        self._progress: dict[UUID, tuple[TakenJob, int, str | None]] = {}
+        self._progress: dict[UUID, _Progress] = {}
+        self._writing = asyncio.Lock()
         self._dropped = 0
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Event()
@@ -62,7 +71,8 @@ class NoteWriter:
     def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
         """Keep the latest progress of a run."""
         with self._lock:
-            self._progress[job.lock_id] = (job, percent, None if message is None else storable(message, 1000))
+            said = None if message is None else storable(message, 1000)
+            self._progress[job.lock_id] = _Progress(job, percent, said)
         self._ring()
 
     async def run(self) -> None:
@@ -70,52 +80,71 @@ class NoteWriter:
         while True:
             await self._some.wait()
             self._some.clear()
-            await self._write_all()
+            try:
+                await self.flush()
+            except (DatabaseUnavailable, OSError) as error:
+                self._emit(DatabaseTrouble("log writer", str(error), _RETRY_IN))
+                self._some.set()
+                await asyncio.sleep(_RETRY_IN)
             await asyncio.sleep(_GATHER)
 
     async def close(self, seconds: float) -> None:
         """Write what is left, for at most so many seconds."""
         try:
             async with asyncio.timeout(seconds):
-                await self._write_all()
-        except TimeoutError:
+                await self.flush()
+        except (TimeoutError, JoexError, OSError):
             with self._lock:
                 self._report(len(self._lines), "the database could not be reached before the executor left")
 
-    async def _write_all(self) -> None:
-        while (batch := self._cut()) is not None:
-            await self._write(*batch)
+    async def flush(self) -> None:
+        """Write what has been said up to now; it is written when this returns.
+
+        Raises:
+            DatabaseUnavailable: it could not be written, and is kept.
+        """
+        async with self._writing:
+            while (batch := self._cut()) is not None:
+                await self._write(*batch)
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         self._report(dropped, "the buffer was full")
 
-    def _cut(self) -> tuple[list[_Line], list[tuple[TakenJob, int, str | None]]] | None:
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to write, and nothing is being written."""
+        return not (self._lines or self._progress or self._writing.locked())
+
+    def _cut(self) -> tuple[list[_Line], dict[UUID, _Progress]] | None:
         with self._lock:
             if not self._lines and not self._progress:
                 return None
             lines = [self._lines.popleft() for _ in range(min(_BATCH, len(self._lines)))]
-            progress, self._progress = list(self._progress.values()), {}
+            progress, self._progress = self._progress, {}
             return lines, progress
 
-    async def _write(self, lines: list[_Line], progress: list[tuple[TakenJob, int, str | None]]) -> None:
-        latest = [runs.Progress(job.id, job.lock_id, percent, message) for job, percent, message in progress]
-        while True:
-            now = time.monotonic()
-            rows = [
-                runs.LogLine(n.job.id, n.job.lock_id, n.job.attempt + 1, now - n.at, n.level, n.message) for n in lines
-            ]
-            try:
-                async with self._pool.acquire() as connection:
-                    lost = await runs.note_many(connection, rows, latest)
-            except (DatabaseUnavailable, OSError) as error:
-                self._emit(DatabaseTrouble("log writer", str(error), _RETRY_IN))
-                await asyncio.sleep(_RETRY_IN)
-            except JoexError as error:
+    async def _write(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> None:
+        now = time.monotonic()
+        rows = [runs.LogLine(n.job.id, n.job.lock_id, n.job.attempt + 1, now - n.at, n.level, n.message) for n in lines]
+        latest = [runs.Progress(p.job.id, p.job.lock_id, p.percent, p.message) for p in progress.values()]
+        try:
+            async with borrowed(self._pool) as connection:
+                lost = await runs.note_many(connection, rows, latest)
+        except JoexError as error:
+            if not isinstance(error, DatabaseUnavailable):
                 self._report(len(lines), str(error))
                 return
-            else:
-                self._report(lost, "their runs had lost their jobs")
-                return
+            self._put_back(lines, progress)
+            raise
+        except BaseException:
+            self._put_back(lines, progress)
+            raise
+        self._report(lost, "their runs had lost their jobs")
+
+    def _put_back(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> None:
+        with self._lock:
+            self._lines.extendleft(reversed(lines))
+            self._progress = {**progress, **self._progress}  # what was said since is later
 
     def _report(self, lines: int, reason: str) -> None:
         if lines:

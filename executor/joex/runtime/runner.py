@@ -131,10 +131,13 @@ class Runner:
     def interrupt(self, run: Run, why: Interruption) -> None:
         """Interrupt a run: async code at its next await; code in a thread sees ``ctx.cancelled``.
 
-        A later reason replaces an earlier one only where it is stronger: what is lost stays lost.
+        Once is enough: what the task does to clean up is left alone. A later reason replaces an earlier one only where
+        it is stronger: what is lost stays lost.
         """
-        if run.interruption is None or why is Interruption.LOST:
-            run.interruption = why
+        if run.interruption is not None:
+            run.interruption = why if why is Interruption.LOST else run.interruption
+            return
+        run.interruption = why
         if run.context is not None:
             run.context.ask_to_end()
         if run.interruptible and run.worker is not None:
@@ -238,16 +241,16 @@ class Runner:
         To give its slot, or its job, to somebody else while it runs would run two at once.
         """
         call = functools.partial(contextvars.copy_context().run, function, run.context, **run.args)
-        future = self._loop.run_in_executor(self._threads, call)
+        future = self._loop.run_in_executor(self._threads, _caught, call)
         done, _ = await asyncio.wait({future}, timeout=limit)
-        if done:
-            return future.result()
-        if run.context is not None:
+        if not done and run.context is not None:
             run.context.ask_to_end()
-        try:
-            return await future
-        except Exception as error:
+        value, error = await future
+        if error is None:
+            return value
+        if not done:
             raise _TimedOut(limit or 0) from error
+        raise error
 
     def _judge(self, run: Run, error: BaseException) -> Outcome:
         """How a run ended that raised."""
@@ -276,6 +279,14 @@ class Runner:
                 await self._call_in_thread(run, handler)
         except Exception as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
             self._notes.log(run.job, "error", f"its on_cancel handler failed: {error_trace(error)}")
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What a call gives, or what it raises: a future can't carry every exception (StopIteration, for one)."""
+    try:
+        return call(), None
+    except BaseException as error:  # noqa: BLE001 - see above
+        return None, error
 
 
 class _TimedOut(JoexError):

@@ -26,6 +26,7 @@ from joex.core.events import DatabaseTrouble, Emit, FellAsleep, Taken
 from joex.errors import DatabaseUnavailable
 from joex.runtime.runner import Runner
 from joex.store import executors, runs
+from joex.store.database import borrowed
 
 if TYPE_CHECKING:
     import asyncpg
@@ -110,7 +111,7 @@ class Taker:
     async def _take(self, asked: int) -> float:
         """Take once; returns for how long to sleep, 0 for not at all."""
         begin = time.perf_counter()
-        async with self._pool.acquire() as connection:
+        async with borrowed(self._pool) as connection:
             jobs = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
             self._emit(Taken(asked, len(jobs), time.perf_counter() - begin))
             for job in jobs:
@@ -142,7 +143,10 @@ class Taker:
             sleep = min(sleep, self._look_in)
             self._look_in = min(self._look_in * 2, _LATEST_LOOK)
             return sleep
-        self._horizon = None
+        if self._horizon is not None:
+            # They have all ended, but maybe only since the take: it must be done once more.
+            self._horizon = None
+            return 0
         if not self._runner.runs:
             self._emit(FellAsleep(look.next_due))
         return sleep

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 
 from joex.store.errors import translated
+from joex.store.statement import Connection
 
 _PATIENCE = 10.0
 """Seconds to wait for a connection before the database counts as unreachable."""
@@ -33,19 +36,36 @@ async def connect(url: str, *, pooled: bool = False, name: str = "joex", **setti
 
 
 async def create_pool(
-    url: str, *, most: int, least: int = 0, pooled: bool = False, name: str = "joex"
+    url: str, *, most: int, pooled: bool = False, name: str = "joex", keeps_session: bool = False
 ) -> asyncpg.Pool[Any]:
-    """A pool of connections that shrinks to ``least`` when it is idle. Errors as with `connect`."""
+    """A pool of connections, none of which stays while it is idle. Errors as with `connect`.
+
+    ``keeps_session``: nobody changes anything of the session that the next one could mind, so that giving a connection
+    back need not reset it, which would be one more question to the server each time.
+    """
     with translated():
         pool: asyncpg.Pool[Any] = await asyncpg.create_pool(
             url,
-            min_size=least,
+            min_size=0,
             max_size=most,
             max_inactive_connection_lifetime=30.0,
             timeout=_PATIENCE,
+            reset=_no_reset if keeps_session else None,
             **_options(name, {}, pooled=pooled),
         )
     return pool
+
+
+@asynccontextmanager
+async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
+    """A connection of a pool for the time of a block, with errors translated, those of getting and returning it too."""
+    with translated():
+        async with pool.acquire() as connection:
+            yield connection
+
+
+async def _no_reset(_connection: Connection) -> None:
+    """Leave the session as it is."""
 
 
 def _options(name: str, settings: dict[str, str], *, pooled: bool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeo
 #variable_conflict use_column
 DECLARE
     v_free uuid[];
+    v_queue record;
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF skip_locked THEN
@@ -64,6 +65,13 @@ BEGIN
              THEN 'already'
         ELSE 'worker_conflict' END
     FROM given g LEFT JOIN ended e USING (nr) WHERE e.nr IS NULL OR e.cancel_requested;
+    IF 'waiting' = ANY (states) OR 'stuck' = ANY (states) THEN
+        -- Given back, for others to take; or to be tried again, at a time that a sleeper must learn.
+        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex.job j
+                       WHERE j.id = ANY (ids) AND (j.lane IS NOT NULL OR j.due_at IS NOT NULL) GROUP BY j.queue LOOP
+            PERFORM joex.wake(v_queue.name, v_queue.jobs);
+        END LOOP;
+    END IF;
 END $$;
 
 -- End one run, inside the transaction of the task's own writes: they and the job's end commit together, or not at all.
