@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTHONS := $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TIERS := unit property integration acceptance faults cluster plans
-SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks examples)
+SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks scripts)
 # More arguments for what a target runs: make test ARGS="-k fairness -x"
 ARGS ?=
 

@@ -1,6 +1,5 @@
 """First-in-first-out, computed: what the demo compares itself with."""
 
-import doctest
 import math
 
 import pytest

@@ -1,0 +1,148 @@
+"""What holds of a pool: one function for each condition, from what was found and decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from joex.core.duration import format_duration
+from joex_operator.actions import CreateSlot
+from joex_operator.objects import Pool
+from joex_operator.reconcile import Decision, Seen
+from joex_operator.scaling import Limit, Mode
+from joex_operator.slots import Phase, Slot, draining, ready, takers
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that holds (``True``), does not (``False``), or can't be known (``Unknown``).
+
+    ``bad``: somebody should look at it.
+    """
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    bad: bool = False
+
+
+def conditions(pool: Pool, seen: Seen, decision: Decision) -> list[Condition]:
+    """All conditions of a pool, always in the same order."""
+    return [
+        _ready(pool, seen, decision),
+        _scaling_active(pool, decision),
+        _able_to_scale(seen, decision),
+        _scaling_limited(pool, seen, decision),
+        _database_reachable(seen),
+        _suspended(pool),
+    ]
+
+
+def _ready(pool: Pool, seen: Seen, decision: Decision) -> Condition:
+    """It takes jobs where it should, and none of its executors fails to start."""
+    name, sizing = "Ready", decision.sizing
+    if sizing.mode in (Mode.DELETED, Mode.SUSPENDED):
+        left = takers(seen.slots) or draining(seen.slots)
+        doing = "its executors finish what they run" if left else "it has no executors"
+        return Condition(name, "False", "Deleting" if sizing.mode is Mode.DELETED else "Suspended", doing)
+    if seen.trouble is not None:
+        return Condition(name, "Unknown", "DatabaseUnreachable", "only the database knows which executors take jobs")
+    return _working(name, pool, seen, sizing.target)
+
+
+def _working(name: str, pool: Pool, seen: Seen, target: int) -> Condition:
+    failing = [slot for slot in seen.slots if slot.phase is Phase.PENDING and slot.problem is not None]
+    if failing:
+        return Condition(name, "False", "ExecutorFailing", _failure(failing), bad=True)
+    if len(ready(seen.slots)) < _needed(pool, target):
+        return Condition(name, "False", "Starting", "executors are starting")
+    if any(slot.template != seen.template for slot in takers(seen.slots)):
+        return Condition(name, "True", "RollingOut", "executors with the template before are being replaced")
+    if target == 0:
+        return Condition(name, "True", "AtZero", "there is no work, and so no executor")
+    return Condition(name, "True", "Ready", "its executors take jobs")
+
+
+def _failure(failing: list[Slot]) -> str:
+    first = min(failing, key=lambda slot: slot.index)
+    others = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
+    return f"{first.name}: {first.problem}{others}"
+
+
+def _needed(pool: Pool, target: int) -> int:
+    """Executors without which a pool is not ready: those it always has, and one where there is work."""
+    if pool.spec.replicas is not None:
+        return pool.spec.replicas
+    return min(target, max(pool.spec.scaling.min_replicas, 1))
+
+
+def _scaling_active(pool: Pool, decision: Decision) -> Condition:
+    """Its size follows the work."""
+    name = "ScalingActive"
+    match decision.sizing.mode:
+        case Mode.DEMAND:
+            return Condition(name, "True", "ByDemand", f"its size follows the work in {', '.join(pool.spec.queues)}")
+        case Mode.FIXED:
+            back = f'kubectl patch joexpool {pool.name} --type merge -p \'{{"spec":{{"replicas":null}}}}\''
+            return Condition(name, "False", "FixedReplicas", f"spec.replicas is set; to scale by demand again: {back}")
+        case Mode.SUSPENDED:
+            return Condition(name, "False", "Suspended", "spec.suspend is set")
+        case Mode.DELETED:
+            return Condition(name, "False", "Deleting", "the pool is being deleted")
+        case Mode.FALLBACK:
+            after = format_duration(pool.spec.scaling.fallback.after) if pool.spec.scaling.fallback else ""
+            said = f"the amount of work has been unknown for {after}: it keeps at least the size of the fallback"
+            return Condition(name, "False", "Fallback", said, bad=True)
+        case Mode.HOLD:
+            said = "the amount of work is unknown: the pool keeps its size"
+            return Condition(name, "False", "DemandUnknown", said, bad=True)
+
+
+def _able_to_scale(seen: Seen, decision: Decision) -> Condition:
+    """It can grow and shrink now."""
+    name, sizing = "AbleToScale", decision.sizing
+    if seen.trouble is not None:
+        return Condition(name, "False", "DatabaseUnreachable", "no executor can be drained without the database")
+    if decision.overdue:
+        slow = f"{', '.join(decision.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
+        return Condition(name, "True", "DrainSlow", slow, bad=True)
+    if sizing.waiting and sizing.wanted is not None and sizing.wanted < sizing.target:
+        return Condition(name, "True", "ScaleDownStabilized", "it shrinks when less has been enough for long enough")
+    if sizing.waiting:
+        return Condition(name, "True", "ScaleUpStabilized", "it grows when more has been wanted for long enough")
+    return Condition(name, "True", "ReadyForNewScale", "nothing holds it up")
+
+
+def _scaling_limited(pool: Pool, seen: Seen, decision: Decision) -> Condition:
+    """Its size is not what the work calls for."""
+    name, sizing = "ScalingLimited", decision.sizing
+    scaling = pool.spec.scaling
+    created = sum(isinstance(action, CreateSlot) for action in decision.actions)
+    if draining(seen.slots) and sizing.target > len(takers(seen.slots)) + created:
+        return Condition(name, "True", "WaitingForDrain", "executors that drain take up the room until they are gone")
+    match sizing.limit:
+        case Limit.MOST:
+            most = f"the work calls for more than maxReplicas ({scaling.max_replicas})"
+            return Condition(name, "True", "TooManyReplicas", most)
+        case Limit.LEAST:
+            least = f"the work calls for fewer than minReplicas ({scaling.min_replicas})"
+            return Condition(name, "True", "TooFewReplicas", least)
+        case Limit.SCALE_UP | Limit.SCALE_DOWN:
+            policies = f"the policies of scaling.behavior.{sizing.limit} allow no more for now"
+            return Condition(name, "True", "ScalingPolicies", policies)
+        case None:
+            return Condition(name, "False", "DesiredWithinRange", "the size wanted is allowed")
+
+
+def _database_reachable(seen: Seen) -> Condition:
+    """The operator knows what the database says."""
+    if seen.trouble is None:
+        return Condition("DatabaseReachable", "True", "Connected", "the database answers")
+    return Condition("DatabaseReachable", "False", seen.trouble.reason, seen.trouble.message, bad=True)
+
+
+def _suspended(pool: Pool) -> Condition:
+    """Somebody has suspended it."""
+    if pool.spec.suspend:
+        return Condition("Suspended", "True", "Suspended", "spec.suspend is set: executors drain, and none is started")
+    return Condition("Suspended", "False", "NotSuspended", "spec.suspend is not set")

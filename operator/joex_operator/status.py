@@ -1,0 +1,81 @@
+"""What people are told of an object: its conditions and numbers.
+
+A condition keeps the time since when it holds; it names the generation of the spec that it is about. Messages have no
+number that changes by the second, so that a status is written when something has changed, and only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from joex_operator.conditions import Condition, conditions
+from joex_operator.names import selector
+from joex_operator.objects import Pool
+from joex_operator.reconcile import Decision, Seen
+from joex_operator.slots import draining, ready, takers
+
+
+def pool_status(
+    pool: Pool, seen: Seen, decision: Decision, previous: Mapping[str, Any], now: datetime
+) -> dict[str, Any]:
+    """The whole status of a pool after a decision; ``previous`` is the one that is stored."""
+    staying, leaving = takers(seen.slots), draining(seen.slots)
+    status = {
+        "observedGeneration": pool.generation,
+        "replicas": len(staying) + len(leaving),
+        "desiredReplicas": decision.sizing.target,
+        "readyReplicas": len(ready(seen.slots)) if seen.trouble is None else previous.get("readyReplicas", 0),
+        "updatedReplicas": sum(slot.template == seen.template for slot in staying),
+        "drainingReplicas": len(leaving),
+        "selector": selector(pool.name),
+        "conditions": dated(conditions(pool, seen, decision), previous, pool.generation, now),
+    }
+    history = decision.sizing.history.to_dict()
+    return {**status, "history": history} if history else status
+
+
+def refused_status(generation: int, error: Exception, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    """The status of an object that can't be worked with: nothing is changed but what it says of itself."""
+    ready = Condition("Ready", "False", "InvalidSpec", str(error), bad=True)
+    return with_conditions([ready], generation, previous, now)
+
+
+def with_conditions(
+    new: Iterable[Condition], generation: int, previous: Mapping[str, Any], now: datetime
+) -> dict[str, Any]:
+    """The stored status with these conditions in it; other conditions stay as they are."""
+    told = dated(new, previous, generation, now)
+    names = {condition["type"] for condition in told}
+    kept = [condition for condition in previous.get("conditions") or [] if condition["type"] not in names]
+    return {**previous, "observedGeneration": generation, "conditions": [*told, *kept]}
+
+
+def dated(
+    new: Iterable[Condition], previous: Mapping[str, Any], generation: int, now: datetime
+) -> list[dict[str, Any]]:
+    """The conditions as they are stored: with the time of their last change, which stays while their status does."""
+    before = by_type(previous)
+    return [
+        {
+            "type": condition.type,
+            "status": condition.status,
+            "observedGeneration": generation,
+            "lastTransitionTime": _since(condition, before.get(condition.type), now),
+            "reason": condition.reason,
+            "message": condition.message,
+        }
+        for condition in new
+    ]
+
+
+def _since(condition: Condition, before: Mapping[str, Any] | None, now: datetime) -> str:
+    if before is not None and before["status"] == condition.status:
+        return str(before["lastTransitionTime"])
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def by_type(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The stored conditions, by their type."""
+    return {condition["type"]: condition for condition in status.get("conditions") or []}

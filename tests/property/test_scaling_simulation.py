@@ -1,0 +1,188 @@
+"""Pools under random loads, deaths, orders and operator crashes, in a small model of the world.
+
+The model itself fails when an executor that may be busy is deleted.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from joex_operator.history import History
+from joex_operator.reconcile import decide
+from joex_operator.slots import Phase, draining, takers
+from tests.unit.joex_operator.builders import autoscaled, pool
+from tests.unit.joex_operator.world import World
+
+WINDOW = 10
+
+pods = st.integers(0, 1000)
+
+
+class Pool(RuleBasedStateMachine):
+    """Whatever happens, in whatever order."""
+
+    @initialize(least=st.integers(0, 2), most=st.integers(2, 6), pool_size=st.sampled_from([1, 2, 5]))
+    def begin(self, least, most, pool_size):
+        self.world = World(pool(poolSize=pool_size, scaling=autoscaled(least, most, WINDOW)))
+        self.history = History()
+        self.decisions = []
+
+    # The operator.
+
+    @rule(done=st.integers(0, 12), later=st.integers(0, 3))
+    def operator_looks_and_is_cut_off(self, done, later):
+        """It acts on what it saw a little ago, and may be killed between any two actions."""
+        self.look(done, later)
+
+    @rule(seconds=st.integers(1, 8))
+    def operator_works(self, seconds):
+        for _ in range(seconds):
+            self.look()
+            self.world.tick()
+
+    @precondition(lambda self: self.decisions)
+    @rule(age=st.integers(0, 9))
+    def an_operator_that_was_stopped_goes_on(self, age):
+        """It carries out what it decided some time ago, and does not know that another one leads by now."""
+        for action in self.decisions[-1 - age % len(self.decisions)].actions:
+            self.world.apply(action)
+
+    def look(self, done=None, later=0):
+        seen = self.world.observe()
+        # Nothing but what is stored is known: a step may be that of an operator that has just started.
+        stored = History.from_dict(self.history.to_dict())
+        decision = decide(self.world.pool, seen, stored, self.world.now)
+        self.history = decision.sizing.history
+        self.decisions = [*self.decisions[-9:], decision]
+        for _ in range(later):
+            self.world.tick()
+        for action in decision.actions[:done]:
+            self.world.apply(action)
+        return decision
+
+    # The world.
+
+    @rule(seconds=st.integers(1, 20))
+    def time_passes(self, seconds):
+        for _ in range(seconds):
+            self.world.tick()
+
+    @rule(jobs=st.lists(st.integers(1, 30), min_size=1, max_size=20))
+    def jobs_are_submitted(self, jobs):
+        self.world.submit(jobs)
+
+    @rule(which=pods, how=st.sampled_from(["kill_process", "delete_pod", "silence_node"]))
+    def a_pod_dies(self, which, how):
+        if found := sorted(self.world.pods):
+            getattr(self.world, how)(self.world.pods[found[which % len(found)]])
+
+    @rule()
+    def silent_nodes_return(self):
+        self.world.return_nodes()
+
+    @rule()
+    def the_database_goes_or_returns(self):
+        self.world.database_is_up = not self.world.database_is_up
+
+    # People.
+
+    @rule(template=st.sampled_from(["1", "2", "3"]))
+    def the_template_changes(self, template):
+        self.world.template = template
+
+    @rule(replicas=st.none() | st.integers(0, 4))
+    def the_size_is_fixed(self, replicas):
+        self.change(replicas=replicas)
+
+    @rule(suspend=st.booleans())
+    def it_is_suspended_or_not(self, suspend):
+        self.change(suspend=suspend)
+
+    @rule(which=pods, replicas=st.sampled_from([0, 2]))
+    def somebody_scales_a_deployment(self, which, replicas):
+        if found := sorted(self.world.deployments):
+            self.world.deployments[found[which % len(found)]].replicas = replicas
+
+    @rule(which=pods)
+    def somebody_deletes_a_deployment(self, which):
+        if found := sorted(self.world.deployments):
+            name = found[which % len(found)]
+            del self.world.deployments[name]
+            for pod in self.world.pods.values():
+                pod.terminating |= pod.slot == name
+
+    def change(self, **changes):
+        spec = self.world.pool.spec.model_copy(update=changes)
+        self.world.pool = replace(self.world.pool, spec=spec)
+
+    # What always holds.
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @invariant()
+    def no_job_is_lost_and_none_is_run_twice(self):
+        world = self.world
+        assert world.submitted == world.finished + world.held + len(world.queue)
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @invariant()
+    def no_step_makes_more_executors_than_there_may_be(self):
+        seen = self.world.observe()
+        decision = decide(self.world.pool, seen, self.history, self.world.now)
+        there = len(takers(seen.slots)) + len(draining(seen.slots))
+        created = sum(type(action).__name__ == "CreateSlot" for action in decision.actions)
+        assert not created or there + created <= decision.sizing.most
+
+    # How it ends.
+
+    def teardown(self):
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.database_is_up = True
+        world.return_nodes()
+        self.change(suspend=False)
+        if world.pool.spec.replicas == 0:
+            self.change(replicas=None)
+        work = sum(world.queue) + sum(sum(executor.held) for executor in world.living.values())
+        self.let_it_settle(300 + 2 * work)  # even one executor with one slot gets it done
+        assert world.finished == world.submitted, "all work is done"
+        self.assert_settled()
+        self.assert_deletion_ends()
+
+    def let_it_settle(self, most):
+        quiet = 0
+        for _ in range(most):
+            quiet = 0 if self.look().actions or self.world.held or self.world.queue else quiet + 1
+            self.world.tick()
+            if quiet > WINDOW + 3:
+                return
+        pytest.fail("it does not come to rest")
+
+    def assert_settled(self):
+        spec, seen = self.world.pool.spec, self.world.observe()
+        wanted = spec.scaling.min_replicas if spec.replicas is None else spec.replicas
+        assert [slot.phase for slot in seen.slots] == [Phase.IDLE] * wanted, "just what is wanted, and nothing else"
+        assert all(slot.template == seen.template for slot in seen.slots), "with the present template"
+        assert all(slot.replicas == 1 for slot in seen.slots)
+        assert not self.world.retired, "nothing is left of those that went"
+
+    def assert_deletion_ends(self):
+        world = self.world
+        world.submit([7] * 5)
+        for _ in range(10):
+            self.look()
+            world.tick()
+        world.pool = replace(world.pool, deleted_at=world.now)
+        for _ in range(100):
+            if self.look().finished:
+                break
+            world.tick()
+        assert [world.deployments, world.pods, world.living, world.retired] == [{}, {}, {}, {}]
+        self.no_job_is_lost_and_none_is_run_twice()
+
+
+Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestPool = pytest.mark.timeout(300)(Pool.TestCase)

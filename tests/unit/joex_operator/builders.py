@@ -1,0 +1,71 @@
+"""Pools and slots for the tests, each with one word on what matters."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from joex_operator.objects import Pool, parse_pool
+from joex_operator.reconcile import Seen, Trouble
+from joex_operator.scaling import Demand
+from joex_operator.slots import Executor, Phase, Slot
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+SILENT = Trouble("Unreachable", "connection refused")
+
+
+def manifest(name: str = "documents", metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A JoexPool as it is written; ``spec`` in the words of the file."""
+    return {
+        "apiVersion": "joex.dev/v1alpha1",
+        "kind": "JoexPool",
+        "metadata": {"name": name, "namespace": "prod", "uid": "pool-uid", "generation": 3, **(metadata or {})},
+        "spec": {"app": "shop.tasks:app", "database": {"secretName": "joex-db"}, **spec},
+    }
+
+
+def pool(*, deleted_at: datetime | None = None, **spec: Any) -> Pool:
+    metadata = {"deletionTimestamp": deleted_at.isoformat()} if deleted_at else {}
+    return parse_pool(manifest(metadata=metadata, **spec))
+
+
+def autoscaled(least: int = 0, most: int = 10, window: int = 0, **scaling: Any) -> dict[str, Any]:
+    """The field ``scaling``, by default without any delay."""
+    behavior = scaling.pop("behavior", {"scaleDown": {"stabilizationWindowSeconds": window}})
+    return {"minReplicas": least, "maxReplicas": most, "behavior": behavior, **scaling}
+
+
+def slot(index: int, phase: Phase = Phase.IDLE, held: int = 0, *, since: timedelta = timedelta(0), **more: Any) -> Slot:
+    """A slot in a phase; ``held`` jobs make it busy; ``since`` is how long it has been retired."""
+    if held and phase is Phase.IDLE:
+        phase = Phase.BUSY
+    executors = {
+        Phase.UNKNOWN: None,
+        Phase.PENDING: Executor(),
+        Phase.LOST: Executor(),
+        Phase.IDLE: Executor(lives=True, pod_uid=f"pod-{index}"),
+        Phase.BUSY: Executor(lives=True, held=held or 1, pod_uid=f"pod-{index}"),
+        Phase.DRAINING: Executor(lives=True, held=held, draining=True, retired_at=NOW - since, pod_uid=f"pod-{index}"),
+        Phase.RETIRED: Executor(retired_at=NOW - since),
+        Phase.GOING: Executor(retired_at=NOW - since),
+    }
+    given = {
+        "uid": None if phase is Phase.GOING else f"uid-{index}",
+        "template": "now",
+        "pods": (f"pod-{index}",),
+        "executor": executors[phase],
+        "lost": phase is Phase.LOST,
+        **more,
+    }
+    return Slot(f"documents-{index}", index, **given)
+
+
+def slots(count: int, phase: Phase = Phase.IDLE, held: int = 0, *, first: int = 0, **more: Any) -> list[Slot]:
+    return [slot(index, phase, held, **more) for index in range(first, first + count)]
+
+
+def seen(*found: Slot, runnable: int | None = 0, next_due: float | None = None, template: str = "now") -> Seen:
+    """What was found; ``runnable`` None: the database is silent, and so says nothing of executors."""
+    if runnable is None:
+        return Seen(found, None, template, SILENT)
+    return Seen(found, Demand(runnable, next_due), template)

@@ -1,0 +1,70 @@
+"""Where a slot stands, and which slots go first."""
+
+from itertools import islice
+
+import pytest
+
+from joex_operator.slots import Executor, Phase, draining, first_to_leave, free_indices, ready, takers
+from tests.unit.joex_operator.builders import NOW, slot
+
+ALL = [slot(index, phase) for index, phase in enumerate(Phase)]
+
+
+def named(found):
+    return [slot.index for slot in found]
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_slot_stands_where_its_deployment_and_the_database_say(phase):
+    assert slot(1, phase).phase is phase
+
+
+def test_only_the_database_knows_whether_an_executor_lives():
+    assert slot(1, executor=None).phase is Phase.UNKNOWN
+    assert slot(1, executor=None, uid=None).phase is Phase.GOING
+
+
+def test_an_executor_that_lives_on_a_silent_node_is_not_lost():
+    assert slot(1, Phase.BUSY, lost=True).phase is Phase.BUSY
+
+
+def test_an_executor_drains_whoever_asked_it_to():
+    by_hand = Executor(lives=True, draining=True)
+    assert slot(1, executor=by_hand).phase is Phase.DRAINING
+
+
+def test_an_executor_that_was_retired_before_it_heard_of_it_drains():
+    assert slot(1, executor=Executor(lives=True, retired_at=NOW)).phase is Phase.DRAINING
+
+
+def test_an_executor_without_a_deployment_is_about_to_leave():
+    assert slot(1, Phase.BUSY, uid=None).phase is Phase.DRAINING
+
+
+def test_an_executor_that_drained_by_hand_and_left_will_be_back():
+    assert slot(1, executor=Executor()).phase is Phase.PENDING
+
+
+def test_who_starts_is_a_taker_and_who_drains_is_none():
+    assert {slot.phase for slot in takers(ALL)} == {Phase.UNKNOWN, Phase.PENDING, Phase.IDLE, Phase.BUSY}
+    assert [slot.phase for slot in draining(ALL)] == [Phase.DRAINING]
+    assert {slot.phase for slot in ready(ALL)} == {Phase.IDLE, Phase.BUSY}
+
+
+def test_pending_slots_go_before_idle_ones_and_idle_ones_before_busy_ones():
+    found = [slot(0, held=2), slot(1, held=1), slot(2), slot(3, Phase.PENDING), slot(4), slot(5, Phase.PENDING)]
+    assert named(first_to_leave(found, "now")) == [5, 3, 4, 2, 1, 0]
+
+
+def test_outdated_slots_go_first_among_their_like():
+    found = [slot(0, template="old"), slot(1), slot(2, held=1, template="old"), slot(3, held=1), slot(4, Phase.PENDING)]
+    assert named(first_to_leave(found, "now")) == [4, 0, 1, 2, 3]
+
+
+def test_who_takes_nothing_any_more_is_not_asked_to_leave():
+    assert {slot.phase for slot in first_to_leave(ALL, "now")} == {Phase.PENDING, Phase.IDLE, Phase.BUSY}
+
+
+def test_the_lowest_free_index_is_taken_first_and_that_of_a_going_slot_is_not_free():
+    found = [slot(0), slot(2, Phase.GOING), slot(3, Phase.RETIRED)]
+    assert list(islice(free_indices(found), 3)) == [1, 4, 5]

@@ -1,0 +1,240 @@
+"""What people are told: conditions, numbers, Events."""
+
+from datetime import timedelta
+
+import pytest
+
+from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, Why
+from joex_operator.conditions import Condition, conditions
+from joex_operator.events import Event, events_of_actions, events_of_change
+from joex_operator.history import History
+from joex_operator.objects import SpecError
+from joex_operator.reconcile import decide
+from joex_operator.slots import Phase
+from joex_operator.status import pool_status, refused_status, with_conditions
+from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
+
+LATER = NOW + timedelta(minutes=5)
+
+
+def told(found, history=None, now=NOW, **spec):
+    """The conditions by type."""
+    spec.setdefault("scaling", autoscaled())
+    asked_for = pool(**spec)
+    decision = decide(asked_for, found, history or History(), now)
+    return {condition.type: condition for condition in conditions(asked_for, found, decision)}
+
+
+def brief(found, kind, **spec):
+    condition = told(found, **spec)[kind]
+    return condition.status, condition.reason
+
+
+def status(found, previous=None, now=NOW, **spec):
+    spec.setdefault("scaling", autoscaled())
+    asked_for = pool(**spec)
+    return pool_status(asked_for, found, decide(asked_for, found, History(), now), previous or {}, now)
+
+
+READY = [
+    (seen(), {}, "True", "AtZero"),
+    (seen(slot(0, held=1)), {}, "True", "Ready"),
+    (seen(slot(0, Phase.PENDING), runnable=1), {}, "False", "Starting"),
+    (seen(slot(0), slot(1, Phase.PENDING), runnable=4), {}, "True", "Ready"),
+    (seen(slot(0), slot(1, Phase.PENDING)), {"replicas": 2}, "False", "Starting"),
+    (seen(slot(0)), {"scaling": autoscaled(least=2)}, "False", "Starting"),
+    (seen(slot(0), slot(1, Phase.PENDING, problem="ErrImagePull"), runnable=4), {}, "False", "ExecutorFailing"),
+    (seen(slot(0, held=1, template="old")), {}, "True", "RollingOut"),
+    (seen(slot(0, Phase.DRAINING, 1)), {"suspend": True}, "False", "Suspended"),
+    (seen(), {"deleted_at": NOW}, "False", "Deleting"),
+    (seen(slot(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
+]
+
+
+@pytest.mark.parametrize(("found", "spec", "expected", "reason"), READY)
+def test_a_pool_is_ready_when_it_takes_jobs_and_nothing_of_it_fails(found, spec, expected, reason):
+    assert brief(found, "Ready", **spec) == (expected, reason)
+
+
+def test_a_failing_executor_is_named_with_its_problem():
+    found = seen(*slots(3, Phase.PENDING, problem="CrashLoopBackOff: exit code 2"), runnable=6)
+    condition = told(found)["Ready"]
+    assert condition.message == "documents-0: CrashLoopBackOff: exit code 2 (and 2 more)"
+    assert condition.bad
+
+
+ACTIVE = [
+    (seen(), {}, "True", "ByDemand"),
+    (seen(), {"replicas": 1}, "False", "FixedReplicas"),
+    (seen(), {"suspend": True}, "False", "Suspended"),
+    (seen(), {"deleted_at": NOW}, "False", "Deleting"),
+    (seen(runnable=None), {}, "False", "DemandUnknown"),
+    (seen(runnable=None), {"scaling": autoscaled(fallback={"after": "0s", "replicas": 1})}, "False", "Fallback"),
+]
+
+
+@pytest.mark.parametrize(("found", "spec", "expected", "reason"), ACTIVE)
+def test_it_is_told_what_decides_about_the_size(found, spec, expected, reason):
+    assert brief(found, "ScalingActive", **spec) == (expected, reason)
+
+
+def test_who_fixed_the_size_is_told_how_to_undo_it():
+    assert '{"spec":{"replicas":null}}' in told(seen(), replicas=1)["ScalingActive"].message
+
+
+def test_it_is_told_what_holds_a_change_up():
+    assert brief(seen(), "AbleToScale") == ("True", "ReadyForNewScale")
+    assert brief(seen(slot(0)), "AbleToScale", scaling=autoscaled(window=300)) == ("True", "ScaleDownStabilized")
+    growing = autoscaled(behavior={"scaleUp": {"stabilizationWindowSeconds": 60}})
+    assert brief(seen(runnable=1), "AbleToScale", scaling=growing) == ("True", "ScaleUpStabilized")
+    assert brief(seen(runnable=None), "AbleToScale") == ("False", "DatabaseUnreachable")
+    assert brief(seen(slot(0, Phase.DRAINING, 1, since=timedelta(hours=2))), "AbleToScale") == ("True", "DrainSlow")
+
+
+def test_it_is_told_what_limits_the_size():
+    one_more = {"scaleUp": {"policies": [{"type": "Executors", "value": 1, "periodSeconds": 60}]}}
+    assert brief(seen(), "ScalingLimited") == ("False", "DesiredWithinRange")
+    assert brief(seen(runnable=99), "ScalingLimited") == ("True", "TooManyReplicas")
+    assert brief(seen(), "ScalingLimited", scaling=autoscaled(least=1)) == ("True", "TooFewReplicas")
+    assert brief(seen(runnable=9), "ScalingLimited", scaling=autoscaled(behavior=one_more)) == (
+        "True",
+        "ScalingPolicies",
+    )
+    full = seen(slot(0, Phase.DRAINING, 1), runnable=9)
+    assert brief(full, "ScalingLimited", scaling=autoscaled(most=1)) == ("True", "WaitingForDrain")
+
+
+def test_why_the_database_is_silent_is_told_in_its_own_words():
+    condition = told(seen(runnable=None))["DatabaseReachable"]
+    assert (condition.status, condition.reason, condition.message) == ("False", "Unreachable", "connection refused")
+    assert brief(seen(), "DatabaseReachable") == ("True", "Connected")
+
+
+def test_a_suspended_pool_says_so():
+    assert brief(seen(), "Suspended", suspend=True) == ("True", "Suspended")
+    assert brief(seen(), "Suspended") == ("False", "NotSuspended")
+
+
+def test_the_numbers_of_a_status():
+    found = seen(
+        slot(0, held=1), slot(1, template="old"), slot(2, Phase.PENDING), slot(3, Phase.DRAINING, 1), runnable=5
+    )
+    stored = status(found)
+    del stored["conditions"]
+    assert stored == {
+        "observedGeneration": 3,
+        "replicas": 4,
+        "desiredReplicas": 3,
+        "readyReplicas": 2,
+        "updatedReplicas": 2,
+        "drainingReplicas": 1,
+        "selector": "joex.dev/pool=documents",
+    }
+
+
+def test_while_the_database_is_silent_the_number_of_ready_executors_is_the_last_one_known():
+    assert status(seen(slot(0, Phase.UNKNOWN), runnable=None), {"readyReplicas": 1})["readyReplicas"] == 1
+
+
+def test_what_must_be_remembered_is_part_of_the_status_only_when_there_is_something():
+    assert "history" not in status(seen(slot(0, held=1)))
+    assert status(seen(slot(0)), scaling=autoscaled(window=300))["history"]["below"]
+
+
+def test_a_condition_is_complete():
+    first = status(seen())["conditions"][0]
+    assert first == {
+        "type": "Ready",
+        "status": "True",
+        "observedGeneration": 3,
+        "lastTransitionTime": "2026-11-20T12:00:00Z",
+        "reason": "AtZero",
+        "message": "there is no work, and so no executor",
+    }
+
+
+def since(stored):
+    return {condition["type"]: condition["lastTransitionTime"] for condition in stored["conditions"]}
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes():
+    at_zero = status(seen())
+    ready = status(seen(slot(0, held=1)), at_zero, LATER)
+    assert ready["conditions"][0]["reason"] == "Ready"
+    assert since(ready) == since(at_zero)
+    suspended = status(seen(), ready, LATER, suspend=True)
+    assert since(suspended)["Ready"] == since(suspended)["Suspended"] == "2026-11-20T12:05:00Z"
+    assert since(suspended)["DatabaseReachable"] == since(at_zero)["DatabaseReachable"]
+
+
+def test_a_status_is_the_same_while_nothing_changes():
+    found = seen(slot(0, held=1), runnable=1)
+    first = status(found)
+    assert status(found, first, LATER) == first
+
+
+def test_a_spec_that_cannot_be_read_changes_nothing_but_what_is_told():
+    before = status(seen(slot(0, held=1)))
+    after = refused_status(4, SpecError("spec.poolSize: expected 1 or more"), before, LATER)
+    assert {**after, "conditions": 0, "observedGeneration": 3} == {**before, "conditions": 0}
+    ready, *others = after["conditions"]
+    assert (ready["status"], ready["reason"], ready["message"]) == (
+        "False",
+        "InvalidSpec",
+        "spec.poolSize: expected 1 or more",
+    )
+    assert others == before["conditions"][1:]
+
+
+def test_conditions_of_others_are_left_alone():
+    before = {"conditions": [{"type": "Theirs", "status": "True"}], "other": 1}
+    after = with_conditions([Condition("Ready", "True", "Mirrored", "")], 1, before, NOW)
+    assert [condition["type"] for condition in after["conditions"]] == ["Ready", "Theirs"]
+    assert after["other"] == 1
+
+
+# Events.
+
+
+def events(found, previous, **spec):
+    return events_of_change(told(found, **spec).values(), previous)
+
+
+def test_a_change_makes_an_event_and_no_change_makes_none():
+    before = status(seen(slot(0, held=1)))
+    assert events(seen(slot(0, held=1)), before) == []
+    lost = events(seen(slot(0, Phase.UNKNOWN), runnable=None), before)
+    assert Event("Warning", "Unreachable", "connection refused") in lost
+    back = events(seen(slot(0, held=1)), status(seen(slot(0, Phase.UNKNOWN), runnable=None), before))
+    assert Event("Normal", "Connected", "the database answers") in back
+
+
+def test_of_a_new_pool_only_what_is_wrong_is_told():
+    assert events(seen(), {}) == []
+    assert [event.type for event in events(seen(runnable=None), {})] == ["Warning", "Warning"]
+
+
+def test_a_pool_that_breathes_with_its_queue_makes_no_events_of_change():
+    before = status(seen(*slots(2, held=2), runnable=0))
+    assert events(seen(*slots(2, held=2), runnable=99), before) == []
+    assert events(seen(*slots(2)), before, scaling=autoscaled(window=300)) == []
+
+
+def test_what_is_done_makes_an_event_for_each_reason():
+    done: list[Action] = [
+        CreateSlot(3, Why.DEMAND),
+        CreateSlot(4, Why.DEMAND),
+        AskDrain("documents-1", only_if_idle=True, why=Why.TEMPLATE),
+        DeleteSlot("documents-2", "uid", Why.DRAIN_TIMEOUT),
+        ForgetSlot("documents-0", NOW),
+    ]
+    assert events_of_actions("documents", done) == [
+        Event("Normal", "Added", "documents-3, documents-4: demand"),
+        Event("Normal", "Draining", "documents-1: template"),
+        Event("Warning", "Removed", "documents-2: drain timeout"),
+    ]
+
+
+def test_many_slots_are_not_all_named():
+    (event,) = events_of_actions("documents", [CreateSlot(index, Why.DEMAND) for index in range(12)])
+    assert event.message == "documents-0, documents-1, documents-2, documents-3, documents-4 and 7 more: demand"

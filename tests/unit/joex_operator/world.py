@@ -1,0 +1,265 @@
+"""A small model of a cluster and its database, in which the operator's decisions are carried out.
+
+Deployments make pods, pods start and register, executors take jobs and finish them; anything may die at any time. A
+second is one `tick`. What an executor may do is what the real one does: it takes nothing when it drains or its name is
+retired, and its container is started again whenever it has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import count
+
+from joex_operator.actions import (
+    Action,
+    AskDrain,
+    CreateSlot,
+    DeleteSlot,
+    ForgetSlot,
+    ReportGone,
+    UpdateSlot,
+    Why,
+)
+from joex_operator.names import slot_name
+from joex_operator.objects import Pool
+from joex_operator.reconcile import Seen
+from joex_operator.scaling import Demand
+from joex_operator.slots import Executor, Slot
+from tests.unit.joex_operator.builders import NOW, SILENT
+
+LEASE = 6
+START_UP = 2
+
+
+@dataclass
+class Pod:
+    """A pod of a slot: its container starts, then it registers."""
+
+    uid: str
+    slot: str
+    starts_in: int = START_UP
+    terminating: bool = False
+    node_is_silent: bool = False
+
+
+@dataclass
+class Made:
+    """A Deployment."""
+
+    uid: str
+    template: str
+    replicas: int = 1
+
+
+@dataclass
+class Living:
+    """A registered executor: its jobs, as the seconds that each still takes."""
+
+    pod: str
+    held: list[int] = field(default_factory=list)
+    draining: bool = False
+    silent_for: int = 0
+    is_dead: bool = False
+
+
+class World:
+    """The cluster and the database of one pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.template = "1"
+        self.time = 0
+        self.database_is_up = True
+        self.queue: list[int] = []
+        self.submitted = 0
+        self.finished = 0
+        self.deployments: dict[str, Made] = {}
+        self.pods: dict[str, Pod] = {}
+        self.gone: dict[str, list[str]] = {}
+        self.living: dict[str, Living] = {}
+        self.retired: dict[str, datetime] = {}
+        self._uids = map(str, count())
+
+    @property
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=self.time)
+
+    @property
+    def held(self) -> int:
+        return sum(len(executor.held) for executor in self.living.values())
+
+    def submit(self, jobs: Iterable[int]) -> None:
+        new = list(jobs)
+        self.submitted += len(new)
+        self.queue += new
+
+    # What happens by itself.
+
+    def tick(self) -> None:
+        """A second passes."""
+        self.time += 1
+        for name, made in self.deployments.items():  # Recreate: no new pod while an old one is there
+            if made.replicas and not any(pod.slot == name for pod in self.pods.values()):
+                self._start_pod(name)
+        for pod in list(self.pods.values()):
+            self._run_pod(pod)
+        if self.database_is_up:
+            for slot, executor in list(self.living.items()):
+                self._run_executor(slot, executor)
+
+    def _start_pod(self, slot: str) -> None:
+        uid = f"pod-{next(self._uids)}"
+        self.pods[uid] = Pod(uid, slot)
+
+    def _run_pod(self, pod: Pod) -> None:
+        if pod.node_is_silent:
+            return
+        executor = self.living.get(pod.slot)
+        lives_here = executor is not None and executor.pod == pod.uid
+        if pod.terminating and lives_here and executor is not None:
+            executor.draining = True  # SIGTERM; it has all the time that its jobs take
+        elif pod.terminating:
+            self._remove_pod(pod)
+        elif pod.starts_in > 0:
+            pod.starts_in -= 1
+        elif self.database_is_up and (not lives_here or (executor is not None and executor.is_dead)):
+            self._register(pod)
+
+    def _register(self, pod: Pod) -> None:
+        other = self.living.get(pod.slot)
+        if pod.slot in self.retired or (other is not None and other.pod != pod.uid):
+            return
+        if other is not None:
+            self._end(pod.slot)  # the same pod: the process before is certainly gone
+        self.living[pod.slot] = Living(pod.uid)
+
+    def _run_executor(self, slot: str, executor: Living) -> None:
+        if executor.is_dead:
+            executor.silent_for += 1
+            if executor.silent_for > LEASE:
+                self._end(slot)
+            return
+        executor.held = [left - 1 for left in executor.held]
+        self.finished += executor.held.count(0)
+        executor.held = [left for left in executor.held if left]
+        if executor.draining and not executor.held:
+            self._end(slot)
+            self.pods[executor.pod].starts_in = START_UP  # its container starts again
+        elif not executor.draining:
+            free = self.pool.spec.pool_size - len(executor.held)
+            executor.held += self.queue[:free]
+            del self.queue[:free]
+
+    def _end(self, slot: str) -> None:
+        self.queue[:0] = self.living.pop(slot).held
+
+    def _remove_pod(self, pod: Pod) -> None:
+        del self.pods[pod.uid]
+        self.gone.setdefault(pod.slot, []).append(pod.uid)
+
+    # What goes wrong.
+
+    def kill_process(self, pod: Pod) -> None:
+        """kill -9: the container starts again in the same pod."""
+        pod.starts_in = START_UP
+        if (executor := self.living.get(pod.slot)) and executor.pod == pod.uid:
+            executor.is_dead = True
+
+    def delete_pod(self, pod: Pod) -> None:
+        """The pod is gone at once, and its process with it."""
+        if (executor := self.living.get(pod.slot)) and executor.pod == pod.uid:
+            executor.is_dead = True
+        self._remove_pod(pod)
+
+    def silence_node(self, pod: Pod) -> None:
+        """Nothing is heard of the pod's node any more."""
+        pod.node_is_silent = True
+        if (executor := self.living.get(pod.slot)) and executor.pod == pod.uid:
+            executor.is_dead = True
+
+    def return_nodes(self) -> None:
+        """Silent nodes are back: their pods' containers start again."""
+        for pod in self.pods.values():
+            if pod.node_is_silent:
+                pod.node_is_silent, pod.starts_in = False, START_UP
+
+    # What the operator sees and does.
+
+    def observe(self) -> Seen:
+        """What the operator finds now."""
+        names = {*self.deployments, *(pod.slot for pod in self.pods.values())}
+        if self.database_is_up:
+            names |= {*self.living, *self.retired}
+        slots = tuple(self._slot(name) for name in sorted(names))
+        if not self.database_is_up:
+            return Seen(slots, None, self.template, SILENT)
+        return Seen(slots, Demand(len(self.queue)), self.template)
+
+    def _slot(self, name: str) -> Slot:
+        made, pods = self.deployments.get(name), [pod for pod in self.pods.values() if pod.slot == name]
+        return Slot(
+            name,
+            int(name.rpartition("-")[2]),
+            uid=made.uid if made else None,
+            template=made.template if made else "",
+            replicas=made.replicas if made else 1,
+            lost=any(pod.node_is_silent for pod in pods),
+            pods=tuple(pod.uid for pod in pods),
+            gone=tuple(self.gone.get(name, ())),
+            executor=self._executor(name) if self.database_is_up else None,
+        )
+
+    def _executor(self, name: str) -> Executor:
+        living, retired_at = self.living.get(name), self.retired.get(name)
+        if living is None:
+            return Executor(retired_at=retired_at)
+        return Executor(
+            lives=True,
+            held=len(living.held),
+            draining=living.draining,
+            retired_at=retired_at,
+            pod_uid=living.pod,
+        )
+
+    def apply(self, action: Action) -> None:
+        """Carry an action out, in whatever state the world is by now."""
+        match action:
+            case CreateSlot(index):
+                name = slot_name(self.pool.name, index)
+                self.deployments.setdefault(name, Made(f"made-{next(self._uids)}", self.template))
+            case UpdateSlot(slot, uid):
+                if (made := self.deployments.get(slot)) and made.uid == uid:
+                    made.replicas = 1
+            case DeleteSlot(slot, uid, why):
+                self._delete(slot, uid, why)
+            case AskDrain(slot, only_if_idle) if self.database_is_up:
+                self._retire(slot, only_if_idle=only_if_idle)
+            case ForgetSlot(slot, retired_at) if self.database_is_up:
+                if self.retired.get(slot) == retired_at:
+                    del self.retired[slot]
+            case ReportGone(uid) if self.database_is_up:
+                for slot in [slot for slot, executor in self.living.items() if executor.pod == uid]:
+                    self._end(slot)
+            case _:
+                pass  # the database is silent: the action fails
+
+    def _retire(self, slot: str, *, only_if_idle: bool) -> None:
+        executor = self.living.get(slot)
+        if executor is not None and executor.held and only_if_idle:
+            return
+        self.retired.setdefault(slot, self.now)
+        if executor is not None:
+            executor.draining = True
+
+    def _delete(self, slot: str, uid: str, why: Why) -> None:
+        made = self.deployments.get(slot)
+        if made is None or made.uid != uid:
+            return
+        if why is Why.RETIRED:
+            assert slot in self.retired, "only what is retired is deleted"
+            assert slot not in self.living, "an executor that may be busy is never deleted"
+        del self.deployments[slot]
+        for pod in self.pods.values():
+            pod.terminating |= pod.slot == slot
