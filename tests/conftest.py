@@ -95,10 +95,9 @@ async def database_name(postgres: TestServer) -> AsyncIterator[str]:
     yield name
     if not postgres.is_running:
         postgres.start()
-    try:
-        await _nothing_leaked(postgres, name)
-    finally:
-        await postgres.drop_database(name)
+    async with postgres.administrator() as administrator:
+        await _nothing_leaked(administrator, name)
+    await postgres.release_database(name)
 
 
 @pytest.fixture
@@ -129,14 +128,10 @@ def client(pool: asyncpg.Pool) -> Client:
     return Client(pool)
 
 
-async def _nothing_leaked(server: TestServer, database: str) -> None:
+async def _nothing_leaked(administrator: asyncpg.Connection, database: str) -> None:
     """Sessions that were closed are gone a moment later; an advisory lock that stays was leaked."""
-    administrator = await connect(server.url())
-    try:
 
-        async def nothing_is_locked() -> bool:
-            return bool(await administrator.fetchval(_OUR_LOCKS, database) == 0)
+    async def nothing_is_locked() -> bool:
+        return bool(await administrator.fetchval(_OUR_LOCKS, database) == 0)
 
-        await eventually(nothing_is_locked, 10, why="no advisory lock of Joex is left after the test")
-    finally:
-        await administrator.close()
+    await eventually(nothing_is_locked, 10, why="no advisory lock of Joex is left after the test")

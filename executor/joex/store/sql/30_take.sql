@@ -207,7 +207,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
 CREATE OR REPLACE FUNCTION joex.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1
-) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_executor record;
     v_queue record;

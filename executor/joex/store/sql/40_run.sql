@@ -53,7 +53,8 @@ BEGIN
             progress = CASE WHEN g.state = 'success' THEN 100 ELSE j.progress END,
             result = g.result, message = g.message, error = coalesce(g.error, j.error)
         FROM given g
-        WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id IS NOT NULL
+        -- (the state, not the executor: that would invite the planner to the index of all held jobs)
+        WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.state IN ('scheduled', 'running')
               AND (v_free IS NULL AND NOT skip_locked OR j.id = ANY (v_free))
         RETURNING g.nr, j.cancel_requested
     )
@@ -86,7 +87,7 @@ DECLARE
     v_cancel boolean;
 BEGIN
     SELECT j.cancel_requested INTO v_cancel FROM joex.job j
-    WHERE j.id = id AND j.lock_id = lock_id AND j.executor_id IS NOT NULL FOR UPDATE;
+    WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel THEN
@@ -110,7 +111,7 @@ BEGIN
     UPDATE joex.job j SET progress = p.percent, progress_message = p.message
     FROM (SELECT k.id, g.percent, g.message
           FROM unnest(progress_ids, progress_locks, progress, progress_messages) AS g(id, lock_id, percent, message)
-          JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.executor_id IS NOT NULL
+          JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
           FOR UPDATE OF k SKIP LOCKED) p
     WHERE j.id = p.id;
     INSERT INTO joex.job_log (job_id, attempt, at, level, message)

@@ -1,0 +1,168 @@
+"""What the tests of the store share: connections, executors, and jobs in any state."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from joex.core.counting import CountingScheme
+from joex.core.job import NewJob, Priority, TakenJob
+from joex.store import executors, jobs, runs
+from joex.store.database import connect
+from joex.store.executors import Registered, Registration
+from tests.support.waiting import eventually
+
+FOUR_ONE = CountingScheme(4, 1)
+MOST_LOSSES = 5
+
+
+@pytest.fixture
+async def another_connection(database_url: str) -> AsyncIterator[Callable[[], Awaitable[asyncpg.Connection]]]:
+    """Makes more connections; they are closed after the test."""
+    made: list[asyncpg.Connection] = []
+
+    async def connect_again() -> asyncpg.Connection:
+        made.append(await connect(database_url, name="joex test, another"))
+        return made[-1]
+
+    yield connect_again
+    for connection in made:
+        await connection.close(timeout=10)
+
+
+class Bench:
+    """A database with executors and jobs, driven by hand through one connection."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self.connection = connection
+
+    async def register(self, app_id: str = "me", *, gone: int | None = None, **more: Any) -> Registered:
+        """Register an executor; by default one with a long lease and without a session lock."""
+        fields: dict[str, Any] = {
+            "app_id": app_id,
+            "pod_uid": None,
+            "host": "host",
+            "boot_id": "boot",
+            "pid": 1,
+            "process_start": "1",
+            "version": "0",
+            "queues": ["default"],
+            "tasks": ["a"],
+            "pool_size": 4,
+            "http_address": None,
+            "lease": timedelta(hours=1),
+            "locks": False,
+            **more,
+        }
+        return await executors.register(self.connection, Registration(**fields), MOST_LOSSES, gone)
+
+    async def executor(self, app_id: str = "me", **more: Any) -> int:
+        """The id of a new executor."""
+        registered = await self.register(app_id, **more)
+        assert registered.id is not None
+        return registered.id
+
+    async def submit(self, group: str = "default", priority: str = "low", **fields: Any) -> UUID:
+        """The id of a new job."""
+        job = NewJob(**{"task": "a", "group": group, "priority": Priority(priority), **fields})
+        found = await jobs.submit(self.connection, job)
+        assert found is not None
+        return found
+
+    async def take(self, executor: int, free: int = 1, scheme: CountingScheme = FOUR_ONE) -> list[TakenJob]:
+        """Take jobs of the default queue."""
+        return await runs.take(self.connection, executor, ["default"], free, scheme)
+
+    async def take_one(self, executor: int) -> TakenJob:
+        """Take a job, which must be there."""
+        [job] = await self.take(executor)
+        return job
+
+    async def start(self, *taken: TakenJob) -> None:
+        """Mark runs as running."""
+        await runs.start_many(self.connection, [(job.id, job.lock_id, 0.0) for job in taken])
+
+    async def finish(self, job: TakenJob, state: str = "success", **more: Any) -> list[str]:
+        """End a run; the answers, none where it ended as said."""
+        ended = runs.EndedRun(job.id, job.lock_id, state, **more)
+        return [answer for _, answer in await runs.finish_many(self.connection, [ended])]
+
+    async def job(self, job_id: UUID) -> jobs.Job:
+        """A job as it is stored."""
+        found = await jobs.get_job(self.connection, job_id)
+        assert found is not None
+        return found
+
+    async def state(self, job_id: UUID) -> str:
+        """The state of a job."""
+        return (await self.job(job_id)).state
+
+    async def job_in(self, state: str, executor: int, **fields: Any) -> UUID:
+        """The id of a new job that has come to a state in the usual way. No other job may be runnable meanwhile."""
+        job_id = await self.submit(**fields)
+        if state == "waiting":
+            return job_id
+        taken = await self.take_one(executor)
+        assert taken.id == job_id
+        if state != "scheduled":
+            await self.start(taken)
+        if state not in ("scheduled", "running"):
+            assert await self.finish(taken, state, delay=3600.0, age=1.0) == []
+        assert await self.state(job_id) == state
+        return job_id
+
+    async def silence(self, executor: int, leases: float) -> None:
+        """Let an executor be silent, from now on, for a little more than so many of its leases.
+
+        Silence counts from the start of the server at the earliest; hence the lease is set by how long that has run.
+        """
+        await self.connection.execute(
+            """
+            UPDATE joex.executor SET heartbeat_at = '2000-01-01',
+                lease = (clock_timestamp() - pg_postmaster_start_time()) / $2::float8 WHERE id = $1
+            """,
+            executor,
+            leases,
+        )
+
+    async def held(self, executor: int) -> list[UUID]:
+        """The jobs that an executor holds."""
+        rows = await self.connection.fetch("SELECT id FROM joex.job WHERE executor_id = $1 ORDER BY seq", executor)
+        return [row["id"] for row in rows]
+
+
+@pytest.fixture
+def bench(connection: asyncpg.Connection) -> Bench:
+    """A database with executors and jobs, driven by hand."""
+    return Bench(connection)
+
+
+@pytest.fixture
+def waiting_for_a_lock() -> Callable[..., Any]:
+    """A block that begins when a call waits for a lock: ``async with waiting_for_a_lock(observer, call) as task``."""
+    return _waiting_for_a_lock
+
+
+@asynccontextmanager
+async def _waiting_for_a_lock(observer: asyncpg.Connection, blocked: Awaitable[Any]) -> AsyncIterator[asyncio.Task]:
+    """Start something that must wait for a lock, or be done: the block begins when it is one or the other."""
+    task = asyncio.ensure_future(blocked)
+    assert isinstance(task, asyncio.Task)
+
+    async def waits_or_is_done() -> bool:
+        waits = "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+                 WHERE NOT l.granted AND a.datname = current_database()"
+        return task.done() or bool(await observer.fetchval(waits))
+
+    try:
+        await eventually(waits_or_is_done)
+        yield task
+        await asyncio.wait_for(asyncio.shield(task), 30)
+    finally:
+        if not task.done():
+            task.cancel()

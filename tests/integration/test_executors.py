@@ -1,0 +1,536 @@
+"""Executors: who lives, who may have an app-id, and what becomes of the jobs of one that does not live any more."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from joex import LeaseLost
+from joex.core.counting import CountingScheme
+from joex.store import executors, jobs, runs
+
+HOUR = timedelta(hours=1)
+
+
+async def rescue(bench, most_losses=5):
+    """The ids of the executors that were found dead."""
+    return [executor for executor, _, _ in await executors.rescue(bench.connection, most_losses)]
+
+
+async def end(bench, executor, how="dead", most_losses=5):
+    """End an executor."""
+    return await bench.connection.fetchval("SELECT joex.end_executor($1, $2, $3)", executor, how, most_losses)
+
+
+@pytest.fixture
+async def holding(bench, another_connection):
+    """An executor `app` that holds its session lock, a job that it runs and one that it has merely scheduled."""
+    executor = await bench.executor("app", locks=True)
+    session = await another_connection()
+    assert await executors.hold_lock(session, executor)
+    running = await bench.job_in("running", executor)
+    scheduled = await bench.job_in("scheduled", executor)
+    return executor, session, [running, scheduled]
+
+
+# Registration.
+
+
+async def test_an_executor_that_registers_is_shown_with_all_it_said_of_itself(bench):
+    await bench.executor(
+        "app", pod_uid="pod", host="h", pid=7, version="1.2", queues=["a", "b"], pool_size=9, http_address="1.2.3.4:5"
+    )
+    [found] = await executors.list_executors(bench.connection)
+    assert (found.app_id, found.pod_uid, found.host, found.pid, found.version) == ("app", "pod", "h", 7, "1.2")
+    assert (found.queues, found.pool_size, found.http_address) == (["a", "b"], 9, "1.2.3.4:5")
+    assert (found.state, found.held, found.left_at) == ("awake", 0, None)
+
+
+async def test_each_start_is_an_incarnation_of_its_own(bench):
+    first = await bench.executor("app", pod_uid="pod")
+    second = await bench.executor("app", pod_uid="pod")
+    assert first != second
+    with pytest.raises(LeaseLost):
+        await bench.take(first)
+    [one, two] = await executors.list_executors(bench.connection, ended=True)
+    assert [(one.id, one.state), (two.id, two.state)] == [(second, "awake"), (first, "replaced")]
+
+
+async def test_a_restart_in_the_same_pod_gets_its_jobs_back_at_once_though_the_old_session_is_still_there(
+    bench, holding
+):
+    _, _, held = holding
+    await bench.connection.execute("UPDATE joex.executor SET pod_uid = 'pod'")
+    registered = await bench.register("app", pod_uid="pod")
+    assert (registered.id is not None, registered.reclaimed, registered.other) == (True, 2, None)
+    assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
+    assert {job.id for job in await bench.take(registered.id, 5)} == set(held)
+
+
+async def test_a_predecessor_whose_process_is_known_to_be_gone_is_replaced_at_once(bench, holding):
+    executor, _, held = holding
+    registered = await bench.register("app", gone=executor)
+    assert (registered.id is not None, registered.reclaimed) == (True, 2)
+    assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
+
+
+async def test_a_predecessor_that_lives_is_never_robbed_and_the_newcomer_learns_who_is_in_the_way(bench, holding):
+    executor, _, held = holding
+    before = [await bench.job(job_id) for job_id in held]
+    for newcomer in ({}, {"pod_uid": "other"}, {"gone": executor + 1000}):
+        registered = await bench.register("app", **newcomer)
+        assert (registered.id, registered.reclaimed) == (None, 0)
+        other = registered.other
+        assert other is not None
+        assert (other.id, other.host, other.boot_id, other.pid, other.process_start) == (
+            executor,
+            "host",
+            "boot",
+            1,
+            "1",
+        )
+        assert 0 <= other.silent < 3600
+    assert [await bench.job(job_id) for job_id in held] == before
+
+
+async def test_executors_without_a_pod_are_not_taken_for_restarts_in_the_same_pod(bench):
+    await bench.executor("app", pod_uid=None)
+    assert (await bench.register("app", pod_uid=None)).id is None
+
+
+async def test_of_many_simultaneous_starts_with_one_app_id_exactly_one_gets_it(bench, another_connection):
+    connections = [await another_connection() for _ in range(6)]
+    call = (
+        "SELECT id FROM joex.register('app', NULL, 'h', '', 1, '', '0', '{default,q}', '{}', 1, NULL, '1h', false, 5)"
+    )
+    ids = await asyncio.gather(*(connection.fetchval(call) for connection in connections))
+    assert sum(found is not None for found in ids) == 1
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.queue") == 2
+
+
+async def test_a_start_that_meets_another_of_the_same_executor_waits_and_learns_that_it_was_slower(
+    bench, another_connection, waiting_for_a_lock
+):
+    await bench.executor("first")  # makes the queue
+    one, two = await another_connection(), await another_connection()
+    call = """SELECT id, (other).id AS other
+              FROM joex.register('app', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', false, 5)"""
+    transaction = one.transaction()
+    await transaction.start()
+    faster = await one.fetchrow(call)
+    async with waiting_for_a_lock(bench.connection, two.fetchrow(call)) as starting:
+        await transaction.commit()
+    slower = await starting
+    assert (faster["id"] is not None, faster["other"]) == (True, None)
+    assert (slower["id"], slower["other"]) == (None, faster["id"])
+
+
+async def test_an_app_id_is_free_when_its_executor_has_left(bench):
+    first = await bench.executor("app")
+    await executors.leave(bench.connection, first, 5)
+    assert (await bench.register("app")).id is not None
+
+
+async def test_two_executors_with_different_app_ids_live_side_by_side(bench):
+    assert await bench.executor("one") != await bench.executor("two")
+
+
+async def test_a_restart_in_the_same_pod_and_a_take_of_its_predecessor_do_not_deadlock(
+    bench, another_connection, waiting_for_a_lock
+):
+    """The take holds the executor's lock and then writes its row (it is asleep no more); the restart wants both too."""
+    old = await bench.executor("app", pod_uid="pod")
+    await bench.submit()
+    await executors.fall_asleep(bench.connection, old)
+    taker, starter = await another_connection(), await another_connection()
+    transaction = taker.transaction()
+    await transaction.start()
+    await taker.execute("SELECT pg_advisory_xact_lock_shared(joex.lock_class(2), $1)", old)  # as take begins
+    start = starter.fetchval(
+        "SELECT id FROM joex.register('app', 'pod', 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', false, 5)"
+    )
+    async with waiting_for_a_lock(bench.connection, start) as starting:
+        assert len(await runs.take(taker, old, ["default"], 1, CountingScheme(4, 1))) == 1
+        await transaction.commit()
+    assert await starting is not None
+    assert await bench.held(old) == []
+
+
+# Death.
+
+
+async def test_a_living_executor_is_left_alone(bench, holding):
+    executor, _, held = holding
+    assert await rescue(bench) == []
+    assert await bench.held(executor) == held
+
+
+async def test_a_dead_executor_with_a_free_lock_loses_its_jobs_after_one_lease(bench, holding):
+    executor, session, held = holding
+    await bench.silence(executor, leases=1.1)
+    assert await rescue(bench) == []  # its session is there
+    await session.close()
+    assert await executors.rescue(bench.connection, 5) == [(executor, "app", 2)]
+    for job_id in held:
+        job = await bench.job(job_id)
+        assert (job.state, job.losses, job.failures) == ("waiting", 1, 0)
+    assert await rescue(bench) == []
+
+
+async def test_a_free_lock_alone_is_not_death_while_the_lease_lasts(bench, holding):
+    executor, session, held = holding
+    await session.close()
+    assert await rescue(bench) == []
+    assert await bench.held(executor) == held
+
+
+async def test_an_executor_that_hangs_loses_its_jobs_after_five_leases_though_its_session_is_there(bench, holding):
+    executor, _, held = holding
+    await bench.silence(executor, leases=5.1)
+    assert await rescue(bench) == [executor]
+    assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
+
+
+async def test_without_session_locks_only_time_judges(bench):
+    executor = await bench.executor(locks=False)
+    await bench.silence(executor, leases=1.1)
+    assert await rescue(bench) == []
+    await bench.silence(executor, leases=5.1)
+    assert await rescue(bench) == [executor]
+
+
+async def test_after_a_restart_of_the_server_a_lease_counts_from_there(bench):
+    """Nobody could renew meanwhile. The server of the tests has run for less than an hour."""
+    executor = await bench.executor(lease=HOUR)
+    await bench.connection.execute("UPDATE joex.executor SET heartbeat_at = now() - interval '30 days'")
+    assert await rescue(bench) == []
+    assert (await executors.heartbeat(bench.connection, executor, [])).alive
+
+
+async def test_a_newcomer_replaces_a_predecessor_that_is_dead_and_not_one_that_is_merely_late(bench, holding):
+    executor, session, _ = holding
+    await bench.silence(executor, leases=1.1)
+    assert (await bench.register("app")).id is None
+    await session.close()
+
+    async def register():
+        return (await bench.register("app")).id
+
+    assert await register() is not None
+    assert await bench.held(executor) == []
+
+
+async def test_rescuers_that_meet_rescue_each_executor_once(bench, another_connection):
+    for nr in range(5):
+        executor = await bench.executor(f"e{nr}")
+        await bench.job_in("running", executor)
+        await bench.silence(executor, leases=5.1)
+    connections = [await another_connection() for _ in range(4)]
+    found = await asyncio.gather(*(executors.rescue(connection, 5) for connection in connections))
+    assert sorted(app_id for rescued in found for _, app_id, _ in rescued) == [f"e{nr}" for nr in range(5)]
+    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex.job") == [1]
+
+
+async def test_jobs_come_back_to_their_old_place_in_the_line(bench):
+    executor = await bench.executor("old")
+    first = await bench.job_in("running", executor)
+    await bench.submit()
+    await end(bench, executor)
+    assert (await bench.take_one(await bench.executor("new"))).id == first
+
+
+async def test_a_job_that_has_been_lost_too_often_fails_because_it_may_be_what_kills_executors(bench):
+    job_id = await bench.submit()
+    for nr in range(3):
+        executor = await bench.executor(f"e{nr}")
+        await bench.take_one(executor)
+        await end(bench, executor, "dead", most_losses=2)
+    job = await bench.job(job_id)
+    assert (job.state, job.losses, job.failures) == ("failed", 3, 0)
+    assert "lost 3 times" in (job.error or "")
+
+
+async def test_an_orderly_leave_is_no_loss(bench):
+    executor = await bench.executor()
+    job_id = await bench.job_in("running", executor)
+    assert await executors.leave(bench.connection, executor, 0) == 1
+    job = await bench.job(job_id)
+    assert (job.state, job.losses) == ("waiting", 0)
+
+
+async def test_a_job_with_a_cancel_request_is_cancelled_when_its_executor_dies(bench):
+    executor = await bench.executor()
+    job_id = await bench.job_in("running", executor)
+    await jobs.cancel(bench.connection, job_id)
+    await end(bench, executor)
+    assert await bench.state(job_id) == "cancelled"
+
+
+async def test_ending_an_executor_twice_puts_its_jobs_back_once(bench):
+    executor = await bench.executor()
+    job_id = await bench.job_in("running", executor)
+    assert await end(bench, executor) == 1
+    assert await end(bench, executor) == 0
+    assert (await bench.job(job_id)).losses == 1
+
+
+async def test_jobs_that_come_back_wake_who_sleeps(bench, another_connection):
+    dead, sleeper = await bench.executor("dead"), await bench.executor("sleeper")
+    await bench.job_in("running", dead)
+    await executors.fall_asleep(bench.connection, sleeper)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    await end(bench, dead)
+    assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [sleeper]}
+
+
+@pytest.mark.parametrize(("how", "losses"), [("dead", 1), ("left", 0)])
+async def test_a_job_whose_row_somebody_holds_when_its_executor_ends_follows_when_the_row_is_free(
+    bench, another_connection, how, losses
+):
+    executor, other = await bench.executor(), await another_connection()
+    locked, free = await bench.job_in("running", executor), await bench.job_in("running", executor)
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", locked)
+        assert await end(bench, executor, how) == 1
+        assert [await bench.state(job_id) for job_id in (locked, free)] == ["running", "waiting"]
+        await rescue(bench)
+        assert await bench.state(locked) == "running"
+    assert await rescue(bench) == [executor]
+    job = await bench.job(locked)
+    assert (job.state, job.losses) == ("waiting", losses)
+    assert await rescue(bench) == []
+
+
+# Heartbeat.
+
+
+async def test_a_heartbeat_renews_the_lease(bench):
+    executor = await bench.executor()
+    await bench.silence(executor, leases=5.1)
+    beat = await executors.heartbeat(bench.connection, executor, [])
+    assert (beat.alive, beat.work, beat.draining, beat.lost, beat.cancel) == (True, False, False, [], [])
+    await bench.connection.execute("UPDATE joex.executor SET lease = '1 hour'")
+    assert await rescue(bench) == []
+
+
+async def test_an_executor_that_was_declared_dead_learns_it_with_its_next_heartbeat_and_is_not_revived(bench):
+    executor = await bench.executor()
+    await end(bench, executor)
+    assert not (await executors.heartbeat(bench.connection, executor, [])).alive
+    [found] = await executors.list_executors(bench.connection, ended=True)
+    assert found.state == "dead"
+
+
+async def test_a_heartbeat_that_meets_a_rescue_waits_for_it_and_comes_too_late(
+    bench, another_connection, waiting_for_a_lock
+):
+    executor = await bench.executor()
+    await bench.silence(executor, leases=5.1)
+    rescuer, heart = await another_connection(), await another_connection()
+    transaction = rescuer.transaction()
+    await transaction.start()
+    assert len(await executors.rescue(rescuer, 5)) == 1
+    async with waiting_for_a_lock(bench.connection, executors.heartbeat(heart, executor, [])) as beating:
+        await transaction.commit()
+    assert not (await beating).alive
+
+
+async def test_a_rescue_that_meets_a_heartbeat_leaves_the_executor_alone(bench, another_connection):
+    executor = await bench.executor()
+    await bench.silence(executor, leases=5.1)
+    heart = await another_connection()
+    async with heart.transaction():
+        assert (await executors.heartbeat(heart, executor, [])).alive
+        assert await rescue(bench) == []
+
+
+async def test_a_heartbeat_tells_which_runs_are_lost_and_which_are_to_be_cancelled(bench):
+    executor = await bench.executor()
+    for _ in range(4):
+        await bench.submit()
+    fine, cancelled, foreign, done = await bench.take(executor, 4)
+    await jobs.cancel(bench.connection, cancelled.id)
+    await bench.connection.execute("UPDATE joex.job SET lock_id = $2 WHERE id = $1", foreign.id, uuid4())
+    await bench.finish(done)
+    deleted = uuid4()
+    beat = await executors.heartbeat(
+        bench.connection,
+        executor,
+        [*((job.id, job.lock_id) for job in (fine, cancelled, foreign, done)), (deleted, uuid4())],
+    )
+    assert set(beat.lost) == {foreign.id, deleted}  # what it has just finished itself is not lost
+    assert beat.cancel == [cancelled.id]
+
+
+async def test_a_heartbeat_tells_of_work_that_may_run_now(bench):
+    executor = await bench.executor(queues=["default", "mail"])
+
+    async def there_is_work():
+        return (await executors.heartbeat(bench.connection, executor, [])).work
+
+    await bench.submit(queue="elsewhere")
+    later = await bench.submit(not_before=datetime(2100, 1, 1, tzinfo=UTC))
+    assert not await there_is_work()
+    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1", later)
+    assert await there_is_work()
+    await bench.take_one(executor)
+    assert not await there_is_work()
+    await bench.submit(queue="mail")
+    assert await there_is_work()
+
+
+# Sleep.
+
+
+async def test_a_sleeper_learns_when_the_next_job_of_its_queues_is_due(bench):
+    assert (await executors.look(bench.connection, ["default"])).next_due is None
+    for queue, hours in (("default", 2), ("default", 1), ("elsewhere", 0.5)):
+        await bench.submit(queue=queue, not_before=datetime.now(UTC) + timedelta(hours=hours))
+    due = (await executors.look(bench.connection, ["default", "mail"])).next_due
+    assert due is not None
+    assert 1800 < due <= 3600
+    await bench.connection.execute("UPDATE joex.job SET due_at = due_at - interval '3 hours'")
+    overdue = (await executors.look(bench.connection, ["default"])).next_due
+    assert overdue is not None
+    assert overdue < 0
+
+
+async def test_a_sleeper_sees_that_a_transaction_that_was_open_when_it_fell_asleep_has_ended(
+    bench, client, another_connection
+):
+    """It may have submitted a job without seeing that somebody sleeps; when it has ended, one more take finds it."""
+    executor, submitter = await bench.executor(), await another_connection()
+    transaction = submitter.transaction()
+    await transaction.start()
+    await client.submit("a", connection=submitter)
+    await executors.fall_asleep(bench.connection, executor)
+    horizon = (await executors.look(bench.connection, ["default"])).next_xid
+    assert (await executors.look(bench.connection, ["default"])).oldest_xid < horizon
+    await transaction.commit()
+    await bench.connection.execute("SELECT pg_current_xact_id()")
+    assert (await executors.look(bench.connection, ["default"])).oldest_xid >= horizon
+    assert len(await bench.take(executor)) == 1
+
+
+async def test_an_executor_that_has_ended_does_not_fall_asleep(bench):
+    executor = await bench.executor()
+    await end(bench, executor)
+    await executors.fall_asleep(bench.connection, executor)
+    assert not await bench.connection.fetchval("SELECT asleep_since IS NOT NULL FROM joex.executor")
+
+
+# Drain.
+
+
+async def test_a_draining_executor_takes_nothing_more_and_finishes_what_it_has(bench):
+    executor = await bench.executor("app")
+    await bench.submit()
+    await bench.submit()
+    held = await bench.take_one(executor)
+    assert await executors.drain(bench.connection, "app") == ["app"]
+    assert await bench.take(executor) == []
+    assert (await executors.heartbeat(bench.connection, executor, [])).draining
+    assert await bench.finish(held) == []
+
+
+async def test_draining_reaches_the_executor_named_or_all_that_live(bench):
+    for name in ("one", "two", "gone"):
+        await bench.executor(name)
+    [gone] = [e.id for e in await executors.list_executors(bench.connection) if e.app_id == "gone"]
+    await end(bench, gone)
+    assert await executors.drain(bench.connection, "two") == ["two"]
+    assert await executors.drain(bench.connection, "nobody") == []
+    assert sorted(await executors.drain(bench.connection, None)) == ["one", "two"]
+
+
+async def test_a_draining_executor_is_told(bench, another_connection):
+    executor = await bench.executor("app")
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_control", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    await executors.drain(bench.connection, "app")
+    assert await asyncio.wait_for(heard, 30) == {"do": "drain", "executor": executor, "job": None}
+
+
+async def test_a_draining_executor_is_not_woken(bench, another_connection):
+    draining, asleep = await bench.executor("draining"), await bench.executor("asleep")
+    for executor in (asleep, draining):
+        await executors.fall_asleep(bench.connection, executor)
+    await executors.drain(bench.connection, "draining")
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    await bench.submit()
+    assert (await asyncio.wait_for(heard, 30))["executors"] == [asleep]
+
+
+async def test_when_a_drain_has_returned_no_take_that_was_under_way_can_add_jobs(
+    bench, another_connection, waiting_for_a_lock
+):
+    executor = await bench.executor("app")
+    await bench.submit()
+    taker, drainer = await another_connection(), await another_connection()
+    transaction = taker.transaction()
+    await transaction.start()
+    assert len(await runs.take(taker, executor, ["default"], 1, CountingScheme(4, 1))) == 1
+    draining = executors.drain(drainer, "app")
+    async with waiting_for_a_lock(bench.connection, draining) as task:
+        held_at_the_drains_end = await bench.held(executor) if task.done() else None
+        await transaction.commit()
+    if held_at_the_drains_end is not None:
+        assert await bench.held(executor) == held_at_the_drains_end
+
+
+async def test_a_rescue_that_meets_a_take_leaves_no_job_with_a_dead_executor(bench, another_connection):
+    """The rescuer passes over an executor whose take is under way; when that has committed, nothing escapes it."""
+    executor, taker = await bench.executor(), await another_connection()
+    job_id = await bench.submit()
+    await bench.silence(executor, leases=5.1)
+    async with taker.transaction():
+        assert len(await runs.take(taker, executor, ["default"], 1, CountingScheme(4, 1))) == 1
+        assert await rescue(bench) == []
+    assert await rescue(bench) == [executor]
+    assert await bench.state(job_id) == "waiting"
+
+
+# Chores, and rows of executors long gone.
+
+
+async def test_a_chore_is_submitted_once_in_its_time_however_many_executors_want_it(bench, another_connection):
+    connections = [await another_connection() for _ in range(4)]
+    call = [executors.submit_chore(c, "joex.tidy", '{"x": 1}', "default", HOUR) for c in connections]
+    ids = [found for found in await asyncio.gather(*call) if found is not None]
+    assert len(ids) == 1
+    job = await bench.job(ids[0])
+    assert (job.task, job.group, job.args, job.submitter) == ("joex.tidy", "system", {"x": 1}, "joex")
+    await bench.finish(await bench.take_one(await bench.executor()))
+    assert await executors.submit_chore(bench.connection, "joex.tidy", "{}", "default", HOUR) is None
+    await bench.connection.execute("UPDATE joex.chore SET submitted_at = submitted_at - interval '2 hours'")
+    assert await executors.submit_chore(bench.connection, "joex.tidy", "{}", "default", HOUR) is not None
+
+
+async def test_a_chore_is_not_submitted_again_while_the_last_one_is_unfinished(bench):
+    every = timedelta(0)
+    assert await executors.submit_chore(bench.connection, "joex.tidy", "{}", "default", every) is not None
+    assert await executors.submit_chore(bench.connection, "joex.tidy", "{}", "default", every) is None
+
+
+async def test_executors_that_ended_long_ago_are_forgotten_and_others_are_not(bench, another_connection):
+    gone, orphaned, just, _ = [await bench.executor(name) for name in ("gone", "orphaned", "just", "alive")]
+    held = await bench.job_in("running", orphaned)
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", held)
+        for executor in (gone, orphaned, just):
+            await end(bench, executor)
+        await bench.connection.execute(
+            "UPDATE joex.executor SET left_at = left_at - interval '2 hours' WHERE id <> $1 AND left_at IS NOT NULL",
+            just,
+        )
+        await executors.forget_ended(bench.connection, HOUR)
+        left = {found.app_id for found in await executors.list_executors(bench.connection, ended=True)}
+    assert left == {"orphaned", "just", "alive"}

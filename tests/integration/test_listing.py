@@ -1,0 +1,117 @@
+"""Lists of jobs, page by page: every job once, in a known order, at the same cost wherever a page begins."""
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from joex import InvalidJob, NewJob
+from joex.store import jobs, runs
+from joex.store.listing import Filter, check_cursor, list_jobs
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def me(bench):
+    """An executor."""
+    return await bench.executor("me")
+
+
+@pytest.fixture
+def listed(bench):
+    """The ids of all jobs that a filter wants, gathered from pages of a size."""
+
+    async def gather(size=100, **wanted):
+        ids, cursor = [], None
+        while True:
+            page = await list_jobs(bench.connection, Filter(**wanted), cursor, size)
+            assert len(page.jobs) <= size
+            ids += [job.id for job in page.jobs]
+            cursor = page.next
+            if cursor is None:
+                return ids
+
+    return gather
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+async def test_held_jobs_come_first_then_runnable_ones_then_later_ones_then_the_latest_finished(
+    bench, me, listed, size
+):
+    held = [await bench.job_in(state, me) for state in ("running", "scheduled")]
+    success, failed = [await bench.job_in(state, me) for state in ("success", "failed")]
+    stuck = await bench.job_in("stuck", me)
+    later = [await bench.submit(not_before=LATER + timedelta(days=days)) for days in (1, 0)]
+    low, high = await bench.submit(), await bench.submit(priority="high")
+    assert await listed(size) == [*held, high, low, stuck, *reversed(later), failed, success]
+
+
+async def test_jobs_are_listed_by_what_is_asked(bench, me, listed):
+    held = await bench.job_in("running", me, group="x")
+    stuck = await bench.job_in("stuck", me)
+    done = await bench.job_in("success", me, group="x")
+    waiting = await bench.submit("x")
+    mail = await bench.submit(task="b", queue="mail")
+    assert await listed(group="x") == [held, waiting, done]
+    assert await listed(queue="mail") == await listed(task="b") == [mail]
+    assert await listed(states=["running", "stuck"]) == [held, stuck]
+    assert await listed(states=["success"], group="x") == [done]
+    assert await listed(states=["failed"]) == await listed(group="nobody") == await listed(states=[]) == []
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+async def test_pages_of_jobs_that_are_alike_in_all_but_their_number_miss_none_and_repeat_none(bench, me, listed, size):
+    await jobs.submit_many(bench.connection, [NewJob("a", not_before=LATER) for _ in range(7)])
+    await jobs.submit_many(bench.connection, [NewJob("a", group=f"g{nr % 3}") for nr in range(14)])
+    taken = await bench.take(me, 7)
+    await runs.finish_many(bench.connection, [runs.EndedRun(job.id, job.lock_id, "success") for job in taken])
+    seen = await listed(size)
+    assert len(seen) == len(set(seen)) == 21
+
+
+async def test_a_page_says_whether_there_is_another(bench):
+    for _ in range(4):
+        await bench.submit()
+    first = await list_jobs(bench.connection, Filter(), None, 2)
+    assert first.next is not None
+    second = await list_jobs(bench.connection, Filter(), first.next, 2)
+    assert second.next is None
+    assert len({job.id for job in first.jobs + second.jobs}) == 4
+
+
+def cursor_of(*parts):
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
+
+
+@pytest.mark.postgres(18)
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "x",
+        "näh",
+        "[]",
+        cursor_of(),
+        cursor_of("nowhere", 1),
+        cursor_of("held"),
+        cursor_of("held", "x"),
+        cursor_of("held", 1, 2),
+        cursor_of("held", None),
+        cursor_of("finished", "soon", 1),
+        cursor_of("held", {}),
+    ],
+    ids=repr,
+)
+async def test_a_cursor_that_no_page_has_given_is_refused(bench, cursor):
+    with pytest.raises(InvalidJob, match=r"^cursor: expected what the page before has given"):
+        check_cursor(cursor)
+    with pytest.raises(InvalidJob, match=r"^cursor: "):
+        await list_jobs(bench.connection, Filter(), cursor)
+
+
+@pytest.mark.parametrize("cursor", [cursor_of("held", 10**30), cursor_of("runnable", "a\0b", 1, 1, 1)], ids=repr)
+async def test_a_cursor_with_a_value_that_the_database_cannot_hold_is_refused(bench, cursor):
+    with pytest.raises(InvalidJob):
+        await list_jobs(bench.connection, Filter(), cursor)

@@ -1,0 +1,321 @@
+"""What the hot statements read at a million jobs in ten thousand groups: no more than at a thousand.
+
+PostgreSQL counts what is read; that says more than the text of a plan does, and sees into functions. No sequential scan
+of the table of jobs is allowed, and no more index entries and pages than a small multiple of the batch.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+import joex.store
+from joex import NewJob
+from joex.core.counting import CountingScheme
+from joex.store import executors, jobs, listing, runs, stats
+from joex.store.database import connect
+from joex.store.listing import Filter, list_jobs
+from joex.store.runs import EndedRun, LogLine, Progress
+from joex.store.statement import STATEMENTS
+from tests.integration.conftest import Bench
+from tests.support.postgres import TestServers
+
+pytestmark = [pytest.mark.plans, pytest.mark.postgres(18)]
+
+JOBS, GROUPS = 1_000_000, 10_000
+FOUR_ONE = CountingScheme(4, 1)
+# Index entries, and pages of table and indexes, that a job of a batch may cost, over those of the call itself. A page
+# is counted each time it is visited; an index of a million entries is three pages high.
+ENTRIES, PAGES = (100, 12), (400, 80)
+
+
+async def load(connection: asyncpg.Connection) -> None:
+    """A fifth is finished; of the rest a fifth has high priority; one group has 100,000 jobs more than the others."""
+    await connection.execute("SET synchronous_commit = off")
+    await connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")  # it would be counted too
+    await connection.execute(
+        """
+        INSERT INTO joex.job (grp, task, priority, state, lane, finished_at)
+        SELECT CASE WHEN nr > $1 * 9 / 10 THEN 'giant' ELSE 'group ' || nr % $2 END, 'a', priority, state,
+               CASE WHEN state = 'waiting' THEN joex.lane(priority) END,
+               CASE WHEN state = 'success' THEN now() - make_interval(days => 30, secs => nr) END
+        FROM (SELECT nr, CASE WHEN nr / $2 % 10 < 2 THEN 'success' ELSE 'waiting' END::joex.job_state AS state,
+                     CASE WHEN nr / $2 % 5 = 3 THEN 'high' ELSE 'low' END::joex.job_priority AS priority
+              FROM generate_series(1, $1::integer) nr) jobs
+        """,
+        JOBS,
+        GROUPS,
+    )
+    await connection.execute("VACUUM ANALYZE joex.job")
+
+
+@pytest.fixture(scope="module")
+def large_database_url(postgres_servers: TestServers) -> Iterator[str]:
+    """A database with a million jobs."""
+    server = postgres_servers[18]
+
+    async def make() -> str:
+        name = await server.create_database()
+        connection = await connect(server.url(name))
+        try:
+            await load(connection)
+        finally:
+            await connection.close()
+        return name
+
+    with ThreadPoolExecutor(1) as thread:  # there, no test's event loop is in the way
+        name = thread.submit(asyncio.run, make()).result()
+        yield server.url(name)
+        thread.submit(asyncio.run, server.drop_database(name)).result()
+
+
+@pytest.fixture
+async def bench(large_database_url: str) -> AsyncIterator[Bench]:
+    """The large database; what a test changes in it is undone."""
+    connection = await connect(large_database_url)
+    transaction = connection.transaction()
+    await transaction.start()
+    yield Bench(connection)
+    await transaction.rollback()
+    await connection.close()
+
+
+@pytest.fixture
+async def executor(bench: Bench) -> int:
+    """An executor of the default queue."""
+    return await bench.executor("me")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read of the table of jobs."""
+
+    scans: int
+    entries: int
+    pages: int
+
+
+async def read_by(bench: Bench, call: Awaitable[Any]) -> tuple[Any, Reading]:
+    """The answer of a call, and what was read for it."""
+
+    async def so_far() -> Any:
+        # The counts of the running transaction are added to those that were flushed when it began.
+        return await bench.connection.fetchrow("""
+            SELECT pg_stat_get_xact_numscans('joex.job'::regclass) AS scans,
+                   (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
+                    WHERE indrelid = 'joex.job'::regclass)::bigint AS entries,
+                   (SELECT sum(pg_stat_get_xact_blocks_fetched(r)) FROM (
+                        SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex.job'::regclass
+                        UNION ALL SELECT 'joex.job'::regclass) x)::bigint AS pages
+        """)
+
+    before = await so_far()
+    answer = await call
+    after = await so_far()
+    return answer, Reading(*(after[name] - before[name] for name in ("scans", "entries", "pages")))
+
+
+def assert_bounded(reading: Reading, batch: int) -> None:
+    """No scan of the table, and index entries and pages in proportion to the batch."""
+    assert reading.scans == 0, reading
+    assert reading.entries <= ENTRIES[0] + ENTRIES[1] * batch, reading
+    assert reading.pages <= PAGES[0] + PAGES[1] * batch, reading
+
+
+async def some(bench: Bench, number: int) -> list[Any]:
+    """The ids of jobs that wait, of different groups."""
+    rows = await bench.connection.fetch(
+        "SELECT id FROM joex.job WHERE queue = 'default' AND lane IS NOT NULL AND grp <> 'giant' LIMIT $1", number
+    )
+    return [row["id"] for row in rows]
+
+
+@pytest.mark.parametrize("free", [1, 20, 500])
+async def test_a_take_costs_as_much_as_it_takes(bench, executor, free):
+    taken, reading = await read_by(bench, bench.take(executor, free))
+    assert len(taken) == free
+    assert_bounded(reading, free)
+
+
+async def test_a_take_costs_the_same_again_and_again(bench, executor):
+    """Groups that run something are passed over until all run as much; finished jobs are not met again."""
+    for _ in range(20):
+        taken, reading = await read_by(bench, bench.take(executor, 20))
+        assert len({job.group for job in taken}) == 20
+        assert_bounded(reading, 20)
+        await runs.finish_many(bench.connection, [EndedRun(job.id, job.lock_id, "success") for job in taken])
+
+
+async def test_a_take_passes_over_the_groups_that_run_something_and_reads_nothing_else_of_them(bench, executor):
+    await bench.take(executor, 500)
+    await bench.connection.execute("SELECT setval(cursor, -9223372036854775808) FROM joex.queue")
+    taken, reading = await read_by(bench, bench.take(executor, 20))
+    assert len(taken) == 20
+    assert_bounded(reading, 500)
+
+
+async def test_a_take_from_a_giant_group_costs_as_much_as_it_takes(bench, executor):
+    await bench.connection.execute("""
+        INSERT INTO joex.group_setting (queue, grp, paused) SELECT 'default', 'group ' || nr, nr % 10 > 0
+        FROM generate_series(0, 19) nr""")
+    await stats.set_group(bench.connection, "giant", "default", weight=100)
+    place = await bench.connection.fetchval("SELECT joex.ring('giant')")
+    await bench.connection.execute("SELECT setval(cursor, $1::bigint * 256 + 1) FROM joex.queue", place)
+    taken, reading = await read_by(bench, bench.take(executor, 50))
+    assert {job.group for job in taken} == {"giant"}
+    assert {job.priority for job in taken} == {"high", "low"}
+    assert_bounded(reading, 150)  # as many of each lane are counted
+
+
+async def test_a_take_that_finds_nothing_costs_next_to_nothing(bench, executor):
+    await bench.register("other", queues=["empty"])
+    taken, reading = await read_by(bench, runs.take(bench.connection, executor, ["empty"], 20, FOUR_ONE))
+    assert taken == []
+    assert_bounded(reading, 0)
+
+
+async def test_promoting_due_jobs_costs_as_much_as_there_are(bench):
+    await bench.connection.execute(
+        "UPDATE joex.job SET lane = NULL, due_at = now() - interval '1 second' WHERE id = ANY ($1)",
+        await some(bench, 300),
+    )
+    _, reading = await read_by(bench, bench.connection.execute("SELECT joex.promote('default')"))
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE due_at IS NOT NULL") == 0
+    assert_bounded(reading, 300)
+
+
+async def test_starting_noting_and_finishing_runs_cost_as_much_as_there_are(bench, executor):
+    taken = await bench.take(executor, 200)
+    _, reading = await read_by(bench, bench.start(*taken))
+    assert_bounded(reading, 200)
+    lines = [LogLine(job.id, job.lock_id, 1, 0.0, "info", "x") for job in taken]
+    progress = [Progress(job.id, job.lock_id, 5, None) for job in taken]
+    _, reading = await read_by(bench, runs.note_many(bench.connection, lines, progress))
+    assert_bounded(reading, 200)
+    ended = [EndedRun(job.id, job.lock_id, "success") for job in taken]
+    for part, skip_locked in ((ended[:100], False), (ended[100:], True)):
+        answers, reading = await read_by(bench, runs.finish_many(bench.connection, part, skip_locked=skip_locked))
+        assert answers == []
+        assert_bounded(reading, 100)
+
+
+async def test_a_finish_in_the_callers_transaction_costs_what_one_job_costs(bench, executor):
+    job = await bench.take_one(executor)
+    answer, reading = await read_by(bench, runs.finish(bench.connection, job.id, job.lock_id, None, None))
+    assert answer == "ok"
+    assert_bounded(reading, 1)
+
+
+async def test_a_heartbeat_costs_as_much_as_there_are_runs(bench, executor):
+    taken = await bench.take(executor, 200)
+    held = [(job.id, job.lock_id) for job in taken]
+    beat, reading = await read_by(bench, executors.heartbeat(bench.connection, executor, held))
+    assert (beat.alive, beat.work, beat.lost) == (True, True, [])
+    assert_bounded(reading, 200)
+
+
+async def test_a_look_before_sleep_costs_next_to_nothing(bench):
+    _, reading = await read_by(bench, executors.look(bench.connection, ["default", "empty"]))
+    assert_bounded(reading, 0)
+
+
+async def test_ending_an_executor_costs_as_much_as_is_held(bench, executor):
+    await bench.take(executor, 100)
+    other = await bench.executor("other")
+    await bench.take(other, 100)
+    given_back, reading = await read_by(bench, executors.leave(bench.connection, executor, 5))
+    assert given_back == 100
+    assert_bounded(reading, 200)
+
+
+async def test_a_rescue_that_finds_nobody_dead_reads_no_jobs(bench, executor):
+    await bench.take(executor, 100)
+    found, reading = await read_by(bench, executors.rescue(bench.connection, 5))
+    assert found == []
+    assert_bounded(reading, 0)
+
+
+async def test_submissions_cost_what_they_are(bench):
+    _, reading = await read_by(bench, bench.submit("a new group", tracker="one"))
+    assert_bounded(reading, 1)
+    new = [NewJob("a", group=f"group {nr}") for nr in range(200)]
+    _, reading = await read_by(bench, jobs.submit_many(bench.connection, new))
+    assert_bounded(reading, 200)
+
+
+async def test_steering_a_job_costs_what_one_job_costs(bench):
+    [job_id] = await some(bench, 1)
+    for call in (
+        lambda: jobs.set_priority(bench.connection, job_id, "high"),
+        lambda: jobs.cancel(bench.connection, job_id),
+        lambda: jobs.retry(bench.connection, job_id),
+        lambda: jobs.get_job(bench.connection, job_id),
+        lambda: jobs.job_log(bench.connection, job_id),
+    ):
+        answer, reading = await read_by(bench, call())
+        assert answer is not None
+        assert answer is not False
+        assert_bounded(reading, 1)
+
+
+async def test_deleting_old_jobs_costs_as_much_as_are_deleted(bench):
+    week = timedelta(days=7)
+    deleted, reading = await read_by(bench, jobs.delete_finished(bench.connection, ["success"], week, 200))
+    assert deleted == 200
+    assert_bounded(reading, 200)
+
+
+async def test_any_page_of_the_list_of_all_jobs_costs_as_much_as_it_shows(bench, executor):
+    await bench.take(executor, 50)
+    cursor, seen = None, 0
+    for _ in range(30):
+        page, reading = await read_by(bench, list_jobs(bench.connection, Filter(), cursor, 20))
+        assert_bounded(reading, 50)
+        seen += len(page.jobs)
+        cursor = page.next
+    assert seen == 600
+
+
+async def test_a_page_of_a_queue_of_finished_jobs_or_of_a_late_cursor_costs_as_much_as_it_shows(bench):
+    finished = await list_jobs(bench.connection, Filter(states=["success"]), None, 20)
+    for wanted, cursor in (
+        (Filter(queue="default"), None),
+        (Filter(states=["success"]), finished.next),
+        (Filter(queue="default", states=["waiting"]), None),
+    ):
+        page, reading = await read_by(bench, list_jobs(bench.connection, wanted, cursor, 20))
+        assert len(page.jobs) == 20
+        assert_bounded(reading, 20)
+
+
+async def test_the_list_of_executors_costs_as_much_as_is_held(bench, executor):
+    await bench.take(executor, 100)
+    shown, reading = await read_by(bench, executors.list_executors(bench.connection))
+    assert [found.held for found in shown] == [100]
+    assert_bounded(reading, 100)
+
+
+def plain(sql: str) -> bool:
+    """Whether a statement reads jobs itself; the others call functions, which are measured above, or read no jobs."""
+    return bool(re.search(r"\bFROM joex\.(job|jobs|job_log)\b", sql))
+
+
+async def test_no_plain_statement_is_planned_with_a_scan_of_all_jobs_or_a_sort_of_them(bench):
+    assert listing in vars(joex.store).values()  # imported, so that its statements are registered
+    found = [sql for sql in STATEMENTS if plain(sql)]
+    assert len(found) >= 6
+    await bench.connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+    for nr, sql in enumerate(found):
+        await bench.connection.execute(f"PREPARE plain_{nr} AS {sql}")
+        arguments = ", ".join(["NULL"] * max(int(number) for number in re.findall(r"\$(\d+)", sql)))
+        rows = await bench.connection.fetch(f"EXPLAIN EXECUTE plain_{nr} ({arguments})")
+        plan = "\n".join(row[0] for row in rows)
+        assert "Seq Scan" not in plan, f"{sql}\n{plan}"
+        if "WHERE executor_id IS NOT NULL" not in sql:  # no more jobs are held than there are slots
+            assert not re.search(r"^ *(-> *)?Sort +\(", plan, re.MULTILINE), f"{sql}\n{plan}"

@@ -1,0 +1,448 @@
+"""What an executor writes about its runs: only the run that has the job can write, and each end is written once."""
+
+import asyncio
+import json
+from datetime import timedelta
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from joex import DatabaseUnavailable
+from joex.store import executors, jobs, runs
+from joex.store.runs import EndedRun, LogLine, Progress
+
+
+@pytest.fixture
+async def me(bench):
+    """An executor."""
+    return await bench.executor("me")
+
+
+async def reclaim(bench, executor):
+    """Declare an executor dead, so that its jobs wait again."""
+    await bench.connection.execute("SELECT joex.end_executor($1, 'dead', 5)", executor)
+
+
+async def log_of(bench, job_id):
+    return [(line.attempt, line.level, line.message) for line in await jobs.job_log(bench.connection, job_id)]
+
+
+# The usual course.
+
+
+async def test_a_run_starts_and_ends_with_success_and_its_result_is_kept(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.start(taken)
+    running = await bench.job(job_id)
+    assert (running.state, running.attempt, running.started_at is not None) == ("running", 1, True)
+    assert await bench.finish(taken, "success", result='{"pages": 3}', message="done", age=1.0) == []
+    done = await bench.job(job_id)
+    assert (done.state, done.attempt, done.failures, done.progress) == ("success", 1, 0, 100)
+    assert (done.result, done.message, done.error) == ({"pages": 3}, "done", None)
+    assert done.finished_at is not None
+    assert done.started_at == running.started_at
+
+
+async def test_a_run_that_is_over_before_its_start_was_written_counts_as_one_attempt(bench, me):
+    job_id = await bench.submit()
+    await bench.finish(await bench.take_one(me), "success", age=2.0)
+    job = await bench.job(job_id)
+    assert (job.state, job.attempt) == ("success", 1)
+    assert job.finished_at - job.started_at == timedelta(seconds=2)
+
+
+async def test_a_failed_run_is_retried_after_its_delay_and_keeps_its_error_until_it_succeeds(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.finish(taken, "stuck", error="boom", delay=60.0, age=0.0)
+    stuck = await bench.job(job_id)
+    assert (stuck.state, stuck.attempt, stuck.failures, stuck.error) == ("stuck", 1, 1, "boom")
+    assert stuck.due_at > stuck.submitted_at + timedelta(seconds=59)
+    await jobs.retry(bench.connection, job_id)
+    again = await bench.take_one(me)
+    assert (again.id, again.attempt) == (job_id, 1)
+    assert again.lock_id != taken.lock_id
+    await bench.finish(again, "failed", error="boom again", age=0.0)
+    failed = await bench.job(job_id)
+    assert (failed.state, failed.attempt, failed.error) == ("failed", 2, "boom again")
+
+
+@pytest.mark.parametrize("started", [True, False])
+async def test_a_job_that_is_given_back_waits_at_its_old_place_and_the_run_does_not_count(bench, me, started):
+    first = await bench.submit()
+    await bench.submit()
+    taken = await bench.take_one(me)
+    if started:
+        await bench.start(taken)
+    await bench.finish(taken, "waiting", age=1.0 if started else None)
+    job = await bench.job(first)
+    assert (job.state, job.attempt, job.failures, job.losses) == ("waiting", 0, 0, 0)
+    assert (await bench.take_one(me)).id == first
+
+
+@pytest.mark.parametrize("state", ["waiting", "stuck"])
+async def test_a_job_that_is_given_back_or_is_to_be_retried_wakes_who_sleeps(bench, me, another_connection, state):
+    """Others may take it; or they must learn when it is due."""
+    await bench.submit()
+    taken = await bench.take_one(me)
+    sleeper = await bench.executor("sleeper")
+    await executors.fall_asleep(bench.connection, sleeper)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    await bench.finish(taken, state, delay=60.0)
+    assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [sleeper]}
+
+
+async def test_many_runs_end_together_each_in_its_own_way(bench, me):
+    ids = [await bench.submit() for _ in range(5)]
+    taken = await bench.take(me, 5)
+    states = ["success", "failed", "cancelled", "stuck", "waiting"]
+    ended = [EndedRun(job.id, job.lock_id, state, age=0.0) for job, state in zip(taken, states, strict=True)]
+    assert await runs.finish_many(bench.connection, ended) == []
+    assert [await bench.state(job_id) for job_id in ids] == states
+
+
+async def test_a_state_that_no_run_can_end_in_is_refused(bench, me):
+    await bench.submit()
+    taken = await bench.take_one(me)
+    for state in ("running", "scheduled", "nonsense"):
+        with pytest.raises(Exception, match=r"state|nonsense|place"):
+            await bench.finish(taken, state)
+    assert await bench.state(taken.id) == "scheduled"
+
+
+# Fencing: a run that has lost its job changes nothing.
+
+
+async def test_the_late_end_of_a_run_that_was_reclaimed_is_dropped(bench, me):
+    job_id = await bench.submit()
+    late = await bench.take_one(me)
+    await reclaim(bench, me)
+    assert await bench.finish(late, "success", result="1") == ["worker_conflict"]
+    job = await bench.job(job_id)
+    assert (job.state, job.result) == ("waiting", None)
+
+
+async def test_the_late_end_of_a_run_does_not_end_the_next_run_of_the_same_job(bench, me):
+    job_id = await bench.submit()
+    late = await bench.take_one(me)
+    await reclaim(bench, me)
+    current = await bench.take_one(await bench.executor("you"))
+    assert current.id == job_id
+    for state in ("success", "failed", "stuck", "cancelled", "waiting"):
+        assert await bench.finish(late, state) == ["worker_conflict"]
+    assert await bench.state(job_id) == "scheduled"
+    assert await bench.finish(current) == []
+    assert await bench.finish(late, "failed") == ["worker_conflict"]
+    assert await bench.state(job_id) == "success"
+
+
+async def test_a_wrong_lock_id_and_a_wrong_id_end_nothing(bench, me):
+    await bench.submit()
+    taken = await bench.take_one(me)
+    wrong = [EndedRun(taken.id, uuid4(), "failed"), EndedRun(uuid4(), taken.lock_id, "failed")]
+    assert [answer for _, answer in await runs.finish_many(bench.connection, wrong)] == ["worker_conflict"] * 2
+    assert await bench.state(taken.id) == "scheduled"
+
+
+async def test_a_run_that_lost_its_job_neither_starts_it_nor_writes_progress_and_its_lines_are_counted_as_dropped(
+    bench, me
+):
+    job_id = await bench.submit()
+    late = await bench.take_one(me)
+    await reclaim(bench, me)
+    current = await bench.take_one(await bench.executor("you"))
+    await bench.start(late)
+    line = LogLine(late.id, late.lock_id, 1, 0.0, "info", "late")
+    mine = LogLine(current.id, current.lock_id, 1, 0.0, "info", "mine")
+    lost_progress = Progress(late.id, late.lock_id, 90, "late")
+    assert await runs.note_many(bench.connection, [line, mine, line], [lost_progress]) == 2
+    job = await bench.job(job_id)
+    assert (job.state, job.attempt, job.progress, job.progress_message) == ("scheduled", 0, 0, None)
+    assert await log_of(bench, job_id) == [(1, "info", "mine")]
+
+
+async def test_a_run_that_ended_cannot_start_or_end_again(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.finish(taken, "success", result="1", age=0.0)
+    await bench.start(taken)
+    assert await bench.finish(taken, "failed", error="no") == ["already"]
+    job = await bench.job(job_id)
+    assert (job.state, job.attempt, job.result, job.error) == ("success", 1, 1, None)
+
+
+async def test_a_job_that_was_deleted_meanwhile_is_a_conflict(bench, me):
+    await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.connection.execute("DELETE FROM joex.job")
+    assert await bench.finish(taken) == ["worker_conflict"]
+    line = LogLine(taken.id, taken.lock_id, 1, 0.0, "info", "x")
+    assert await runs.note_many(bench.connection, [line], []) == 1
+
+
+async def test_of_a_batch_only_those_runs_are_answered_that_did_not_end_as_said(bench, me):
+    for _ in range(3):
+        await bench.submit()
+    one, two, three = await bench.take(me, 3)
+    await bench.finish(two)
+    await jobs.cancel(bench.connection, three.id)
+    ended = [EndedRun(job.id, job.lock_id, "success") for job in (one, two, three)]
+    strange = EndedRun(one.id, uuid4(), "success")
+    answers = {id(run): answer for run, answer in await runs.finish_many(bench.connection, [*ended, strange])}
+    assert answers == {id(ended[1]): "already", id(ended[2]): "canceled", id(strange): "worker_conflict"}
+
+
+# In the caller's transaction.
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_tasks_own_writes_and_the_end_of_its_job_commit_together_or_not_at_all(bench, me, client, commits):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.connection.execute("CREATE TABLE invoices (id integer)")
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    await bench.connection.execute("INSERT INTO invoices VALUES (1)")
+    assert await runs.finish(bench.connection, job_id, taken.lock_id, '{"x": 1}', "paid") == "ok"
+    assert (await client.get(job_id)).state == "scheduled"
+    await (transaction.commit() if commits else transaction.rollback())
+    job = await bench.job(job_id)
+    assert await bench.connection.fetchval("SELECT count(*) FROM invoices") == commits
+    after = ("success", {"x": 1}, "paid") if commits else ("scheduled", None, None)
+    assert (job.state, job.result, job.message) == after
+
+
+async def test_a_job_that_was_finished_in_its_own_transaction_is_not_finished_again(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.start(taken)
+    await runs.finish(bench.connection, job_id, taken.lock_id, '"mine"', None)
+    assert await bench.finish(taken, "success", result='"other"') == ["already"]
+    job = await bench.job(job_id)
+    assert (job.result, job.attempt) == ("mine", 1)
+
+
+async def test_a_transaction_of_a_run_that_lost_its_job_is_told_to_roll_back(bench, me):
+    job_id = await bench.submit()
+    late = await bench.take_one(me)
+    await reclaim(bench, me)
+    assert await runs.finish(bench.connection, job_id, late.lock_id, None, None) == "worker_conflict"
+    current = await bench.take_one(await bench.executor("you"))
+    assert await runs.finish(bench.connection, job_id, late.lock_id, None, None) == "worker_conflict"
+    assert await runs.finish(bench.connection, job_id, current.lock_id, None, None) == "ok"
+    assert await runs.finish(bench.connection, job_id, current.lock_id, None, None) == "worker_conflict"
+
+
+async def test_a_transaction_of_a_cancelled_run_is_told_to_roll_back_and_the_executor_ends_it(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await jobs.cancel(bench.connection, job_id)
+    assert await runs.finish(bench.connection, job_id, taken.lock_id, None, None) == "canceled"
+    assert await bench.state(job_id) == "scheduled"
+    assert await bench.finish(taken, "cancelled") == ["canceled"]
+    assert await bench.state(job_id) == "cancelled"
+
+
+async def test_of_a_rescue_and_a_transaction_that_finishes_one_comes_first_and_the_other_sees_it(
+    bench, me, another_connection
+):
+    """Effects happen once: an open transaction that has finished its job keeps others from having it."""
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    mine = await another_connection()
+    transaction = mine.transaction()
+    await transaction.start()
+    assert await runs.finish(mine, job_id, taken.lock_id, None, None) == "ok"
+    await reclaim(bench, me)
+    assert await bench.take(await bench.executor("you")) == []
+    await transaction.commit()
+    assert await bench.state(job_id) == "success"
+    assert await bench.take(await bench.executor("they")) == []
+
+
+async def test_a_finishing_transaction_that_rolls_back_after_its_executor_died_leaves_the_job_to_others(
+    bench, me, another_connection
+):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    mine = await another_connection()
+    transaction = mine.transaction()
+    await transaction.start()
+    await runs.finish(mine, job_id, taken.lock_id, None, None)
+    await reclaim(bench, me)
+    await transaction.rollback()
+    assert await bench.state(job_id) == "scheduled"  # its row was locked when the executor ended
+    await executors.rescue(bench.connection, 5)
+    assert (await bench.take_one(await bench.executor("you"))).id == job_id
+
+
+async def test_sql_finishes_a_run_in_any_way(bench, me):
+    ids = [await bench.submit() for _ in range(3)]
+    taken = await bench.take(me, 3)
+    for job, call in zip(
+        taken,
+        [
+            "joex.finish($1, $2, '{\"x\": 1}', message => 'ok')",
+            "joex.finish($1, $2, state => 'failed', error => 'boom')",
+            "joex.finish($1, $2, state => 'stuck', error => 'later', delay => '1 hour')",
+        ],
+        strict=True,
+    ):
+        assert await bench.connection.fetchval(f"SELECT {call}", job.id, job.lock_id) == "ok"
+    found = [await bench.job(job_id) for job_id in ids]
+    assert [job.state for job in found] == ["success", "failed", "stuck"]
+    assert found[2].due_at > found[2].submitted_at + timedelta(minutes=59)
+
+
+# Cancel requests.
+
+
+@pytest.mark.parametrize("state", ["success", "failed", "stuck", "waiting", "cancelled"])
+async def test_a_run_with_a_cancel_request_ends_cancelled_whatever_it_says(bench, me, state):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await jobs.cancel(bench.connection, job_id)
+    assert await bench.finish(taken, state, delay=5.0, age=1.0) == ["canceled"]
+    job = await bench.job(job_id)
+    assert (job.state, job.due_at) == ("cancelled", None)
+    assert await bench.take(me) == []
+
+
+# Rows that others hold.
+
+
+async def test_an_end_waits_only_a_moment_for_a_row_that_somebody_holds(bench, me, another_connection):
+    job_id = await bench.submit()
+    taken, other = await bench.take_one(me), await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+        with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+            await bench.finish(taken)
+    assert await bench.finish(taken) == []
+
+
+async def test_rows_that_somebody_holds_can_be_left_for_later_while_the_others_end(bench, me, another_connection):
+    for _ in range(3):
+        await bench.submit()
+    taken, other = await bench.take(me, 3), await another_connection()
+    ended = [EndedRun(job.id, job.lock_id, "success") for job in taken]
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", taken[1].id)
+        answers = await runs.finish_many(bench.connection, ended, skip_locked=True)
+        assert answers == [(ended[1], "locked")]
+    assert [await bench.state(job.id) for job in taken] == ["success", "scheduled", "success"]
+    assert await runs.finish_many(bench.connection, ended[1:2], skip_locked=True) == []
+
+
+async def test_with_skipping_the_other_answers_are_the_same(bench, me, another_connection):
+    for _ in range(3):
+        await bench.submit()
+    done, cancelled, held = await bench.take(me, 3)
+    await bench.finish(done)
+    await jobs.cancel(bench.connection, cancelled.id)
+    ended = [EndedRun(job.id, job.lock_id, "success") for job in (done, cancelled, held)]
+    ended += [EndedRun(uuid4(), uuid4(), "success"), EndedRun(held.id, uuid4(), "success")]
+    answers = await runs.finish_many(bench.connection, ended, skip_locked=True)
+    assert {id(run): answer for run, answer in answers} == {
+        id(ended[0]): "already",
+        id(ended[1]): "canceled",
+        id(ended[3]): "worker_conflict",
+        id(ended[4]): "worker_conflict",
+    }
+
+
+async def test_start_and_progress_do_not_wait_for_a_row_that_somebody_holds(bench, me, another_connection):
+    job_id = await bench.submit()
+    taken, other = await bench.take_one(me), await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+        await asyncio.wait_for(bench.start(taken), 30)
+        progress = Progress(taken.id, taken.lock_id, 50, "half")
+        await asyncio.wait_for(runs.note_many(bench.connection, [], [progress]), 30)
+    job = await bench.job(job_id)
+    assert (job.state, job.progress) == ("scheduled", 0)
+    assert await bench.finish(taken, age=0.0) == []
+    assert (await bench.job(job_id)).attempt == 1
+
+
+async def test_two_that_write_progress_of_the_same_runs_in_different_orders_do_not_block_each_other(
+    bench, me, another_connection
+):
+    ids = [await bench.submit() for _ in range(30)]
+    taken = {job.id: job for job in await bench.take(me, 30)}
+    one, two = await another_connection(), await another_connection()
+
+    async def note(connection, order):
+        for _ in range(10):
+            progress = [Progress(taken[i].id, taken[i].lock_id, 5, None) for i in order]
+            await runs.note_many(connection, [], progress)
+
+    await asyncio.gather(note(one, ids), note(two, ids[::-1]))
+    assert all(job.progress == 5 for job in [await bench.job(i) for i in ids[:3]])
+
+
+# Logs and progress.
+
+
+async def test_log_lines_keep_their_order_and_belong_to_their_attempt(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    lines = [
+        LogLine(job_id, taken.lock_id, 1, 3.0 - nr, level, f"line {nr}")
+        for nr, level in enumerate(["debug", "info", "warning", "error"])
+    ]
+    assert await runs.note_many(bench.connection, lines, []) == 0
+    assert await log_of(bench, job_id) == [
+        (1, "debug", "line 0"),
+        (1, "info", "line 1"),
+        (1, "warning", "line 2"),
+        (1, "error", "line 3"),
+    ]
+    log = await jobs.job_log(bench.connection, job_id)
+    assert [line.at for line in log] == sorted(line.at for line in log)
+    assert [line.message for line in await jobs.job_log(bench.connection, job_id, after=log[1].seq, most=1)] == [
+        "line 2"
+    ]
+
+
+async def test_lines_that_come_after_the_end_of_their_run_are_kept(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.finish(taken)
+    assert (
+        await runs.note_many(bench.connection, [LogLine(job_id, taken.lock_id, 1, 0.0, "info", "last words")], []) == 0
+    )
+    assert await log_of(bench, job_id) == [(1, "info", "last words")]
+
+
+async def test_progress_is_shown_while_the_run_lasts_and_starts_anew_with_the_next_one(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await runs.note_many(bench.connection, [], [Progress(job_id, taken.lock_id, 40, "page 4 of 10")])
+    job = await bench.job(job_id)
+    assert (job.progress, job.progress_message) == (40, "page 4 of 10")
+    await bench.finish(taken, "waiting")
+    await bench.take_one(me)
+    job = await bench.job(job_id)
+    assert (job.progress, job.progress_message) == (0, None)
+
+
+async def test_a_job_is_never_in_two_places_and_its_state_fits_its_place(bench):
+    """The constraints of the table hold whatever a statement does; these writes would break them."""
+    job_id = await bench.submit()
+    for wrong in (
+        "due_at = now()",
+        "lane = NULL",
+        "finished_at = now()",
+        "executor_id = 1",
+        "state = 'stuck'",
+        "state = 'success'",
+        "lane = NULL, executor_id = 1, state = 'running'",
+        "lane = NULL, finished_at = now()",
+    ):
+        with pytest.raises(asyncpg.CheckViolationError):
+            await bench.connection.execute(f"UPDATE joex.job SET {wrong} WHERE id = $1", job_id)  # noqa: S608 - see above

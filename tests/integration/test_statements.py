@@ -1,0 +1,121 @@
+"""Everything that joex says to the database is understood by it."""
+
+import importlib
+import pkgutil
+import re
+
+import asyncpg
+import pytest
+
+import joex.store
+from joex.store.statement import STATEMENTS
+
+for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
+    importlib.import_module(module.name)
+
+# A call of each function: plpgsql looks at a statement only when it comes to it.
+# What is said before there is a schema.
+MIGRATION = {
+    "SELECT coalesce(max(number), 0) FROM joex.migration",
+    "INSERT INTO joex.migration (number, name) VALUES ($1, $2)",
+}
+NO_JOB = "'00000000-0000-0000-0000-000000000000'::uuid"
+
+
+def test_there_are_statements():
+    assert len(STATEMENTS) > 25
+
+
+async def test_every_statement_can_be_prepared_against_the_migrated_schema(connection):
+    wrong = {}
+    for sql in STATEMENTS:
+        try:
+            await connection.prepare(sql)
+        except asyncpg.PostgresError as error:
+            wrong[sql] = error
+    assert wrong == {}
+
+
+async def test_no_statement_is_kept_from_the_register():
+    """A module of the store that says something unregistered would say something untested."""
+    registered = {" ".join(sql.split()) for sql in STATEMENTS}
+    for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\s", value):
+                assert " ".join(value.split()) in registered | MIGRATION, f"{module.name}.{name}"
+
+
+CALLS = {
+    "cancel": f"joex.cancel({NO_JOB})",
+    "delete_finished": "joex.delete_finished(ARRAY['success'], now())",
+    "drain": "joex.drain('nobody')",
+    "end_executor": "joex.end_executor(1, 'left', 5)",
+    "fall_asleep": "joex.fall_asleep(1)",
+    "finish": f"joex.finish({NO_JOB}, {NO_JOB})",
+    "finish_many": f"joex.finish_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY['success'], ARRAY[NULL]::jsonb[], \
+                     ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::float8[], ARRAY[NULL]::float8[], true)",
+    "heartbeat": f"joex.heartbeat(1, ARRAY[{NO_JOB}], ARRAY[{NO_JOB}])",
+    "is_dead": "joex.is_dead(e) FROM joex.executor e",
+    "lane": "joex.lane('high')",
+    "lock_class": "joex.lock_class(1)",
+    "look": "joex.look(ARRAY['default'])",
+    "note_many": f"joex.note_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[1], ARRAY[0.0], ARRAY['info'], \
+                   ARRAY['line'], ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[50]::smallint[], ARRAY['half'])",
+    "promote": "joex.promote('default')",
+    "register": "joex.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)",
+    "rescue": "joex.rescue(5)",
+    "retry": f"joex.retry({NO_JOB})",
+    "retry_failed": "joex.retry_failed()",
+    "ring": "joex.ring('a')",
+    "room": "joex.room('default', 1, 1)",
+    "serve_queue": "joex.serve_queue('another')",
+    "set_group": "joex.set_group('a', weight => 2)",
+    "set_priority": f"joex.set_priority({NO_JOB}, 'high')",
+    "start_many": f"joex.start_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0])",
+    "submit": "joex.submit('a')",
+    "submit_chore": "joex.submit_chore('tidy', '{}', 'default', '1 hour')",
+    "submit_many": "joex.submit_many(ARRAY['a', 'b'])",
+    "take": "joex.take(1, ARRAY['default'], 3)",
+    "take_pass": None,  # take calls it
+    "tell": "joex.tell(1, 'drain')",
+    "turns": "joex.turns(0, 5, 4, 1)",
+    "uuid7": "joex.uuid7()",
+    "wake": "joex.wake('default', 1)",
+}
+
+
+async def test_every_function_of_the_schema_is_called_here(connection):
+    rows = await connection.fetch("SELECT proname FROM pg_proc WHERE pronamespace = 'joex'::regnamespace")
+    assert {row["proname"] for row in rows} == set(CALLS)
+
+
+async def test_every_function_of_the_schema_can_be_called(bench):
+    await bench.executor()
+    await bench.submit()
+    wrong = {}
+    for name, call in CALLS.items():
+        transaction = bench.connection.transaction()
+        await transaction.start()
+        try:
+            await bench.connection.execute(f"SELECT {call or 1}")
+        except asyncpg.PostgresError as error:
+            wrong[name] = error
+        await transaction.rollback()
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("view", ["jobs", "group_stats", "queue_stats", "executors"])
+async def test_every_view_can_be_read(bench, view):
+    await bench.executor()
+    await bench.submit()
+    assert len(await bench.connection.fetch(f"TABLE joex.{view}")) == 1
+
+
+async def test_every_function_belongs_to_the_installing_user_and_every_user_who_may_may_call_it(connection):
+    """No SECURITY DEFINER: rights on the tables stay what the administrator made them."""
+    assert (
+        await connection.fetchval(
+            "SELECT count(*) FROM pg_proc WHERE pronamespace = 'joex'::regnamespace AND prosecdef"
+        )
+        == 0
+    )

@@ -1,0 +1,341 @@
+"""What people and programs say about a job from outside: cancel, priority, retry; and settings of groups."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from joex import InvalidJob
+from joex.core.counting import CountingScheme
+from joex.store import jobs, runs, stats
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+UNFINISHED = ["waiting", "scheduled", "running", "stuck"]
+FINISHED = ["success", "failed", "cancelled"]
+
+
+@pytest.fixture
+async def me(bench):
+    """An executor."""
+    return await bench.executor("me")
+
+
+# Cancel.
+
+
+@pytest.mark.parametrize("state", [*UNFINISHED, *FINISHED])
+async def test_cancelling_answers_what_it_did(bench, me, state):
+    job_id = await bench.job_in(state, me)
+    answers = {"waiting": "cancelled", "stuck": "cancelled", "scheduled": "requested", "running": "requested"}
+    assert await jobs.cancel(bench.connection, job_id) == answers.get(state, "finished")
+    job = await bench.job(job_id)
+    if state in FINISHED:
+        assert (job.state, job.cancel_requested) == (state, False)
+    elif state in ("waiting", "stuck"):
+        assert (job.state, job.finished_at is not None, job.due_at) == ("cancelled", True, None)
+    else:
+        assert (job.state, job.cancel_requested) == (state, True)
+    assert await bench.take(me) == []
+
+
+async def test_cancelling_a_job_that_is_not_due_yet_cancels_it(bench, me):
+    job_id = await bench.submit(not_before=LATER)
+    assert await jobs.cancel(bench.connection, job_id) == "cancelled"
+    assert await bench.state(job_id) == "cancelled"
+
+
+async def test_cancelling_a_job_that_does_not_exist_says_so(client):
+    assert await client.cancel(uuid4()) == "not_found"
+
+
+async def test_cancelling_twice_changes_nothing_more(bench, me):
+    waiting = await bench.submit()
+    assert [await jobs.cancel(bench.connection, waiting) for _ in range(2)] == ["cancelled", "finished"]
+    running = await bench.job_in("running", me)
+    assert [await jobs.cancel(bench.connection, running) for _ in range(2)] == ["requested", "requested"]
+
+
+async def test_a_cancelled_jobs_tracker_is_free(bench, client):
+    job_id = await bench.submit(tracker="one")
+    await jobs.cancel(bench.connection, job_id)
+    assert await client.submit("a", tracker="one") is not None
+
+
+async def test_the_executor_that_holds_a_job_is_told_of_its_cancellation_when_that_commits(
+    bench, me, another_connection
+):
+    job_id = await bench.job_in("running", me)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_control", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    async with bench.connection.transaction():
+        await jobs.cancel(bench.connection, job_id)
+        assert not heard.done()
+    assert await asyncio.wait_for(heard, 30) == {"do": "cancel", "executor": me, "job": str(job_id)}
+
+
+async def test_a_cancellation_that_is_rolled_back_never_was(bench, me):
+    job_id = await bench.submit()
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    await jobs.cancel(bench.connection, job_id)
+    await transaction.rollback()
+    assert (await bench.take_one(me)).id == job_id
+
+
+async def test_a_cancellation_that_meets_a_take_waits_for_it_and_becomes_a_request(
+    bench, me, another_connection, waiting_for_a_lock
+):
+    job_id = await bench.submit()
+    other, observer = await another_connection(), await another_connection()
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    taken = await bench.take_one(me)
+    async with waiting_for_a_lock(observer, jobs.cancel(other, job_id)) as cancelling:
+        assert not cancelling.done()
+        await transaction.commit()
+    assert await cancelling == "requested"
+    assert await bench.finish(taken) == ["canceled"]
+    assert await bench.state(job_id) == "cancelled"
+
+
+async def test_a_cancellation_that_meets_an_end_waits_for_it_and_comes_too_late(
+    bench, me, another_connection, waiting_for_a_lock
+):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    other, observer = await another_connection(), await another_connection()
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    await bench.finish(taken)
+    async with waiting_for_a_lock(observer, jobs.cancel(other, job_id)) as cancelling:
+        await transaction.commit()
+    assert await cancelling == "finished"
+    assert await bench.state(job_id) == "success"
+
+
+async def test_a_take_passes_over_a_job_that_is_being_cancelled(bench, me, another_connection):
+    job_id = await bench.submit()
+    other = await another_connection()
+    async with other.transaction():
+        assert await jobs.cancel(other, job_id) == "cancelled"
+        assert await bench.take(me) == []
+    assert await bench.take(me) == []
+
+
+async def test_however_cancellations_and_takes_race_each_job_is_cancelled_or_held_with_a_request(
+    bench, me, another_connection
+):
+    ids = [await bench.submit() for _ in range(60)]
+    canceller, taker = await another_connection(), await another_connection()
+
+    async def cancel_all():
+        return {job_id: await jobs.cancel(canceller, job_id) for job_id in reversed(ids)}
+
+    async def take_all():
+        taken = []
+        while batch := await runs.take(taker, me, ["default"], 3, CountingScheme(4, 1)):
+            taken += batch
+        return {job.id for job in taken}
+
+    answers, taken = await asyncio.gather(cancel_all(), take_all())
+    assert {job_id for job_id, answer in answers.items() if answer == "requested"} == taken
+    assert set(answers.values()) <= {"requested", "cancelled"}
+
+
+# Priority.
+
+
+async def test_a_change_of_priority_moves_a_waiting_job_within_its_group(bench, me):
+    first, second = await bench.submit(), await bench.submit()
+    assert await jobs.set_priority(bench.connection, second, "high")
+    assert (await bench.job(second)).priority == "high"
+    assert [(await bench.take_one(me)).id for _ in range(2)] == [second, first]
+
+
+async def test_a_job_that_is_not_due_has_its_new_priority_when_it_is(bench, me):
+    low = await bench.submit()
+    later = await bench.submit(not_before=LATER)
+    assert await jobs.set_priority(bench.connection, later, "high")
+    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1", later)
+    assert [job.id for job in await bench.take(me, 2)] == [later, low]
+
+
+async def test_a_due_retry_keeps_its_place_before_all_others_whatever_its_priority_becomes(bench, me):
+    stuck = await bench.job_in("stuck", me, priority="high")
+    await jobs.retry(bench.connection, stuck)
+    await bench.submit(priority="high")
+    assert await jobs.set_priority(bench.connection, stuck, "low")
+    assert (await bench.take_one(me)).id == stuck
+
+
+@pytest.mark.parametrize("state", ["scheduled", "running", *FINISHED])
+async def test_the_priority_of_a_job_that_does_not_wait_stays(bench, me, state):
+    job_id = await bench.job_in(state, me)
+    assert not await jobs.set_priority(bench.connection, job_id, "high")
+    assert (await bench.job(job_id)).priority == "low"
+
+
+async def test_the_priority_of_no_job_is_not_changed(client):
+    assert not await client.set_priority(uuid4(), "high")
+
+
+async def test_a_priority_that_does_not_exist_is_refused(bench, client):
+    job_id = await bench.submit()
+    with pytest.raises(InvalidJob, match=r"^priority: expected 'high' or 'low'; got 'urgent'$"):
+        await client.set_priority(job_id, "urgent")
+
+
+async def test_a_change_of_priority_that_meets_a_take_comes_too_late(bench, me, another_connection, waiting_for_a_lock):
+    job_id = await bench.submit()
+    other, observer = await another_connection(), await another_connection()
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    await bench.take_one(me)
+    async with waiting_for_a_lock(observer, jobs.set_priority(other, job_id, "high")) as changing:
+        await transaction.commit()
+    assert not await changing
+    assert await bench.state(job_id) == "scheduled"
+
+
+# Retry by hand.
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled", "stuck"])
+async def test_a_job_that_came_to_no_good_end_can_be_run_again_with_all_its_retries(bench, me, state):
+    job_id = await bench.job_in(state, me)
+    await bench.connection.execute("UPDATE joex.job SET losses = 3 WHERE id = $1", job_id)
+    assert await jobs.retry(bench.connection, job_id)
+    job = await bench.job(job_id)
+    assert (job.failures, job.losses, job.cancel_requested, job.finished_at, job.due_at) == (0, 0, False, None, None)
+    taken = await bench.take_one(me)
+    assert (taken.id, taken.attempt, taken.failures) == (job_id, 1, 0)
+    assert await bench.finish(taken) == []
+    assert await bench.state(job_id) == "success"
+
+
+async def test_a_cancelled_job_that_is_run_again_is_not_cancelled_again(bench, me):
+    job_id = await bench.submit()
+    await jobs.cancel(bench.connection, job_id)
+    assert await jobs.retry(bench.connection, job_id)
+    assert await bench.finish(await bench.take_one(me)) == []
+    assert await bench.state(job_id) == "success"
+
+
+@pytest.mark.parametrize("state", ["waiting", "scheduled", "running", "success"])
+async def test_a_job_that_runs_or_waits_or_succeeded_is_not_run_again(bench, me, state):
+    job_id = await bench.job_in(state, me)
+    assert not await jobs.retry(bench.connection, job_id)
+    assert await bench.state(job_id) == state
+
+
+async def test_no_job_is_not_run_again(client):
+    assert not await client.retry(uuid4())
+
+
+async def test_the_late_end_of_an_earlier_run_does_not_end_a_job_that_was_retried_by_hand(bench, me):
+    job_id = await bench.submit()
+    late = await bench.take_one(me)
+    await bench.finish(late, "failed")
+    await jobs.retry(bench.connection, job_id)
+    assert await bench.finish(late, "success") == ["already"]
+    assert await bench.state(job_id) == "waiting"
+    await bench.take_one(me)
+    assert await bench.finish(late, "success") == ["worker_conflict"]
+
+
+async def test_a_job_whose_tracker_another_one_has_now_is_not_run_again_and_the_error_says_why(bench, me, client):
+    job_id = await bench.job_in("failed", me, tracker="one")
+    await client.submit("a", tracker="one")
+    with pytest.raises(InvalidJob, match=r"^tracker: an unfinished job has it already"):
+        await client.retry(job_id)
+    assert await bench.state(job_id) == "failed"
+
+
+async def test_failed_jobs_are_run_again_by_queue_group_and_task(bench, me, client):
+    for fields in ({"group": "x"}, {"group": "y"}, {"task": "b"}):
+        await bench.job_in("failed", me, **fields)
+    cancelled = await bench.job_in("cancelled", me)
+    assert await client.retry_failed(queue="other") == 0
+    assert await client.retry_failed(group="x") == 1
+    assert await client.retry_failed(task="b") == 1
+    assert await client.retry_failed() == 1
+    assert await client.retry_failed() == 0
+    assert await bench.state(cancelled) == "cancelled"
+
+
+async def test_failed_jobs_are_run_again_the_oldest_first_and_no_more_than_asked(bench, me, client):
+    ids = [await bench.job_in("failed", me) for _ in range(3)]
+    assert await client.retry_failed(most=2) == 2
+    assert [await bench.state(job_id) for job_id in ids] == ["waiting", "waiting", "failed"]
+
+
+async def test_one_failed_job_that_cannot_be_run_again_does_not_keep_the_others_from_it(bench, me, client):
+    blocked = await bench.job_in("failed", me, tracker="one")
+    twice = await bench.job_in("failed", me, tracker="one")
+    free = await bench.job_in("failed", me)
+    assert await client.retry_failed() == 2
+    assert [await bench.state(job_id) for job_id in (blocked, twice, free)] == ["waiting", "failed", "waiting"]
+
+
+# Settings of groups.
+
+
+async def test_settings_of_a_group_change_one_at_a_time_and_the_others_stay(bench):
+    async def set_and_get(**settings):
+        await stats.set_group(bench.connection, "a", "default", **settings)
+        [setting] = await stats.group_settings(bench.connection, "default")
+        return setting.weight, setting.paused, setting.max_running
+
+    assert await set_and_get() == (1, False, None)
+    assert await set_and_get(weight=3) == (3, False, None)
+    assert await set_and_get(max_running=5) == (3, False, 5)
+    assert await set_and_get(paused=True) == (3, True, 5)
+    assert await set_and_get(max_running=-1) == (3, True, None)
+    assert await set_and_get(paused=False, weight=100) == (100, False, None)
+
+
+async def test_settings_may_be_made_before_the_group_has_any_job(bench):
+    await stats.set_group(bench.connection, "future", "mail", paused=True, max_running=2)
+    [setting] = await stats.group_settings(bench.connection)
+    assert setting == stats.GroupSetting("mail", "future", weight=1, paused=True, max_running=2)
+    assert await stats.group_settings(bench.connection, "default") == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"weight": 0}, "weight"), ({"weight": 101}, "weight"), ({"weight": -1}, "weight"), ({"max_running": -2}, "max")],
+    ids=repr,
+)
+async def test_a_wrong_setting_is_refused_by_name(bench, settings, named):
+    with pytest.raises(InvalidJob, match=f"^{named}"):
+        await stats.set_group(bench.connection, "a", "default", **settings)
+    assert await stats.group_settings(bench.connection) == []
+
+
+async def test_a_group_without_a_name_is_refused(bench):
+    with pytest.raises(InvalidJob):
+        await stats.set_group(bench.connection, "", "default", weight=2)
+
+
+async def test_a_group_that_goes_on_wakes_who_sleeps(bench, me, another_connection):
+    await bench.submit("a")
+    await stats.set_group(bench.connection, "a", "default", paused=True)
+    await bench.connection.execute("SELECT joex.fall_asleep($1)", me)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    await stats.set_group(bench.connection, "a", "default", paused=False)
+    assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [me]}
+
+
+async def test_a_retry_by_hand_wakes_who_sleeps(bench, me, another_connection):
+    job_id = await bench.job_in("failed", me)
+    await bench.connection.execute("SELECT joex.fall_asleep($1)", me)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    await jobs.retry(bench.connection, job_id)
+    assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [me]}

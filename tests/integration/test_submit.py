@@ -1,0 +1,379 @@
+"""Submission, from Python and from SQL: what was promised is stored, and what is wrong is not."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from joex import InvalidJob, NewJob, Priority
+
+
+async def count(connection):
+    return await connection.fetchval("SELECT count(*) FROM joex.job")
+
+
+async def test_a_submission_is_stored_as_it_was_given(client):
+    due = datetime(2100, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    job_id = await client.submit(
+        "mail.send",
+        {"to": ["ä@example.org"], "n": 1, "x": 1.5, "none": None, "deep": {"a": [True]}},
+        group="ácme",
+        queue="mail",
+        priority="high",
+        subject="a letter",
+        submitter="web",
+        not_before=due,
+        tracker="letter-7",
+        retries=0,
+    )
+    job = await client.get(job_id)
+    assert (job.task, job.group, job.queue, job.priority) == ("mail.send", "ácme", "mail", "high")
+    assert job.args == {"to": ["ä@example.org"], "n": 1, "x": 1.5, "none": None, "deep": {"a": [True]}}
+    assert (job.subject, job.submitter, job.tracker, job.retries) == ("a letter", "web", "letter-7", 0)
+    assert (job.state, job.due_at, job.attempt, job.failures) == ("waiting", due, 0, 0)
+
+
+async def test_a_submission_needs_no_more_than_a_task(client):
+    job = await client.get(await client.submit("a"))
+    assert (job.group, job.queue, job.priority, job.args) == ("default", "default", "low", {})
+    assert (job.subject, job.submitter, job.tracker, job.retries, job.due_at) == ("", "", None, None, None)
+
+
+async def test_ids_are_ordered_by_time_and_jobs_by_submission(client, connection):
+    ids = [await client.submit("a") for _ in range(5)]
+    assert {job_id.version for job_id in ids} == {7}
+    rows = await connection.fetch("SELECT id FROM joex.job ORDER BY seq")
+    assert [row["id"] for row in rows] == ids
+    now = datetime.now(UTC)
+    assert all(abs(datetime.fromtimestamp((i.int >> 80) / 1000, UTC) - now) < timedelta(minutes=5) for i in ids)
+
+
+async def test_a_job_is_there_if_and_only_if_the_callers_transaction_commits(client, connection):
+    await connection.execute("CREATE TABLE orders (id integer)")
+    for commits in (True, False):
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("INSERT INTO orders VALUES (1)")
+        job_id = await client.submit("a", connection=connection)
+        assert await client.get(job_id) is None  # nobody else sees it yet
+        await (transaction.commit() if commits else transaction.rollback())
+        assert (await client.get(job_id) is not None) == commits
+    assert await connection.fetchval("SELECT count(*) FROM orders") == await count(connection) == 1
+
+
+async def test_many_jobs_are_there_if_and_only_if_the_callers_transaction_commits(client, connection):
+    transaction = connection.transaction()
+    await transaction.start()
+    assert len(await client.submit_many([NewJob("a")] * 3, connection=connection)) == 3
+    await transaction.rollback()
+    assert await count(connection) == 0
+
+
+async def test_a_time_in_the_past_is_now(bench):
+    job = await bench.job(await bench.submit(not_before=datetime(2000, 1, 1, tzinfo=UTC)))
+    assert job.due_at is None
+    assert [taken.id for taken in await bench.take(await bench.executor())] == [job.id]
+
+
+async def test_a_job_is_not_taken_before_its_time_and_is_taken_then(bench):
+    job_id = await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
+    executor = await bench.executor()
+    assert await bench.take(executor) == []
+    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
+    assert [taken.id for taken in await bench.take(executor)] == [job_id]
+
+
+async def test_a_time_in_the_past_is_now_for_many_jobs_too(client):
+    [job_id] = await client.submit_many([NewJob("a", not_before=datetime(2000, 1, 1, tzinfo=UTC))])
+    assert (await client.get(job_id)).due_at is None
+
+
+@pytest.mark.parametrize("delay", ["10m", timedelta(minutes=10)], ids=repr)
+async def test_a_delay_counts_from_now(client, delay):
+    job = await client.get(await client.submit("a", not_before=delay))
+    assert abs(job.due_at - job.submitted_at - timedelta(minutes=10)) < timedelta(minutes=5)
+
+
+async def test_many_jobs_get_their_ids_in_the_order_given(client, connection):
+    given = [NewJob("a", {"nr": nr}, group=f"g{nr % 7}", priority=Priority.HIGH) for nr in range(2500)]
+    ids = await client.submit_many(given)
+    rows = await connection.fetch("SELECT id, args ->> 'nr' AS nr, grp, priority::text FROM joex.job ORDER BY seq")
+    assert [row["id"] for row in rows] == ids
+    assert [int(row["nr"]) for row in rows] == list(range(2500))
+    assert all(row["grp"] == f"g{int(row['nr']) % 7}" and row["priority"] == "high" for row in rows)
+
+
+async def test_many_jobs_may_be_mappings_and_none_at_all(client):
+    ids = await client.submit_many([{"task": "a", "group": "acme"}, {"task": "b", "not_before": "1h"}])
+    assert (await client.get(ids[0])).group == "acme"
+    assert (await client.get(ids[1])).due_at is not None
+    assert await client.submit_many([]) == []
+
+
+async def test_of_many_jobs_those_are_skipped_whose_tracker_has_an_unfinished_job(client):
+    await client.submit("a", tracker="one")
+    ids = await client.submit_many(
+        [{"task": "a", "tracker": tracker} for tracker in ("zero", "one", "two", "two", None, None)]
+    )
+    assert [job_id is not None for job_id in ids] == [True, False, True, False, True, True]
+
+
+async def test_of_many_jobs_one_that_is_wrong_keeps_all_from_being_stored(client, connection):
+    good = [{"task": "a"} for _ in range(1500)]
+    with pytest.raises(InvalidJob, match=r"^task: must not be empty$"):
+        await client.submit_many([*good, {"task": ""}])
+    with pytest.raises(InvalidJob, match=r"^args: "):
+        await client.submit_many([*good, {"task": "a", "args": {"x": "\0"}}])
+    assert await count(connection) == 0
+
+
+async def test_a_tracker_is_free_again_when_its_job_is_finished(bench, client):
+    executor = await bench.executor()
+    for state in ("success", "failed", "cancelled"):
+        first = await client.submit("a", tracker="one")
+        assert await client.submit("a", tracker="one") is None
+        job = await bench.take_one(executor)
+        assert await client.submit("a", tracker="one") is None
+        await bench.finish(job, state)
+        assert await bench.state(first) == state
+
+
+async def test_of_many_simultaneous_submissions_with_one_tracker_exactly_one_is_stored(client, connection):
+    for nr in range(5):
+        ids = await asyncio.gather(*(client.submit("a", tracker=f"race-{nr}") for _ in range(20)))
+        assert sum(job_id is not None for job_id in ids) == 1
+    assert await count(connection) == 5
+
+
+async def test_a_submission_waits_for_an_open_transaction_with_its_tracker_and_is_stored_if_that_fails(
+    client, connection, another_connection, waiting_for_a_lock
+):
+    for commits in (True, False):
+        transaction = connection.transaction()
+        await transaction.start()
+        await client.submit("a", tracker=f"t{commits}", connection=connection)
+        second = client.submit("a", tracker=f"t{commits}")
+        async with waiting_for_a_lock(await another_connection(), second) as task:
+            assert not task.done()
+            await (transaction.commit() if commits else transaction.rollback())
+        assert (await task is None) == commits
+
+
+BAD: dict[str, list[Any]] = {
+    "task": ["", "x" * 255, "a\0b", "\ud800", 7, None],
+    "group": ["", "x" * 10_000, "é" * 128, "a\0b", None],
+    "queue": ["", "x" * 255, "a\0b", b"q"],
+    "priority": ["urgent", "", None, 1],
+    "subject": ["x" * 1001, "a\0b", None],
+    "submitter": ["x" * 255, "a\0b"],
+    "tracker": ["", "x" * 255, "a\0b", 5],
+    "retries": [-1, 1_000_001, "many", 1.5],
+    "not_before": ["soon", datetime(2030, 1, 1), 5, timedelta(days=-1)],  # noqa: DTZ001 - that is one of the mistakes
+    "args": [["list"], "text", {"x": "\0"}, {"x": {"\0": 1}}, {"x": object()}, {"x": "\ud800"}, {"x": {1, object()}}],
+}
+
+
+@pytest.mark.postgres(18)
+@pytest.mark.parametrize("field", BAD)
+async def test_a_wrong_submission_is_one_clear_error_that_names_the_field_and_nothing_is_stored(
+    client, connection, field
+):
+    for value in BAD[field]:
+        fields: dict[str, Any] = {"task": "a", field: value}
+        with pytest.raises(InvalidJob) as caught:
+            await client.submit_many([{"task": "a"}, fields])
+        assert str(caught.value).startswith((f"{field}: ", "duration: ")), value
+        assert "\n" not in str(caught.value)
+        if field != "args":
+            with pytest.raises(InvalidJob, match=str(caught.value)[:20]):
+                await client.submit(**fields)
+    assert await count(connection) == 0
+
+
+async def test_a_field_that_does_not_exist_is_refused(client):
+    with pytest.raises(InvalidJob, match="colour"):
+        await client.submit_many([{"task": "a", "colour": "red"}])
+
+
+async def test_not_a_number_and_infinity_travel_as_text_because_json_has_none(client):
+    job = await client.get(await client.submit("a", {"x": float("nan"), "y": float("inf")}))
+    assert job.args == {"x": "NaN", "y": "Infinity"}
+
+
+async def test_a_backslash_and_a_u_are_not_taken_for_a_nul_character(client):
+    args = {"path": "C:\\u0000", "more": "\\\\u0000", "quote": '"\\"'}
+    assert (await client.get(await client.submit("a", args))).args == args
+
+
+async def test_whatever_unicode_and_size_arguments_have_they_come_back_as_they_were(client):
+    args = {"text": "\u2028 \U0001f600 \x01\x7f\n", "long": "x" * 300_000, "big": 10**30}
+    assert (await client.get(await client.submit("a", args))).args == args
+
+
+async def test_names_with_quotes_and_percent_signs_are_just_names(client):
+    name = """'; DROP TABLE joex.job; -- "%s" $1 \\ {}"""
+    job = await client.get(await client.submit(name, {name: name}, group=name, queue=name, tracker=name, subject=name))
+    assert {job.task, job.group, job.queue, job.tracker, job.subject} == {name}
+
+
+# The SQL face, which any language and any trigger can use.
+
+
+async def test_sql_submits_with_named_arguments_and_defaults(connection, client):
+    job_id = await connection.fetchval(
+        "SELECT joex.submit('mail.send', '{\"to\": 1}', grp => 'acme', priority => 'high')"
+    )
+    job = await client.get(job_id)
+    assert (job.task, job.args, job.group, job.queue, job.priority) == (
+        "mail.send",
+        {"to": 1},
+        "acme",
+        "default",
+        "high",
+    )
+
+
+async def test_a_trigger_submits_in_the_transaction_of_its_row(connection):
+    await connection.execute("""
+        CREATE TABLE documents (path text);
+        CREATE FUNCTION ingest() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM joex.submit('documents.ingest', jsonb_build_object('path', NEW.path)); RETURN NEW; END $$;
+        CREATE TRIGGER ingest AFTER INSERT ON documents FOR EACH ROW EXECUTE FUNCTION ingest();
+        INSERT INTO documents VALUES ('a'), ('b');
+    """)
+    rows = await connection.fetch("SELECT args ->> 'path' AS path FROM joex.jobs ORDER BY seq")
+    assert [row["path"] for row in rows] == ["a", "b"]
+
+
+async def test_sql_submits_many_with_defaults_for_what_is_missing(connection):
+    rows = await connection.fetch(
+        "SELECT * FROM joex.submit_many(ARRAY['a', 'b', 'c'], grps => ARRAY['x', NULL], priorities => ARRAY['high'])"
+    )
+    assert all(isinstance(row[0], UUID) for row in rows)
+    stored = await connection.fetch("SELECT task, grp, priority::text FROM joex.job ORDER BY seq")
+    assert [tuple(row) for row in stored] == [("a", "x", "high"), ("b", "default", "low"), ("c", "default", "low")]
+
+
+BAD_IN_SQL = [
+    "''",
+    "NULL",
+    "repeat('x', 255)",
+    "'a', '[]'",
+    "'a', '7'",
+    "'a', 'not json'",
+    "'a', NULL",
+    "'a', grp => ''",
+    "'a', grp => repeat('x', 10000)",
+    "'a', queue => ''",
+    "'a', priority => 'urgent'",
+    "'a', tracker => ''",
+    "'a', retries => -1",
+    "'a', subject => repeat('x', 1001)",
+]
+
+
+async def test_sql_refuses_what_python_refuses_and_stores_nothing(connection):
+    for arguments in BAD_IN_SQL:
+        with pytest.raises((asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)):
+            await connection.fetchval(f"SELECT joex.submit({arguments})")
+    assert await count(connection) == 0
+
+
+async def test_sql_refuses_arrays_that_do_not_fit_together(connection):
+    with pytest.raises(asyncpg.NotNullViolationError):
+        await connection.fetch("SELECT joex.submit_many(ARRAY['a'], grps => ARRAY['x', 'y'])")
+    assert await count(connection) == 0
+
+
+async def test_a_codec_of_the_callers_connection_changes_nothing(connection, client):
+    for name in ("json", "jsonb"):
+        await connection.set_type_codec(name, schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+    await connection.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=UUID)
+    job_id = await client.submit("a", {"x": "1"}, connection=connection)
+    assert (await client.get(job_id, connection=connection)).args == {"x": "1"}
+
+
+async def test_an_id_that_does_not_exist_is_no_job(client):
+    assert await client.get(uuid4()) is None
+    assert await client.log(uuid4()) == []
+
+
+# Waking: NOTIFY only when somebody sleeps, and then for sure.
+
+
+@pytest.fixture
+async def heard(another_connection):
+    """The wake-ups that came so far, each as the list of executors it names; `flush` waits for all that were sent."""
+    listener = await another_connection()
+    messages: list = []
+    flushed = asyncio.Event()
+
+    def hear(_connection, _pid, channel, payload):
+        flushed.set() if channel == "flush" else messages.append(json.loads(payload))
+
+    for channel in ("joex_wake", "flush"):
+        await listener.add_listener(channel, hear)
+
+    async def flush():
+        flushed.clear()
+        await (await another_connection()).execute("NOTIFY flush")
+        await asyncio.wait_for(flushed.wait(), 30)
+        return messages
+
+    return flush
+
+
+async def test_nobody_is_notified_while_nobody_sleeps(bench, heard):
+    await bench.executor()
+    await bench.submit()
+    assert await heard() == []
+
+
+async def test_a_submission_wakes_a_sleeper_of_its_queue_alone(bench, heard):
+    sleeper = await bench.executor("sleeper")
+    other = await bench.executor("other", queues=["other"])
+    await bench.executor("awake")
+    for executor in (sleeper, other):
+        await bench.connection.execute("SELECT joex.fall_asleep($1)", executor)
+    await bench.submit()
+    assert await heard() == [{"queue": "default", "executors": [sleeper]}]
+
+
+async def test_a_job_that_is_not_due_wakes_too_because_a_sleeper_must_learn_when_it_is(bench, heard):
+    sleeper = await bench.executor()
+    await bench.connection.execute("SELECT joex.fall_asleep($1)", sleeper)
+    await bench.submit(not_before=datetime(2100, 1, 1, tzinfo=UTC))
+    assert await heard() == [{"queue": "default", "executors": [sleeper]}]
+
+
+async def test_the_latest_to_fall_asleep_is_woken_and_no_more_than_there_are_jobs(bench, heard, client):
+    sleepers = [await bench.executor(f"e{nr}") for nr in range(6)]
+    for executor in sleepers:
+        await bench.connection.execute("SELECT joex.fall_asleep($1)", executor)
+    await bench.submit()
+    await client.submit_many([NewJob("a")] * 2)
+    await client.submit_many([NewJob("a")] * 100)
+    assert [message["executors"] for message in await heard()] == [
+        sleepers[:-2:-1],
+        sleepers[:-3:-1],
+        sleepers[:-5:-1],
+    ]
+
+
+async def test_a_submission_that_is_rolled_back_wakes_nobody(bench, heard):
+    await bench.connection.execute("SELECT joex.fall_asleep($1)", await bench.executor())
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    await bench.submit()
+    await transaction.rollback()
+    assert await heard() == []
+
+
+async def test_a_transaction_with_an_old_snapshot_notifies_in_any_case(bench, heard):
+    async with bench.connection.transaction(isolation="repeatable_read"):
+        await bench.submit()
+    assert await heard() == [{"queue": "default", "executors": []}]

@@ -1,0 +1,117 @@
+"""The views for people and dashboards, and the numbers that the command line and metrics show."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from joex.store import executors, stats
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def me(bench):
+    """An executor."""
+    return await bench.executor("me")
+
+
+async def test_the_jobs_of_a_queue_are_counted_by_what_they_do(bench, me):
+    await bench.job_in("running", me)
+    await bench.job_in("scheduled", me)
+    await bench.job_in("stuck", me)
+    for state in ("success", "failed", "cancelled"):
+        await bench.job_in(state, me)
+    await bench.submit()
+    await bench.submit("other")
+    await bench.submit(not_before=LATER)
+    [queue] = await stats.queue_stats(bench.connection)
+    counts = (queue.waiting, queue.deferred, queue.scheduled, queue.running, queue.stuck)
+    assert counts == (2, 1, 1, 1, 1)
+    assert (queue.queue, queue.groups) == ("default", 2)
+    assert queue.oldest_runnable_seconds is not None
+    assert queue.oldest_runnable_seconds >= 0
+
+
+async def test_a_queue_without_unfinished_jobs_has_no_row(bench, me):
+    await bench.job_in("success", me)
+    assert await stats.queue_stats(bench.connection) == []
+    assert await stats.group_stats(bench.connection) == []
+
+
+async def test_groups_are_shown_the_largest_first_with_their_settings(bench, me):
+    await bench.job_in("running", me, group="small")
+    for _ in range(3):
+        await bench.submit("large")
+    await bench.submit("elsewhere", queue="mail")
+    await stats.set_group(bench.connection, "small", "default", weight=3, max_running=1)
+    await stats.set_group(bench.connection, "elsewhere", "default", paused=True)  # a setting of another queue
+    large, small, elsewhere = await stats.group_stats(bench.connection)
+    assert (large.group, large.waiting, large.running, large.weight) == ("large", 3, 0, 1)
+    assert (small.group, small.waiting, small.running, small.weight, small.max_running) == ("small", 0, 1, 3, 1)
+    assert (elsewhere.group, elsewhere.queue, elsewhere.paused) == ("elsewhere", "mail", False)
+    assert small.oldest_runnable_seconds is None
+    assert [group.group for group in await stats.group_stats(bench.connection, "mail")] == ["elsewhere"]
+    assert [group.group for group in await stats.group_stats(bench.connection, most=1)] == ["large"]
+
+
+async def test_a_due_retry_counts_as_stuck_and_as_runnable(bench, me):
+    await bench.job_in("stuck", me)
+    [waits] = await stats.queue_stats(bench.connection)
+    assert (waits.stuck, waits.oldest_runnable_seconds) == (1, None)
+    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
+    await bench.connection.execute("SELECT joex.promote('default')")
+    [due] = await stats.queue_stats(bench.connection)
+    assert (due.stuck, due.waiting, due.oldest_runnable_seconds is not None) == (1, 0, True)
+
+
+async def test_the_oldest_job_that_could_run_is_known_by_its_age(bench):
+    await bench.submit()
+    await bench.connection.execute("UPDATE joex.job SET submitted_at = clock_timestamp() - interval '1 hour'")
+    await bench.submit()
+    [queue] = await stats.queue_stats(bench.connection)
+    assert queue.oldest_runnable_seconds is not None
+    assert 3600 <= queue.oldest_runnable_seconds < 7200
+
+
+async def test_an_executor_is_shown_with_what_it_does(bench, another_connection):
+    ids = {name: await bench.executor(name) for name in ("awake", "asleep", "busy", "draining", "left", "dead")}
+    await executors.fall_asleep(bench.connection, ids["asleep"])
+    await bench.job_in("running", ids["busy"])
+    await bench.job_in("scheduled", ids["busy"])
+    await executors.drain(bench.connection, "draining")
+    await executors.leave(bench.connection, ids["left"], 5)
+    await bench.connection.execute("SELECT joex.end_executor($1, 'dead', 5)", ids["dead"])
+    shown = await executors.list_executors(bench.connection, ended=True)
+    assert {found.app_id: found.state for found in shown} == {name: name for name in ids}
+    assert {found.app_id: found.held for found in shown if found.held} == {"busy": 2}
+    living = await executors.list_executors(bench.connection)
+    assert [found.app_id for found in living] == ["asleep", "awake", "busy", "draining"]
+    assert all(found.silent_seconds >= 0 for found in living)
+
+
+async def test_the_view_of_jobs_shows_each_job_with_what_was_submitted(bench):
+    job_id = await bench.submit("acme", "high", args={"x": 1}, subject="s", submitter="web", tracker="t", retries=2)
+    row = await bench.connection.fetchrow("SELECT *, priority::text AS p, state::text AS s FROM joex.jobs")
+    assert (row["id"], row["queue"], row["grp"], row["task"]) == (job_id, "default", "acme", "a")
+    assert (row["subject"], row["submitter"], row["tracker"], row["retries"]) == ("s", "web", "t", 2)
+    assert (row["p"], row["s"], row["args"]) == ("high", "waiting", '{"x": 1}')
+
+
+# A column may be added at the end of a view, never taken away: dashboards build on these.
+COLUMNS = {
+    "jobs": "id queue grp task args subject submitter tracker priority state due_at app_id attempt failures losses "
+    "retries cancel_requested progress progress_message submitted_at scheduled_at started_at finished_at message "
+    "result error seq",
+    "group_stats": "queue grp waiting deferred scheduled running stuck oldest_runnable_seconds weight paused "
+    "max_running",
+    "queue_stats": "queue waiting deferred scheduled running stuck oldest_runnable_seconds groups",
+    "executors": "id app_id state held pool_size queues host pid pod_uid http_address version tasks started_at "
+    "heartbeat_at left_at silent_seconds",
+}
+
+
+async def test_no_column_of_a_view_is_ever_taken_away(connection):
+    for view, columns in COLUMNS.items():
+        prepared = await connection.prepare(f"TABLE joex.{view}")
+        names = [attribute.name for attribute in prepared.get_attributes()]
+        assert names[: len(columns.split())] == columns.split()

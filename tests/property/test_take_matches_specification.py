@@ -1,0 +1,258 @@
+"""joex.take in the database and core/fairness.py choose the same jobs in the same order, whatever the situation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from joex.core.counting import CountingScheme
+from joex.core.fairness import Cursor, Group, take
+from joex.store import runs
+
+QUEUE = "default"
+NEVER = -(2**63)  # the cursor of a queue that nothing was ever taken from
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """A group before the first take: its settings, jobs that another executor holds, and where its counting stands."""
+
+    name: str
+    weight: int
+    paused: bool
+    max_running: int | None
+    held: int
+    turn: int
+
+
+@dataclass(frozen=True)
+class Take:
+    """Take so many jobs."""
+
+    free: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Finish some of the jobs that are held: those at these places of the list of all held ones."""
+
+    which: list[int]
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Submit jobs: (number of the group, lane) each."""
+
+    jobs: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens, one after the other. The cursor is at a group (by number), with so many services given there."""
+
+    groups: list[GroupPlan]
+    cursor: tuple[int, int] | None
+    scheme: CountingScheme
+    steps: list[Any]
+
+
+group_plans = st.builds(
+    GroupPlan,
+    name=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8),
+    weight=st.sampled_from([1, 1, 1, 2, 3, 5, 100]),
+    paused=st.sampled_from([False] * 7 + [True]),
+    max_running=st.sampled_from([None, None, None, 0, 1, 2, 3, 7]),
+    held=st.sampled_from([0, 0, 0, 0, 0, 1, 2, 5]),
+    turn=st.integers(0, 7),
+)
+
+
+@st.composite
+def plans(draw):
+    groups = draw(st.lists(group_plans, min_size=1, max_size=12, unique_by=lambda group: group.name))
+    submits = st.builds(Submit, st.lists(st.tuples(st.integers(0, len(groups) - 1), st.integers(0, 2)), max_size=60))
+    takes = st.builds(Take, st.integers(1, 20))
+    finishes = st.builds(Finish, st.lists(st.integers(0, 200), max_size=20))
+    return Plan(
+        groups,
+        draw(st.none() | st.tuples(st.integers(0, len(groups) - 1), st.integers(0, 6))),
+        draw(st.builds(CountingScheme, st.integers(1, 5), st.integers(1, 3))),
+        [draw(submits), *draw(st.lists(takes | finishes | submits | takes, max_size=6)), draw(takes)],
+    )
+
+
+class Sides:
+    """The database and the specification, side by side."""
+
+    def __init__(self, connection, me: int, other: int) -> None:
+        self.connection = connection
+        self.me = me
+        self.other = other
+        self.held: list[int] = []
+        self.next_seq = 1
+
+    async def prepare(self, plan: Plan) -> None:
+        self.plan = plan
+        names = [group.name for group in plan.groups]
+        places = await self.connection.fetchval(
+            "SELECT array_agg(joex.ring(name) ORDER BY nr) FROM unnest($1::text[]) WITH ORDINALITY g(name, nr)", names
+        )
+        self.groups = [
+            Group(
+                place=place,
+                weight=group.weight,
+                paused=group.paused,
+                max_running=group.max_running,
+                turn=group.turn % plan.scheme.cycle,
+            )
+            for place, group in zip(places, plan.groups, strict=True)
+        ]
+        place, served = (places[plan.cursor[0]], plan.cursor[1]) if plan.cursor else (NEVER >> 8, 0)
+        self.cursor = Cursor(place, served)
+        await self.connection.execute("TRUNCATE joex.job, joex.group_setting, joex.counting")
+        await self.connection.execute(
+            "SELECT setval(cursor, $1, $2) FROM joex.queue", place * 256 + served, plan.cursor is not None
+        )
+        await self.connection.executemany(
+            "INSERT INTO joex.group_setting (queue, grp, weight, paused, max_running) VALUES ($1, $2, $3, $4, $5)",
+            [
+                (QUEUE, g.name, g.weight, g.paused, g.max_running)
+                for g in plan.groups
+                if (g.weight, g.paused, g.max_running) != (1, False, None)
+            ],
+        )
+        await self.connection.executemany(
+            "INSERT INTO joex.counting VALUES ($1, $2, $3)",
+            [(QUEUE, place, g.turn) for place, g in zip(places, plan.groups, strict=True) if g.turn],
+        )
+        await self._insert([(number, None) for number, g in enumerate(plan.groups) for _ in range(g.held)])
+        for group, g in zip(self.groups, plan.groups, strict=True):
+            group.running = g.held
+
+    async def step(self, step: Any) -> None:
+        match step:
+            case Take(free):
+                await self._take(free)
+            case Finish(which):
+                await self._finish({self.held[nr % len(self.held)] for nr in which if self.held})
+            case Submit(jobs):
+                for (number, lane), seq in zip(jobs, await self._insert(jobs), strict=True):
+                    self._lanes(number)[lane].append(seq)
+
+    async def _take(self, free: int) -> None:
+        scheme = self.plan.scheme
+        lanes = {seq: (number, lane) for number in range(len(self.groups))
+                 for lane, jobs in enumerate(self._lanes(number)) for seq in jobs}  # fmt: skip
+        expected, self.cursor = take(self.groups, self.cursor, free, scheme)
+        taken = await runs.take(self.connection, self.me, [QUEUE], free, scheme)
+        assert [lanes[job.seq] + (job.seq,) for job in taken] == [lanes[seq] + (seq,) for seq in expected]
+        self.held += expected
+        await self._compare_state()
+
+    async def _compare_state(self) -> None:
+        last = await self.connection.fetchval("SELECT pg_sequence_last_value(cursor) FROM joex.queue")
+        found = Cursor(last >> 8, last & 255) if last is not None else Cursor(NEVER >> 8, 0)
+        assert found == self.cursor
+        counting = {row["ring"]: row["position"] for row in await self.connection.fetch("TABLE joex.counting")}
+        cycle = self.plan.scheme.cycle
+        assert [counting.get(g.place, 0) % cycle for g in self.groups] == [g.turn % cycle for g in self.groups]
+        held = await self.connection.fetch("SELECT seq FROM joex.job WHERE executor_id IS NOT NULL ORDER BY seq")
+        assert [row["seq"] for row in held] == sorted(self.held)
+
+    async def _finish(self, seqs: set[int]) -> None:
+        rows = await self.connection.fetch(
+            "UPDATE joex.job SET executor_id = NULL, finished_at = now(), state = 'success' WHERE seq = ANY ($1) "
+            "RETURNING ring",
+            list(seqs),
+        )
+        self.held = [seq for seq in self.held if seq not in seqs]
+        for row in rows:
+            next(group for group in self.groups if group.place == row["ring"]).running -= 1
+
+    async def _insert(self, jobs: Sequence[tuple[int, int | None]]) -> list[int]:
+        """Jobs of (number of a group, lane); those without a lane are held by the other executor."""
+        seqs = [self.next_seq + nr for nr in range(len(jobs))]
+        self.next_seq += len(jobs)
+        await self.connection.execute(
+            """
+            INSERT INTO joex.job (seq, task, grp, lane, executor_id, lock_id, state, priority) OVERRIDING SYSTEM VALUE
+            SELECT seq, 'a', grp, lane, CASE WHEN lane IS NULL THEN $4::integer END, gen_random_uuid(),
+                   CASE WHEN lane IS NULL THEN 'running' WHEN lane = 0 THEN 'stuck' ELSE 'waiting' END::joex.job_state,
+                   CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex.job_priority
+            FROM unnest($1::bigint[], $2::text[], $3::smallint[]) AS j(seq, grp, lane)
+            """,
+            seqs,
+            [self.plan.groups[number].name for number, _ in jobs],
+            [lane for _, lane in jobs],
+            self.other,
+        )
+        self.held += [seq for seq, (_, lane) in zip(seqs, jobs, strict=True) if lane is None]
+        return seqs
+
+    def _lanes(self, number: int) -> list[list[int]]:
+        group = self.groups[number]
+        return [group.due, group.high, group.low]
+
+
+@pytest.fixture
+async def sides(connection):
+    """Two executors of the queue: one that takes, and one that holds what others hold."""
+    await connection.execute("SET synchronous_commit = off")
+    ids = [
+        await connection.fetchval(
+            "SELECT id FROM joex.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$2], '{}', 20, NULL, '1h', false, 5)",
+            name,
+            QUEUE,
+        )
+        for name in ("me", "other")
+    ]
+    return connection, *ids
+
+
+# The fixtures may serve all examples: each begins with empty tables.
+one_database = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+def plain_group(name: str, weight: int = 1, held: int = 0) -> GroupPlan:
+    return GroupPlan(name, weight, paused=False, max_running=None, held=held, turn=0)
+
+
+# Two situations that chance meets rarely: a group whose visit is under way is served again in a later pass of the same
+# call, after groups that had too few jobs; and there are more idle groups than free slots.
+VISIT_IN_A_LATER_PASS = Plan(
+    [plain_group("000", weight=2, held=1), plain_group("00", weight=2), plain_group("0")],
+    None,
+    CountingScheme(1, 1),
+    [Submit([(0, 0), (0, 0)]), Take(1), Submit([(1, 0)]), Take(2)],
+)
+MORE_GROUPS_THAN_SLOTS = Plan(
+    [plain_group(f"g{nr}") for nr in range(12)],
+    None,
+    CountingScheme(4, 1),
+    [Submit([(nr % 12, 2) for nr in range(36)]), Take(10), Take(10), Finish(list(range(20))), Take(10)],
+)
+
+
+@settings(max_examples=400, suppress_health_check=one_database)
+@given(plan=plans())
+@example(plan=VISIT_IN_A_LATER_PASS)
+@example(plan=MORE_GROUPS_THAN_SLOTS)
+@pytest.mark.postgres(18)
+async def test_the_database_takes_the_very_jobs_that_the_specification_takes(sides, plan):
+    await play(Sides(*sides), plan)
+
+
+@settings(max_examples=50, suppress_health_check=one_database)
+@given(plan=plans())
+@pytest.mark.postgres(16)
+async def test_the_oldest_supported_server_takes_them_too(sides, plan):
+    await play(Sides(*sides), plan)
+
+
+async def play(pair: Sides, plan: Plan) -> None:
+    await pair.prepare(plan)
+    for step in plan.steps:
+        await pair.step(step)
