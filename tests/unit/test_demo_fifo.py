@@ -70,4 +70,3 @@ def test_percentile_is_the_nearest_rank(values: list[float], percent: float, exp
 
 def test_slots_are_open_for_ever_unless_they_close():
     assert Slot(0).closes == math.inf
-
