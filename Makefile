@@ -53,9 +53,10 @@ FORCE:
 demo: setup ## see joex share its workers fairly, on a PostgreSQL of its own
 	$(BIN)/joex demo $(ARGS)
 
+# The cluster tier tests no more than the test cluster itself, as long as the operator does not run: make test-cluster.
 test: setup ## run every test; each line names the tier, tests/TIER/...
-	@echo "test: tiers $(TIERS)"
-	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 $(ARGS)
+	@echo "test: tiers $(filter-out cluster,$(TIERS))"
+	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 --ignore=tests/cluster $(ARGS)
 
 $(TIERS:%=test-%): test-%: setup
 	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m $* $(ARGS)

@@ -15,6 +15,7 @@ import pytest
 
 from joex import Client
 from joex.store.database import connect, create_pool
+from tests.support.cluster.option import pytest_addoption  # noqa: F401 - pytest looks for it here
 from tests.support.postgres import VERSIONS, TestServer, TestServers
 from tests.support.waiting import eventually
 

@@ -11,7 +11,7 @@ from joex.config import Settings
 from joex.context import Context
 from joex.core.duration import parse_duration
 from joex.core.events import DatabaseTrouble, Emit
-from joex.errors import DatabaseUnavailable
+from joex.errors import JoexError
 from joex.store import executors, jobs
 from joex.store.database import borrowed
 from joex.task import App, Task
@@ -69,5 +69,5 @@ class Chores:
             try:
                 async with borrowed(self._pool) as connection:
                     await executors.submit_chore(connection, RETENTION, self._args, self._queue, _EVERY)
-            except (DatabaseUnavailable, OSError) as error:
+            except (JoexError, OSError) as error:
                 self._emit(DatabaseTrouble("chores", str(error), _EVERY.total_seconds() / 10))

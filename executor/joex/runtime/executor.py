@@ -25,7 +25,7 @@ from joex.core import events
 from joex.core.events import Emit, Event
 from joex.core.job import TakenJob
 from joex.core.lease import Lease
-from joex.errors import DatabaseUnavailable, JoexError, LeaseLost
+from joex.errors import JoexError, LeaseLost
 from joex.runtime.chores import Chores, add_system_tasks
 from joex.runtime.finisher import Finisher
 from joex.runtime.identity import is_certainly_gone, this_process
@@ -128,7 +128,7 @@ class Executor:
         Raises:
             SchemaError, ConfigError, DatabaseUnavailable: at the start, while nothing has been taken.
         """
-        pool = await create_pool(self._url, most=4, pooled=self._pooled, name=f"joex {self.app_id}", keeps_session=True)
+        pool = await create_pool(self._url, most=4, pooled=self._pooled, name=f"joex {self.app_id}", for_services=True)
         # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
         self.task_pool = await create_pool(self._url, most=most, pooled=self._pooled, name=f"joex tasks {self.app_id}")
@@ -169,7 +169,7 @@ class Executor:
             try:
                 async with borrowed(pool) as connection:
                     answer = await executors.register(connection, me, self.settings.most_losses, gone)
-            except (DatabaseUnavailable, OSError) as error:
+            except (JoexError, OSError) as error:
                 self._emit(events.DatabaseTrouble("registration", str(error), _REGISTER_RETRY_IN))
             else:
                 if answer.id is not None:

@@ -16,7 +16,7 @@ from uuid import UUID
 from joex.core.events import DatabaseTrouble, Emit, RunEnded, WorkerConflict
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
-from joex.errors import DatabaseUnavailable, JoexError
+from joex.errors import InvalidJob, JoexError
 from joex.runtime.notes import NoteWriter
 from joex.runtime.text import error_line
 from joex.store import runs
@@ -95,7 +95,7 @@ class Finisher:
             try:
                 await self._write()
                 retry_in = 0.1
-            except (DatabaseUnavailable, OSError) as error:
+            except (JoexError, OSError) as error:
                 # Somebody's lock on a row is such an error too: next time locked rows are left out.
                 self._careful = True
                 self._emit(DatabaseTrouble("finisher", str(error), retry_in))
@@ -142,9 +142,7 @@ class Finisher:
     async def _write_ends(self, connection: Any, ends: list[End]) -> None:
         try:
             answers = await runs.finish_many(connection, [end.row for end in ends], skip_locked=self._careful)
-        except DatabaseUnavailable:
-            raise
-        except JoexError as error:
+        except InvalidJob as error:
             await self._write_refused(connection, ends, error)
             return
         unusual = {id(row): answer for row, answer in answers}

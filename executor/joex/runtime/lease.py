@@ -32,7 +32,7 @@ import uvloop
 
 from joex.core.events import DatabaseTrouble, Event, Rescued, Woken
 from joex.core.lease import Lease
-from joex.errors import DatabaseUnavailable, JoexError
+from joex.errors import JoexError
 from joex.runtime.text import error_trace
 from joex.store import executors
 from joex.store.database import connect
@@ -43,6 +43,7 @@ _GRACE = (
     0.25  # seconds for interrupted runs to end, even where fatal_after has passed already (a process that was stopped)
 )
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it is told that the lease has ended
 EXIT_CODE = 75
 """The exit code where the lease is over and task code can't be stopped (EX_TEMPFAIL: start it again)."""
 
@@ -165,6 +166,11 @@ class LeaseKeeper:
                     await session
                 if not self._stop.is_set():
                     await self._pause(_RECONNECT_IN)
+            if self._is_over:
+                # The executor's loop has been told. It may be blocked by the very task that must not go on.
+                await self._pause(_LOOP_WITHIN)
+                if not self._stop.is_set() and self._executing():
+                    self._exit()
         finally:
             watcher.cancel()
             stopped.cancel()
@@ -175,7 +181,11 @@ class LeaseKeeper:
         try:
             # A heartbeat that is lost in a crash of the server does no harm, so it need not wait for the disk.
             connection = await connect(
-                self._url, pooled=self._pooled, name=f"joex lease {self._executor}", synchronous_commit="off"
+                self._url,
+                pooled=self._pooled,
+                name=f"joex lease {self._executor}",
+                within=self._lease.heartbeat_every,
+                synchronous_commit="off",
             )
             await self._use(connection)
         except (JoexError, OSError) as error:
@@ -203,11 +213,7 @@ class LeaseKeeper:
     async def _beat(self, connection: Any) -> None:
         sent = clock()
         held = self._held()
-        try:
-            async with asyncio.timeout(self._lease.heartbeat_every):
-                answer = await executors.heartbeat(connection, self._executor, held)
-        except TimeoutError:
-            raise DatabaseUnavailable("no answer to a heartbeat") from None
+        answer = await executors.heartbeat(connection, self._executor, held)
         if not answer.alive:
             self._distrust()
             self._tell(self._listener.on_ended)

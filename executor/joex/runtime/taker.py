@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.counting import CountingScheme
 from joex.core.events import DatabaseTrouble, Emit, FellAsleep, Taken
-from joex.errors import DatabaseUnavailable
+from joex.errors import JoexError, LeaseLost
 from joex.runtime.runner import Runner
 from joex.store import executors, runs
 from joex.store.database import borrowed
@@ -69,6 +69,7 @@ class Taker:
         self._is_declared = False  # the database knows that we sleep
         self._horizon: int | None = None  # transactions below it may not have seen that yet
         self._look_in = _FIRST_LOOK
+        self._may_hold_unknown = False  # the answer to a take was lost: the database may have given us jobs
         self.is_stopped = False
 
     def wake(self) -> None:
@@ -96,8 +97,10 @@ class Taker:
             try:
                 sleep = await self._take(self._batch(free))
                 retry_in = 0.05
-            except (DatabaseUnavailable, OSError) as error:
-                self._is_declared = False
+            except LeaseLost:
+                raise
+            except (JoexError, OSError) as error:
+                self._is_declared, self._may_hold_unknown = False, True
                 self._emit(DatabaseTrouble("taker", str(error), retry_in))
                 sleep, retry_in = retry_in, min(retry_in * 2, _LONGEST_RETRY)
             if sleep:
@@ -112,6 +115,9 @@ class Taker:
         """Take once; returns for how long to sleep, 0 for not at all."""
         begin = time.perf_counter()
         async with borrowed(self._pool) as connection:
+            if self._may_hold_unknown:
+                await executors.give_back_unknown(connection, self._executor, list(self._runner.runs))
+                self._may_hold_unknown = False
             jobs = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
             self._emit(Taken(asked, len(jobs), time.perf_counter() - begin))
             for job in jobs:

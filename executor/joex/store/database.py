@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
 
+from joex.errors import DatabaseUnavailable
 from joex.store.errors import translated
 from joex.store.statement import Connection
 
 _PATIENCE = 10.0
 """Seconds to wait for a connection before the database counts as unreachable."""
+_STATEMENT_WITHIN = 5.0
 
 
-async def connect(url: str, *, pooled: bool = False, name: str = "joex", **settings: str) -> asyncpg.Connection[Any]:
+async def connect(
+    url: str, *, pooled: bool = False, name: str = "joex", within: float | None = None, **settings: str
+) -> asyncpg.Connection[Any]:
     """A connection of one's own.
 
     Args:
         url: where to.
         pooled: there is a transaction pooler (such as PgBouncer) in between: prepare nothing on the connection.
         name: shown in pg_stat_activity.
+        within: seconds that a statement may take; None: no limit.
         settings: parameters of the session, such as ``synchronous_commit="off"``.
 
     Raises:
@@ -30,18 +35,19 @@ async def connect(url: str, *, pooled: bool = False, name: str = "joex", **setti
     """
     with translated():
         connection: asyncpg.Connection[Any] = await asyncpg.connect(
-            url, **_options(name, settings, pooled=pooled), timeout=_PATIENCE
+            url, **_options(name, settings, pooled=pooled), timeout=_PATIENCE, command_timeout=within
         )
     return connection
 
 
 async def create_pool(
-    url: str, *, most: int, pooled: bool = False, name: str = "joex", keeps_session: bool = False
+    url: str, *, most: int, pooled: bool = False, name: str = "joex", for_services: bool = False
 ) -> asyncpg.Pool[Any]:
     """A pool of connections, none of which stays while it is idle. Errors as with `connect`.
 
-    ``keeps_session``: nobody changes anything of the session that the next one could mind, so that giving a connection
-    back need not reset it, which would be one more question to the server each time.
+    ``for_services``: for short statements of our own. They have a time limit, so that a link that has gone silent is
+    noticed; and they change nothing of the session that the next one could mind, so that giving a connection back need
+    not reset it, which would be one more question to the server each time.
     """
     with translated():
         pool: asyncpg.Pool[Any] = await asyncpg.create_pool(
@@ -50,7 +56,8 @@ async def create_pool(
             max_size=most,
             max_inactive_connection_lifetime=30.0,
             timeout=_PATIENCE,
-            reset=_no_reset if keeps_session else None,
+            reset=_no_reset if for_services else None,
+            command_timeout=_STATEMENT_WITHIN if for_services else None,
             **_options(name, {}, pooled=pooled),
         )
     return pool
@@ -61,7 +68,12 @@ async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
     """A connection of a pool for the time of a block, with errors translated, those of getting and returning it too."""
     with translated():
         async with pool.acquire() as connection:
-            yield connection
+            try:
+                yield connection
+            except (TimeoutError, DatabaseUnavailable):
+                with suppress(asyncpg.InterfaceError):  # it is gone already
+                    connection.terminate()  # the link may be silent: nothing is to be waited for there
+                raise
 
 
 async def _no_reset(_connection: Connection) -> None:

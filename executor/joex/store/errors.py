@@ -53,7 +53,7 @@ def translated() -> Iterator[None]:
         yield
     except JoexError:
         raise
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         raise translate(error) from error
 
 
@@ -70,8 +70,9 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
         return SchemaError(f"the database has no Joex schema, or an older one: run 'joex migrate' ({text})")
     if isinstance(error, _WRONG_DATA):
         return InvalidJob(_data_error(error, text))
-    # An interface error that is not about data is about a connection that is closed or busy being closed.
-    if isinstance(error, asyncpg.InterfaceError):
+    # An interface error that is not about data is about a connection that is closed or busy being closed; and so is the
+    # confusion of a connection that is lost in the middle of something.
+    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
         return DatabaseUnavailable(f"the connection to the database is closed: {text}")
     return JoexError(f"the database refused a statement: {text}")
 

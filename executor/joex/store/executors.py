@@ -28,6 +28,7 @@ _HEARTBEAT = statement(
 )
 _RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::integer)")
 _END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
+_GIVE_BACK_UNKNOWN = statement("SELECT joex.give_back_unknown($1::integer, $2::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
 _LOOK = statement("SELECT next_due, oldest_xid, next_xid FROM joex.look($1::text[])")
 _SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
@@ -183,6 +184,12 @@ async def leave(connection: Connection, executor: int, most_losses: int) -> int:
     """End this incarnation; returns how many jobs it still held, which are waiting again."""
     with translated():
         return int(await connection.fetchval(_END, executor, "left", most_losses))
+
+
+async def give_back_unknown(connection: Connection, executor: int, known: Sequence[UUID]) -> int:
+    """Give back the jobs that an executor holds without knowing it (``known``: lock ids); returns how many."""
+    with translated():
+        return int(await connection.fetchval(_GIVE_BACK_UNKNOWN, executor, known))
 
 
 async def fall_asleep(connection: Connection, executor: int) -> None:

@@ -50,6 +50,32 @@ BEGIN
     RETURN v_all;
 END $$;
 
+-- Give back what an executor holds without knowing it: the answer to a take has been lost with its connection. p_known are
+-- the lock ids of the runs that it knows of. Waits for a take of this executor that may still be under way. Returns how many.
+CREATE OR REPLACE FUNCTION joex.give_back_unknown(p_id integer, p_known uuid[]) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_queue record;
+    v_all bigint := 0;
+BEGIN
+    PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
+    FOR v_queue IN
+        WITH back AS (
+            UPDATE joex.job j SET
+                executor_id = NULL, lock_id = NULL,
+                state = CASE WHEN j.cancel_requested THEN 'cancelled' ELSE 'waiting' END::joex.job_state,
+                lane = CASE WHEN NOT j.cancel_requested THEN joex.lane(j.priority) END,
+                finished_at = CASE WHEN j.cancel_requested THEN clock_timestamp() END
+            WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL AND j.lock_id <> ALL (p_known)
+            RETURNING j.queue
+        ) SELECT back.queue AS name, count(*) AS jobs FROM back GROUP BY back.queue
+    LOOP
+        v_all := v_all + v_queue.jobs;
+        PERFORM joex.wake(v_queue.name, v_queue.jobs);
+    END LOOP;
+    RETURN v_all;
+END $$;
+
 -- Is the lease of a living incarnation over? Where its lock is free, the caller's transaction holds it afterwards, so that it
 -- can't be taken again in between.
 CREATE OR REPLACE FUNCTION joex.is_dead(e joex.executor) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$

@@ -1,0 +1,440 @@
+"""Cancelling jobs in each state, and how an executor leaves."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+import joex
+from joex.core.events import Draining, Event, FellAsleep, Left, Registered, RunEnded, RunStarted
+from joex.core.job import State
+from tests.support.apps import AnyClient
+from tests.support.processes_inside import LONG, executor_inside
+from tests.support.waiting import EventLog, eventually
+
+
+async def test_a_waiting_job_is_cancelled_at_once_and_never_runs(client: AnyClient, database_url: str) -> None:
+    app = joex.App()
+    ran: list[UUID] = []
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        ran.append(ctx.job_id)
+
+    cancelled, kept = await client.submit("task"), await client.submit("task")
+    assert await client.cancel(cancelled) == "cancelled"
+    async with executor_inside(app, database_url) as inside:
+        await inside.ended(kept)
+    assert (await client.get(cancelled)).state == "cancelled"
+    assert ran == [kept]
+    assert await client.cancel(kept) == "finished"
+
+
+async def test_a_stuck_job_is_cancelled_at_once(client: AnyClient, database_url: str) -> None:
+    app = joex.App()
+
+    @app.task("task", retry_delay="1h")
+    async def task(ctx: joex.Context) -> None:
+        raise ValueError
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+    assert await client.cancel(job_id) == "cancelled"
+    job = await client.get(job_id)
+    assert (job.state, job.due_at) == ("cancelled", None)
+
+
+async def test_a_job_that_is_taken_but_has_not_started_is_cancelled(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    """The executor's loop is blocked by a task, so that the next one can't start."""
+    app = joex.App()
+    go_on = threading.Event()
+
+    @app.task("block")
+    async def block(ctx: joex.Context) -> None:
+        go_on.wait(30)
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        await asyncio.Event().wait()
+
+    def cancel_while_blocked(job_id: UUID) -> str:
+        return asyncio.run(_cancel_when_scheduled(database_url, job_id, go_on))
+
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await inside.log.wait_for(FellAsleep)
+        async with connection.transaction():  # both are taken at once
+            await client.submit("block", priority="high", connection=connection)
+            job_id = await client.submit("task", connection=connection)
+        answer = await asyncio.to_thread(cancel_while_blocked, job_id)
+        await inside.ended(job_id)
+    assert answer == "requested"
+    assert (await client.get(job_id)).state == "cancelled"
+
+
+async def _cancel_when_scheduled(url: str, job_id: UUID, go_on: threading.Event) -> str:
+    client: AnyClient
+    async with joex.Client(url) as client:
+
+        async def is_scheduled() -> bool:
+            return bool((await client.get(job_id)).state == "scheduled")
+
+        try:
+            await eventually(is_scheduled)
+            return str(await client.cancel(job_id))
+        finally:
+            go_on.set()
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
+async def test_a_running_job_is_interrupted_and_its_cancel_handler_called_with_its_arguments(
+    client: AnyClient, database_url: str, *, in_thread: bool
+) -> None:
+    app = joex.App()
+    seen: list[object] = []
+
+    async def run(ctx: joex.Context, path: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("cleaned up")
+
+    def run_in_thread(ctx: joex.Context, path: str) -> None:
+        ctx.wait_cancelled(60)
+        seen.append("cleaned up")
+        ctx.check_cancelled()
+
+    task = app.task("task")(run_in_thread if in_thread else run)
+
+    def handle_in_thread(ctx: joex.Context, path: str) -> None:
+        seen.append((ctx.job_id, path, threading.current_thread() is threading.main_thread()))
+
+    async def handle(ctx: joex.Context, path: str) -> None:
+        await asyncio.sleep(0)  # a cancellation that was still pending would come here
+        seen.append((ctx.job_id, path, threading.current_thread() is threading.main_thread()))
+
+    task.on_cancel(handle_in_thread if in_thread else handle)
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        job_id = await client.submit("task", {"path": "page.png"})
+        await inside.log.wait_for(RunStarted)
+        assert await client.cancel(job_id) == "requested"
+        end = await inside.ended(job_id)
+    assert end.verdict.state is State.CANCELLED
+    job = await client.get(job_id)
+    assert (job.state, job.attempt, job.failures) == ("cancelled", 1, 0)
+    assert seen == ["cleaned up", (job_id, "page.png", not in_thread)]
+
+
+async def test_a_cancel_handler_that_fails_leaves_the_job_cancelled_and_says_so_in_its_log(
+    client: AnyClient, database_url: str
+) -> None:
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        await asyncio.Event().wait()
+
+    @task.on_cancel
+    async def handle(ctx: joex.Context) -> None:
+        raise ValueError("can't clean up")
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        await client.cancel(job_id)
+        await inside.ended(job_id)
+    assert (await client.get(job_id)).state == "cancelled"
+    assert [line.level for line in await client.log(job_id)] == ["error"]
+    assert "on_cancel handler failed" in (await client.log(job_id))[0].message
+
+
+async def test_a_cancelled_run_may_clean_up_undisturbed_however_long_it_takes(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    """The heartbeats of the executor hear of the cancellation again and again; the run hears of it once."""
+    app = joex.App()
+    cleaning, may_end = asyncio.Event(), asyncio.Event()
+    interruptions: list[str] = []
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            interruptions.append("in the task")
+            cleaning.set()
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                interruptions.append("while it cleans up")
+            raise
+
+    async with executor_inside(app, database_url, lease="1.5s") as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        await client.cancel(job_id)
+        await cleaning.wait()
+        await _heartbeats(connection, 3)
+        may_end.set()
+        await inside.ended(job_id)
+    assert interruptions == ["in the task"]
+    assert (await client.get(job_id)).state == "cancelled"
+
+
+async def test_a_task_that_ignores_its_cancellation_ends_cancelled_all_the_same(
+    client: AnyClient, database_url: str
+) -> None:
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "done anyway"
+        return "never"
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        await client.cancel(job_id)
+        await inside.ended(job_id)
+        after = await client.submit("task")
+        await inside.log.wait_for(RunStarted, count=2)  # the slot's next run is not disturbed
+        await client.cancel(after)
+        await inside.ended(after)
+    assert (await client.get(job_id)).state == "cancelled"
+
+
+async def test_a_job_that_is_cancelled_as_it_fails_is_not_tried_again(client: AnyClient, database_url: str) -> None:
+    app = joex.App()
+    runs: list[int] = []
+
+    @app.task("task", retry_delay=0)
+    async def task(ctx: joex.Context) -> None:
+        runs.append(ctx.attempt)
+        await client.cancel(ctx.job_id)
+        raise ValueError
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+        await inside.log.wait_for(FellAsleep, after=len(inside.log.events))
+    assert (await client.get(job_id)).state == "cancelled"
+    assert runs == [1]
+
+
+async def test_a_drain_finishes_what_runs_takes_nothing_more_and_leaves(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    app = joex.App()
+    may_end = asyncio.Event()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> str:
+        await may_end.wait()
+        return "done"
+
+    async with executor_inside(app, database_url, pool_size=2) as inside:
+        running = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        inside.executor.drain()
+        await eventually(lambda: not inside.executor.ready)
+        waiting = await client.submit("task")
+        inside.executor.wake()
+        may_end.set()
+        await inside.work
+    job = await client.get(running)
+    assert (job.state, job.result, job.attempt) == ("success", "done", 1)
+    job = await client.get(waiting)
+    assert (job.state, job.attempt, job.losses) == ("waiting", 0, 0)
+    assert inside.log.of(Draining)[0].runs == 1
+    assert await connection.fetchval("SELECT ending FROM joex.executor WHERE id = $1", inside.executor.id) == "left"
+
+
+async def test_a_stop_interrupts_what_runs_and_gives_it_back_and_this_run_does_not_count(
+    client: AnyClient, database_url: str
+) -> None:
+    app = joex.App()
+    interrupted: list[bool] = []
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            interrupted.append(ctx.cancelled)
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await _is(client, job_id, "running")
+        inside.executor.stop()
+        await inside.work
+    job = await client.get(job_id)
+    assert (job.state, job.attempt, job.failures, job.losses) == ("waiting", 0, 0, 0)
+    assert interrupted == [True]
+    assert inside.log.of(Left)
+
+
+async def test_the_time_limit_of_a_drain_gives_back_what_still_runs(client: AnyClient, database_url: str) -> None:
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        await asyncio.Event().wait()
+
+    async with executor_inside(app, database_url, drain_timeout=0.1) as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        inside.executor.drain()
+        await inside.work
+    job = await client.get(job_id)
+    assert (job.state, job.attempt, job.failures, job.losses) == ("waiting", 0, 0, 0)
+
+
+async def test_what_was_given_back_runs_on_another_executor_without_waiting_for_a_heartbeat(
+    client: AnyClient, database_url: str
+) -> None:
+    app = joex.App()
+    runs: list[int] = []
+    leave = asyncio.Event()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            leave.set()
+            await asyncio.Event().wait()
+
+    async with executor_inside(app, database_url, lease=LONG) as first:
+        job_id = await client.submit("task")
+        await leave.wait()
+        async with executor_inside(app, database_url, lease=LONG) as second:
+            await second.log.wait_for(FellAsleep)
+            first.executor.stop()
+            await first.work
+            await second.ended(job_id)
+    assert (await client.get(job_id)).state == "success"
+
+
+async def test_an_executor_is_drained_through_the_database(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    app = joex.App()
+    async with (
+        executor_inside(app, database_url, app_id="one", lease=LONG) as one,
+        executor_inside(app, database_url, app_id="other", lease=LONG) as other,
+    ):
+        await one.log.wait_for(FellAsleep)  # it listens by now or will hear of it at its first heartbeat
+        asked = await connection.fetch("SELECT joex.drain('one')")
+        await one.work
+        assert [row[0] for row in asked] == ["one"]
+        assert other.executor.ready
+
+
+async def test_a_drain_that_comes_with_the_registration_leaves_in_order(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    """Nothing has been started yet when it is to be stopped."""
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        pass
+
+    ids = await client.submit_many([{"task": "task"}] * 5)
+    for _ in range(5):
+        log = _DrainAtOnce()
+        async with executor_inside(app, database_url, log=log, registered=False) as inside:
+            log.drain = inside.executor.drain
+            await asyncio.wait_for(inside.work, 30)
+    jobs = [await client.get(job_id) for job_id in ids]
+    assert all((job.state, job.attempt, job.losses) in (("waiting", 0, 0), ("success", 1, 0)) for job in jobs)
+    endings = await connection.fetch("SELECT ending, count(*) FROM joex.executor GROUP BY 1")
+    assert [tuple(row) for row in endings] == [("left", 5)]
+
+
+class _DrainAtOnce(EventLog):
+    drain: Callable[[], None]
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if isinstance(event, Registered):
+            self.drain()
+
+
+async def test_the_last_log_lines_of_a_job_are_written_before_its_executor_leaves(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    """The log writer is in the middle of a write when the drain comes."""
+    app = joex.App()
+    may_end = asyncio.Event()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        ctx.log.info("the last line")
+        await may_end.wait()
+
+    async with executor_inside(app, database_url, lease="1.5s") as inside:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE joex.job_log IN SHARE MODE")
+            job_id = await client.submit("task")
+            await eventually(lambda: _is_blocked(client))
+            inside.executor.drain()
+            may_end.set()
+            await _is(client, job_id, "success")
+            # It has had time to do what it does, or has left already.
+            await _heartbeats(connection, 2)
+        await inside.work
+    assert [line.message for line in await client.log(job_id)] == ["the last line"]
+
+
+async def _is_blocked(client: AnyClient) -> Any:
+    async with client.acquire() as connection:
+        return await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation IS NOT NULL)"
+        )
+
+
+async def _is(client: AnyClient, job_id: UUID, state: str) -> None:
+    async def in_state() -> bool:
+        return bool((await client.get(job_id)).state == state)
+
+    await eventually(in_state, why=f"job {job_id} is {state}")
+
+
+async def _heartbeats(connection: asyncpg.Connection, count: int) -> None:
+    """Wait for so many heartbeats of the one executor (its leaving counts for all): the clock of these tests."""
+    seen: set[object] = set()
+
+    async def enough() -> bool:
+        seen.add(await connection.fetchval("SELECT max(heartbeat_at) FROM joex.executor WHERE left_at IS NULL"))
+        return len(seen) > count or None in seen
+
+    await eventually(enough, why=f"{count} heartbeats")
+
+
+async def test_every_run_that_starts_ends(client: AnyClient, database_url: str) -> None:
+    """Submissions, cancellations and a drain at the same time."""
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        await asyncio.sleep(0)
+
+    async with executor_inside(app, database_url, pool_size=10) as inside:
+        ids = await client.submit_many([{"task": "task", "group": f"g{n % 7}"} for n in range(300)])
+        await asyncio.gather(*(client.cancel(job_id) for job_id in ids[::3]))
+        await inside.log.wait_for(RunEnded, count=50)
+        inside.executor.drain()
+        await inside.work
+    jobs = [await client.get(job_id) for job_id in ids]
+    assert {job.state for job in jobs} <= {"success", "cancelled", "waiting"}
+    assert all(job.losses == 0 for job in jobs)
+    assert len(inside.log.of(RunEnded)) >= len(inside.log.of(RunStarted))

@@ -1,0 +1,165 @@
+"""Log lines and progress of jobs; and Joex's own job that deletes old ones."""
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+import joex
+from joex.core.events import LogLinesDropped, RunStarted
+from joex.runtime import chores
+from tests.support.apps import AnyClient
+from tests.support.processes_inside import executor_inside
+from tests.support.waiting import eventually
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
+async def test_what_a_job_logs_is_in_its_log_in_order(client: AnyClient, database_url: str, *, in_thread: bool) -> None:
+    app = joex.App()
+
+    def write(ctx: joex.Context) -> None:
+        ctx.log.debug("starts")
+        for n in range(100):
+            ctx.log.info("line %d", n)
+        ctx.log.warning("100% sure")
+        ctx.log.error("a NUL \0 and a surrogate \ud800 are no trouble")
+
+    async def write_async(ctx: joex.Context) -> None:
+        write(ctx)
+
+    app.task("task")(write if in_thread else write_async)
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+    lines = [(line.level, line.message, line.attempt) for line in await client.log(job_id)]
+    assert lines[0] == ("debug", "starts", 1)
+    assert lines[1:101] == [("info", f"line {n}", 1) for n in range(100)]
+    assert lines[101] == ("warning", "100% sure", 1)
+    assert lines[102][0] == "error"
+    assert lines[102][1].startswith("a NUL ")
+
+
+async def test_progress_is_seen_while_the_job_runs_and_is_complete_in_the_end(
+    client: AnyClient, database_url: str
+) -> None:
+    app = joex.App()
+    go_on = asyncio.Event()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        for percent in range(43):
+            ctx.progress(percent, f"page {percent}")
+        await go_on.wait()
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+
+        async def is_there() -> bool:
+            job = await client.get(job_id)
+            return (job.progress, job.progress_message) == (42, "page 42")
+
+        await eventually(is_there)
+        go_on.set()
+        await inside.ended(job_id)
+    assert (await client.get(job_id)).progress == 100
+
+
+async def test_a_full_log_buffer_drops_and_counts_lines_and_never_makes_the_job_wait(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    """Nothing can be written while the test has the table locked, and yet the job comes to its end."""
+    app = joex.App()
+    written = threading.Event()
+
+    @app.task("task")
+    def task(ctx: joex.Context) -> None:
+        for n in range(1000):
+            ctx.log.info("line %d", n)
+        written.set()
+
+    async with executor_inside(app, database_url, log_buffer_size=50) as inside:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE joex.job_log IN SHARE MODE")
+            job_id = await client.submit("task")
+            await inside.ended(job_id)
+            assert written.is_set()
+        dropped = await inside.log.wait_for(LogLinesDropped)
+    lines = [line.message for line in await client.log(job_id)]
+    assert dropped.reason == "the buffer was full"
+    assert len(lines) + sum(event.lines for event in inside.log.of(LogLinesDropped)) == 1000
+    assert lines[:50] == [f"line {n}" for n in range(50)]
+
+
+async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    app = joex.App()
+    go_on, done = asyncio.Event(), asyncio.Event()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        await go_on.wait()
+        for n in range(100):
+            ctx.progress(n)
+            ctx.log.info("line %d", n)
+            await asyncio.sleep(0)
+        done.set()
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        async with connection.transaction():
+            await connection.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+            go_on.set()
+            await done.wait()
+        await inside.ended(job_id)
+    assert len(await client.log(job_id)) == 100
+    assert (await client.get(job_id)).state == "success"
+
+
+async def test_old_finished_jobs_are_deleted_by_a_job_of_the_system_group_and_younger_ones_kept(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chores, "_EVERY", timedelta(milliseconds=100))
+    app = joex.App()
+
+    @app.task("task", retries=0)
+    async def task(ctx: joex.Context, *, fail: bool = False) -> None:
+        ctx.log.info("a line")
+        if fail:
+            raise ValueError
+
+    names = ("old", "young", "old.failed", "oldest.failed")
+    async with executor_inside(app, database_url, retention="7d", retention_failed="30d") as inside:
+        ids = {name: await client.submit("task", {"fail": "failed" in name}) for name in names}
+        for job_id in ids.values():
+            await inside.ended(job_id)
+        for name, days in (("old", 8), ("young", 6), ("old.failed", 8), ("oldest.failed", 31)):
+            await connection.execute(
+                "UPDATE joex.job SET finished_at = finished_at - make_interval(days => $2) WHERE id = $1",
+                ids[name],
+                days,
+            )
+
+        async def are_deleted() -> bool:
+            kept = [name for name in names if await client.get(ids[name]) is not None]
+            return kept == ["young", "old.failed"]
+
+        await eventually(are_deleted)
+        system = await connection.fetchval("SELECT task FROM joex.job WHERE grp = 'system' LIMIT 1")
+    assert system == "joex.retention"
+    assert await client.log(ids["old"]) == []
+    assert len(await client.log(ids["young"])) == 1
+
+
+async def test_an_app_can_be_run_by_one_executor_after_the_other_with_the_retention_still_at_work(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    app = joex.App()
+    for _ in range(2):
+        async with executor_inside(app, database_url) as inside:
+            job_id = await client.submit("joex.retention", {"keep": 60, "keep_failed": 60}, group="system")
+            await inside.ended(job_id)
+        assert (await client.get(job_id)).state == "success"

@@ -1,0 +1,251 @@
+"""An executor with nothing to do sleeps, and wakes for work.
+
+The lease and the wake-up period are an hour in these tests, so that nothing but what a test is about wakes it.
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import pytest
+
+import joex
+from joex.core.events import FellAsleep, RunEnded, RunStarted, Taken, Woken
+from tests.support.apps import AnyClient
+from tests.support.postgres import TestServer
+from tests.support.processes_inside import LONG, executor_inside
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def app() -> joex.App:
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        pass
+
+    @app.task("fail.once", retries=1, retry_delay="200ms")
+    async def fail_once(ctx: joex.Context) -> None:
+        if ctx.attempt == 1:
+            raise ValueError
+
+    return app
+
+
+async def test_a_submission_wakes_a_sleeping_executor(app: joex.App, client: AnyClient, database_url: str) -> None:
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await inside.log.wait_for(FellAsleep)
+        seen = len(inside.log.events)
+        job_id = await client.submit("task")
+        woken = await inside.log.wait_for(Woken, after=seen)
+        await inside.ended(job_id)
+    assert woken.queue == "default"
+
+
+async def test_a_submission_in_plain_sql_wakes_a_sleeping_executor(
+    app: joex.App, connection: asyncpg.Connection, database_url: str
+) -> None:
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await inside.log.wait_for(FellAsleep)
+        job_id = await connection.fetchval("SELECT joex.submit('task', grp => 'acme')")
+        await inside.ended(job_id)
+
+
+async def test_a_transaction_that_submitted_before_the_executor_slept_and_commits_afterwards_is_not_missed(
+    app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> None:
+    """It saw nobody asleep, so it notified nobody. Nothing but the executor's own looks can find the job."""
+    transaction = connection.transaction()
+    await transaction.start()
+    job_id = await client.submit("task", connection=connection)
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await eventually(lambda: _someone_sleeps(client))
+        # It has looked again after it had said that it sleeps, and could not see the job.
+        await inside.log.wait_for(Taken, count=len(inside.log.of(Taken)) + 1)
+        await transaction.commit()
+        await inside.ended(job_id)
+        assert not inside.log.of(Woken)
+
+
+async def test_an_executor_sleeps_for_good_once_all_older_transactions_have_ended(
+    app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> None:
+    """It looks ever more seldom while one is open, and not any more afterwards."""
+    transaction = connection.transaction()
+    await transaction.start()
+    await client.submit("task", connection=connection)
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await inside.log.wait_for(Taken, count=5)
+        assert not inside.log.of(FellAsleep)
+        await transaction.rollback()
+        await inside.log.wait_for(FellAsleep)
+        assert not inside.log.of(RunStarted)
+
+
+async def test_a_submission_under_an_old_snapshot_wakes_a_sleeping_executor(
+    app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> None:
+    """A repeatable-read transaction that began before the executor fell asleep can't see that it sleeps."""
+    transaction = connection.transaction(isolation="repeatable_read")
+    await transaction.start()
+    await connection.fetchval("SELECT count(*) FROM joex.executor")  # takes the snapshot, but no transaction id
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await inside.log.wait_for(FellAsleep)
+        job_id = await client.submit("task", connection=connection)
+        await transaction.commit()
+        await inside.ended(job_id)
+
+
+async def test_a_retry_that_falls_due_wakes_its_executor(app: joex.App, client: AnyClient, database_url: str) -> None:
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        job_id = await client.submit("fail.once")
+        await inside.log.wait_for(RunEnded, count=2)
+    job = await client.get(job_id)
+    assert (job.state, job.attempt) == ("success", 2)
+
+
+async def test_a_job_with_a_not_before_time_runs_then_and_not_sooner(
+    app: joex.App, client: AnyClient, database_url: str
+) -> None:
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await inside.log.wait_for(FellAsleep)
+        now = datetime.now(UTC)
+        later = await client.submit("task", not_before=now + timedelta(seconds=0.4))
+        soon = await client.submit("task", not_before=now + timedelta(seconds=0.2))
+        await inside.ended(later)
+    first, second = await client.get(soon), await client.get(later)
+    assert now + timedelta(seconds=0.2) <= first.scheduled_at < second.scheduled_at
+    assert now + timedelta(seconds=0.4) <= second.scheduled_at
+
+
+async def test_a_job_that_is_retried_by_hand_wakes_a_sleeping_executor(
+    app: joex.App, client: AnyClient, database_url: str
+) -> None:
+    @app.task("fail", retries=0)
+    async def fail(ctx: joex.Context) -> None:
+        raise ValueError
+
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        job_id = await client.submit("fail")
+        await inside.ended(job_id)
+        seen = len(inside.log.events)
+        await inside.log.wait_for(FellAsleep, after=seen)
+        assert await client.retry(job_id)
+        await inside.ended(job_id, after=seen)
+
+
+async def test_a_group_that_is_resumed_wakes_a_sleeping_executor(
+    app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> None:
+    await connection.execute("SELECT joex.set_group('acme', paused => true)")
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        paused = await client.submit("task", group="acme")
+        other = await client.submit("task", group="other")
+        await inside.ended(other)
+        await inside.log.wait_for(FellAsleep, after=len(inside.log.events))
+        assert (await client.get(paused)).state == "waiting"
+        await connection.execute("SELECT joex.set_group('acme', paused => false)")
+        await inside.ended(paused)
+
+
+async def test_one_submission_with_many_jobs_wakes_as_many_executors_as_it_needs(
+    app: joex.App, client: AnyClient, database_url: str
+) -> None:
+    together = asyncio.Barrier(3)
+
+    @app.task("together")
+    async def meet(ctx: joex.Context) -> None:
+        await together.wait()
+
+    async with (
+        executor_inside(app, database_url, lease=LONG, pool_size=1) as one,
+        executor_inside(app, database_url, lease=LONG, pool_size=1) as two,
+        executor_inside(app, database_url, lease=LONG, pool_size=1) as three,
+    ):
+        for inside in (one, two, three):
+            await inside.log.wait_for(FellAsleep)
+        await client.submit_many([{"task": "together"}] * 3)
+        for inside in (one, two, three):
+            await inside.log.wait_for(RunEnded)
+
+
+async def test_an_executor_that_polls_finds_work_without_notifications(
+    app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> None:
+    async with executor_inside(app, database_url, lease=LONG, poll_interval="50ms") as inside:
+        await inside.log.wait_for(FellAsleep)
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+        failing = await client.submit("fail.once")
+        await inside.log.wait_for(RunEnded, lambda event: event.job.id == failing, count=2)
+        held = await connection.fetchval(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1785685001"
+        )
+        listening = await connection.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+        assert not inside.log.of(Woken)
+    assert (held, listening) == (0, 0)
+
+
+async def test_an_executor_that_polls_lives_on_connections_that_change_under_it(
+    app: joex.App, client: AnyClient, postgres: TestServer, database_name: str
+) -> None:
+    """As behind a pooler in transaction mode: what a session knows is gone at any time."""
+    async with Proxy(postgres.port) as proxy:
+        url = postgres.tcp_url(database_name, port=proxy.port)
+        async with executor_inside(app, url, lease="6s", poll_interval="50ms") as inside:
+            for _ in range(10):
+                job_id = await client.submit("task")
+                await inside.ended(job_id)
+                assert (await client.get(job_id)).state == "success"
+                await proxy.cut()
+
+
+async def test_none_of_several_queues_starves_the_others(app: joex.App, client: AnyClient, database_url: str) -> None:
+    """The queue of one job is served although the queue before it always has work."""
+    await client.submit_many([{"task": "task", "queue": "busy"} for _ in range(300)])
+    ids = await client.submit_many([{"task": "task", "queue": queue} for queue in ("second", "third")])
+    async with executor_inside(app, database_url, pool_size=1, queues=["busy", "second", "third"]) as inside:
+        for job_id in ids:
+            await inside.ended(job_id)
+        before = len(inside.log.of(RunEnded))
+    assert before <= 10, f"the others came only after {before} runs"
+
+
+async def test_an_executor_does_not_touch_the_queues_that_it_does_not_serve(
+    app: joex.App, client: AnyClient, database_url: str
+) -> None:
+    other = await client.submit("task", queue="other")
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        mine = await client.submit("task")
+        await inside.ended(mine)
+        await inside.log.wait_for(FellAsleep)
+    assert (await client.get(other)).state == "waiting"
+
+
+async def test_no_more_jobs_run_at_a_time_than_there_are_slots(client: AnyClient, database_url: str) -> None:
+    app = joex.App()
+    running, most = 0, 0
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+
+    ids = await client.submit_many([{"task": "task", "group": f"g{n % 5}"} for n in range(200)])
+    async with executor_inside(app, database_url, pool_size=7) as inside:
+        for job_id in ids:
+            await inside.ended(job_id)
+            assert len(inside.executor.running()) <= 7
+    assert most == 7
+
+
+async def _someone_sleeps(client: AnyClient) -> bool:
+    async with client.acquire() as connection:
+        return bool(
+            await connection.fetchval("SELECT EXISTS (SELECT FROM joex.executor WHERE asleep_since IS NOT NULL)")
+        )

@@ -1,0 +1,136 @@
+"""The cluster that the tests of this folder share, and what each gets of it.
+
+A test gets a namespace of its own and may do there what it likes. One that breaks nodes adds a node for that; one that
+stops the API server starts it again.
+"""
+
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster.api import Api
+from tests.support.cluster.helm import Helm
+from tests.support.cluster.local import LocalCluster
+from tests.support.cluster.namespaces import Namespaces
+from tests.support.cluster.nodes import LocalNode
+from tests.support.cluster.objects import is_ready
+from tests.support.cluster.option import VARIABLE
+from tests.support.cluster.providers import Cluster, Unavailable, make
+
+_HERE = Path(__file__).parent
+_WANTED = """
+Wanted: Docker with kind; or Go and its module proxy; or a cluster that you name, --cluster=context:NAME."""
+_NOT_RUN = pytest.StashKey[str]()
+_FAILED = pytest.StashKey[bool]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Building the programs takes minutes where they are not there yet: the first test is not timed meanwhile."""
+    for item in session.items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.timeout(func_only=True))
+            break
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say it at the end where these tests did not run."""
+    if reason := config.stash.get(_NOT_RUN, ""):
+        terminalreporter.section("the tier cluster was NOT run", red=True, bold=True)
+        terminalreporter.line(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    """Remember whether a test failed, for what its namespace tells then."""
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The cluster of this session, see `tests.support.cluster`. Without one, its tests fail, or are skipped loudly."""
+    config = request.config
+    choice = config.getoption("--cluster", None) or os.environ.get(VARIABLE) or "auto"
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    capture = config.pluginmanager.getplugin("capturemanager")
+
+    def report(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            terminal.write_line(f"cluster: {line}")
+
+    made, why_not = None, ""
+    try:
+        made = make(choice, report)
+    except Unavailable as error:
+        why_not = f"no Kubernetes cluster ({choice}): {error}{_WANTED if choice == 'auto' else ''}"
+    if made is None:
+        if _is_wanted(config, choice):
+            pytest.fail(why_not, pytrace=False)
+        config.stash[_NOT_RUN] = why_not
+        pytest.skip(why_not)
+    yield made
+    made.close()
+
+
+def _is_wanted(config: pytest.Config, choice: str) -> bool:
+    """Whether somebody counts on these tests: by their name, by naming a cluster, or in continuous integration."""
+    by_marker = re.search(r"(?<!not )\bcluster\b", config.option.markexpr or "")
+    by_path = any("tests/cluster" in argument for argument in config.invocation_params.args)
+    return bool(choice != "auto" or os.environ.get("CI") or by_marker or by_path)
+
+
+@pytest.fixture
+def local_cluster(cluster: Cluster) -> LocalCluster:
+    """The controls of a cluster of processes; other clusters can't play what its tests play."""
+    if cluster.local is None:
+        pytest.skip(f"the cluster is of the kind {cluster.provider}; this needs one of processes: --cluster=local")
+    return cluster.local
+
+
+@pytest.fixture
+async def api(cluster: Cluster) -> AsyncIterator[Api]:
+    """A client, as the cluster's administrator."""
+    async with cluster.api() as api:
+        yield api
+
+
+@pytest.fixture
+def helm(cluster: Cluster) -> Iterator[Helm]:
+    """Runs helm: ``await helm("install", "name", chart, namespace=namespace)``."""
+    helm = Helm(cluster.helm, cluster.kubeconfig)
+    yield helm
+    helm.close()
+
+
+@pytest.fixture
+async def namespaces(request: pytest.FixtureRequest, cluster: Cluster, api: Api) -> AsyncIterator[Namespaces]:
+    """Makes namespaces for a test, with labels if wanted: ``await namespaces.make({...})``."""
+    namespaces = Namespaces(cluster, api)
+    yield namespaces
+    if cluster.local is not None:
+        cluster.local.repair()
+    if request.node.stash.get(_FAILED, False):
+        print(await namespaces.tell())
+    await namespaces.delete()
+
+
+@pytest.fixture
+async def namespace(namespaces: Namespaces) -> str:
+    """The name of a namespace of the test's own."""
+    return await namespaces.make()
+
+
+@pytest.fixture
+async def own_node(local_cluster: LocalCluster, api: Api) -> AsyncIterator[LocalNode]:
+    """A node of the test's own, to be broken. Pods come to it by its `pod_selector`."""
+    name = f"node-{secrets.token_hex(4)}"
+    node = local_cluster.add_node(name)
+    await api.until("nodes", name, is_ready)
+    yield node
+    local_cluster.drop_node(name)
+    await api.delete("nodes", name)

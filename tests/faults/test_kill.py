@@ -1,0 +1,190 @@
+"""An executor is killed (kill -9) in each phase of a job: nothing is lost, nothing is committed twice."""
+
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from tests.support.apps import AnyClient, Effects
+from tests.support.processes import ExecutorProcesses
+from tests.support.waiting import eventually
+
+
+async def _state(client: AnyClient, job_id: UUID, state: str) -> Any:
+    async def found() -> Any:
+        job = await client.get(job_id)
+        return job if job.state == state else None
+
+    return await eventually(found, why=f"job {job_id} is {state}")
+
+
+@pytest.mark.parametrize("task", ["hold", "hold.thread"])
+async def test_a_job_that_ran_in_a_killed_executor_runs_again_in_another_one(
+    task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    first, second = await executors.start_all("first", "second", pool_size=1)
+    job_id = await client.submit(task, {"flag": "go"})
+    run = await effects.begun(job_id)
+    victim, other = (first, second) if run["pid"] == first.pid else (second, first)
+    await victim.kill()
+    await effects.begun(job_id, pid=other.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    job = await client.get(job_id)
+    # The killed run was marked as running, so it counts as an attempt, but not as a failure.
+    assert (job.losses, job.failures, job.app_id) == (1, 0, other.app_id)
+    assert job.attempt in (1, 2)
+    assert await effects.overlapping() == []
+
+
+async def test_a_job_that_was_taken_but_had_not_started_is_not_lost(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """The executor's loop is blocked by another job, so that what it has taken can't start."""
+    executor = await executors.start("one", pool_size=2)
+    async with connection.transaction():  # both are taken at once
+        blocking = await client.submit("hold.loop", {"flag": "go"}, priority="high", connection=connection)
+        job_id = await client.submit("effect", connection=connection)
+    await effects.begun(blocking)
+    job = await _state(client, job_id, "scheduled")
+    assert (job.app_id, job.attempt) == ("one", 0)
+    await executor.kill()
+    await effects.flag("go")
+    await executors.start("another", pool_size=2)
+    assert await effects.all_finished([blocking, job_id]) == {"success": 2}
+    assert len(await effects.of(job_id)) == 1
+    assert await effects.overlapping() == []
+
+
+async def test_a_job_whose_end_could_not_be_written_before_the_kill_runs_again(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """Its code has come to its end; the write of this is blocked by a lock on its row, which the rescuer meets too."""
+    executor = await executors.start("one")
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id)
+    await _state(client, job_id, "running")
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+        await effects.flag("go")
+        await eventually(lambda: _ended(effects, job_id))
+        await eventually(lambda: _waits_for_lock(client), why="the finish waits for the row")
+        await executor.kill()
+        # Its session goes on waiting until its time is over: could it write the end before that, all would be well.
+        await eventually(lambda: _no_session_of(client, "joex one"))
+        await executors.start("one")
+        # The dead executor is replaced although the row of its job can't be touched.
+        assert (await client.get(job_id)).state == "running"
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert (await client.get(job_id)).losses == 1
+    assert len(await effects.of(job_id)) == 2
+    assert await effects.overlapping() == []
+
+
+@pytest.mark.parametrize("task", ["transaction", "transaction.thread"])
+async def test_a_kill_before_the_commit_undoes_the_jobs_own_writes_and_they_are_made_once(
+    task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    executor = await executors.start("one")
+    job_id = await client.submit(task, {"flag": "go"})
+    await effects.begun(job_id)
+    await executor.kill()
+    assert await effects.committed() == {}
+    await effects.flag("go")
+    await executors.start("one")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await effects.committed() == {job_id: 1}
+
+
+async def test_a_restart_in_place_reclaims_at_once(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """The lease is an hour: only that its process is gone tells the successor that the executor is."""
+    executor = await executors.start("one", lease="1h")
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id)
+    await executor.kill()
+    again = await executors.start("one", lease="1h")
+    await effects.begun(job_id, pid=again.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await effects.overlapping() == []
+
+
+async def test_a_restart_in_the_same_pod_reclaims_at_once(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """In another container of the same pod the process can't be looked up, but the pod's uid says it."""
+    executor = await executors.start("one", lease="1h", pod_uid="4711")
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id)
+    await executor.kill()
+    await connection.execute("UPDATE joex.executor SET boot_id = 'another host'")
+    again = await executors.start("one", lease="1h", pod_uid="4711")
+    await effects.begun(job_id, pid=again.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+
+
+async def test_a_successor_on_another_host_waits_for_the_end_of_the_lease(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    executor = await executors.start("one")
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id)
+    await executor.kill()
+    await connection.execute("UPDATE joex.executor SET boot_id = 'another host'")
+    killed_at = await connection.fetchval("SELECT max(heartbeat_at) FROM joex.executor")
+    again = await executors.start("one")
+    assert await connection.fetchval(
+        "SELECT started_at - $1 >= lease FROM joex.executor WHERE left_at IS NULL", killed_at
+    )
+    await effects.begun(job_id, pid=again.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await effects.overlapping() == []
+
+
+async def test_a_poison_job_that_kills_its_executors_fails_with_a_line_that_says_so(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    poison = await client.submit("kill")
+    for losses in (1, 2, 3):
+        executor = executors.launch("one", most_losses=2)
+        assert await executor.exited() == -9
+        assert len(await effects.of(poison)) == losses
+    last = await executors.start("one", most_losses=2)
+    after = await client.submit("quick")
+    assert await effects.all_finished([poison, after]) == {"failed": 1, "success": 1}
+    job = await client.get(poison)
+    assert job.losses == 3
+    assert job.error == "lost 3 times: its executor died each time it held this job"
+    assert last.is_alive
+
+
+async def test_a_job_that_calls_sys_exit_ends_only_itself(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    executor = await executors.start("one", retries=0)
+    ids = [await client.submit(task) for task in ("exit", "exit.thread", "quick")]
+    assert await effects.all_finished(ids) == {"failed": 2, "success": 1}
+    assert executor.is_alive
+
+
+async def _ended(effects: Effects, job_id: UUID) -> bool:
+    return all(run["ended"] for run in await effects.of(job_id))
+
+
+async def _waits_for_lock(client: AnyClient) -> Any:
+    async with client.acquire() as connection:
+        return await connection.fetchval("""
+            SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%finish_many%')
+        """)
+
+
+async def _no_session_of(client: AnyClient, name: str) -> Any:
+    async with client.acquire() as connection:
+        return await connection.fetchval(
+            "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1)", name
+        )

@@ -1,0 +1,193 @@
+"""What keeps the lease of an executor and what ends it, and that nobody runs a job whose lease is over."""
+
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from joex.runtime.lease import EXIT_CODE
+from tests.support.apps import AnyClient, Effects
+from tests.support.processes import ExecutorProcess, ExecutorProcesses
+from tests.support.waiting import eventually
+
+
+async def test_a_job_that_takes_longer_than_several_leases_stays_with_its_executor(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    await executors.start_all("first", "second")
+    ids = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread")]
+    for job_id in ids:
+        await effects.begun(job_id)
+        await _runs_for(client, job_id, leases=3)
+    await effects.flag("go")
+    assert await effects.all_finished(ids) == {"success": 2}
+    for job_id in ids:
+        assert len(await effects.of(job_id)) == 1
+        assert (await client.get(job_id)).losses == 0
+
+
+async def test_a_task_that_blocks_the_loop_for_longer_than_the_lease_does_not_end_it(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """Two such executors: each would take the other's job if it thought that it was dead."""
+    first, second = await executors.start_all("first", "second", pool_size=1)
+    ids = await client.submit_many([{"task": "hold.loop", "args": {"flag": "go"}}] * 2)
+    for job_id in ids:
+        await effects.begun(job_id)
+        await _runs_for(client, job_id, leases=3)
+    await effects.flag("go")
+    assert await effects.all_finished(ids) == {"success": 2}
+    assert [len(await effects.of(job_id)) for job_id in ids] == [1, 1]
+    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+    assert first.is_alive
+    assert second.is_alive
+
+
+async def test_a_paused_executor_loses_its_jobs_and_does_not_finish_them_when_it_goes_on(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """Its session is still there, so others wait for several leases before they take its jobs."""
+    victim = await executors.start("victim", lease=1)
+    job_id = await client.submit("transaction", {"flag": "go"})
+    await effects.begun(job_id, pid=victim.pid)
+    victim.pause()
+    other = await executors.start("other")
+    await effects.begun(job_id, pid=other.pid)
+    victim.resume()
+    # It finds that it is not believed alive any more, rolls back, and starts over.
+    await eventually(lambda: _is_another(effects, victim))
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await effects.committed() == {job_id: 1}
+    assert (await client.get(job_id)).app_id == "other"
+    assert victim.is_alive
+    after = await client.submit("hold", {"flag": "after"})
+    await effects.begun(after)
+
+
+async def test_an_executor_that_was_paused_before_its_commit_can_not_commit_when_it_goes_on(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """All has been done in its transaction but the end when it is paused; meanwhile another one did it all."""
+    victim = await executors.start("victim")
+    job_id = await client.submit("transaction.thread", {"flag": "go"})
+    await effects.begun(job_id, pid=victim.pid)
+    victim.pause()
+    await _ends_its_lease(connection, victim)
+    other = await executors.start("other")
+    await effects.begun(job_id, pid=other.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    victim.resume()
+    # Its code runs in a thread, and goes on until joex.finish answers worker_conflict, or the process ends.
+    await eventually(lambda: _is_over(effects, job_id, victim))
+    assert await effects.committed() == {job_id: 1}
+    job = await client.get(job_id)
+    assert (job.state, job.app_id) == ("success", "other")
+
+
+@pytest.mark.parametrize("task", ["hold.thread", "hold.stubborn", "hold.loop"])
+async def test_an_executor_that_was_declared_dead_exits_where_a_task_can_not_be_interrupted(
+    task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """It hears of it in the answer to its next heartbeat. Its loop may be blocked by the very task."""
+    victim = await executors.start("victim", pool_size=1)
+    job_id = await client.submit(task, {"flag": "go"})
+    await effects.begun(job_id, pid=victim.pid)
+    await connection.execute("SELECT joex.end_executor(id, 'dead', 5) FROM joex.executor WHERE pid = $1", victim.pid)
+    assert await victim.exited() == EXIT_CODE
+    assert "does not react" in victim.log or "did not react" in victim.log
+    await effects.flag("go")
+    await executors.start("other")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert (await client.get(job_id)).app_id == "other"
+
+
+async def test_a_paused_executor_exits_as_it_goes_on_where_a_task_can_not_be_interrupted(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    victim = await executors.start("victim")
+    job_id = await client.submit("hold.thread", {"flag": "go"})
+    await effects.begun(job_id, pid=victim.pid)
+    victim.pause()
+    await _ends_its_lease(connection, victim)
+    other = await executors.start("other")
+    await effects.begun(job_id, pid=other.pid)
+    victim.resume()
+    assert await victim.exited() == EXIT_CODE
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert (await client.get(job_id)).app_id == "other"
+
+
+async def test_code_in_a_thread_that_looks_whether_it_should_end_saves_its_executor(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    victim = await executors.start("victim")
+    job_id = await client.submit("hold.thread.polite", {"flag": "go"})
+    await effects.begun(job_id, pid=victim.pid)
+    victim.pause()
+    await _ends_its_lease(connection, victim)
+    other = await executors.start("other")
+    await effects.begun(job_id, pid=other.pid)
+    victim.resume()
+    await eventually(lambda: _is_another(effects, victim))
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert victim.is_alive
+    assert (await client.get(job_id)).app_id == "other"
+
+
+async def test_a_pause_shorter_than_the_lease_costs_nothing(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    executor = await executors.start("one", lease="30s")
+    await executors.start("other", lease="30s")
+    ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
+    for job_id in ids:
+        await effects.begun(job_id)
+    for _ in range(20):
+        executor.pause()
+        await connection.execute("SELECT 1")
+        executor.resume()
+    await effects.flag("go")
+    assert await effects.all_finished(ids) == {"success": 4}
+    assert await connection.fetchval("SELECT count(*) FROM effects") == 4
+    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+
+
+async def _runs_for(client: AnyClient, job_id: UUID, leases: int) -> None:
+    """Wait until a job has been running for so many leases of its executor."""
+
+    async def long_enough() -> Any:
+        async with client.acquire() as connection:
+            return await connection.fetchval(
+                """
+                SELECT clock_timestamp() - j.scheduled_at > e.lease * $2
+                FROM joex.job j JOIN joex.executor e ON e.id = j.executor_id WHERE j.id = $1
+                """,
+                job_id,
+                leases,
+            )
+
+    await eventually(long_enough, why=f"job {job_id} runs for {leases} leases")
+
+
+async def _ends_its_lease(connection: asyncpg.Connection, victim: ExecutorProcess) -> None:
+    """The session of a paused executor ends, as where its host is lost: others need not wait for several leases."""
+    await connection.fetch(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joex lease ' || $1",
+        str(await connection.fetchval("SELECT id FROM joex.executor WHERE pid = $1", victim.pid)),
+    )
+
+
+async def _is_another(effects: Effects, process: ExecutorProcess) -> bool:
+    """Whether a process has registered as a new incarnation."""
+    return bool(await effects.executor_of(process.pid))
+
+
+async def _is_over(effects: Effects, job_id: UUID, process: ExecutorProcess) -> bool:
+    if not process.is_alive:
+        await effects.end_of(process.pid)
+    return all(run["ended"] for run in await effects.of(job_id) if run["pid"] == process.pid)

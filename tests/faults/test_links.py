@@ -1,0 +1,186 @@
+"""The network between an executor and the server: cut, silent, or losing an answer at the worst moment."""
+
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+import pytest
+
+from joex.runtime.lease import EXIT_CODE
+from tests.support.apps import AnyClient, Effects
+from tests.support.processes import ExecutorProcess, ExecutorProcesses
+from tests.support.proxy import At, Proxy
+from tests.support.waiting import eventually
+
+_LEASE = 2
+_STATEMENTS = (
+    "joex.take(",
+    "joex.start_many(",
+    "joex.finish_many(",
+    "joex.finish(",
+    "COMMIT",
+    "joex.note_many(",
+    "joex.look(",
+    "joex.heartbeat(",
+    "joex.rescue(",
+    "pg_try_advisory_lock(",
+    "LISTEN",
+)
+
+_SILENT_AT = (
+    "joex.take(",
+    "joex.note_many(",
+    "joex.finish_many(",
+    "joex.heartbeat(",
+    "joex.rescue(",
+    "pg_try_advisory_lock(",
+    "LISTEN",
+)
+"""The statements of the executor's own services, and not those of tasks, which may take as long as they like."""
+
+
+@pytest.mark.parametrize("at", [At.CUT, At.CUT_ANSWER])
+async def test_a_link_that_breaks_at_a_statement_loses_no_job_and_stops_no_executor(
+    at: At, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    """At each statement of an executor in turn: as it arrives, or as its answer comes back."""
+    executor = await executors.start("one", url=proxy.url, pool_size=4, lease=3)
+    for number, statement in enumerate(_STATEMENTS):
+        await proxy.cut()  # so that all statements are prepared anew
+        trap = proxy.trap(statement, at)
+        flag = f"flag {number}"
+        held = await client.submit("hold", {"flag": flag})
+        ids = await client.submit_many([{"task": task} for task in ("transaction", "transaction", "log")])
+        await eventually(trap.sprung.is_set, why=f"the executor says {statement}")
+        await effects.begun(held)
+        await effects.flag(flag)
+        assert await effects.all_finished([held, *ids], why=statement) == {"success": 4}, statement
+        assert executor.is_alive, statement
+    committed = await effects.committed()
+    assert set(committed.values()) == {1}
+    assert len(committed) == 2 * len(_STATEMENTS)
+    assert await effects.overlapping() == []
+
+
+async def test_links_that_go_silent_at_a_statement_lose_no_job_and_stop_no_executor(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    """One link for each statement. Nobody tells either side, and other links work all the time."""
+    executor = await executors.start("one", url=proxy.url, pool_size=4, lease=3)
+    await proxy.cut()
+    traps = [
+        proxy.trap(statement, (At.FREEZE_ANSWER, At.FREEZE)[number % 2]) for number, statement in enumerate(_SILENT_AT)
+    ]
+    ids = []
+
+    async def all_sprung() -> bool:
+        batch = await client.submit_many([{"task": task} for task in ("effect", "transaction", "log")])
+        held = await client.submit("hold", {"flag": "go"})
+        ids.extend([*batch, held])
+        await effects.begun(held, timeout=60)
+        return all(trap.sprung.is_set() for trap in traps)
+
+    await eventually(all_sprung, 60, why=f"the executor says {', '.join(_SILENT_AT)}")
+    await effects.flag("go")
+    assert await effects.all_finished(ids, 60) == {"success": len(ids)}
+    assert await effects.overlapping() == []
+    assert executor.is_alive
+
+
+@pytest.mark.parametrize("task", ["hold", "hold.thread.polite", "transaction"])
+async def test_an_executor_without_a_link_ends_its_runs_before_another_one_begins_them(
+    task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    """The server sees its sessions end, so its jobs move on as soon as the lease is over."""
+    cut_off = await executors.start("cut off", url=proxy.url, lease=_LEASE)
+    job_id = await client.submit(task, {"flag": "go"})
+    await effects.begun(job_id, pid=cut_off.pid)
+    other = await executors.start("other", lease=_LEASE)
+    await proxy.refuse()
+    await effects.begun(job_id, pid=other.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await _all_ended(effects, job_id)
+    assert await effects.overlapping() == []
+    assert (await client.get(job_id)).app_id == "other"
+    await _works_again_with(proxy.accept, cut_off, other, client, effects)
+
+
+@pytest.mark.parametrize("task", ["hold", "hold.thread.polite"])
+async def test_an_executor_behind_a_silent_link_ends_its_runs_before_another_one_begins_them(
+    task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    """The server sees its sessions as before, so others wait longer."""
+    cut_off = await executors.start("cut off", url=proxy.url, lease=1)
+    job_id = await client.submit(task, {"flag": "go"})
+    await effects.begun(job_id, pid=cut_off.pid)
+    other = await executors.start("other", lease=_LEASE)
+    proxy.freeze()
+    await effects.begun(job_id, pid=other.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await _all_ended(effects, job_id)
+    assert await effects.overlapping() == []
+
+    async def thaw() -> None:
+        proxy.thaw()
+
+    await _works_again_with(thaw, cut_off, other, client, effects)
+    assert (await client.get(job_id)).app_id == "other"
+
+
+async def test_an_executor_behind_a_silent_link_exits_where_its_code_does_not_react(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    cut_off = await executors.start("cut off", url=proxy.url, lease=1)
+    job_id = await client.submit("hold.thread", {"flag": "go"})
+    await effects.begun(job_id, pid=cut_off.pid)
+    other = await executors.start("other", lease=_LEASE)
+    proxy.freeze()
+    assert await cut_off.exited() == EXIT_CODE
+    assert len(await effects.of(job_id)) == 1
+    await effects.begun(job_id, pid=other.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await effects.overlapping() == []
+
+
+async def test_a_silent_link_delays_no_other_executor(
+    client: AnyClient,
+    effects: Effects,
+    executors: ExecutorProcesses,
+    proxy: Proxy,
+) -> None:
+    """What the silent one has in hand waits for its lease, and nothing else does."""
+    cut_off = await executors.start("cut off", url=proxy.url, lease="1h")
+    held = await client.submit("transaction", {"flag": "go"})
+    await effects.begun(held, pid=cut_off.pid)
+    proxy.freeze()
+    await executors.start("other")
+    ids = await client.submit_many([{"task": "transaction", "group": f"g{n % 5}"} for n in range(50)])
+    assert await effects.all_finished(ids) == {"success": 50}
+    async with client.acquire() as connection:
+        assert await connection.fetchval("SELECT count(*) FROM joex.executor WHERE left_at IS NULL") == 2
+
+
+async def _all_ended(effects: Effects, job_id: UUID) -> bool:
+    async def ended() -> bool:
+        return all(run["ended"] for run in await effects.of(job_id))
+
+    return bool(await eventually(ended, why="all runs of the job have ended"))
+
+
+async def _works_again_with(
+    mend: Callable[[], Awaitable[None]],
+    cut_off: ExecutorProcess,
+    other: ExecutorProcess,
+    client: AnyClient,
+    effects: Effects,
+) -> None:
+    """Once its link is mended, an executor is back without help."""
+    await mend()
+    assert cut_off.is_alive
+    other.terminate()
+    assert await other.exited() == 0
+    after = await client.submit("effect")
+    await effects.begun(after, pid=cut_off.pid)
+    assert await effects.all_finished([after]) == {"success": 1}

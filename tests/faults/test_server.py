@@ -1,0 +1,164 @@
+"""PostgreSQL restarts, crashes, ends sessions, refuses statements.
+
+Jobs go on or are given back; none is lost, none runs twice at a time.
+"""
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from tests.support.apps import AnyClient, Effects
+from tests.support.postgres import TestServer
+from tests.support.processes import ExecutorProcesses
+from tests.support.waiting import eventually
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_jobs_survive_a_restart_of_the_server(
+    mode: str, postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    both = await executors.start_all("first", "second", pool_size=3, lease=6)
+    running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread", "transaction")]
+    for job_id in running:
+        await effects.begun(job_id)
+    waiting = await client.submit_many([{"task": "transaction", "group": f"g{n % 3}"} for n in range(20)])
+    await asyncio.to_thread(postgres.restart, mode)
+    await effects.flag("go")
+    more = await client.submit_many([{"task": "effect"}] * 20)
+    ids = [*running, *waiting, *more]
+    assert await effects.all_finished(ids) == {"success": len(ids)}
+    assert await effects.overlapping() == []
+    committed = await effects.committed()
+    assert committed == dict.fromkeys([running[2], *waiting], 1)
+    # A restart this short ends no lease: whatever needed no connection has run once.
+    assert [len(await effects.of(job_id)) for job_id in running[:2]] == [1, 1]
+    assert all(executor.is_alive for executor in both)
+
+
+async def test_executors_survive_a_server_that_is_away_for_longer_than_their_lease(
+    postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """They can't renew their leases, so they give back what can be interrupted; and are back without help."""
+    both = await executors.start_all("first", "second", pool_size=3)
+    running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread.polite", "transaction")]
+    for job_id in running:
+        await effects.begun(job_id)
+    waiting = await client.submit_many([{"task": "effect"}] * 10)
+    await asyncio.to_thread(postgres.stop, "immediate")
+    await eventually(lambda: all("could not be renewed in time" in executor.log for executor in both))
+    await asyncio.to_thread(postgres.start)
+    await effects.flag("go")
+    ids = [*running, *waiting]
+    assert await effects.all_finished(ids) == {"success": len(ids)}
+    assert await effects.overlapping() == []
+    assert await effects.committed() == {running[2]: 1}
+    assert all(executor.is_alive for executor in both)
+
+
+async def test_an_executor_that_starts_without_a_server_says_so_in_one_line_and_exits(
+    postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """It has taken nothing yet, and whoever started it sees what is wrong. An orchestrator starts it again."""
+    await asyncio.to_thread(postgres.stop)
+    executor = executors.launch("one")
+    await eventually(lambda: not executor.is_alive)
+    assert executor.exit_code == 1
+    assert executor.log.count("\n") == 1
+    assert "the database is not available" in executor.log
+    await asyncio.to_thread(postgres.start)
+    await executors.start("one")
+    assert await effects.all_finished([await client.submit("effect")]) == {"success": 1}
+
+
+async def test_each_of_an_executors_connections_can_be_ended_at_any_time(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """Again and again, in turn, while it has work."""
+    executor = await executors.start("one", pool_size=5, lease=6)
+    held = await client.submit("hold", {"flag": "go"})
+    await effects.begun(held)
+    ids = []
+    for n in range(15):
+        ids += await client.submit_many([{"task": "transaction", "group": f"g{n}"}] * 10)
+        for name in ("joex one", "joex tasks one", "joex lease %", "joex %"):
+            await connection.execute(
+                """
+                SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                WHERE application_name LIKE $1 AND application_name NOT LIKE 'joex test%'
+                """,
+                name,
+            )
+        assert executor.is_alive
+    await effects.flag("go")
+    assert await effects.all_finished([held, *ids], 60) == {"success": len(ids) + 1}
+    assert await effects.committed() == dict.fromkeys(ids, 1)
+    assert await effects.overlapping() == []
+    assert [run["attempt"] for run in await effects.of(held)] == [1]
+    assert executor.is_alive
+
+
+async def test_the_end_of_the_lease_session_alone_costs_no_job(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """The lock is free for a moment; but the lease has not run out."""
+    executor, _ = await executors.start_all("one", "other", lease=6)
+    ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
+    for job_id in ids:
+        await effects.begun(job_id)
+    lives = await connection.fetchval("SELECT id FROM joex.executor WHERE pid = $1", executor.pid)
+    for _ in range(5):
+        sessions = await eventually(lambda: _lease_sessions(connection, lives))
+        await connection.fetch("SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) pid", sessions)
+    await eventually(lambda: _lease_sessions(connection, lives), why="it holds its lock again")
+    await effects.flag("go")
+    assert await effects.all_finished(ids) == {"success": 4}
+    assert await connection.fetchval("SELECT count(*) FROM effects") == 4
+    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+
+
+async def _lease_sessions(connection: asyncpg.Connection, executor: int) -> list[int]:
+    rows = await connection.fetch(
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 1785685001 AND objid = $1 AND granted",
+        executor,
+    )
+    return [row[0] for row in rows]
+
+
+@pytest.mark.parametrize("function", ["heartbeat", "rescue", "take", "look", "start_many", "finish_many", "note_many"])
+async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
+    function: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """With an error that nobody expects, as from a damaged page. It is no reason to give up what runs."""
+    executor = await executors.start("one", pool_size=4, lease=6)
+    held = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread")]
+    for job_id in held:
+        await effects.begun(job_id)
+    working = await _break(connection, function)
+    ids = await client.submit_many([{"task": task} for task in ("quick", "effect", "log")])
+    await effects.flag("go")
+    await eventually(lambda: connection.fetchval("SELECT is_called FROM met"), why=f"{function} was called")
+    await connection.execute(working)
+    assert await effects.all_finished([*held, *ids]) == {"success": 5}
+    assert executor.is_alive
+    assert [len(await effects.of(job_id)) for job_id in held] == [1, 1]
+    if function != "note_many":  # its lines are dropped, and counted
+        await eventually(lambda: client.log(ids[2]), why="the job's line is in its log")
+
+
+async def _break(connection: asyncpg.Connection, function: str) -> str:
+    """Make a function of Joex's raise an error; returns the statement that mends it."""
+    function_of_joex = await connection.fetchrow(
+        """
+        SELECT pg_get_functiondef(p.oid), l.lanname, p.prosrc FROM pg_proc p JOIN pg_language l ON l.oid = prolang
+        WHERE proname = $1 AND pronamespace = 'joex'::regnamespace
+        """,
+        function,
+    )
+    assert function_of_joex is not None
+    working, language, body = map(str, function_of_joex)
+    assert language == "plpgsql"
+    error = "BEGIN PERFORM nextval('public.met'); RAISE 'broken' USING ERRCODE = 'XX001'; END"
+    await connection.execute("CREATE SEQUENCE met")
+    await connection.execute(working.replace(body, error))
+    return working

@@ -1,0 +1,81 @@
+"""What an executor is told from outside: signals, and an output that ends."""
+
+import os
+
+from joex.runtime.lease import EXIT_CODE
+from tests.support.apps import AnyClient, Effects
+from tests.support.processes import ExecutorProcesses
+from tests.support.waiting import eventually
+
+
+async def test_sigterm_finishes_what_runs_and_leaves_the_rest(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    executor = await executors.start("one", pool_size=2)
+    running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread")]
+    for job_id in running:
+        await effects.begun(job_id)
+    executor.terminate()
+    waiting = await client.submit("effect")
+    await eventually(lambda: "SIGTERM" in executor.log)
+    await effects.flag("go")
+    assert await executor.exited() == 0
+    assert [(await client.get(job_id)).state for job_id in running] == ["success", "success"]
+    assert (await client.get(waiting)).state == "waiting"
+    assert await effects.of(waiting) == []
+
+
+async def test_a_second_sigterm_gives_back_at_once_and_the_run_does_not_count(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    executor = await executors.start("one", pool_size=2)
+    running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread.polite")]
+    for job_id in running:
+        await effects.begun(job_id)
+    executor.terminate()
+    await eventually(lambda: "SIGTERM" in executor.log)
+    executor.terminate()
+    assert await executor.exited() == 0
+    for job_id in running:
+        job = await client.get(job_id)
+        assert (job.state, job.attempt, job.failures, job.losses) == ("waiting", 0, 0, 0)
+    await effects.flag("go")
+    await executors.start("one")
+    assert await effects.all_finished(running) == {"success": 2}
+
+
+async def test_a_second_sigterm_ends_an_executor_whose_task_does_not_react_and_its_job_moves_on(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    executor = await executors.start("one", pool_size=2)
+    ids = [await client.submit(task, {"flag": "go"}) for task in ("hold.thread", "hold")]
+    for job_id in ids:
+        await effects.begun(job_id)
+    executor.terminate()
+    await eventually(lambda: "SIGTERM" in executor.log)
+    executor.terminate()
+    assert await executor.exited() == EXIT_CODE
+    assert (await client.get(ids[1])).state == "waiting"
+    await effects.flag("go")
+    await executors.start("one")
+    assert await effects.all_finished(ids) == {"success": 2}
+    assert await effects.overlapping() == []
+
+
+async def test_an_executor_whose_output_nobody_reads_any_more_goes_on(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """Whatever collects its log lines has died. Each failing run is worth a line."""
+    reader, writer = os.pipe()
+    executor = executors.launch("one", output=writer, retries=0)
+    os.close(writer)
+    await executors.registered(executor)
+    held = await client.submit("hold.thread", {"flag": "go"})
+    await effects.begun(held)
+    os.close(reader)
+    failing = await client.submit_many([{"task": "exit"}] * 5)
+    assert await effects.all_finished(failing) == {"failed": 5}
+    await effects.flag("go")
+    assert await effects.all_finished([held]) == {"success": 1}
+    assert executor.is_alive
+    assert len(await effects.of(held)) == 1

@@ -1,0 +1,75 @@
+"""All at once: work, kills, restarts."""
+
+import asyncio
+import random
+
+import asyncpg
+
+from tests.support.apps import AnyClient, Effects
+from tests.support.postgres import TestServer
+from tests.support.processes import ExecutorProcess, ExecutorProcesses
+from tests.support.waiting import eventually
+
+_JOBS = 2000
+
+
+async def test_each_of_two_thousand_jobs_succeeds_once_while_executors_are_killed_and_restarted(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    chance = random.Random(7)
+    names = ("one", "two", "three")
+    alive = {name: executors.launch(name, pool_size=5, most_losses=1000) for name in names}
+    ids = await client.submit_many([{"task": "transaction", "group": f"g{n % 10}"} for n in range(_JOBS)])
+    done = 0
+    for step in range(1, 11):
+        # Each kill at another tenth of the work, so that all of them meet executors at work.
+        done = await _finished(connection, _JOBS * step // 11)
+        name = chance.choice(names)
+        await alive[name].kill()
+        alive[name] = executors.launch(name, pool_size=5, most_losses=1000)
+    assert done < _JOBS
+    assert await effects.all_finished(ids, 60) == {"success": _JOBS}
+    assert await effects.committed() == dict.fromkeys(ids, 1)
+    assert await effects.overlapping() == []
+    assert await connection.fetchval("SELECT sum(failures) FROM joex.job") == 0
+
+
+async def test_each_job_succeeds_once_while_the_server_crashes_and_executors_are_killed(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, postgres: TestServer
+) -> None:
+    alive = {name: executors.launch(name, pool_size=5, most_losses=1000) for name in ("one", "two", "three")}
+    ids = await client.submit_many([{"task": "transaction", "group": f"g{n % 10}"} for n in range(_JOBS // 4)])
+    for step, name in enumerate(alive, start=1):
+        await _committed(effects, len(ids) * step // 5)
+        await asyncio.gather(asyncio.to_thread(postgres.restart, "immediate"), alive[name].kill())
+        alive[name] = executors.launch(name, pool_size=5, most_losses=1000)
+        await _start_again(executors, alive, name)
+    assert await effects.all_finished(ids, 60) == {"success": len(ids)}
+    assert await effects.committed() == dict.fromkeys(ids, 1)
+    assert await effects.overlapping() == []
+
+
+async def _finished(connection: asyncpg.Connection, enough: int) -> int:
+    async def finished() -> int:
+        found = await connection.fetchval("SELECT count(*) FROM joex.job WHERE finished_at IS NOT NULL")
+        return int(found) if found >= enough else 0
+
+    return int(await eventually(finished, why=f"{enough} jobs are finished"))
+
+
+async def _committed(effects: Effects, enough: int) -> None:
+    async def committed() -> bool:
+        return len(await effects.committed()) >= enough
+
+    await eventually(committed, why=f"{enough} transactions are committed")
+
+
+async def _start_again(executors: ExecutorProcesses, alive: dict[str, ExecutorProcess], name: str) -> None:
+    """An executor that meets a server that is still starting gives up, and is started again by its orchestrator."""
+
+    async def is_registered() -> bool:
+        if not alive[name].is_alive:
+            alive[name] = executors.launch(name, pool_size=5, most_losses=1000)
+        return await executors.is_registered(alive[name])
+
+    await eventually(is_registered, why=f"{name} is registered")

@@ -1,0 +1,352 @@
+"""Tasks for whole executor processes, which write down what they do in tables of their own; and how tests read these.
+
+A task writes past Joex: on connections of its own, straight to the server (``JOEX_TEST_EFFECTS_URL``), so that a test
+sees what its code does while the executor's own links are cut. A run is one row of ``effects``, with its start and its
+end; a job that runs twice at a time shows as two rows that overlap. A task that is to wait does so until a row appears
+in ``flags``, so that tests can hold a job in a phase.
+"""
+
+import asyncio
+import atexit
+import os
+import queue
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+from uuid import UUID, uuid4
+
+import asyncpg
+
+import joex
+from tests.support.waiting import PATIENCE, eventually
+
+EFFECTS_URL = "JOEX_TEST_EFFECTS_URL"
+
+_TABLES = """
+CREATE TABLE flags (name text PRIMARY KEY);
+CREATE TABLE effects (
+    id       uuid PRIMARY KEY,
+    job_id   uuid NOT NULL,
+    attempt  integer NOT NULL,
+    lock_id  uuid NOT NULL,
+    pid      integer NOT NULL,                                  -- of the executor
+    kind     text NOT NULL,                                     -- run, committed, cancelled
+    started  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended    timestamptz
+);
+CREATE INDEX ON effects (job_id);
+"""
+TROUBLE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
+app = joex.App()
+
+AnyClient: TypeAlias = Any
+"""A `joex.Client`, for tests: they know that there is a job where they ask for it."""
+
+
+class Effects:
+    """What the tasks did, for the tests."""
+
+    def __init__(self, pool: asyncpg.Pool, url: str) -> None:
+        self._pool = pool
+        self.url = url
+
+    async def prepare(self) -> None:
+        """Make the tables."""
+        await self._pool.execute(_TABLES)
+
+    async def flag(self, *names: str) -> None:
+        """Let the tasks go on that wait for these flags."""
+        await self._pool.executemany(
+            "INSERT INTO flags VALUES ($1) ON CONFLICT DO NOTHING", [(name,) for name in names]
+        )
+
+    async def of(self, job_id: UUID, kind: str = "run") -> list[asyncpg.Record]:
+        """The effects of a job, in order."""
+        return await self._pool.fetch(
+            "SELECT * FROM effects WHERE job_id = $1 AND kind = $2 ORDER BY started", job_id, kind
+        )
+
+    async def begun(
+        self,
+        job_id: UUID,
+        *,
+        runs: int = 1,
+        pid: int | None = None,
+        timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
+    ) -> asyncpg.Record:
+        """Wait until so many runs of a job have begun (in this executor); returns the last of them."""
+
+        async def enough() -> asyncpg.Record | None:
+            found = [run for run in await self.of(job_id) if pid in (None, run["pid"])]
+            return found[runs - 1] if len(found) >= runs else None
+
+        begun: asyncpg.Record = await eventually(
+            enough, timeout, why=f"run {runs} of job {job_id} begins in process {pid}"
+        )
+        return begun
+
+    async def overlapping(self) -> list[asyncpg.Record]:
+        """The runs that began while another run of the same job had not ended."""
+        return await self._pool.fetch("""
+            SELECT a.job_id, a.pid, a.started, a.ended, b.pid AS other_pid, b.started AS other_started
+            FROM effects a JOIN effects b ON b.job_id = a.job_id AND b.id <> a.id
+            WHERE a.kind = 'run' AND b.kind = 'run' AND b.started >= a.started
+                  AND b.started < coalesce(a.ended, 'infinity')
+        """)
+
+    async def committed(self) -> dict[UUID, int]:
+        """How often the transaction of each job was committed."""
+        rows = await self._pool.fetch("SELECT job_id, count(*) FROM effects WHERE kind = 'committed' GROUP BY 1")
+        return {row[0]: row[1] for row in rows}
+
+    async def executor_of(self, pid: int) -> int | None:
+        """The executor that lives in a process."""
+        found: int | None = await self._pool.fetchval(
+            "SELECT max(id) FROM joex.executor WHERE pid = $1 AND left_at IS NULL", pid
+        )
+        return found
+
+    async def end_of(self, pid: int) -> None:
+        """This process does not exist any more, and so its runs have ended."""
+        await self._pool.execute("UPDATE effects SET ended = clock_timestamp() WHERE pid = $1 AND ended IS NULL", pid)
+
+    async def all_finished(
+        self,
+        job_ids: Iterable[UUID | None],
+        timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
+        *,
+        why: str = "",
+    ) -> dict[str, int]:
+        """Wait until these jobs are finished; returns how many ended in which state."""
+        ids = list(job_ids)
+
+        async def states() -> dict[str, int] | None:
+            rows = await self._pool.fetch(
+                "SELECT state::text, count(*) FROM joex.job WHERE id = ANY ($1) AND finished_at IS NOT NULL GROUP BY 1",
+                ids,
+            )
+            found = {row[0]: row[1] for row in rows}
+            return found if sum(found.values()) == len(ids) else None
+
+        finished: dict[str, int] = await eventually(states, timeout, why=f"{len(ids)} jobs are finished {why}")
+        return finished
+
+
+# The tasks.
+
+
+@app.task("quick")
+async def quick(ctx: joex.Context) -> int:
+    return ctx.attempt
+
+
+@app.task("log")
+async def log(ctx: joex.Context) -> None:
+    ctx.log.info("a line")
+
+
+@app.task("effect")
+async def effect(ctx: joex.Context) -> None:
+    async with _recorded(ctx):
+        pass
+
+
+@app.task("hold")
+async def hold(ctx: joex.Context, flag: str) -> None:
+    async with _recorded(ctx):
+        await _flagged(flag)
+
+
+@app.task("hold.thread")
+def hold_thread(ctx: joex.Context, flag: str) -> None:
+    """Does not look at ctx.cancelled."""
+    asyncio.run(hold.function(ctx, flag))
+
+
+@app.task("hold.thread.polite")
+def hold_thread_politely(ctx: joex.Context, flag: str) -> None:
+    asyncio.run(_hold_politely(ctx, flag))
+
+
+@app.task("hold.loop")
+async def hold_loop(ctx: joex.Context, flag: str) -> None:
+    """Blocks the executor's loop."""
+    thread = threading.Thread(target=lambda: asyncio.run(hold.function(ctx, flag)), daemon=True)
+    thread.start()
+    thread.join()
+
+
+@app.task("hold.stubborn")
+async def hold_stubbornly(ctx: joex.Context, flag: str) -> None:
+    """Goes on when it is cancelled."""
+    async with _recorded(ctx):
+        while True:
+            try:
+                await _flagged(flag)
+            except asyncio.CancelledError:
+                continue
+            return
+
+
+@hold.on_cancel
+async def hold_cancelled(ctx: joex.Context, flag: str) -> None:
+    await _execute(*_begin(ctx, "cancelled"))
+
+
+@app.task("transaction")
+async def transaction(ctx: joex.Context, flag: str | None = None) -> None:
+    """Its own write and the job's end commit together."""
+    async with _recorded(ctx), ctx.transaction() as connection:
+        await connection.execute(*_begin(ctx, "committed"))
+        if flag:
+            await _flagged(flag)
+
+
+@app.task("transaction.thread")
+def transaction_in_thread(ctx: joex.Context, flag: str | None = None) -> str:
+    """The same with a driver of its own, in SQL."""
+    return asyncio.run(_finish_by_sql(ctx, flag))
+
+
+@app.task("kill")
+async def kill(ctx: joex.Context) -> None:
+    """A poison pill."""
+    await _execute(*_begin(ctx))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task("exit")
+async def leave(ctx: joex.Context) -> None:
+    sys.exit(1)
+
+
+@app.task("exit.thread")
+def leave_thread(ctx: joex.Context) -> None:
+    sys.exit(1)
+
+
+# How they write.
+
+
+@asynccontextmanager
+async def _recorded(ctx: joex.Context) -> AsyncIterator[None]:
+    begin = _begin(ctx)
+    try:
+        await _execute(*begin)  # it may be written though it is interrupted
+        yield
+    finally:
+        _ends.put(begin[1])
+
+
+class _EndWriter:
+    """Writes the ends of runs in a thread of its own: no run waits with its end until the server is there."""
+
+    def __init__(self) -> None:
+        self._ends: queue.Queue[tuple[UUID, datetime]] = queue.Queue()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._write()), daemon=True)
+        self._lock = threading.Lock()
+
+    def put(self, run: UUID) -> None:
+        """A run has ended now."""
+        self._ends.put((run, datetime.now(UTC)))
+        with self._lock:
+            if not self._thread.ident:
+                self._thread.start()
+                atexit.register(self._flush)
+
+    async def _write(self) -> None:
+        while True:
+            run, at = self._ends.get()
+            await _execute("UPDATE effects SET ended = $2 WHERE id = $1", run, at)
+            self._ends.task_done()
+
+    def _flush(self) -> None:
+        with self._ends.all_tasks_done:
+            self._ends.all_tasks_done.wait_for(lambda: not self._ends.unfinished_tasks, timeout=5)
+
+
+_ends = _EndWriter()
+
+
+def _begin(ctx: joex.Context, kind: str = "run") -> tuple[Any, ...]:
+    statement = """INSERT INTO effects (id, job_id, attempt, lock_id, pid, kind) VALUES ($1, $2, $3, $4, $5, $6)
+                   ON CONFLICT DO NOTHING"""
+    return statement, uuid4(), ctx.job_id, ctx.attempt, ctx.lock_id, os.getpid(), kind
+
+
+async def _flagged(name: str) -> None:
+    while not await _is_flagged(name):  # noqa: ASYNC110 - the flag is a row, on another connection
+        await asyncio.sleep(0.01)
+
+
+async def _is_flagged(name: str) -> bool:
+    return bool(await _execute("SELECT EXISTS (SELECT FROM flags WHERE name = $1)", name))
+
+
+async def _hold_politely(ctx: joex.Context, flag: str) -> None:
+    async with _recorded(ctx):
+        held = asyncio.ensure_future(_flagged(flag))
+        while not held.done():
+            ctx.check_cancelled()
+            await asyncio.wait({held}, timeout=0.01)
+
+
+async def _finish_by_sql(ctx: joex.Context, flag: str | None) -> str:
+    connection = await asyncpg.connect(os.environ[EFFECTS_URL])
+    try:
+        async with _recorded(ctx), _Rollback.unless_ok(connection) as answer:
+            await connection.execute(*_begin(ctx, "committed"))
+            if flag:
+                await _flagged(flag)
+            answer.append(await connection.fetchval("SELECT joex.finish($1, $2)", ctx.job_id, ctx.lock_id))
+        return str(answer[0])
+    finally:
+        await connection.close()
+
+
+class _Rollback(Exception):
+    """Not an error: rolls back."""
+
+    @classmethod
+    @asynccontextmanager
+    async def unless_ok(cls, connection: asyncpg.Connection) -> AsyncIterator[list[str]]:
+        answer: list[str] = []
+        try:
+            async with connection.transaction():
+                yield answer
+                if answer != ["ok"]:
+                    raise cls  # noqa: TRY301 - as the transaction must see it
+        except cls:
+            pass
+
+
+_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncpg.Pool] = weakref.WeakKeyDictionary()
+
+
+async def _execute(statement: str, *arguments: Any) -> Any:
+    """Execute a statement, however long the server is away."""
+    while True:
+        try:
+            if threading.current_thread() is threading.main_thread():
+                return await (await _pool()).fetchval(statement, *arguments)
+            connection = await asyncpg.connect(os.environ[EFFECTS_URL])
+            try:
+                return await connection.fetchval(statement, *arguments)
+            finally:
+                await connection.close()
+        except TROUBLE:
+            await asyncio.sleep(0.02)
+
+
+async def _pool() -> asyncpg.Pool:
+    loop = asyncio.get_running_loop()
+    if loop not in _pools:
+        _pools[loop] = asyncpg.create_pool(os.environ[EFFECTS_URL], min_size=0, max_size=5)
+        await _pools[loop]
+    return _pools[loop]

@@ -1,0 +1,20 @@
+"""A Kubernetes cluster for the tests of the tier ``cluster``.
+
+::
+
+    tests/cluster/conftest.py   the fixtures: cluster, api, namespace, helm, own_node; option.py: the option --cluster
+       |
+    providers.py  which cluster: local (below), kind (kind.py), or a context of the user's that was named outright
+       |
+    local.py      a control plane with its nodes, in a folder that is gone afterwards
+       |
+       +-- control_plane.py   etcd, kube-apiserver, kube-controller-manager, kube-scheduler, on loopback
+       |       service_proxy.py  pki.py  kubeconfig.py  components.py  processes.py  build.py  go/
+       +-- nodes.py           the tests' side of a node: stop it, silence it, kill its containers
+               kubelet/       the node itself, a process: runs the containers of its pods as local processes
+
+    api.py        the tests' client: objects as JSON, waiting by watching; objects.py, namespaces.py: what tests make
+
+All of it is real but the container: a pod's process sees the machine's files and network. What that changes, and how
+the process kubelet bridges it, is said in `tests.support.cluster.kubelet`.
+"""

@@ -1,0 +1,97 @@
+"""A cluster of processes on this machine: a control plane, and nodes whose containers are processes."""
+
+import random
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster.build import Programs
+from tests.support.cluster.components import Component
+from tests.support.cluster.control_plane import ControlPlane, Timing
+from tests.support.cluster.kubelet import images
+from tests.support.cluster.kubelet.images import Image
+from tests.support.cluster.nodes import LocalNode
+from tests.support.cluster.processes import Guard
+
+FIRST_NODE = "node-1"
+_MOST_NODES = 127  # the network above them is that of services
+_ROOT = Path(__file__).parents[3]
+_TIMING = Timing()
+
+
+class LocalCluster:
+    """Started when it is made; `close`, or the end of this process, ends all of it and removes its folder."""
+
+    def __init__(self, programs: Programs, timing: Timing = _TIMING) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="joex-tests-cluster-", dir="/var/tmp"))
+        self._closing = ExitStack()
+        self._closing.callback(Guard(self.folder).close)
+        self.nodes: dict[str, LocalNode] = {}
+        self._images: dict[str, Image] = {}
+        self._network = f"127.{random.randrange(16, 240)}"
+        self._made_nodes = 0
+        try:
+            self.set_image("joex", Image(["joex"]))
+            self.control_plane = ControlPlane(self.folder, programs, self._network, timing)
+            self._closing.callback(self.control_plane.stop)
+            self.control_plane.start()
+            self._start_service_proxy()
+            self.add_node(FIRST_NODE)
+        except BaseException:
+            self.close()
+            raise
+
+    def add_node(self, name: str, labels: Mapping[str, str] | None = None) -> LocalNode:
+        """Start another node."""
+        assert self._made_nodes < _MOST_NODES
+        self._made_nodes += 1
+        network = f"{self._network}.{self._made_nodes}"
+        node = LocalNode(self.control_plane, self.folder, name, network, labels or {})
+        self.nodes[name] = node
+        self._closing.callback(node.crash)
+        node.start()
+        return node
+
+    def drop_node(self, name: str) -> None:
+        """Let a node crash, and forget it. Its object in the API is for the caller to delete."""
+        self.nodes.pop(name).crash()
+
+    def node_of(self, pod: Mapping[str, Any]) -> LocalNode:
+        """The node that a pod runs on."""
+        return self.nodes[pod["spec"]["nodeName"]]
+
+    def log(self, pod: Mapping[str, Any], container: str = "") -> str:
+        """What a container (the first, where none is named) has printed, in all its lives."""
+        name = container or pod["spec"]["containers"][0]["name"]
+        path = self.folder / "nodes" / pod["spec"].get("nodeName", "") / pod["metadata"]["uid"] / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def set_image(self, name: str, image: Image) -> None:
+        """Say what an image runs: for containers that are started from now on."""
+        self._images[name] = image
+        images.write(self.folder / "images.json", self._images)
+
+    def repair(self) -> None:
+        """Put in order what a test that failed may have left: an API server that is stopped, a node that is silent."""
+        if not self.control_plane.api_server.is_running:
+            self.control_plane.start_api()
+        node = self.nodes[FIRST_NODE]
+        if node.is_running:
+            node.resume()
+        else:
+            node.start()
+
+    def _start_service_proxy(self) -> None:
+        path = self.control_plane.kubeconfig_for("joex-tests-service-proxy", "system:masters")
+        command = ("-m", "tests.support.cluster.service_proxy", str(path))
+        variables = {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        proxy = Component(self.folder, Path(sys.executable), *command, name="service-proxy", variables=variables)
+        self._closing.callback(proxy.stop, 0)
+        proxy.start()
+
+    def close(self) -> None:
+        """End all processes and remove the folder."""
+        self._closing.close()

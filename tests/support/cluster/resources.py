@@ -1,0 +1,71 @@
+"""The kinds that an API knows, found by name and turned into paths."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+_DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+
+_TRIES = 50
+_PAUSE = 0.1
+
+Request = Callable[..., Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind, as the API serves it."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool
+
+    def path(self, namespace: str | None = None, name: str = "", part: str = "") -> str:
+        """Where objects of the kind are, or one object, or a part of it."""
+        base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        place = f"namespaces/{namespace}/" if namespace and self.namespaced else ""
+        return "/".join(step for step in (f"{base}/{place}{self.plural}", name, part) if step)
+
+
+@dataclass
+class Resources:
+    """What was found so far; shared by the clients of a cluster.
+
+    A kind that is not known is looked for anew, for some seconds: new custom resources take a moment to be served.
+    """
+
+    _known: dict[str, Resource] = field(default_factory=dict)
+
+    async def find(self, name: str, request: Request) -> Resource:
+        """The resource with a name: kind or plural, with the group after a dot where it is needed.
+
+        Raises:
+            LookupError: the API does not serve it.
+        """
+        tries = 0
+        while name.lower() not in self._known:
+            if tries == _TRIES:
+                raise LookupError(f"the API serves no {name}")
+            if tries:
+                await asyncio.sleep(_PAUSE)
+            tries += 1
+            for root in ("/apis", "/api"):  # the core group last: its names win
+                for group in (await request("GET", root, accept=_DISCOVERY))["items"]:
+                    self._learn(group)
+        return self._known[name.lower()]
+
+    def _learn(self, group: dict[str, Any]) -> None:
+        name = group["metadata"].get("name", "")
+        # The preferred version comes first.
+        for version in reversed(group["versions"]):
+            for found in version["resources"]:
+                kind = found["responseKind"]["kind"]
+                namespaced = found["scope"] == "Namespaced"
+                resource = Resource(name, version["version"], found["resource"], kind, namespaced)
+                for alias in (resource.plural, resource.kind.lower()):
+                    self._known[alias] = resource
+                    if name:
+                        self._known[f"{alias}.{name}"] = resource

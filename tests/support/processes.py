@@ -1,0 +1,173 @@
+"""Executors as real processes: started as a user starts them, and killed as an orchestrator does."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.apps import EFFECTS_URL, TROUBLE, Effects
+from tests.support.waiting import eventually
+
+_ROOT = Path(__file__).parents[2]
+_SET_PARENT_DEATH_SIGNAL = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+LEASE = 1.5
+"""Seconds. Short, for tests that wait for its end; long enough for a busy machine to renew it."""
+
+
+class ExecutorProcess:
+    """``joex executor`` with the tasks of `tests.support.apps`."""
+
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], effects: Effects, app_id: str, output: int | None
+    ) -> None:
+        self.app_id = app_id
+        self._effects = effects
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - open as long as the process
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log if output is None else output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
+        )
+        self.pid = self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has printed."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not exited."""
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code; None: it has not exited. -9: killed."""
+        return self._process.poll()
+
+    def pause(self) -> None:
+        """Stop it in the middle of what it does (SIGSTOP): it keeps its connections, and says nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on as if nothing had been (SIGCONT)."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to drain (SIGTERM)."""
+        self._process.send_signal(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """Kill it (SIGKILL); it does not exist any more when this returns."""
+        self._process.send_signal(signal.SIGKILL)
+        await self.exited()
+
+    async def exited(self) -> int:
+        """Wait until it has exited, and return its exit code."""
+        await eventually(lambda: not self.is_alive, why=f"{self.app_id} exits; its log:\n{self.log}")
+        await eventually(self._mark_its_end, why="the server is there")
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def _mark_its_end(self) -> bool:
+        with contextlib.suppress(*TROUBLE):
+            await self._effects.end_of(self.pid)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Kill it if it has not exited."""
+        if self.is_alive:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.send_signal(signal.SIGCONT)
+        self._process.wait(30)
+        self._log.close()
+
+
+class ExecutorProcesses:
+    """Starts executors, and kills what is left of them at its end."""
+
+    def __init__(self, effects: Effects, url: str, **settings: Any) -> None:
+        self._effects = effects
+        self._url = url
+        self._settings: dict[str, Any] = {
+            "lease": LEASE,
+            "pool_size": 2,
+            "retry_delay": 0.1,
+            "http_address": "",
+            **settings,
+        }
+        self._processes: list[ExecutorProcess] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            print(
+                f"{process.app_id}, process {process.pid}, exit code {process.exit_code}:\n{process.log}"
+            )  # pytest shows it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.close()
+
+    def __iter__(self) -> Iterator[ExecutorProcess]:
+        return iter(self._processes)
+
+    async def start(self, app_id: str, *, url: str | None = None, **settings: Any) -> ExecutorProcess:
+        """Start an executor, and wait until it is registered."""
+        process = self.launch(app_id, url=url, **settings)
+        await self.registered(process)
+        return process
+
+    async def start_all(self, *app_ids: str, **settings: Any) -> list[ExecutorProcess]:
+        """Start several at a time."""
+        return list(await asyncio.gather(*(self.start(app_id, **settings) for app_id in app_ids)))
+
+    def launch(
+        self, app_id: str, *, url: str | None = None, output: int | None = None, **settings: Any
+    ) -> ExecutorProcess:
+        """Start an executor, without waiting. ``output``: a file descriptor for what it prints, instead of its log."""
+        settings = {**self._settings, **settings, "app_id": app_id, "database_url": url or self._url}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
+        environment |= {f"JOEX_{name.upper()}": str(value) for name, value in settings.items()}
+        environment[EFFECTS_URL] = self._effects.url
+        command = [sys.executable, "-m", "joex", "executor", "--app", "tests.support.apps:app"]
+        process = ExecutorProcess(command, environment, self._effects, app_id, output)
+        self._processes.append(process)
+        return process
+
+    async def is_registered(self, process: ExecutorProcess) -> bool:
+        """Whether a process has registered."""
+        return await self._effects.executor_of(process.pid) is not None
+
+    async def registered(self, process: ExecutorProcess) -> int:
+        """Wait until a process has registered; returns the id of the (latest) incarnation."""
+
+        async def found() -> int | None:
+            if not process.is_alive:
+                raise AssertionError(f"{process.app_id} exited with {process.exit_code}:\n{process.log}")
+            return await self._effects.executor_of(process.pid)
+
+        return int(await eventually(found, why=f"{process.app_id} is registered"))
+
+
+def _die_with_parent() -> None:
+    """In the new process: be killed when the tests are, so that none stays behind."""
+    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)

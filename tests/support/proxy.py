@@ -1,0 +1,187 @@
+"""A TCP proxy in front of PostgreSQL, for tests that cut links.
+
+A link can be cut (both sides see it end), frozen (both sides see nothing: what is sent does not arrive, and nobody is
+told, as where a cable is pulled) or refused. A trap does it to a link at a statement: at the moment when a client
+prepares it, or with the answer to its first execution.
+"""
+
+import asyncio
+import contextlib
+import enum
+from types import TracebackType
+from typing import Self
+
+
+class At(enum.Enum):
+    """What a trap does to a link, and when."""
+
+    FREEZE = enum.auto()  # the statement does not arrive, and the link is silent from then on
+    CUT = enum.auto()  # the statement does not arrive, and the link ends
+    FREEZE_ANSWER = enum.auto()  # the statement is executed, its answer does not arrive, and the link is silent
+    CUT_ANSWER = enum.auto()  # the statement is executed, its answer does not arrive, and the link ends
+
+
+class Trap:
+    """What happens to the next link on which a client sends a text."""
+
+    def __init__(self, text: str, at: At) -> None:
+        self.text = text.encode()
+        self.at = at
+        self.sprung = asyncio.Event()
+
+
+class Proxy:
+    """Forwards to a port of this host.
+
+    Attributes:
+        port: where it listens itself.
+        url: a database, by way of it.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.port = 0
+        self.url = ""
+        self._target = target
+        self._server: asyncio.Server | None = None
+        self._links: set[_Link] = set()
+        self._frozen = False
+        self._traps: list[Trap] = []
+
+    async def __aenter__(self) -> Self:
+        await self.accept()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.refuse()
+
+    async def accept(self) -> None:
+        """Take connections (again), on the same port."""
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def refuse(self) -> None:
+        """Cut all links, and take no more connections."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        await self.cut()
+
+    async def cut(self) -> None:
+        """End all links. New ones are made."""
+        for link in list(self._links):
+            link.cut()
+        await asyncio.gather(*(link.ended.wait() for link in list(self._links)))
+
+    def freeze(self) -> None:
+        """Forward nothing any more, on no link, old or new."""
+        self._frozen = True
+        self.freeze_links()
+
+    def freeze_links(self) -> None:
+        """Forward nothing any more on the links of this moment, for good; new ones work."""
+        for link in self._links:
+            link.flow.clear()
+
+    def thaw(self) -> None:
+        """Forward all again, what was sent meanwhile first."""
+        self._frozen = False
+        for link in self._links:
+            link.flow.set()
+
+    def trap(self, text: str, at: At) -> Trap:
+        """Do this to the next link on which a client prepares a statement with this text."""
+        trap = Trap(text, at)
+        self._traps.append(trap)
+        return trap
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = _Link(self)
+        if self._frozen:
+            link.flow.clear()
+        self._links.add(link)
+        try:
+            server = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+        else:
+            await link.forward((reader, writer), server)
+        finally:
+            self._links.discard(link)
+            link.ended.set()
+
+    def sprung(self, data: bytes) -> Trap | None:
+        """The trap that this data springs."""
+        for trap in self._traps:
+            if trap.text in data:
+                self._traps.remove(trap)
+                return trap
+        return None
+
+
+class _Link:
+    """A client's connection, and the one to the server."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.flow = asyncio.Event()
+        self.flow.set()
+        self.ended = asyncio.Event()
+        self._proxy = proxy
+        self._cut = asyncio.Event()
+        self._answer_trap: Trap | None = None  # sprung; waits for the statement's execution
+        self._is_executed = False
+
+    def cut(self) -> None:
+        self._cut.set()
+
+    async def forward(
+        self,
+        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        server: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        pumps = [
+            asyncio.ensure_future(self._pump(client[0], server[1], from_client=True)),
+            asyncio.ensure_future(self._pump(server[0], client[1], from_client=False)),
+            asyncio.ensure_future(self._cut.wait()),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            for _, writer in (client, server):
+                writer.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_client: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                if from_client:
+                    self._watch_statement(data)
+                elif self._is_executed and self._answer_trap is not None:
+                    self._spring(self._answer_trap, freeze=self._answer_trap.at is At.FREEZE_ANSWER)
+                await self.flow.wait()
+                if self._cut.is_set():
+                    return
+                writer.write(data)
+                await writer.drain()
+
+    def _watch_statement(self, data: bytes) -> None:
+        if self._answer_trap is not None:
+            self._is_executed = True  # the client sends nothing more than this before it has the answer
+            return
+        trap = self._proxy.sprung(data)
+        if trap is None:
+            return
+        if trap.at in (At.FREEZE, At.CUT):
+            self._spring(trap, freeze=trap.at is At.FREEZE)
+        else:
+            self._answer_trap = trap
+            self._is_executed = data.startswith(b"Q")  # a simple query is executed as it is; others are prepared first
+
+    def _spring(self, trap: Trap, *, freeze: bool) -> None:
+        trap.sprung.set()
+        if freeze:
+            self.flow.clear()
+        else:
+            self._cut.set()
