@@ -534,3 +534,18 @@ async def test_executors_that_ended_long_ago_are_forgotten_and_others_are_not(be
         await executors.forget_ended(bench.connection, HOUR)
         left = {found.app_id for found in await executors.list_executors(bench.connection, ended=True)}
     assert left == {"orphaned", "just", "alive"}
+
+
+async def test_what_an_executor_holds_without_knowing_it_is_given_back_and_what_it_knows_stays(connection, bench):
+    """The answer to a take was lost with its connection: the database has handed jobs out, and nobody runs them."""
+    me = await bench.executor("me")
+    ids = [await connection.fetchval("SELECT joex.submit('a')") for _ in range(3)]
+    taken = await connection.fetch("SELECT id, lock_id FROM joex.take($1, '{default}', 3)", me)
+    known = [row["lock_id"] for row in taken if row["id"] == ids[1]]
+    assert await connection.fetchval("SELECT joex.give_back_unknown($1, $2)", me, known) == 2
+    states = await connection.fetch("SELECT id, state::text, attempt, losses FROM joex.job ORDER BY seq")
+    assert [tuple(row) for row in states] == [
+        (ids[0], "waiting", 0, 0),
+        (ids[1], "scheduled", 0, 0),
+        (ids[2], "waiting", 0, 0),
+    ]

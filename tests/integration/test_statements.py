@@ -50,6 +50,7 @@ CALLS = {
     "delete_finished": "joex.delete_finished(ARRAY['success'], now())",
     "drain": "joex.drain('nobody')",
     "end_executor": "joex.end_executor(1, 'left', 5)",
+    "give_back_unknown": "joex.give_back_unknown(1, '{}')",
     "fall_asleep": "joex.fall_asleep(1)",
     "finish": f"joex.finish({NO_JOB}, {NO_JOB})",
     "finish_many": f"joex.finish_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY['success'], ARRAY[NULL]::jsonb[], \
