@@ -429,5 +429,7 @@ async def _fills_all_slots(client: AnyClient, app: joex.App, inside: Inside, tog
 
 async def _make_due(connection: asyncpg.Connection, job_id: UUID) -> object:
     """The time has come for a job that waits for its next try; returns what time that is."""
-    await connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1 AND due_at > now()", job_id)
-    return await connection.fetchval("SELECT due_at FROM joex.job WHERE id = $1", job_id)
+    # In one statement: the executor may take the job as soon as it is due.
+    return await connection.fetchval(
+        "UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1 AND due_at > now() RETURNING due_at", job_id
+    )
