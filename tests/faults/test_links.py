@@ -86,6 +86,28 @@ async def test_links_that_go_silent_at_a_statement_lose_no_job_and_stop_no_execu
     assert executor.is_alive
 
 
+async def test_a_take_that_arrives_after_it_was_given_up_loses_no_job(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    """The network delivers it when the executor has long gone on: what it takes is unknown to the executor."""
+    await executors.start("one", url=proxy.url, pool_size=1, lease=3)
+    await proxy.cut()
+    trap = proxy.trap("joex.take(", At.DELAY)
+    first = await client.submit("hold", {"flag": "go"})
+    await eventually(trap.sprung.is_set)
+    await effects.begun(first)  # by another take
+    second = await client.submit("effect")
+    proxy.thaw()
+
+    async def is_taken() -> bool:
+        return bool((await client.get(second)).state != "waiting")
+
+    await eventually(is_taken, why="the late take has taken the job")
+    await effects.flag("go")
+    assert await effects.all_finished([first, second]) == {"success": 2}
+    assert await effects.overlapping() == []
+
+
 @pytest.mark.parametrize("task", ["hold", "hold.thread.polite", "transaction"])
 async def test_an_executor_without_a_link_ends_its_runs_before_another_one_begins_them(
     task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy

@@ -19,6 +19,7 @@ class At(enum.Enum):
     CUT = enum.auto()  # the statement does not arrive, and the link ends
     FREEZE_ANSWER = enum.auto()  # the statement is executed, its answer does not arrive, and the link is silent
     CUT_ANSWER = enum.auto()  # the statement is executed, its answer does not arrive, and the link ends
+    DELAY = enum.auto()  # the statement arrives when the link thaws, even if the client has given it up by then
 
 
 class Trap:
@@ -140,35 +141,51 @@ class _Link:
         client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         server: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
-        pumps = [
-            asyncio.ensure_future(self._pump(client[0], server[1], from_client=True)),
-            asyncio.ensure_future(self._pump(server[0], client[1], from_client=False)),
+        tasks = [
+            asyncio.ensure_future(self._forward_to_server(client[0], server[1])),
+            asyncio.ensure_future(self._forward_to_client(server[0], client[1])),
             asyncio.ensure_future(self._cut.wait()),
         ]
         try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            # When the client has closed, the server still gets what was sent before that, and closes then.
+            await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for pump in pumps:
-                pump.cancel()
+            for task in tasks:
+                task.cancel()
             for _, writer in (client, server):
                 writer.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_client: bool) -> None:
+    async def _forward_to_server(self, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                if from_client:
-                    self._watch_statement(data)
-                elif self._is_executed and self._answer_trap is not None:
+            while data := await client.read(65536):
+                self._watch_statement(data)
+                await self.flow.wait()
+                if self._cut.is_set():
+                    return
+                server.write(data)
+                await server.drain()
+        await self.flow.wait()
+        with contextlib.suppress(OSError):
+            server.write_eof()
+
+    async def _forward_to_client(self, server: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await server.read(65536):
+                if self._is_executed and self._answer_trap is not None:
                     self._spring(self._answer_trap, freeze=self._answer_trap.at is At.FREEZE_ANSWER)
                 await self.flow.wait()
                 if self._cut.is_set():
                     return
-                writer.write(data)
-                await writer.drain()
+                with contextlib.suppress(OSError):  # the client has gone
+                    client.write(data)
+                    await client.drain()
 
     def _watch_statement(self, data: bytes) -> None:
         if self._answer_trap is not None:
             self._is_executed = True  # the client sends nothing more than this before it has the answer
+            if self._answer_trap.at is At.DELAY:
+                self._spring(self._answer_trap, freeze=True)
+                self._answer_trap = None
             return
         trap = self._proxy.sprung(data)
         if trap is None:

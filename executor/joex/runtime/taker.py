@@ -37,6 +37,7 @@ _FIRST_LOOK, _LATEST_LOOK = (
 )  # seconds between looks while transactions are open that may not have seen us sleep
 _LONGEST_RETRY = 2.0
 _LOCKED_RETRY_IN = 0.2
+_DELIVERED_WITHIN = 60.0
 _OVERLAP_FROM = 16  # slots
 
 
@@ -69,7 +70,9 @@ class Taker:
         self._is_declared = False  # the database knows that we sleep
         self._horizon: int | None = None  # transactions below it may not have seen that yet
         self._look_in = _FIRST_LOOK
-        self._may_hold_unknown = False  # the answer to a take was lost: the database may have given us jobs
+        # The answer to a take was lost: the database may have given us jobs, or may yet, as long as the network can
+        # deliver the statement. Up to this time of the loop's clock, and once after it, they are looked for; 0: none.
+        self._unknown_until = 0.0
         self.is_stopped = False
 
     def wake(self) -> None:
@@ -100,7 +103,8 @@ class Taker:
             except LeaseLost:
                 raise
             except (JoexError, OSError) as error:
-                self._is_declared, self._may_hold_unknown = False, True
+                self._is_declared = False
+                self._unknown_until = asyncio.get_running_loop().time() + _DELIVERED_WITHIN
                 self._emit(DatabaseTrouble("taker", str(error), retry_in))
                 sleep, retry_in = retry_in, min(retry_in * 2, _LONGEST_RETRY)
             if sleep:
@@ -115,9 +119,10 @@ class Taker:
         """Take once; returns for how long to sleep, 0 for not at all."""
         begin = time.perf_counter()
         async with borrowed(self._pool) as connection:
-            if self._may_hold_unknown:
+            if self._unknown_until:
                 await executors.give_back_unknown(connection, self._executor, list(self._runner.runs))
-                self._may_hold_unknown = False
+                if asyncio.get_running_loop().time() > self._unknown_until:
+                    self._unknown_until = 0.0
             jobs = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
             self._emit(Taken(asked, len(jobs), time.perf_counter() - begin))
             for job in jobs:
@@ -141,7 +146,7 @@ class Taker:
 
     async def _until_due(self, connection: Any) -> float:
         look = await executors.look(connection, self._queues)
-        sleep = self._longest_sleep
+        sleep = min(self._longest_sleep, _LATEST_LOOK) if self._unknown_until else self._longest_sleep
         if look.next_due is not None:
             # Due and not taken: somebody has locked the row. It is looked for again, but not without a pause.
             sleep = min(sleep, look.next_due if look.next_due > 0 else _LOCKED_RETRY_IN)
