@@ -71,6 +71,12 @@ class Settings(BaseSettings):
     )
     lease: Duration = Field(timedelta(seconds=6), description="silence after which a dead executor's jobs move on")
     drain_timeout: Duration | None = Field(None, description="longest a drain waits for running jobs; none: no limit")
+    signal_timeout: Duration | None = Field(
+        None, description="the same for a drain that a signal began; none: as drain_timeout"
+    )
+    startup_wait: Duration = Field(
+        timedelta(0), description="wait at the start this long for the database and its schema"
+    )
     retention: Duration = Field(timedelta(days=7), description="finished jobs and their logs are kept this long")
     retention_failed: Duration = Field(timedelta(days=30), description="failed jobs and their logs are kept this long")
     http_address: str = Field("127.0.0.1:7878", description="host:port of the HTTP interface; empty: none")

@@ -48,23 +48,31 @@ async def test_no_statement_is_kept_from_the_register():
 CALLS = {
     "cancel": f"joex.cancel({NO_JOB})",
     "delete_finished": "joex.delete_finished(ARRAY['success'], now())",
+    "demand": "joex.demand(ARRAY['default'], 100)",
+    "demand_by_group": "joex.demand_by_group('default', 100)",
     "drain": "joex.drain('nobody')",
     "end_executor": "joex.end_executor(1, 'left', 5)",
     "give_back_unknown": "joex.give_back_unknown(1, '{}')",
     "fall_asleep": "joex.fall_asleep(1)",
+    "forget_retired": "joex.forget_retired('a/b', now())",
     "finish": f"joex.finish({NO_JOB}, {NO_JOB})",
     "finish_many": f"joex.finish_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY['success'], ARRAY[NULL]::jsonb[], \
                      ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::float8[], ARRAY[NULL]::float8[], true)",
     "heartbeat": f"joex.heartbeat(1, ARRAY[{NO_JOB}], ARRAY[{NO_JOB}])",
     "is_dead": "joex.is_dead(e) FROM joex.executor e",
+    "keep_periodic_tasks": "joex.keep_periodic_tasks('nobody', ARRAY['a'])",
     "lane": "joex.lane('high')",
     "lock_class": "joex.lock_class(1)",
     "look": "joex.look(ARRAY['default'])",
     "note_many": f"joex.note_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[1], ARRAY[0.0], ARRAY['info'], \
                    ARRAY['line'], ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[50]::smallint[], ARRAY['half'])",
+    "pod_gone": "joex.pod_gone('nothing', 5)",
     "promote": "joex.promote('default')",
+    "put_periodic_task": "joex.put_periodic_task('a', 'me', true, 't', 'daily', 'UTC', 'default', 'default', '{}', '', '', \
+                          'low', NULL)",
     "register": "joex.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)",
     "rescue": "joex.rescue(5)",
+    "retire": "joex.retire('a/b', true)",
     "retry": f"joex.retry({NO_JOB})",
     "retry_failed": "joex.retry_failed()",
     "ring": "joex.ring('a')",
@@ -72,6 +80,7 @@ CALLS = {
     "serve_queue": "joex.serve_queue('another')",
     "set_group": "joex.set_group('a', weight => 2)",
     "set_priority": f"joex.set_priority({NO_JOB}, 'high')",
+    "slots": "joex.slots('a/')",
     "start_many": f"joex.start_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0])",
     "submit": "joex.submit('a')",
     "submit_chore": "joex.submit_chore('tidy', '{}', 'default', '1 hour')",
@@ -79,8 +88,10 @@ CALLS = {
     "take": "joex.take(1, ARRAY['default'], 3)",
     "take_pass": None,  # take calls it
     "tell": "joex.tell(1, 'drain')",
+    "tell_operators": "joex.tell_operators('a/b')",
     "turns": "joex.turns(0, 5, 4, 1)",
     "uuid7": "joex.uuid7()",
+    "watch": "joex.watch('a/b', ARRAY['default'], '1 minute')",
     "wake": "joex.wake('default', 1)",
 }
 

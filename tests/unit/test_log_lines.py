@@ -15,11 +15,12 @@ from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
 from joex.observe.log_lines import LogLines, capture_logging, fan_out
 
-JOB = TakenJob(UUID(int=1), UUID(int=2), 1, "default", "acme", "mail.send", "{}", "low", "", "", 2, 2, None)
+JOB = TakenJob(UUID(int=1), UUID(int=2), 1, "default", "acme", "mail.send", "{}", "low", "", "", 2, 2, None, 0.0)
 
 EXAMPLES: dict[type, Any] = {
     events.Registered: events.Registered("host", 7, 0),
     events.AppIdInUse: events.AppIdInUse("host", "pid 7 on host"),
+    events.AppIdRetired: events.AppIdRetired("prod/documents-3"),
     events.Taken: events.Taken(1, 1, 0.001),
     events.RunStarted: events.RunStarted(JOB),
     events.RunEnded: events.RunEnded(JOB, Verdict(State.SUCCESS), 0.1),
@@ -104,7 +105,7 @@ def test_an_app_id_in_use_is_told_with_its_mend():
 
 
 def test_a_file_gets_no_colours_and_no_name_steers_a_terminal():
-    evil = TakenJob(UUID(int=1), UUID(int=2), 1, "default", "\x1b[31mred", "t", "{}", "low", "", "", 0, 0, None)
+    evil = TakenJob(UUID(int=1), UUID(int=2), 1, "default", "\x1b[31mred", "t", "{}", "low", "", "", 0, 0, None, 0.0)
     (line,) = lines(events.RunEnded(evil, Verdict(State.FAILED, error="first\nsecond"), 0.1), log_format="console")
     assert line.isprintable()
     assert r"group='\x1b[31mred'" in line

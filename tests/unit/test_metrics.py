@@ -13,7 +13,7 @@ from joex.observe.metrics import Metrics
 
 
 def job(task="mail.send", queue="default"):
-    return TakenJob(UUID(int=1), UUID(int=2), 1, queue, "acme", task, "{}", "low", "", "", 0, 0, None)
+    return TakenJob(UUID(int=1), UUID(int=2), 1, queue, "acme", task, "{}", "low", "", "", 0, 0, None, 0.0)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from joex.cli.flags import with_settings
 from joex.cli.load import load_app
 from joex.client import Client
 from joex.config import Settings, load_settings
-from joex.errors import JoexError
+from joex.errors import DatabaseUnavailable, JoexError, SchemaError
 from joex.store.database import connect, create_pool
 from joex.store.migrate import check_schema
 from joex.task import App
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("joex")
 _MOST_NAMED = 5
+_TRY_AGAIN_IN = 0.5
 
 
 @with_settings
@@ -65,14 +66,31 @@ async def _run(app: App, settings: Settings, url: str) -> None:
         if listener is not None:
             client = await stack.enter_async_context(_client(settings, url))
             services.append(_http(settings, client, running, metrics, listener))
-        _drain_on_signals(running)
+        _drain_on_signals(running, settings)
         _log.info("%s runs up to %d jobs of %s", running.app_id, settings.pool_size, ", ".join(settings.queues))
         with _one_error():
             await running.run(services)
 
 
 async def _check(settings: Settings, url: str) -> None:
-    """Whether the database can be reached, and has this version's schema: before anything else is begun."""
+    """Wait until the database can be reached, and has this version's schema: before anything else is begun."""
+    loop = asyncio.get_running_loop()
+    give_up, told = loop.time() + settings.startup_wait.total_seconds(), ""
+    while True:
+        try:
+            await _try(settings, url)
+        except (DatabaseUnavailable, SchemaError) as error:
+            if loop.time() + _TRY_AGAIN_IN > give_up:
+                raise
+            if str(error) != told:
+                told = str(error)
+                _log.warning("waiting: %s", told)
+            await asyncio.sleep(_TRY_AGAIN_IN)
+        else:
+            return
+
+
+async def _try(settings: Settings, url: str) -> None:
     connection = await connect(url, pooled=settings.poll_interval is not None)
     try:
         await check_schema(connection)
@@ -116,9 +134,10 @@ def _http(
     return lambda: serve(api, listener)
 
 
-def _drain_on_signals(executor: Executor) -> None:
-    """Drain at the first signal, whoever else asked for it before; stop at a further one."""
+def _drain_on_signals(executor: Executor, settings: Settings) -> None:
+    """Drain at the first signal, whoever else asked for it before; stop at a further one, or when its time is over."""
     received = 0
+    loop = asyncio.get_running_loop()
 
     def on_signal(name: str) -> None:
         nonlocal received
@@ -126,11 +145,12 @@ def _drain_on_signals(executor: Executor) -> None:
         if received == 1:
             executor.drain()
             _log.info("%s: waiting for the runs: %s; a further signal gives them back at once", name, _runs(executor))
+            if settings.signal_timeout is not None:
+                loop.call_later(settings.signal_timeout.total_seconds(), executor.stop)
         else:
             _log.warning("%s again: giving back the runs: %s", name, _runs(executor))
             executor.stop()
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
 

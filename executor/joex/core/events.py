@@ -32,6 +32,13 @@ class AppIdInUse:
 
 
 @dataclass(frozen=True, slots=True)
+class AppIdRetired:
+    """Nobody may take jobs under the app-id any more; this executor waits for its end."""
+
+    app_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """Jobs were taken (maybe none), in so many seconds."""
 
@@ -136,6 +143,7 @@ class Left:
 Event: TypeAlias = (
     Registered
     | AppIdInUse
+    | AppIdRetired
     | Taken
     | RunStarted
     | RunEnded

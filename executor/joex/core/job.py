@@ -90,7 +90,10 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class TakenJob:
-    """A job in the hands of an executor, and the lock id that every write of this run must show."""
+    """A job in the hands of an executor, and the lock id that every write of this run must show.
+
+    ``waited``: seconds from when it could be taken until it was.
+    """
 
     id: UUID
     lock_id: UUID
@@ -105,6 +108,7 @@ class TakenJob:
     attempt: int
     failures: int
     retries: int | None
+    waited: float
 
 
 def _check_time(field: str, time: datetime | None) -> None:

@@ -23,6 +23,7 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
         "warning",
         "another executor lives under this app-id: waiting until it has gone; give each executor its own: JOEX_APP_ID",
     ),
+    events.AppIdRetired: ("info", "this app-id is retired: no jobs are taken under it; waiting to be ended"),
     events.Taken: ("debug", "took jobs"),
     events.WorkerConflict: ("warning", "a run had lost its job: its result is dropped"),
     events.Rescued: ("warning", "an executor has died: its jobs wait again"),

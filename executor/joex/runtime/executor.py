@@ -2,7 +2,7 @@
 
 ::
 
-    STARTING --> WAITING (its app-id is in use) --> RUNNING --> DRAINING --> LEFT
+    STARTING --> WAITING (its app-id is in use, or retired) --> RUNNING --> DRAINING --> LEFT
                                                     |   ^
                                                     |   | a new incarnation
                                                     +---+ the lease has ended
@@ -35,7 +35,7 @@ from joex.runtime.runner import Defaults, Interruption, Runner
 from joex.runtime.taker import Taker
 from joex.store import executors
 from joex.store.database import borrowed, create_pool
-from joex.store.executors import Other, Registration
+from joex.store.executors import Other, Registered, Registration
 from joex.store.migrate import check_schema
 from joex.task import App
 
@@ -162,7 +162,11 @@ class Executor:
             self._emit(events.LeaseEnded(self.id))
 
     async def _register(self, pool: asyncpg.Pool[Any]) -> tuple[int, float] | None:
-        """Register a new incarnation; wait while another executor lives under the app-id. None: asked to drain."""
+        """Register a new incarnation; wait while another executor lives under the app-id. None: asked to drain.
+
+        Under a retired app-id nobody registers. It waits there too: whoever retired it is about to end this process, and
+        one that ended by itself would only be started again.
+        """
         me, gone, told = self._registration(), None, None
         while not self._draining.is_set():
             sent = clock()
@@ -179,11 +183,17 @@ class Executor:
                     gone = answer.other.id
                     continue
                 self.phase = "waiting"
-                if answer.other is not None and answer.other.id != told:
-                    told = answer.other.id
-                    self._emit(events.AppIdInUse(self.app_id, _describe(answer.other)))
+                told = self._tell_of_waiting(answer, told)
             await _wait(self._draining, _REGISTER_RETRY_IN)
         return None
+
+    def _tell_of_waiting(self, answer: Registered, told: int | None) -> int | None:
+        """Say once why it waits; returns whom it waits for (0: its app-id is retired)."""
+        why = answer.other.id if answer.other is not None else 0
+        if why != told:
+            in_use = None if answer.other is None else events.AppIdInUse(self.app_id, _describe(answer.other))
+            self._emit(in_use or events.AppIdRetired(self.app_id))
+        return why
 
     def _registration(self) -> Registration:
         process, settings = this_process(), self.settings

@@ -15,7 +15,7 @@ EXECUTOR_LIVES = 1785685001
 """The class of the session lock that a living executor holds on its id (see sql/10_common.sql)."""
 
 _REGISTER = statement("""
-    SELECT r.id, r.reclaimed, (r.other).id AS other_id, (r.other).host AS other_host,
+    SELECT r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
            (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
            extract(epoch FROM clock_timestamp() - (r.other).heartbeat_at)::float8 AS other_silent
@@ -86,11 +86,12 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a registration: the new id, or who is in the way."""
+    """The answer to a registration: the new id; or who is in the way, or that the app-id is retired."""
 
     id: int | None
     reclaimed: int
     other: Other | None
+    retired: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ async def register(connection: Connection, me: Registration, most_losses: int, g
     other = None
     if row["other_id"] is not None:
         other = Other(*(row[f"other_{name}"] for name in ("id", "host", "boot_id", "pid", "process_start", "silent")))
-    return Registered(row["id"], row["reclaimed"], other)
+    return Registered(row["id"], row["reclaimed"], other, row["retired"])
 
 
 async def hold_lock(connection: Connection, executor: int) -> bool:

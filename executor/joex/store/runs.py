@@ -13,7 +13,7 @@ from joex.store.statement import Connection, statement
 
 _TAKE = statement("""
     SELECT id, lock_id, seq, queue, grp, task, args::text, priority::text, subject, submitter, attempt, failures,
-           retries
+           retries, waited
     FROM joex.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
 """)
 _START = statement("SELECT joex.start_many($1::uuid[], $2::uuid[], $3::float8[])")

@@ -10,6 +10,12 @@ from joex_operator.objects import Pool
 
 HTTP_PORT = 7878
 
+_IN_POD = {
+    "http_address": f"0.0.0.0:{HTTP_PORT}",
+    "log_format": "json",
+    "startup_wait": "4m",  # while the database is away, restarts would only come ever later
+}
+
 RESERVED = frozenset(
     {
         "JOEX_APP_ID", "JOEX_DATABASE_URL", "JOEX_POD_NAME", "JOEX_POD_NAMESPACE", "JOEX_POD_UID",
@@ -29,7 +35,7 @@ def environment(pool: Pool, index: int) -> list[dict[str, Any]]:
         _from_pod("JOEX_POD_NAMESPACE", "metadata.namespace"),
         _from_pod("JOEX_POD_UID", "metadata.uid"),
         {"name": "JOEX_DATABASE_URL", "valueFrom": {"secretKeyRef": url}},
-        *(_value(f"JOEX_{name.upper()}", value) for name, value in settings(pool).items()),
+        *(_value(f"JOEX_{name.upper()}", value) for name, value in {**settings(pool), **_IN_POD}.items()),
     ]
 
 
@@ -46,8 +52,8 @@ def settings(pool: Pool) -> dict[str, str]:
         "log_buffer_size": str(spec.log_buffer_size),
         "wakeup_period": format_duration(spec.wakeup_period),
         "lease": format_duration(spec.lease),
-        "http_address": f"0.0.0.0:{HTTP_PORT}",
-        "log_format": "json",
+        # A pod that somebody else deletes or evicts: its jobs are given back in order before its grace is over.
+        "signal_timeout": format_duration(spec.drain.timeout),
     }
     if spec.timeout is not None:
         given["timeout"] = format_duration(spec.timeout)

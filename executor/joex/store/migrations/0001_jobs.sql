@@ -75,6 +75,7 @@ CREATE TABLE joex.job (
     state            joex.job_state NOT NULL DEFAULT 'waiting',
     lane             smallint CHECK (lane BETWEEN 0 AND 2),
     due_at           timestamptz,
+    runnable_since   timestamptz NOT NULL DEFAULT clock_timestamp(),    -- the time from which on it can be taken
     executor_id      integer,
     lock_id          uuid,                                  -- fencing token of the latest run
     app_id           text,                                  -- the executor of the latest run
@@ -148,6 +149,40 @@ CREATE TABLE joex.queue (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
     id      integer GENERATED ALWAYS AS IDENTITY UNIQUE,
     cursor  regclass NOT NULL
+);
+
+-- App-ids under which nobody takes a job any more, nor registers, until the name is forgotten: this is what makes it
+-- safe to remove an executor from outside (see joex.retire).
+CREATE TABLE joex.retired (
+    app_id      text PRIMARY KEY CHECK (app_id <> '' AND octet_length(app_id) <= 254),
+    retired_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Who wants to hear of work that waits while no executor is asleep: a pool that could grow, until then (see joex.watch).
+CREATE TABLE joex.watch (
+    queue  text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
+    name   text NOT NULL CHECK (name <> '' AND octet_length(name) <= 254),
+    until  timestamptz NOT NULL,
+    PRIMARY KEY (queue, name)
+) WITH (fillfactor = 50);
+
+-- Jobs that are submitted again and again. `owner` says who made a row; nobody else changes it by accident.
+CREATE TABLE joex.periodic_task (
+    id                 text PRIMARY KEY CHECK (id <> '' AND octet_length(id) <= 254),
+    owner              text NOT NULL CHECK (owner <> '' AND octet_length(owner) <= 254),
+    enabled            boolean NOT NULL,
+    task               text NOT NULL CHECK (task <> '' AND octet_length(task) <= 254),
+    grp                text NOT NULL CHECK (grp <> '' AND octet_length(grp) <= 254),
+    args               jsonb NOT NULL CHECK (jsonb_typeof(args) = 'object'),
+    subject            text NOT NULL CHECK (octet_length(subject) <= 1000),
+    submitter          text NOT NULL CHECK (octet_length(submitter) <= 254),
+    priority           joex.job_priority NOT NULL,
+    queue              text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
+    timer              text NOT NULL CHECK (timer <> '' AND octet_length(timer) <= 254),
+    zone               text NOT NULL CHECK (zone <> '' AND octet_length(zone) <= 64),
+    starting_deadline  interval CHECK (starting_deadline >= interval '0'),
+    created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+    changed_at         timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 -- Chores that some executor submits as a job of the system group every so often.

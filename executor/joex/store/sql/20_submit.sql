@@ -30,9 +30,9 @@ BEGIN
              AS g(task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries, ord)
     ), made AS (
         INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                              submitted_at)
+                              submitted_at, runnable_since)
         SELECT id, task, args, grp, queue, priority, subject, submitter, due_at,
-               CASE WHEN due_at IS NULL THEN joex.lane(priority) END, tracker, retries, v_now
+               CASE WHEN due_at IS NULL THEN joex.lane(priority) END, tracker, retries, v_now, coalesce(due_at, v_now)
         FROM given ORDER BY ord
         ON CONFLICT (tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING
         RETURNING id
@@ -68,9 +68,10 @@ DECLARE
     v_id uuid;
 BEGIN
     INSERT INTO joex.job AS j (task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                               submitted_at)
+                               submitted_at, runnable_since)
     VALUES (task, args, grp, queue, priority::joex.job_priority, subject, submitter, v_due,
-            CASE WHEN v_due IS NULL THEN joex.lane(priority::joex.job_priority) END, tracker, retries, v_now)
+            CASE WHEN v_due IS NULL THEN joex.lane(priority::joex.job_priority) END, tracker, retries, v_now,
+            coalesce(v_due, v_now))
     ON CONFLICT DO NOTHING      -- the tracker's index is the only one that can conflict: the id is new
     RETURNING j.id INTO v_id;
     PERFORM joex.wake(queue, 1);

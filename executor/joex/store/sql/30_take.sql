@@ -25,7 +25,7 @@ END $$;
 DO $do$ BEGIN
     CREATE TYPE joex.taken AS (
         id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args jsonb, priority joex.job_priority,
-        subject text, submitter text, attempt integer, failures integer, retries integer);
+        subject text, submitter text, attempt integer, failures integer, retries integer, waited float8);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 
 -- How many more jobs of a group with a limit may run. A limit must hold at every moment, so that takes from such a group
@@ -190,10 +190,10 @@ BEGIN
                lock_id = gen_random_uuid(), scheduled_at = clock_timestamp(), progress = 0, progress_message = NULL
         FROM chosen c WHERE j.id = c.id
         RETURNING j.id, j.lock_id, j.seq, j.queue, j.grp, j.task, j.args, j.priority, j.subject, j.submitter, j.attempt,
-                  j.failures, j.retries, c.nr
+                  j.failures, j.retries, extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr
     )
     SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task, t.args, t.priority, t.subject, t.submitter, t.attempt,
-           t.failures, t.retries
+           t.failures, t.retries, t.waited
     FROM taken t, moved ORDER BY t.nr;
 END $$;
 

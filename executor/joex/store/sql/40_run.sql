@@ -45,6 +45,7 @@ BEGIN
             lane = CASE WHEN g.state = 'waiting' AND NOT j.cancel_requested THEN joex.lane(j.priority) END,
             due_at = CASE WHEN g.state = 'stuck' AND NOT j.cancel_requested
                           THEN v_now + make_interval(secs => coalesce(g.delay, 0)) END,
+            runnable_since = v_now + make_interval(secs => coalesce(g.delay, 0)),
             attempt = j.attempt + CASE WHEN g.state = 'waiting' THEN 0 ELSE 1 END
                                 - CASE WHEN j.state = 'running' THEN 1 ELSE 0 END,
             failures = j.failures + CASE WHEN g.state IN ('stuck', 'failed') THEN 1 ELSE 0 END,

@@ -41,7 +41,7 @@ BEGIN
     UPDATE joex.job j SET
         lane = CASE WHEN j.state = 'stuck' THEN 0 ELSE joex.lane(j.priority) END,
         state = CASE WHEN j.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex.job_state,
-        due_at = NULL, finished_at = NULL, failures = 0, losses = 0, cancel_requested = false
+        due_at = NULL, finished_at = NULL, runnable_since = clock_timestamp(), failures = 0, losses = 0, cancel_requested = false
     WHERE j.id = id AND j.state IN ('failed', 'cancelled', 'stuck') RETURNING j.queue INTO v_queue;
     IF NOT FOUND THEN
         RETURN false;

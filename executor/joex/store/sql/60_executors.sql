@@ -27,7 +27,7 @@ BEGIN
     FOR v_queue IN
         WITH back AS (
             UPDATE joex.job j SET
-                executor_id = NULL, lock_id = NULL, losses = j.losses + x.lost,
+                executor_id = NULL, lock_id = NULL, runnable_since = clock_timestamp(), losses = j.losses + x.lost,
                 state = CASE WHEN j.cancel_requested THEN 'cancelled' WHEN j.losses + x.lost > p_most_losses THEN 'failed'
                              ELSE 'waiting' END::joex.job_state,
                 lane = CASE WHEN NOT j.cancel_requested AND j.losses + x.lost <= p_most_losses
@@ -45,6 +45,7 @@ BEGIN
         v_all := v_all + v_queue.jobs;
         PERFORM joex.wake(v_queue.name, v_queue.jobs);
     END LOOP;
+    PERFORM joex.tell_operators((SELECT e.app_id FROM joex.executor e WHERE e.id = p_id));
     UPDATE joex.executor SET orphans = true
     WHERE id = p_id AND EXISTS (SELECT FROM joex.job j WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL);
     RETURN v_all;
@@ -62,7 +63,7 @@ BEGIN
     FOR v_queue IN
         WITH back AS (
             UPDATE joex.job j SET
-                executor_id = NULL, lock_id = NULL,
+                executor_id = NULL, lock_id = NULL, runnable_since = clock_timestamp(),
                 state = CASE WHEN j.cancel_requested THEN 'cancelled' ELSE 'waiting' END::joex.job_state,
                 lane = CASE WHEN NOT j.cancel_requested THEN joex.lane(j.priority) END,
                 finished_at = CASE WHEN j.cancel_requested THEN clock_timestamp() END
@@ -127,18 +128,25 @@ END $$;
 
 -- Register a new incarnation of an executor. An earlier incarnation with the same app-id is replaced, and its jobs
 -- put back, where it is certainly gone: it ran in the same pod, or it is p_gone (the caller saw that its process does not
--- exist any more), or its lease is over. Where it may live, nothing is done: the answer has no id, but who is in the way.
+-- exist any more), or its lease is over. Where it may live, nothing is done: the answer has no id, but who is in the way;
+-- and neither where the app-id is retired (see joex.retire).
 CREATE OR REPLACE FUNCTION joex.register(
     p_app_id text, p_pod_uid text, p_host text, p_boot_id text, p_pid integer, p_process_start text, p_version text,
     p_queues text[], p_tasks text[], p_pool_size integer, p_http_address text, p_lease interval, p_locks boolean,
     p_most_losses integer, p_gone integer DEFAULT NULL
-) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor) LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor, retired boolean) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     v_queue text;
     v_certain boolean;
 BEGIN
     reclaimed := 0;
+    PERFORM pg_advisory_xact_lock(joex.lock_class(5), hashtext(p_app_id));
+    retired := EXISTS (SELECT FROM joex.retired r WHERE r.app_id = p_app_id);
+    IF retired THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
     FOREACH v_queue IN ARRAY p_queues LOOP
         PERFORM joex.serve_queue(v_queue);
     END LOOP;
@@ -169,6 +177,7 @@ BEGIN
         SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     ELSE
         other := NULL;
+        PERFORM joex.tell_operators(p_app_id);
     END IF;
     RETURN NEXT;
 END $$;
@@ -230,6 +239,7 @@ BEGIN
         UPDATE joex.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;
         IF FOUND THEN
             PERFORM joex.tell(v_executor.id, 'drain');
+            PERFORM joex.tell_operators(v_executor.app_id);
             RETURN NEXT v_executor.app_id;
         END IF;
     END LOOP;

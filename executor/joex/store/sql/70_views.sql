@@ -14,13 +14,13 @@ SELECT c.queue, c.grp,
        count(*) FILTER (WHERE c.state = 'scheduled') AS scheduled,
        count(*) FILTER (WHERE c.state = 'running') AS running,
        count(*) FILTER (WHERE c.state = 'stuck') AS stuck,
-       extract(epoch FROM clock_timestamp() - min(c.submitted_at) FILTER (WHERE c.lane IS NOT NULL))::float8
+       extract(epoch FROM clock_timestamp() - min(c.runnable_since) FILTER (WHERE c.lane IS NOT NULL))::float8
            AS oldest_runnable_seconds,
        coalesce(max(s.weight), 1) AS weight, coalesce(bool_or(s.paused), false) AS paused,
        max(s.max_running) AS max_running
-FROM (SELECT queue, grp, state, lane, due_at, submitted_at FROM joex.job WHERE lane IS NOT NULL
-      UNION ALL SELECT queue, grp, state, lane, due_at, submitted_at FROM joex.job WHERE due_at IS NOT NULL
-      UNION ALL SELECT queue, grp, state, lane, due_at, submitted_at FROM joex.job WHERE executor_id IS NOT NULL) c
+FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE lane IS NOT NULL
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE due_at IS NOT NULL
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE executor_id IS NOT NULL) c
 LEFT JOIN joex.group_setting s ON s.queue = c.queue AND s.grp = c.grp
 GROUP BY c.queue, c.grp;
 

@@ -1,0 +1,129 @@
+"""Pools of executors, for those who add and remove executors: how much work there is, who lives, who is to go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from joex.store.errors import translated
+from joex.store.statement import Connection, statement
+
+CHANNEL = "joex_operator"
+"""Where is heard: ``{"queue": name}``, work that found no executor asleep; ``{"executor": app_id}``, one came or went."""
+
+_DEMAND = statement("SELECT runnable, next_due FROM joex.demand($1::text[], $2::integer)")
+_SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex.slots($1::text)")
+_WATCH = statement("SELECT joex.watch($1::text, $2::text[], $3::interval)")
+_OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+_RETIRE = statement("SELECT joex.retire($1::text, $2::boolean)")
+_FORGET = statement("SELECT joex.forget_retired($1::text, $2::timestamptz)")
+_POD_GONE = statement("SELECT joex.pod_gone($1::text, $2::integer)")
+_PUT_PERIODIC = statement("""
+    SELECT joex.put_periodic_task($1::text, $2::text, $3::boolean, $4::text, $5::text, $6::text, $7::text, $8::text,
+                                  $9::text::jsonb, $10::text, $11::text, $12::text, $13::interval)
+""")
+_KEEP_PERIODIC = statement("SELECT joex.keep_periodic_tasks($1::text, $2::text[])")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of an app-id: of the executor that lives under it (``executor``: its id), and of its retirement."""
+
+    app_id: str
+    executor: int | None
+    pod_uid: str | None
+    held: int
+    draining: bool
+    retired_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewPeriodicTask:
+    """A periodic task as it is set by its owner; ``args`` is JSON."""
+
+    id: str
+    owner: str
+    enabled: bool
+    task: str
+    timer: str
+    zone: str
+    queue: str
+    group: str
+    args: str
+    subject: str
+    submitter: str
+    priority: str
+    starting_deadline: timedelta | None
+
+
+async def demand(connection: Connection, queues: Sequence[str], most: int) -> tuple[int, float | None]:
+    """Jobs that could be taken now, counted up to ``most``; and the seconds until the next one is due."""
+    with translated():
+        row = await connection.fetchrow(_DEMAND, queues, most)
+    return row["runnable"], row["next_due"]
+
+
+async def slots(connection: Connection, prefix: str) -> list[Known]:
+    """The app-ids that begin with ``prefix``, living or retired."""
+    with translated():
+        return [Known(*row) for row in await connection.fetch(_SLOTS, prefix)]
+
+
+async def watch(connection: Connection, name: str, queues: Sequence[str], length: timedelta) -> int:
+    """Want to hear of work that finds nobody asleep, for so long; see joex.watch in sql/65_pools.sql."""
+    with translated():
+        return int(await connection.fetchval(_WATCH, name, queues, length))
+
+
+async def oldest_transaction(connection: Connection) -> int:
+    """The oldest transaction id that is still open: all below it have ended."""
+    with translated():
+        return int(await connection.fetchval(_OLDEST))
+
+
+async def retire(connection: Connection, app_id: str, *, only_if_idle: bool) -> str:
+    """Let nobody take jobs under an app-id; answers draining, retired, or busy (then nothing has changed)."""
+    with translated():
+        return str(await connection.fetchval(_RETIRE, app_id, only_if_idle))
+
+
+async def forget_retired(connection: Connection, app_id: str, retired_at: datetime) -> bool:
+    """Let somebody new register under an app-id that was retired then."""
+    with translated():
+        return bool(await connection.fetchval(_FORGET, app_id, retired_at))
+
+
+async def pod_gone(connection: Connection, pod_uid: str, most_losses: int) -> int:
+    """End the executor of a pod that does certainly not run any more; returns how many jobs wait again."""
+    with translated():
+        return int(await connection.fetchval(_POD_GONE, pod_uid, most_losses))
+
+
+async def put_periodic_task(connection: Connection, task: NewPeriodicTask) -> bool:
+    """Set a periodic task; False: somebody else owns the one with this id."""
+    with translated():
+        return bool(
+            await connection.fetchval(
+                _PUT_PERIODIC,
+                task.id,
+                task.owner,
+                task.enabled,
+                task.task,
+                task.timer,
+                task.zone,
+                task.queue,
+                task.group,
+                task.args,
+                task.subject,
+                task.submitter,
+                task.priority,
+                task.starting_deadline,
+            )
+        )
+
+
+async def keep_periodic_tasks(connection: Connection, owner: str, ids: Sequence[str]) -> list[str]:
+    """Remove the periodic tasks of an owner, all but these; returns the ids of those removed."""
+    with translated():
+        return [row[0] for row in await connection.fetch(_KEEP_PERIODIC, owner, ids)]

@@ -1,0 +1,151 @@
+-- What those ask and say who add and remove executors: an operator of pools.
+
+-- Nobody takes a job under this app-id any more, nor registers under it, until it is forgotten: from the moment this
+-- commits, no take under it is under way. Answers: draining (an executor lives under it; it finishes what runs, and leaves),
+-- retired (nobody lives under it), or busy, where only_if_idle is asked for and it holds a job: then nothing has changed.
+CREATE OR REPLACE FUNCTION joex.retire(p_app_id text, p_only_if_idle boolean) RETURNS text
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_id integer;
+BEGIN
+    -- Against a registration under this name: it comes before all of this, or finds the name retired.
+    PERFORM pg_advisory_xact_lock(joex.lock_class(5), hashtext(p_app_id));
+    SELECT e.id INTO v_id FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
+    IF FOUND THEN
+        -- Against a take: it comes before all of this, and its jobs are counted, or finds that the executor drains.
+        PERFORM pg_advisory_xact_lock(joex.lock_class(2), v_id);
+        IF p_only_if_idle
+           AND EXISTS (SELECT FROM joex.job j WHERE j.executor_id = v_id AND j.executor_id IS NOT NULL) THEN
+            RETURN 'busy';
+        END IF;
+        UPDATE joex.executor e SET draining = true WHERE e.id = v_id AND e.left_at IS NULL;
+        IF NOT FOUND THEN
+            v_id := NULL;
+        ELSE
+            PERFORM joex.tell(v_id, 'drain');
+        END IF;
+    END IF;
+    INSERT INTO joex.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;     -- the first time counts
+    PERFORM joex.tell_operators(p_app_id);
+    RETURN CASE WHEN v_id IS NULL THEN 'retired' ELSE 'draining' END;
+END $$;
+
+-- Forget that an app-id was retired then: somebody new may register under it.
+CREATE OR REPLACE FUNCTION joex.forget_retired(p_app_id text, p_retired_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM joex.retired r WHERE r.app_id = p_app_id AND r.retired_at = p_retired_at;
+    RETURN FOUND;
+END $$;
+
+-- A pod does certainly not run any more: end the executor that was in it at once. Returns how many jobs it gave back.
+CREATE OR REPLACE FUNCTION joex.pod_gone(p_pod_uid text, p_most_losses integer) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(sum(joex.end_executor(e.id, 'dead', p_most_losses)), 0)::bigint
+    FROM joex.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL $$;
+
+-- The executors whose app-id begins with this, living or retired: a row for each app-id.
+CREATE OR REPLACE FUNCTION joex.slots(p_prefix text)
+RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, retired_at timestamptz)
+LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
+    SELECT app_id, e.id, e.pod_uid, coalesce(h.held, 0), coalesce(e.draining, false), r.retired_at
+    FROM (SELECT x.* FROM joex.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
+    FULL JOIN (SELECT x.* FROM joex.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
+    LEFT JOIN (SELECT j.executor_id, count(*) AS held FROM joex.job j WHERE j.executor_id IS NOT NULL
+               GROUP BY j.executor_id) h ON h.executor_id = e.id $$;
+
+-- How many jobs of these queues could be taken now, counted up to p_most: neither those of paused groups, nor beyond a
+-- group's limit. And the seconds until the next job is due (null: none waits for its time). Jobs that are due are moved to
+-- their lane first, as a take does it, for there may be nobody who takes.
+CREATE OR REPLACE FUNCTION joex.demand(p_queues text[], p_most integer)
+RETURNS TABLE (runnable bigint, next_due float8)
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_queue text;
+BEGIN
+    runnable := 0;
+    FOREACH v_queue IN ARRAY p_queues LOOP
+        FOR batch IN 1..10 LOOP
+            PERFORM joex.promote(v_queue);
+            EXIT WHEN NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue AND j.due_at <= clock_timestamp());
+        END LOOP;
+        IF EXISTS (SELECT FROM joex.group_setting g
+                   WHERE g.queue = v_queue AND (g.paused OR g.max_running IS NOT NULL)) THEN
+            runnable := runnable + joex.demand_by_group(v_queue, p_most - runnable);
+        ELSE
+            runnable := runnable + (SELECT count(*) FROM (
+                SELECT FROM joex.job j WHERE j.queue = v_queue AND j.lane IS NOT NULL LIMIT p_most - runnable) x);
+        END IF;
+        EXIT WHEN runnable >= p_most;
+    END LOOP;
+    next_due := (SELECT greatest(l.next_due, 0) FROM joex.look(p_queues) l);
+    RETURN NEXT;
+END $$;
+
+-- The same for one queue in which groups are paused or limited: from group to group along the ring.
+CREATE OR REPLACE FUNCTION joex.demand_by_group(p_queue text, p_most bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_ring bigint := -9223372036854775808;
+    v_paused boolean;
+    v_limit integer;
+    v_jobs bigint;
+    v_all bigint := 0;
+BEGIN
+    WHILE v_all < p_most LOOP
+        SELECT j.ring INTO v_ring FROM joex.job j
+        WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_ring ORDER BY j.ring LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        SELECT bool_or(g.paused), min(g.max_running) INTO v_paused, v_limit
+        FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_ring;
+        CONTINUE WHEN v_paused;
+        SELECT count(*) INTO v_jobs FROM (
+            SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = v_ring AND j.lane IS NOT NULL
+            LIMIT p_most - v_all) x;
+        IF v_limit IS NOT NULL THEN
+            v_jobs := greatest(least(v_jobs, v_limit - (
+                SELECT count(*) FROM joex.job j
+                WHERE j.queue = p_queue AND j.ring = v_ring AND j.executor_id IS NOT NULL)), 0);
+        END IF;
+        v_all := v_all + v_jobs;
+    END LOOP;
+    RETURN v_all;
+END $$;
+
+-- Want to hear, for so long, of work in these queues that finds no executor asleep (a length of zero: not any more). It is
+-- heard on the channel joex_operator, once or some times; who has heard it says when it wants to hear more, so that
+-- submissions do not notify at each job. Returns the next transaction id: until all below it have ended (see joex.look),
+-- one of them may have submitted a job without seeing this.
+CREATE OR REPLACE FUNCTION joex.watch(p_name text, p_queues text[], p_for interval) RETURNS bigint
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM joex.watch w WHERE w.until < clock_timestamp() - interval '1 hour' AND w.name <> p_name;
+    INSERT INTO joex.watch AS w (queue, name, until)
+    SELECT q.name, p_name, clock_timestamp() + p_for FROM unnest(p_queues) q(name) ORDER BY q.name
+    ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;
+    RETURN pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+END $$;
+
+-- Set a periodic task. A row that somebody else owns is left alone: false.
+CREATE OR REPLACE FUNCTION joex.put_periodic_task(
+    p_id text, p_owner text, p_enabled boolean, p_task text, p_timer text, p_zone text, p_queue text, p_grp text, p_args jsonb,
+    p_subject text, p_submitter text, p_priority text, p_starting_deadline interval
+) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO joex.periodic_task AS t (id, owner, enabled, task, timer, zone, queue, grp, args, subject, submitter,
+                                         priority, starting_deadline)
+    VALUES (p_id, p_owner, p_enabled, p_task, p_timer, p_zone, p_queue, p_grp, p_args, p_subject, p_submitter,
+            p_priority::joex.job_priority, p_starting_deadline)
+    ON CONFLICT (id) DO UPDATE SET
+        enabled = excluded.enabled, task = excluded.task, timer = excluded.timer, zone = excluded.zone,
+        queue = excluded.queue, grp = excluded.grp, args = excluded.args, subject = excluded.subject,
+        submitter = excluded.submitter, priority = excluded.priority, starting_deadline = excluded.starting_deadline,
+        changed_at = clock_timestamp()
+    WHERE t.owner = excluded.owner;
+    RETURN FOUND;
+END $$;
+
+-- Remove the periodic tasks of an owner, all but these. Returns the ids of those removed.
+CREATE OR REPLACE FUNCTION joex.keep_periodic_tasks(p_owner text, p_ids text[]) RETURNS SETOF text
+LANGUAGE sql VOLATILE AS $$
+    DELETE FROM joex.periodic_task t WHERE t.owner = p_owner AND t.id <> ALL (p_ids) RETURNING t.id $$;
