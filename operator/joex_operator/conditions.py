@@ -38,6 +38,11 @@ def conditions(pool: Pool, seen: Seen, decision: Decision) -> list[Condition]:
     ]
 
 
+def refused(error: Exception) -> Condition:
+    """What holds of an object that can't be worked with: nothing of it is changed until it is mended."""
+    return Condition("Ready", "False", "InvalidSpec", str(error), bad=True)
+
+
 def _ready(pool: Pool, seen: Seen, decision: Decision) -> Condition:
     """It takes jobs where it should, and none of its executors fails to start."""
     name, sizing = "Ready", decision.sizing

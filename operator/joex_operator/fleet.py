@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from joex_operator.events import Event
-from joex_operator.objects import Pool, Resource
+from joex_operator.objects import Pool, Ref
 from joex_operator.slots import Slot
 
 
@@ -50,13 +50,16 @@ class Fleet(Protocol):
             UrlUnknown: it can't be had; the reason is for a condition.
         """
 
-    def status(self, resource: Resource[Any]) -> Mapping[str, Any]:
-        """The status that is stored."""
+    def doubt_url(self, pool: Pool) -> None:
+        """The database has refused what this URL says: it may have changed."""
 
-    async def set_status(self, resource: Resource[Any], status: Mapping[str, Any]) -> None:
-        """Store a status."""
+    def status(self, ref: Ref) -> Mapping[str, Any]:
+        """The status of an object that is stored."""
 
-    async def tell(self, resource: Resource[Any], events: Sequence[Event]) -> None:
+    async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
+        """Store a status: `status` gives it from now on."""
+
+    async def tell(self, ref: Ref, events: Sequence[Event]) -> None:
         """Tell people what has happened. Nothing depends on it: it never fails."""
 
 

@@ -20,6 +20,17 @@ class SpecError(ConfigError):
     """An object is wrong: one line that names each wrong field, and what is expected there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Which object is meant, whether it can be worked with or not."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str = ""
+    generation: int = 1
+
+
 _Spec = TypeVar("_Spec", bound=Part)
 
 
@@ -37,6 +48,18 @@ class Resource(Generic[_Spec]):
 
 Pool: TypeAlias = Resource[JoexPoolSpec]
 Periodic: TypeAlias = Resource[PeriodicTaskSpec]
+
+
+def reference(manifest: Mapping[str, Any]) -> Ref:
+    """Which object a manifest is."""
+    metadata = manifest["metadata"]
+    return Ref(
+        kind=manifest["kind"],
+        namespace=metadata.get("namespace") or "default",
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 1),
+    )
 
 
 def parse_pool(manifest: Mapping[str, Any]) -> Pool:

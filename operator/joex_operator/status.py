@@ -36,12 +36,6 @@ def pool_status(
     return {**status, "history": history} if history else status
 
 
-def refused_status(generation: int, error: Exception, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """The status of an object that can't be worked with: nothing is changed but what it says of itself."""
-    ready = Condition("Ready", "False", "InvalidSpec", str(error), bad=True)
-    return with_conditions([ready], generation, previous, now)
-
-
 def with_conditions(
     new: Iterable[Condition], generation: int, previous: Mapping[str, Any], now: datetime
 ) -> dict[str, Any]:

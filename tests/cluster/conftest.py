@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from tests.support.cluster.api import Api
@@ -20,6 +21,7 @@ from tests.support.cluster.nodes import LocalNode
 from tests.support.cluster.objects import is_ready
 from tests.support.cluster.option import VARIABLE
 from tests.support.cluster.providers import Cluster, Unavailable, make
+from tests.support.cluster.system import System
 
 _HERE = Path(__file__).parent
 _WANTED = """
@@ -134,3 +136,12 @@ async def own_node(local_cluster: LocalCluster, api: Api) -> AsyncIterator[Local
     yield node
     local_cluster.drop_node(name)
     await api.delete("nodes", name)
+
+
+@pytest.fixture
+async def system(
+    cluster: Cluster, api: Api, namespace: str, pool: asyncpg.Pool, database_url: str
+) -> AsyncIterator[System]:
+    """Joex in the test's namespace, on the test's database; without an operator."""
+    async with System(cluster, api, namespace, pool, database_url) as system:
+        yield system

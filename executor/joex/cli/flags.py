@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 
 from joex.config import Settings
 from joex.core.duration import format_duration
@@ -17,18 +18,20 @@ from joex.core.duration import format_duration
 _PANEL = "Settings: a flag, or JOEX_<FLAG> in the environment, or a key of joex.toml"
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+def with_settings(
+    command: Callable[..., None], model: type[BaseSettings] = Settings, panel: str = _PANEL
+) -> Callable[..., None]:
     """Give a command a flag for each setting; it is called with those that were given, as ``flags``.
 
-    The flags are texts: `load_settings` reads them, as it reads the environment, and its message names the wrong one.
+    The flags are texts: who loads the settings reads them as the environment, and says which one is wrong.
     """
 
     def run(**values: Any) -> None:
         command(**{name: value for name, value in values.items() if name not in names}, flags=_given(values, names))
 
-    names = set(Settings.model_fields)
+    names = set(model.model_fields)
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
-    parameters = [*own, *(_flag(name, field) for name, field in Settings.model_fields.items())]
+    parameters = [*own, *(_flag(name, field, panel) for name, field in model.model_fields.items())]
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -38,14 +41,14 @@ def _given(values: Mapping[str, Any], names: set[str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if name in names and value is not None}
 
 
-def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
+def _flag(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     default = _default(field.default)
     option = typer.Option(
         f"--{name.replace('_', '-')}",
         metavar=_metavar(field),
         help=f"{field.description}{f' (default: {default})' if default else ''}",
         show_default=False,
-        rich_help_panel=_PANEL,
+        rich_help_panel=panel,
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]

@@ -6,7 +6,7 @@ import logging
 import sys
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 from uuid import UUID
 
 import structlog
@@ -56,6 +56,18 @@ def fan_out(*emits: events.Emit) -> events.Emit:
     return emit
 
 
+class LogSettings(Protocol):
+    """The settings that say how to log."""
+
+    @property
+    def log_format(self) -> str:
+        """``console`` or ``json``."""
+
+    @property
+    def log_level(self) -> str:
+        """``debug``, ``info``, ``warning`` or ``error``."""
+
+
 class LogLines:
     """Writes a line for each event that is worth one. A `joex.core.events.Emit`.
 
@@ -89,7 +101,7 @@ class LogLines:
             getattr(self._log, level)(text, **_details(event))
 
 
-def capture_logging(settings: Settings, stream: TextIO | None = None) -> None:
+def capture_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Let what libraries and tasks log (with the standard library) come out in the same form and place."""
     to = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(to)
@@ -110,11 +122,11 @@ _PREPARE: list[Processor] = [
 ]
 
 
-def _level(settings: Settings) -> int:
+def _level(settings: LogSettings) -> int:
     return logging.getLevelNamesMapping()[settings.log_level.upper()]
 
 
-def _render(settings: Settings, stream: TextIO) -> list[Processor]:
+def _render(settings: LogSettings, stream: TextIO) -> list[Processor]:
     if settings.log_format == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     return [

@@ -164,8 +164,8 @@ class Executor:
     async def _register(self, pool: asyncpg.Pool[Any]) -> tuple[int, float] | None:
         """Register a new incarnation; wait while another executor lives under the app-id. None: asked to drain.
 
-        Under a retired app-id nobody registers. It waits there too: whoever retired it is about to end this process, and
-        one that ended by itself would only be started again.
+        Under a retired app-id nobody registers. It waits there too: whoever retired it is about to end this process,
+        and one that ended by itself would only be started again.
         """
         me, gone, told = self._registration(), None, None
         while not self._draining.is_set():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_operator"
-"""Where is heard: ``{"queue": name}``, work that found no executor asleep; ``{"executor": app_id}``, one came or went."""
+"""Where is heard: ``{"queue": name}``, work that found nobody asleep; ``{"executor": app_id}``, one came or went."""
 
 _DEMAND = statement("SELECT runnable, next_due FROM joex.demand($1::text[], $2::integer)")
 _SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex.slots($1::text)")
@@ -60,7 +61,7 @@ class NewPeriodicTask:
 async def demand(connection: Connection, queues: Sequence[str], most: int) -> tuple[int, float | None]:
     """Jobs that could be taken now, counted up to ``most``; and the seconds until the next one is due."""
     with translated():
-        row = await connection.fetchrow(_DEMAND, queues, most)
+        row: Any = await connection.fetchrow(_DEMAND, queues, most)
     return row["runnable"], row["next_due"]
 
 
@@ -70,10 +71,10 @@ async def slots(connection: Connection, prefix: str) -> list[Known]:
         return [Known(*row) for row in await connection.fetch(_SLOTS, prefix)]
 
 
-async def watch(connection: Connection, name: str, queues: Sequence[str], length: timedelta) -> int:
+async def watch(connection: Connection, name: str, queues: Sequence[str], seconds: float) -> int:
     """Want to hear of work that finds nobody asleep, for so long; see joex.watch in sql/65_pools.sql."""
     with translated():
-        return int(await connection.fetchval(_WATCH, name, queues, length))
+        return int(await connection.fetchval(_WATCH, name, queues, timedelta(seconds=seconds)))
 
 
 async def oldest_transaction(connection: Connection) -> int:

@@ -99,6 +99,7 @@ def _container(pool: Pool, index: int, image: str) -> dict[str, Any]:
         # A task that holds up the loop must not get its executor killed, unless it does so for minutes.
         "livenessProbe": _probe("/healthz", every=15, failures=20, patience=10),
         "readinessProbe": _probe("/readyz", every=5, failures=2, patience=5),
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # why it ended is shown where people look for it
         "securityContext": _RESTRICTED,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own
     }

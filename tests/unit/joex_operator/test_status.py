@@ -5,13 +5,13 @@ from datetime import timedelta
 import pytest
 
 from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, Why
-from joex_operator.conditions import Condition, conditions
+from joex_operator.conditions import Condition, conditions, refused
 from joex_operator.events import Event, events_of_actions, events_of_change
 from joex_operator.history import History
 from joex_operator.objects import SpecError
 from joex_operator.reconcile import decide
 from joex_operator.slots import Phase
-from joex_operator.status import pool_status, refused_status, with_conditions
+from joex_operator.status import pool_status, with_conditions
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
 
 LATER = NOW + timedelta(minutes=5)
@@ -175,7 +175,7 @@ def test_a_status_is_the_same_while_nothing_changes():
 
 def test_a_spec_that_cannot_be_read_changes_nothing_but_what_is_told():
     before = status(seen(slot(0, held=1)))
-    after = refused_status(4, SpecError("spec.poolSize: expected 1 or more"), before, LATER)
+    after = with_conditions([refused(SpecError("spec.poolSize: expected 1 or more"))], 4, before, LATER)
     assert {**after, "conditions": 0, "observedGeneration": 3} == {**before, "conditions": 0}
     ready, *others = after["conditions"]
     assert (ready["status"], ready["reason"], ready["message"]) == (

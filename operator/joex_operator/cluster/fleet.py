@@ -1,0 +1,151 @@
+"""Executors as Deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from joex_operator import manifests
+from joex_operator.cluster import found
+from joex_operator.cluster.api import Api, ApiError, path_of
+from joex_operator.cluster.mirror import Body, Mirror, Place, version
+from joex_operator.cluster.secrets import Secrets
+from joex_operator.cluster.telling import Teller
+from joex_operator.events import Event
+from joex_operator.fleet import FleetError
+from joex_operator.names import FIELD_MANAGER, SLOT_LABEL
+from joex_operator.objects import Pool, Ref
+from joex_operator.slots import Slot
+
+_PATHS = {"JoexPool": "joexpools", "PeriodicTask": "periodictasks"}
+
+
+class Cluster:
+    """A `joex_operator.fleet.Fleet` on Kubernetes.
+
+    Args:
+        api: with the operator's rights.
+        image: of executors whose pool names none.
+        identity: who this operator is.
+    """
+
+    def __init__(self, api: Api, *, image: str, identity: str) -> None:
+        self.mirror = Mirror()
+        self._api = api
+        self._image = image
+        self._secrets = Secrets(api)
+        self._teller = Teller(api, identity)
+        self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
+
+    def template(self, pool: Pool) -> str:
+        """See `Fleet.template`."""
+        return manifests.template_hash(pool, self._image)
+
+    def slots(self, pool: Pool) -> list[Slot]:
+        """See `Fleet.slots`."""
+        return self.mirror.slots(pool.namespace, pool.name, pool.uid)
+
+    async def create(self, pool: Pool, index: int) -> None:
+        """See `Fleet.create`."""
+        manifest = manifests.slot_deployment(pool, index, self._image)
+        try:
+            made: Body = await self._api.create(
+                path_of(pool.namespace, "deployments"), manifest, fieldManager=FIELD_MANAGER
+            )
+        except ApiError as error:
+            if not error.is_conflict:
+                raise
+            made = await self._find_own(pool, manifest["metadata"]["name"])
+        self.mirror.deployments.put(made)
+
+    async def _find_own(self, pool: Pool, name: str) -> Body:
+        """The Deployment that has the name of a slot: made in an earlier step, as this one is repeated."""
+        there = await self._api.get(path_of(pool.namespace, "deployments", name))
+        owners = [owner["uid"] for owner in there["metadata"].get("ownerReferences") or []]
+        if pool.uid not in owners:
+            raise FleetError(f"Deployment {name!r} exists in namespace {pool.namespace!r}, and is not of this pool")
+        return there
+
+    async def delete(self, pool: Pool, slot: str, uid: str) -> None:
+        """See `Fleet.delete`. In the foreground: the Deployment goes when all that it has made is gone."""
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Foreground"}
+        try:
+            left = await self._api.delete(path_of(pool.namespace, "deployments", slot), options)
+        except ApiError as error:
+            if not (error.is_missing or error.is_conflict):
+                raise
+            return
+        if left.get("kind") == "Deployment":
+            self.mirror.deployments.put(left)
+
+    async def update(self, pool: Pool, slot: str, uid: str) -> None:
+        """See `Fleet.update`."""
+        body = {"metadata": {"uid": uid}, "spec": {"replicas": 1}}
+        try:
+            changed = await self._api.patch(
+                path_of(pool.namespace, "deployments", slot), body, fieldManager=FIELD_MANAGER
+            )
+        except ApiError as error:
+            if not (error.is_missing or error.is_conflict):
+                raise
+            return
+        self.mirror.deployments.put(changed)
+
+    async def is_clear(self, pool: Pool, slot: str) -> bool:
+        """See `Fleet.is_clear`."""
+        try:
+            await self._api.get(path_of(pool.namespace, "deployments", slot))
+        except ApiError as error:
+            if not error.is_missing:
+                raise
+        else:
+            return False
+        pods = await self._api.get(path_of(pool.namespace, "pods"), labelSelector=f"{SLOT_LABEL}={slot}")
+        return all(found.pod(body).has_ended for body in pods["items"])
+
+    async def database_url(self, pool: Pool) -> str:
+        """See `Fleet.database_url`."""
+        return await self._secrets.database_url(pool)
+
+    def doubt_url(self, pool: Pool) -> None:
+        """See `Fleet.doubt_url`."""
+        self._secrets.doubt(pool)
+
+    def status(self, ref: Ref) -> Mapping[str, Any]:
+        """See `Fleet.status`."""
+        return self._statuses.get((ref.kind, ref.namespace, ref.name), (0, {}))[1]
+
+    async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
+        """See `Fleet.set_status`."""
+        body = {"metadata": {"uid": ref.uid}, "status": _merge_patch(self.status(ref), status)}
+        path = f"{path_of(ref.namespace, _PATHS[ref.kind], ref.name)}/status"
+        try:
+            self.keep_status(await self._api.patch(path, body, fieldManager=FIELD_MANAGER))
+        except ApiError as error:
+            if not (error.is_missing or error.is_conflict):  # it is gone, or another one by now
+                raise
+
+    def keep_status(self, body: Body) -> None:
+        """Take the status of an object as the API server gives it, unless a newer one is known."""
+        metadata = body["metadata"]
+        key = (body["kind"], metadata["namespace"], metadata["name"])
+        if version(body) >= self._statuses.get(key, (0, {}))[0]:
+            self._statuses[key] = (version(body), body.get("status") or {})
+
+    def forget_status(self, kind: str, place: Place) -> None:
+        """An object is gone."""
+        self._statuses.pop((kind, *place), None)
+
+    async def tell(self, ref: Ref, events: Sequence[Event]) -> None:
+        """See `Fleet.tell`."""
+        await self._teller.tell(ref, events)
+
+
+def _merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The new object as a merge patch: that keeps what it does not name, so what is gone must be taken away."""
+    patch: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
+    for key, value in new.items():
+        before = old.get(key)
+        both = isinstance(value, Mapping) and isinstance(before, Mapping)
+        patch[key] = _merge_patch(before or {}, value) if both else value
+    return patch

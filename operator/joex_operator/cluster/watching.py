@@ -1,0 +1,223 @@
+"""kopf: it watches the API server, and tells the controller when to look.
+
+Only events are taken, for handlers of other kinds would write annotations and finalizers into the objects, and a
+finalizer hangs a namespace when the operator goes first. kopf runs only while this operator leads, and in a thread with
+a loop of its own: when it ends, it cancels every task of its loop that is younger than itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import kopf
+from kubernetes.aio.client import ApiClient
+
+from joex_operator.cluster.api import Api, ApiError, Object, path_of
+from joex_operator.cluster.fleet import Cluster
+from joex_operator.cluster.found import FoundDeployment, FoundPod
+from joex_operator.cluster.mirror import version
+from joex_operator.controller import PERIODIC, POOL, Controller
+from joex_operator.names import GROUP, POOL_LABEL, VERSION
+
+_log = logging.getLogger("joex.operator")
+
+_OBJECTS = {"joexpools": POOL, "periodictasks": PERIODIC}
+_LISTED = ("deployments", "pods", *_OBJECTS)
+"""A pool comes after what it has: a look that knew nothing of its slots would take them for missing."""
+_STREAM = 600.0
+"""Seconds that one watch lasts before it is begun anew."""
+_LOOK_FOR_CRDS_EVERY = 2.0
+
+
+class Watcher:
+    """Feeds a controller from the API server.
+
+    Args:
+        api: for listing.
+        cluster: the fleet, whose mirror is kept.
+        controller: told when to look.
+        namespaces: which; none: the whole cluster.
+    """
+
+    def __init__(self, api: Api, cluster: Cluster, controller: Controller, namespaces: Collection[str]) -> None:
+        self._api = api
+        self._cluster = cluster
+        self._controller = controller
+        self._namespaces = tuple(namespaces)
+
+    async def wait_for_crds(self) -> None:
+        """Wait until the API server knows the objects: the chart may install them beside the operator."""
+        told = False
+        while True:
+            try:
+                known = await self._api.get(f"/apis/{GROUP}/{VERSION}")
+                if {one["name"] for one in known["resources"]} >= set(_OBJECTS):
+                    return
+            except ApiError as error:
+                if not error.is_missing:
+                    raise
+            if not told:
+                told = True
+                _log.warning("waiting for the CRDs of %s/%s: kubectl apply -f crds/", GROUP, VERSION)
+            await asyncio.sleep(_LOOK_FOR_CRDS_EVERY)
+
+    async def run(self) -> None:
+        """Watch until cancelled.
+
+        Raises:
+            ApiError: kopf has ended by itself.
+        """
+        stop: Future[None] = Future()
+        ended = self._start(stop)
+        try:
+            await asyncio.shield(ended)
+        finally:
+            stop.set_result(None)
+        raise ApiError("the watches on the API server have ended")
+
+    def _start(self, stop: Future[None]) -> asyncio.Future[None]:
+        """Start kopf in a thread; the result is set when it has ended."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def hand_over(plural: str, event: kopf.RawEvent) -> None:
+            loop.call_soon_threadsafe(self._on_event, plural, event)
+
+        def run() -> None:
+            try:
+                asyncio.run(
+                    kopf.operator(
+                        registry=_handlers(self._api.client, hand_over),
+                        settings=_settings(),
+                        standalone=True,
+                        clusterwide=not self._namespaces,
+                        namespaces=self._namespaces,
+                        stop_flag=stop,
+                    )
+                )
+            except Exception:  # noqa: BLE001 - whatever it is, the operator begins anew
+                _log.error("kopf has failed", exc_info=True)  # noqa: LOG014
+            finally:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(_settle, ended)
+
+        threading.Thread(target=run, name="joex kopf", daemon=True).start()
+        return ended
+
+    def _on_event(self, plural: str, event: kopf.RawEvent) -> None:
+        """What kopf has heard, on the operator's loop."""
+        body: dict[str, Any] = dict(event["object"])
+        is_gone = event["type"] == "DELETED"
+        mirror = self._cluster.mirror
+        thing: FoundDeployment | FoundPod | None
+        if plural == "deployments":
+            thing = mirror.deployments.drop(body) if is_gone else mirror.deployments.put(body)
+        elif plural == "pods":
+            thing = mirror.pod_deleted(body) if is_gone else mirror.pods.put(body)
+        elif is_gone:
+            self._remove_object(_OBJECTS[plural], (body["metadata"]["namespace"], body["metadata"]["name"]))
+            return
+        else:
+            self._put_object(_OBJECTS[plural], body)
+            return
+        if thing is not None:
+            self._controller.wake(thing.namespace, thing.pool)
+
+    async def list_anew(self) -> None:
+        """List everything, and put right what events have not told."""
+        for kind in _LISTED:
+            for namespace in self._namespaces or ("",):
+                query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
+                listed = await self._api.get(path_of(namespace, kind), **query)
+                self._take_list(kind, namespace, listed)
+
+    def _take_list(self, kind: str, namespace: str, listed: Object) -> None:
+        at, bodies = version(listed), listed["items"]
+        if kind in _OBJECTS:
+            there = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in bodies}
+            for body in bodies:
+                self._put_object(_OBJECTS[kind], body)
+            for place in self._controller.objects(_OBJECTS[kind]) - there:
+                if namespace in ("", place[0]):
+                    self._remove_object(_OBJECTS[kind], place)
+            return
+        mirror = self._cluster.mirror
+        changed = (
+            mirror.deployments.replace(bodies, at, namespace)
+            if kind == "deployments"
+            else mirror.pods.replace(bodies, at, namespace)
+        )
+        for pool in changed:
+            self._controller.wake(*pool)
+
+    def _put_object(self, kind: str, body: Mapping[str, Any]) -> None:
+        manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
+        self._cluster.keep_status(manifest)
+        self._controller.put({key: value for key, value in manifest.items() if key != "status"})
+
+    def _remove_object(self, kind: str, place: tuple[str, str]) -> None:
+        self._controller.remove(kind, *place)
+        self._cluster.forget_status(kind, place)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _handlers(client: ApiClient, hand_over: Callable[[str, kopf.RawEvent], None]) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await _credentials(client)
+
+    def watch(group: str, version: str, plural: str, **selector: Any) -> None:
+        @kopf.on.event(group, version, plural, id=plural, registry=registry, **selector)
+        async def on_event(event: kopf.RawEvent, **_: Any) -> None:
+            hand_over(plural, event)
+
+    for plural in _OBJECTS:
+        watch(GROUP, VERSION, plural)
+    watch("apps", "v1", "deployments", labels={POOL_LABEL: kopf.PRESENT})
+    watch("", "v1", "pods", labels={POOL_LABEL: kopf.PRESENT})
+    return registry
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # the CRDs are there, and the rights to watch all CRDs are not
+    settings.watching.server_timeout = _STREAM
+    settings.watching.client_timeout = _STREAM + 60.0
+    settings.watching.connect_timeout = 30.0
+    settings.networking.request_timeout = 30.0
+    settings.watching.label_selectors["deployments"] = POOL_LABEL
+    settings.watching.label_selectors["pods"] = POOL_LABEL
+    settings.execution.max_workers = 1  # no handler is synchronous
+    return settings
+
+
+async def _credentials(client: ApiClient) -> kopf.ConnectionInfo:
+    """The credentials of our own client, so that both are always the same user of the same cluster."""
+    configuration = client.configuration
+    authorization = await configuration.get_api_key_with_prefix("BearerToken") or ""
+    scheme, _, token = authorization.rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )

@@ -1,0 +1,202 @@
+"""The databases of the pools: one set of connections for each URL, however many pools use it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
+from joex.store import pools, stats
+from joex.store.database import borrowed, connect, create_pool
+from joex.store.errors import translated
+from joex.store.migrate import check_schema, migrate
+from joex.store.stats import QueueStats
+from joex_operator.metrics import database_name
+from joex_operator.reconcile import Trouble
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from joex.store.statement import Connection
+
+_log = logging.getLogger("joex.operator")
+
+_CONNECTIONS = 4
+_LISTEN_AGAIN_IN = 1.0
+_CHECK_LINK_EVERY = 30.0
+_LINK_WITHIN = 10.0
+_TRY_AGAIN_IN = 1.0
+
+Heard = Callable[[str, str], None]
+"""Called with what was heard: ``queue`` and its name, ``executor`` and its app-id; or ``all`` and no name, when
+something may have been missed."""
+
+
+class Database:
+    """One database: connections to it, and what it says unasked.
+
+    Args:
+        url: where it is.
+        heard: told of notifications.
+        migrate: bring it to this version's schema before it is used for the first time.
+    """
+
+    def __init__(self, url: str, heard: Heard, *, migrate: bool) -> None:
+        self.name = database_name(url)
+        self._url = url
+        self._heard = heard
+        self._migrate = migrate
+        self._pool: asyncpg.Pool[Any] | None = None
+        self._is_prepared = False
+        self._silence: DatabaseUnavailable | None = None
+        self._try_again_at = 0.0
+        self._preparing = asyncio.Lock()
+        self._listening = asyncio.create_task(self._listen())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._listening
+        if self._pool is not None:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection, for what `joex.store.pools` has. The database has this version's schema then.
+
+        Raises:
+            JoexError: `trouble` says what it means.
+        """
+        self._fail_fast()
+        try:
+            async with borrowed(await self._prepared()) as connection:
+                yield connection
+            self._silence = None
+        except SchemaError:
+            self._is_prepared = False  # the database was made anew
+            raise
+        except DatabaseUnavailable as error:
+            self._silence, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
+            raise
+
+    def _fail_fast(self) -> None:
+        """While the database is away, one of many tries to reach it: others would only wait for their time limits."""
+        now = asyncio.get_running_loop().time()
+        if self._silence is not None:
+            if now < self._try_again_at:
+                raise DatabaseUnavailable(str(self._silence)) from self._silence
+            self._try_again_at = now + _LINK_WITHIN
+
+    async def queue_stats(self) -> list[QueueStats]:
+        """The numbers of all queues. With very many jobs this takes its time."""
+        connection = await connect(self._url, pooled=True, name="joex operator stats", within=60.0)
+        try:
+            return await stats.queue_stats(connection)
+        finally:
+            connection.terminate()
+
+    async def _prepared(self) -> asyncpg.Pool[Any]:
+        async with self._preparing:
+            if self._pool is None:
+                # Prepared statements would gain little here, and a pooler may be in between.
+                self._pool = await create_pool(
+                    self._url, most=_CONNECTIONS, pooled=True, name="joex operator", for_services=True
+                )
+            if not self._is_prepared:
+                await self._prepare()
+                self._is_prepared = True
+            return self._pool
+
+    async def _prepare(self) -> None:
+        connection = await connect(self._url, pooled=True, name="joex operator")
+        try:
+            if not self._migrate:
+                await check_schema(connection)
+                return
+            for name in await migrate(connection):
+                _log.info("applied the migration %s", name)
+        finally:
+            connection.terminate()
+
+    async def _listen(self) -> None:
+        """Hear notifications, for as long as this lives. Behind a transaction pooler nothing is heard, only polled."""
+        told = ""
+        while True:
+            try:
+                await self._listen_once()
+            except (JoexError, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("listening for work: %s", told)
+            await asyncio.sleep(_LISTEN_AGAIN_IN)
+
+    async def _listen_once(self) -> None:
+        connection = await connect(self._url, pooled=True, name="joex operator listen", within=_LINK_WITHIN)
+        try:
+            broken = asyncio.Event()
+            connection.add_termination_listener(lambda _: broken.set())
+            with translated():
+                await connection.add_listener(pools.CHANNEL, self._hear)
+            self._heard("all", "")
+            while not broken.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CHECK_LINK_EVERY):
+                        await broken.wait()
+                with translated():
+                    await connection.execute("SELECT")  # a link that has gone silent is noticed so
+        finally:
+            connection.terminate()
+
+    def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        for kind, name in json.loads(str(payload)).items():
+            self._heard(kind, name)
+
+
+class Databases:
+    """The databases in use, by their URL.
+
+    Args:
+        heard: told of notifications, with the URL before the rest.
+        migrate: as for `Database`.
+    """
+
+    def __init__(self, heard: Callable[[str, str, str], None], *, migrate: bool) -> None:
+        self._heard = heard
+        self._migrate = migrate
+        self._open: dict[str, Database] = {}
+
+    def get(self, url: str) -> Database:
+        """The database with this URL."""
+        if url not in self._open:
+            self._open[url] = Database(url, lambda kind, name: self._heard(url, kind, name), migrate=self._migrate)
+        return self._open[url]
+
+    def opened(self) -> dict[str, Database]:
+        """Those in use."""
+        return dict(self._open)
+
+    async def keep(self, urls: set[str]) -> None:
+        """Close all databases but these."""
+        for url in [url for url in self._open if url not in urls]:
+            await self._open.pop(url).close()
+
+    async def close(self) -> None:
+        """Close all."""
+        await self.keep(set())
+
+
+def trouble(error: Exception) -> Trouble:
+    """Why a database is silent, from what its use has raised."""
+    message = " ".join(str(error).split())
+    if isinstance(error, SchemaError):
+        return Trouble("SchemaMissing", message)
+    if isinstance(error, ConfigError):
+        return Trouble("ConnectionRefused", message)
+    if isinstance(error, DatabaseUnavailable):
+        return Trouble("Unreachable", message)
+    return Trouble("Failed", message)

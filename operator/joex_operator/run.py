@@ -1,0 +1,159 @@
+"""The operator on a cluster: it waits for its turn, and works for as long as it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from joex.errors import ConfigError
+from joex_operator.cluster.api import Api
+from joex_operator.cluster.first_pools import apply_first_pools
+from joex_operator.cluster.fleet import Cluster
+from joex_operator.cluster.leading import Election
+from joex_operator.cluster.watching import Watcher
+from joex_operator.controller import Controller
+from joex_operator.fleet import FleetError
+from joex_operator.measuring import keep_measuring
+from joex_operator.metrics import Metrics
+from joex_operator.probes import probes
+from joex_operator.settings import OperatorSettings
+
+_log = logging.getLogger("joex.operator")
+
+_SOON_AGAIN = 10.0
+"""Seconds after which everything is listed again: what was deleted before the watches began, they never tell."""
+_MEASURE_EVERY = 15.0
+_BEGIN_AGAIN_IN = 2.0
+_LONGEST_LOOK = 300.0
+_CONNECTIONS = 20
+
+
+class Operator:
+    """One operator process."""
+
+    def __init__(self, settings: OperatorSettings, client: ApiClient) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._api = Api(client, self._metrics)
+        self._controller: Controller | None = None
+        self._listed_at: float | None = None
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        settings = self._settings
+        election = Election(
+            self._api,
+            name=settings.lease_name,
+            namespace=settings.own_namespace,
+            identity=settings.own_identity,
+        )
+        async with probes(settings.http_address, self._metrics, health=self.health, readiness=self.readiness) as where:
+            _log.info("probes and metrics on http://%s", where)
+            while True:
+                self._metrics.leading(value=False)
+                try:
+                    await election.lead(self._work)
+                except (FleetError, ExceptionGroup) as error:
+                    _log.error("beginning anew: %s", _one_line(error))
+                await asyncio.sleep(_BEGIN_AGAIN_IN)
+
+    def health(self) -> str | None:
+        """What a restart would mend; a loop that hangs does not even answer."""
+        controller = self._controller
+        if controller is not None and controller.slowest_look > _LONGEST_LOOK:
+            return f"a look at a pool has lasted {controller.slowest_look:.0f} seconds"
+        overdue = 3 * self._settings.resync_period.total_seconds() + 60
+        if self._listed_at is not None and time.monotonic() - self._listed_at > overdue:
+            return "the cluster has not been listed for too long"
+        return None
+
+    def readiness(self) -> str | None:
+        """Whether it does what it should: lead, with all in view, or wait for its turn."""
+        if self._controller is not None and self._listed_at is None:
+            return "leads, and has not seen everything yet"
+        return None
+
+    async def _work(self) -> None:
+        """Lead: watch, look, measure."""
+        settings = self._settings
+        self._metrics.leading(value=True)
+        cluster = Cluster(self._api, image=settings.image, identity=settings.own_identity)
+        controller = self._controller = Controller(
+            cluster,
+            poll=settings.poll_interval.total_seconds(),
+            migrate=settings.migrate,
+            metrics=self._metrics,
+        )
+        watcher = Watcher(self._api, cluster, controller, settings.namespaces)
+        try:
+            await watcher.wait_for_crds()
+            await watcher.list_anew()
+            self._listed_at = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(controller.run())
+                group.create_task(watcher.run())
+                group.create_task(self._keep_listing(watcher))
+                group.create_task(keep_measuring(controller.databases, self._metrics, _MEASURE_EVERY))
+        finally:
+            self._controller = self._listed_at = None
+
+    async def _keep_listing(self, watcher: Watcher) -> None:
+        pause = min(_SOON_AGAIN, self._settings.resync_period.total_seconds())
+        while True:
+            if self._settings.pools_config_map:
+                await apply_first_pools(self._api, self._settings.own_namespace, self._settings.pools_config_map)
+            await asyncio.sleep(pause)
+            pause = self._settings.resync_period.total_seconds()
+            try:
+                await watcher.list_anew()
+            except FleetError as error:
+                _log.warning("listing the cluster: %s", error)
+            self._listed_at = time.monotonic()
+
+
+async def run(settings: OperatorSettings) -> None:
+    """Run an operator until SIGTERM or Ctrl-C. Executors go on without it."""
+    async with _connected() as client:
+        running = asyncio.create_task(Operator(settings, client).run())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, running.cancel)
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+@asynccontextmanager
+async def _connected() -> AsyncIterator[ApiClient]:
+    """A client with the credentials of the pod, or of a kubeconfig.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    configuration = Configuration()
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"no Kubernetes API: neither in a pod, nor by KUBECONFIG or ~/.kube/config: {said}"
+        ) from error
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    async with ApiClient(configuration) as client:
+        yield client
+
+
+def _one_line(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

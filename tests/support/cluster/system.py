@@ -1,0 +1,262 @@
+"""Joex on a cluster, for tests: the CRDs, an operator as a process of this machine, pools, and what becomes of them.
+
+Executors run the tasks of `tests.support.apps`, which come to their pods in a ConfigMap, and write down what they do.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import asyncpg
+import yaml
+
+from joex import Client
+from tests.support.apps import EFFECTS_URL, Effects
+from tests.support.cluster.api import Api
+from tests.support.cluster.connection import Object
+from tests.support.cluster.providers import Cluster
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[3]
+SECRET = "joex-db"
+APP = "joex-test-app"
+PATIENCE = 20.0
+"""Seconds: pods are processes that start one after the other, on a machine that does other things too."""
+
+_FILES = ("tests/support/__init__.py", "tests/support/apps.py", "tests/support/waiting.py")
+_SET_PARENT_DEATH_SIGNAL = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class OperatorProcess:
+    """``joex operator`` as a process of this machine, as the cluster's administrator."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, name: str, settings: dict[str, Any]) -> None:
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - open as long as the process
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "KUBE"))}
+        given = {
+            "namespace": namespace,
+            "namespaces": namespace,
+            "identity": name,
+            "image": "joex:test",
+            "http_address": "127.0.0.1:0",
+            "poll_interval": "1s",
+            "resync_period": "10s",
+            **settings,
+        }
+        environment |= {f"JOEX_OPERATOR_{name.upper()}": str(value) for name, value in given.items()}
+        environment["KUBECONFIG"] = str(kubeconfig)
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "joex", "operator"],
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL),  # noqa: PLW1509
+        )
+
+    @property
+    def log(self) -> str:
+        """What it has printed."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not exited."""
+        return self._process.poll() is None
+
+    @property
+    def address(self) -> str:
+        """Where its probes and metrics are."""
+        return self.log.split("probes and metrics on ")[1].split()[0]
+
+    async def kill(self) -> None:
+        """Kill it (SIGKILL); it does not exist any more when this returns."""
+        self._process.kill()
+        await eventually(lambda: not self.is_alive)
+
+    async def stop(self) -> int:
+        """Ask it to end (SIGTERM), and return its exit code."""
+        self._process.terminate()
+        await eventually(lambda: not self.is_alive, why=f"the operator ends:\n{self.log}")
+        return self._process.wait()
+
+    def pause(self) -> None:
+        """Stop it in the middle of what it does (SIGSTOP)."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kill it if it has not exited."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait(30)
+        self._log.close()
+
+
+class System:
+    """Joex in one namespace of a cluster, on one database."""
+
+    def __init__(self, cluster: Cluster, api: Api, namespace: str, pool: asyncpg.Pool, url: str) -> None:
+        self.cluster = cluster
+        self.api = api
+        self.namespace = namespace
+        self.url = url
+        self.client = Client(pool)
+        self.effects = Effects(pool, url)
+        self.db = pool
+        self._operators: list[OperatorProcess] = []
+
+    async def __aenter__(self) -> Self:
+        await self.effects.prepare()
+        for path in sorted((ROOT / "crds").glob("*.yaml")):
+            await self.api.apply(yaml.safe_load(path.read_text()))
+        await self.set_url(self.url)
+        files = {path.replace("/", "-"): (ROOT / path).read_text() for path in _FILES}
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": APP}, "data": files}
+        await self.api.apply(config_map, self.namespace)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for operator in self._operators:
+            print(f"operator {operator.name}:\n{operator.log}")  # pytest shows it where a test fails
+            operator.close()
+        for pod in await self.api.get_all("pods", self.namespace):
+            print(f"pod {pod['metadata']['name']}:\n{await self.cluster.log(self.api, pod)}")
+        # Before the database goes: what runs here would only complain.
+        for pool in await self.api.get_all("joexpools.joex.dev", self.namespace):
+            await self.api.delete("joexpools.joex.dev", pool["metadata"]["name"], self.namespace)
+        for pod in await self.api.get_all("pods", self.namespace):
+            await self.api.delete("pods", pod["metadata"]["name"], self.namespace, grace=0)
+
+    async def set_url(self, url: str, secret: str = SECRET) -> None:
+        """Store a database URL in a secret."""
+        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret}, "stringData": {"url": url}}
+        await self.api.apply(manifest, self.namespace)
+
+    def operator(self, name: str = "operator", **settings: Any) -> OperatorProcess:
+        """Start an operator."""
+        made = OperatorProcess(self.cluster.kubeconfig, self.namespace, name, settings)
+        self._operators.append(made)
+        return made
+
+    def manifest(self, name: str = "pool", *, template: Object | None = None, **spec: Any) -> Object:
+        """A pool that serves the default queue with the tasks of the tests, and shrinks at once."""
+        scaling = {
+            "maxReplicas": 3,
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+            **spec.pop("scaling", {}),
+        }
+        items = [{"key": path.replace("/", "-"), "path": path} for path in _FILES]
+        container = {
+            "name": "executor",
+            "env": [{"name": "PYTHONPATH", "value": "/app"}, {"name": EFFECTS_URL, "value": self.url}],
+            "volumeMounts": [{"name": "app", "mountPath": "/app"}],
+        }
+        volume = {"name": "app", "configMap": {"name": APP, "items": items}}
+        return {
+            "apiVersion": "joex.dev/v1alpha1",
+            "kind": "JoexPool",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {
+                "app": "tests.support.apps:app",
+                "image": self.cluster.image,
+                "database": {"secretName": SECRET},
+                "poolSize": 1,
+                "lease": "1500ms",
+                "retryDelay": "100ms",
+                "scaling": scaling,
+                "template": {"spec": {"containers": [container], "volumes": [volume], **(template or {})}},
+                **spec,
+            },
+        }
+
+    async def pool(self, name: str = "pool", **spec: Any) -> Object:
+        """Make a pool, or change it."""
+        return await self.api.apply(self.manifest(name, **spec))
+
+    async def until_pool(self, predicate: Callable[[Object], Any], name: str = "pool", *, why: str = "") -> Object:
+        """Wait until something holds of a pool; it is not asked while there is no status."""
+
+        def holds(found: Object | None) -> bool:
+            return bool(found is not None and "status" in found and predicate(found))
+
+        found: Object = await self.api.until(
+            "joexpools.joex.dev", name, holds, self.namespace, timeout=PATIENCE, why=why or f"pool {name}"
+        )
+        return found
+
+    async def until_slots(self, *names: str) -> None:
+        """Wait until there are just these Deployments."""
+
+        def just_these(found: list[Object]) -> bool:
+            return {one["metadata"]["name"] for one in found} == set(names)
+
+        await self.api.until_all("deployments.apps", just_these, self.namespace, timeout=PATIENCE, why=f"slots {names}")
+
+    async def slots(self) -> set[str]:
+        """The Deployments that there are."""
+        return {one["metadata"]["name"] for one in await self.api.get_all("deployments.apps", self.namespace)}
+
+    async def pod_of(self, slot: str) -> Object:
+        """Wait until the executor of a slot takes jobs, and return its pod."""
+
+        def ready(found: list[Object]) -> bool:
+            return any(condition(pod, "Ready", of="pod") == "True" for pod in found)
+
+        pods = await self.api.until_all(
+            "pods", ready, self.namespace, labels=f"joex.dev/slot={slot}", timeout=PATIENCE, why=f"{slot} is ready"
+        )
+        return next(pod for pod in pods if condition(pod, "Ready", of="pod") == "True")
+
+    async def submit(self, task: str = "effect", **args: Any) -> UUID:
+        """Submit a job."""
+        job_id = await self.client.submit(task, args)
+        assert job_id is not None
+        return job_id
+
+    async def executor_of(self, job_id: UUID) -> str:
+        """Wait until a job runs, and return the slot whose executor runs it."""
+        await self.effects.begun(job_id, timeout=PATIENCE)
+        app_id = await self.db.fetchval("SELECT app_id FROM joex.job WHERE id = $1", job_id)
+        return str(app_id).partition("/")[2]
+
+    async def events(self, reason: str) -> list[Object]:
+        """The Events with a reason."""
+        found = await self.api.get_all("events", self.namespace, fields=f"reason={reason}")
+        return [one for one in found if one["involvedObject"]["kind"] in ("JoexPool", "PeriodicTask")]
+
+    async def until_event(self, reason: str) -> Object:
+        """Wait until there is an Event with a reason."""
+        found = await eventually(lambda: self.events(reason), PATIENCE, why=f"an Event {reason}")
+        return found[0]
+
+    async def check(self) -> None:
+        """No job has ever run twice at a time, and none that is not finished is in nobody's hands."""
+        await asyncio.sleep(0)
+        overlapping = await self.effects.overlapping()
+        assert overlapping == [], overlapping
+
+
+def condition(found: Object, kind: str, *, of: str = "pool", what: str = "status") -> str:
+    """The status (or the reason, or the message) of a condition; empty where there is none."""
+    conditions = found.get("status", {}).get("conditions") or []
+    return next((str(one.get(what, "")) for one in conditions if one["type"] == kind), "")
