@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from joex.errors import JoexError
-from joex.store import pools
+from joex.store import executors, pools
 from joex.store.pools import Known
 from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot
 from joex_operator.conditions import conditions
@@ -117,12 +117,12 @@ class Reconciler:
                 await pools.watch(connection, name, spec.queues, 0.0)
                 watch.disarmed()
             if can_grow and watch.wants_arming(time.monotonic()):
-                horizon = await pools.watch(connection, name, spec.queues, watch.length)
-                watch.armed(time.monotonic(), horizon)
+                await pools.watch(connection, name, spec.queues, watch.length)
+                watch.armed(time.monotonic(), await executors.horizon(connection))
+            if watch.horizon is not None:  # before the look, which then sees all that they have done
+                watch.settle(await pools.oldest_transaction(connection))
             runnable, next_due = await pools.demand(connection, spec.queues, most)
             known = await pools.slots(connection, app_id(pool.namespace, slot_name(pool.name, 0))[:-1])
-            if watch.horizon is not None:
-                watch.looked(await pools.oldest_transaction(connection))
         indices = {slot_of(pool.namespace, pool.name, one.app_id): one for one in known}
         return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due)
 

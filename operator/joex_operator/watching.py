@@ -47,14 +47,14 @@ class Watch:
         """It has been disarmed."""
         self.armed_until, self.horizon = 0.0, None
 
-    def armed(self, now: float, next_transaction: int) -> None:
-        """It has been armed."""
+    def armed(self, now: float, horizon: int) -> None:
+        """It has been armed; transactions below the horizon may not have seen it."""
         if self.armed_until <= now:  # it was not before
-            self.horizon, self.looks, self.heard_at = next_transaction, 0, None
+            self.horizon, self.looks, self.heard_at = horizon, 0, None
         self.armed_until = now + self.length
 
-    def looked(self, oldest_transaction: int) -> None:
-        """A look has been taken, and this was the oldest open transaction after it."""
+    def settle(self, oldest_transaction: int) -> None:
+        """A look comes now, and this is the oldest transaction that is open."""
         if self.horizon is not None and oldest_transaction >= self.horizon:
             self.horizon = None
         self.looks += 1

@@ -60,6 +60,7 @@ CALLS = {
                      ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::float8[], ARRAY[NULL]::float8[], true)",
     "heartbeat": f"joex.heartbeat(1, ARRAY[{NO_JOB}], ARRAY[{NO_JOB}])",
     "is_dead": "joex.is_dead(e) FROM joex.executor e",
+    "horizon": "joex.horizon()",
     "keep_periodic_tasks": "joex.keep_periodic_tasks('nobody', ARRAY['a'])",
     "lane": "joex.lane('high')",
     "lock_class": "joex.lock_class(1)",

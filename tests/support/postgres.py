@@ -48,8 +48,8 @@ _OTHERS = """
 """
 _EMPTY = r"""
     DO $$ DECLARE name text; BEGIN
-        TRUNCATE joex.job, joex.job_log, joex.executor, joex.group_setting, joex.counting, joex.queue, joex.chore
-            RESTART IDENTITY;
+        EXECUTE (SELECT 'TRUNCATE ' || string_agg(oid::regclass::text, ', ') || ' RESTART IDENTITY' FROM pg_class
+                 WHERE relnamespace = 'joex'::regnamespace AND relkind = 'r' AND relname <> 'migration');
         FOR name IN SELECT oid::regclass FROM pg_class
                     WHERE relnamespace = 'joex'::regnamespace AND relname LIKE 'ring\_cursor\_%' LOOP
             EXECUTE 'DROP SEQUENCE ' || name;

@@ -10,8 +10,8 @@ still open, and its job is seen only after that has committed::
     take: nothing                     (not committed yet)
     sleep ...                         commit                            <- nobody comes
 
-So the executor, once it has said that it sleeps, notes the next transaction id, and goes on looking, ever more
-seldom, until all transactions below that have ended. Whoever starts later sees that it sleeps.
+So the executor, once it has said that it sleeps, takes a transaction id, and goes on looking, ever more seldom, until
+all transactions below that have ended. Whoever starts later sees that it sleeps.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Taker:
                 return await self._until_due(connection)
             if not self._is_declared:
                 await executors.fall_asleep(connection, self._executor)
-                self._horizon = (await executors.look(connection, self._queues)).next_xid
+                self._horizon = await executors.horizon(connection)
                 self._is_declared, self._look_in = True, _FIRST_LOOK
                 return 0  # and look once more
             return await self._until_due(connection)

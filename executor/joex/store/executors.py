@@ -30,7 +30,8 @@ _RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::integer)
 _END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
 _GIVE_BACK_UNKNOWN = statement("SELECT joex.give_back_unknown($1::integer, $2::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
-_LOOK = statement("SELECT next_due, oldest_xid, next_xid FROM joex.look($1::text[])")
+_LOOK = statement("SELECT next_due, oldest_xid FROM joex.look($1::text[])")
+_HORIZON = statement("SELECT joex.horizon()")
 _SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex.drain($1::text)")
 _CHORE = statement("SELECT joex.submit_chore($1::text, $2::text::jsonb, $3::text, $4::interval)")
@@ -111,7 +112,6 @@ class Look:
 
     next_due: float | None
     oldest_xid: int
-    next_xid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +200,16 @@ async def fall_asleep(connection: Connection, executor: int) -> None:
 
 
 async def look(connection: Connection, queues: Sequence[str]) -> Look:
-    """When the next job is due, and which transactions are open."""
+    """When the next job is due, and the oldest transaction that is open."""
     with translated():
         row: Any = await connection.fetchrow(_LOOK, queues)
-    return Look(row["next_due"], row["oldest_xid"], row["next_xid"])
+    return Look(row["next_due"], row["oldest_xid"])
+
+
+async def horizon(connection: Connection) -> int:
+    """A transaction id that is younger than each that writes now; see joex.horizon in sql/60_executors.sql."""
+    with translated():
+        return int(await connection.fetchval(_HORIZON))
 
 
 async def drain(connection: Connection, app_id: str | None) -> list[str]:

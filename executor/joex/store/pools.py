@@ -71,10 +71,10 @@ async def slots(connection: Connection, prefix: str) -> list[Known]:
         return [Known(*row) for row in await connection.fetch(_SLOTS, prefix)]
 
 
-async def watch(connection: Connection, name: str, queues: Sequence[str], seconds: float) -> int:
+async def watch(connection: Connection, name: str, queues: Sequence[str], seconds: float) -> None:
     """Want to hear of work that finds nobody asleep, for so long; see joex.watch in sql/65_pools.sql."""
     with translated():
-        return int(await connection.fetchval(_WATCH, name, queues, timedelta(seconds=seconds)))
+        await connection.execute(_WATCH, name, queues, timedelta(seconds=seconds))
 
 
 async def oldest_transaction(connection: Connection) -> int:

@@ -105,8 +105,10 @@ def test_the_deployment_of_a_slot():
                                 {"name": "JOEX_LOG_BUFFER_SIZE", "value": "500"},
                                 {"name": "JOEX_WAKEUP_PERIOD", "value": "30m"},
                                 {"name": "JOEX_LEASE", "value": "6s"},
+                                {"name": "JOEX_SIGNAL_TIMEOUT", "value": "1h"},
                                 {"name": "JOEX_HTTP_ADDRESS", "value": "0.0.0.0:7878"},
                                 {"name": "JOEX_LOG_FORMAT", "value": "json"},
+                                {"name": "JOEX_STARTUP_WAIT", "value": "4m"},
                             ],
                             "ports": [{"name": "http", "containerPort": 7878, "protocol": "TCP"}],
                             "startupProbe": {
@@ -132,6 +134,7 @@ def test_the_deployment_of_a_slot():
                                 "capabilities": {"drop": ["ALL"]},
                                 "readOnlyRootFilesystem": True,
                             },
+                            "terminationMessagePolicy": "FallbackToLogsOnError",
                             "volumeMounts": [{"name": "tmp", "mountPath": TMP}],
                         }
                     ],
@@ -162,7 +165,7 @@ def test_every_setting_of_a_pool_reaches_its_executors(tmp_path, monkeypatch):
             monkeypatch.setenv(name, value)
     settings, spec = load_settings(), pool(**given).spec
     assert settings.app_id == "prod/documents-3"
-    assert settings.drain_timeout == timedelta(minutes=2)
+    assert settings.drain_timeout == settings.signal_timeout == timedelta(minutes=2)
     for name in ("queues", "pool_size", "counting_scheme", "retries", "retry_delay", "most_losses", "timeout", "lease"):
         assert getattr(settings, name) == getattr(spec, name), name
     assert settings.log_buffer_size == spec.log_buffer_size

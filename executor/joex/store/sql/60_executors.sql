@@ -213,19 +213,22 @@ CREATE OR REPLACE FUNCTION joex.fall_asleep(p_id integer) RETURNS void LANGUAGE 
     UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
 
 -- What a sleeper must know: the seconds until the next job of its queues is due (null: none is waiting for its time), and
--- the oldest and the next transaction id. All transactions below `horizon` (the next_xid of an earlier look) have
--- ended when oldest_xid has reached it.
+-- the oldest transaction id that is open: all transactions below a joex.horizon have ended when it has reached that.
 CREATE OR REPLACE FUNCTION joex.look(p_queues text[])
-RETURNS TABLE (next_due float8, oldest_xid bigint, next_xid bigint)
+RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN QUERY SELECT
         (SELECT extract(epoch FROM min(d.due_at) - clock_timestamp())::float8 FROM unnest(p_queues) q(name)
          CROSS JOIN LATERAL (SELECT j.due_at FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
                              ORDER BY j.due_at LIMIT 1) d),
-        pg_snapshot_xmin(s.now)::text::bigint, pg_snapshot_xmax(s.now)::text::bigint
-    FROM (SELECT pg_current_snapshot() AS now) s;
+        pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 END $$;
+
+-- A transaction id that is younger than each that writes now. It must be one of its own, taken in a transaction of its own:
+-- the end of a snapshot is no more than the id after the last that has been committed, and younger ones may be open.
+CREATE OR REPLACE FUNCTION joex.horizon() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT pg_current_xact_id()::text::bigint $$;
 
 -- Ask the living executors with this app-id (null: all) to drain: they take nothing more, finish what runs, and leave.
 -- When this has committed, no take of theirs is under way.

@@ -78,7 +78,8 @@ BEGIN
         END IF;
         EXIT WHEN runnable >= p_most;
     END LOOP;
-    next_due := (SELECT greatest(l.next_due, 0) FROM joex.look(p_queues) l);
+    -- (not: greatest(next_due, 0), which takes no due time for zero)
+    next_due := (SELECT CASE WHEN l.next_due < 0 THEN 0 ELSE l.next_due END FROM joex.look(p_queues) l);
     RETURN NEXT;
 END $$;
 
@@ -114,16 +115,15 @@ END $$;
 
 -- Want to hear, for so long, of work in these queues that finds no executor asleep (a length of zero: not any more). It is
 -- heard on the channel joex_operator, once or some times; who has heard it says when it wants to hear more, so that
--- submissions do not notify at each job. Returns the next transaction id: until all below it have ended (see joex.look),
--- one of them may have submitted a job without seeing this.
-CREATE OR REPLACE FUNCTION joex.watch(p_name text, p_queues text[], p_for interval) RETURNS bigint
+-- submissions do not notify at each job. When this has committed, a transaction below the joex.horizon may still have
+-- submitted a job without seeing it.
+CREATE OR REPLACE FUNCTION joex.watch(p_name text, p_queues text[], p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     DELETE FROM joex.watch w WHERE w.until < clock_timestamp() - interval '1 hour' AND w.name <> p_name;
     INSERT INTO joex.watch AS w (queue, name, until)
     SELECT q.name, p_name, clock_timestamp() + p_for FROM unnest(p_queues) q(name) ORDER BY q.name
     ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;
-    RETURN pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 END $$;
 
 -- Set a periodic task. A row that somebody else owns is left alone: false.

@@ -1,0 +1,273 @@
+"""What an operator of pools asks and says: demand, slots, retirement, pods that are gone, watches."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import pytest
+
+from joex.store import executors, jobs, pools
+from joex.store.pools import CHANNEL, NewPeriodicTask
+from tests.support.waiting import eventually
+
+MOST = 100
+
+
+async def demand(bench, *queues: str, most: int = MOST) -> int:
+    runnable, _ = await pools.demand(bench.connection, queues or ("default",), most)
+    return runnable
+
+
+class TestDemand:
+    async def test_it_counts_what_could_be_taken_in_all_queues(self, bench) -> None:
+        for queue in ("default", "default", "mail", "other"):
+            await bench.submit(queue=queue)
+        assert await demand(bench, "default", "mail") == 3
+
+    async def test_it_counts_no_further_than_it_is_asked_to(self, bench) -> None:
+        for _ in range(5):
+            await bench.submit()
+        assert await demand(bench, most=3) == 3
+        assert await demand(bench, "mail", "default", most=3) == 3
+
+    async def test_what_is_held_is_not_runnable(self, bench) -> None:
+        await bench.submit()
+        await bench.submit()
+        await bench.take(await bench.executor())
+        assert await demand(bench) == 1
+
+    async def test_paused_groups_do_not_count(self, bench) -> None:
+        await bench.submit("a")
+        await bench.submit("b")
+        await bench.connection.execute("SELECT joex.set_group('a', paused => true)")
+        assert await demand(bench) == 1
+
+    async def test_a_limited_group_counts_as_far_as_it_has_room(self, bench) -> None:
+        for _ in range(5):
+            await bench.submit("a")
+        await bench.submit("b")
+        await bench.connection.execute("SELECT joex.set_group('a', max_running => 2)")
+        assert await demand(bench) == 3
+        executor = await bench.executor()
+        taken = await bench.take(executor, 3)
+        assert sorted(job.group for job in taken) == ["a", "a", "b"]
+        assert await demand(bench) == 0
+        assert await demand(bench, most=1) == 0
+
+    async def test_what_is_due_counts_though_nobody_takes(self, bench) -> None:
+        for _ in range(1200):
+            await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
+        await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
+        assert await demand(bench, most=2000) == 1200
+
+    async def test_it_says_when_the_next_job_is_due(self, bench) -> None:
+        assert await pools.demand(bench.connection, ["default"], MOST) == (0, None)
+        await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
+        _, next_due = await pools.demand(bench.connection, ["default", "mail"], MOST)
+        assert next_due == pytest.approx(3600, abs=60)
+
+
+class TestRetirement:
+    async def test_nobody_registers_under_a_retired_app_id(self, bench) -> None:
+        assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "retired"
+        answer = await bench.register("p/a-0")
+        assert answer.retired
+        assert answer.id is None
+        assert (await bench.register("p/a-1")).id is not None
+
+    async def test_an_idle_executor_drains_and_takes_nothing_more(self, bench) -> None:
+        executor = await bench.executor("p/a-0")
+        assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "draining"
+        await bench.submit()
+        assert await bench.take(executor) == []
+
+    async def test_a_busy_one_is_left_alone_where_only_idle_ones_are_wanted(self, bench) -> None:
+        executor = await bench.executor("p/a-0")
+        await bench.submit()
+        await bench.submit()
+        await bench.take(executor)
+        assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
+        assert len(await bench.take(executor)) == 1
+        assert await pools.slots(bench.connection, "p/a-") == [
+            pools.Known("p/a-0", executor, None, 2, draining=False, retired_at=None)
+        ]
+
+    async def test_a_busy_one_drains_where_that_is_wanted(self, bench) -> None:
+        executor = await bench.executor("p/a-0")
+        await bench.submit()
+        await bench.take(executor)
+        assert await pools.retire(bench.connection, "p/a-0", only_if_idle=False) == "draining"
+        (known,) = await pools.slots(bench.connection, "p/a-")
+        assert (known.held, known.draining) == (1, True)
+
+    async def test_the_first_time_counts(self, bench) -> None:
+        await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
+        (first,) = await pools.slots(bench.connection, "p/a-")
+        await pools.retire(bench.connection, "p/a-0", only_if_idle=False)
+        assert await pools.slots(bench.connection, "p/a-") == [first]
+
+    async def test_what_was_retired_later_is_not_forgotten_by_a_late_word(self, bench) -> None:
+        await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
+        (first,) = await pools.slots(bench.connection, "p/a-")
+        assert first.retired_at is not None
+        assert await pools.forget_retired(bench.connection, "p/a-0", first.retired_at)
+        assert not (await bench.register("p/a-0")).retired
+        await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
+        assert not await pools.forget_retired(bench.connection, "p/a-0", first.retired_at)
+        assert (await bench.register("p/a-0")).retired
+
+    async def test_it_waits_for_a_take_that_is_under_way(self, bench, another_connection) -> None:
+        executor = await bench.executor("p/a-0")
+        await bench.submit()
+        transaction = bench.connection.transaction()
+        await transaction.start()
+        assert len(await bench.take(executor)) == 1
+        other = await another_connection()
+        retiring = asyncio.create_task(pools.retire(other, "p/a-0", only_if_idle=True))
+        watcher = await another_connection()
+        await eventually(lambda: _waits(watcher, other), why="it waits for the take")
+        await transaction.commit()
+        assert await retiring == "busy"
+
+    async def test_it_waits_for_a_registration_that_is_under_way(self, bench, another_connection) -> None:
+        transaction = bench.connection.transaction()
+        await transaction.start()
+        await bench.executor("p/a-0")
+        other = await another_connection()
+        retiring = asyncio.create_task(pools.retire(other, "p/a-0", only_if_idle=True))
+        watcher = await another_connection()
+        await eventually(lambda: _waits(watcher, other), why="it waits for the registration")
+        await transaction.commit()
+        assert await retiring == "draining"
+
+    async def test_a_name_with_the_same_beginning_is_another_pool_s(self, bench) -> None:
+        await bench.executor("p/a-0")
+        await bench.executor("q/a-0")
+        await pools.retire(bench.connection, "p/b-7", only_if_idle=True)
+        assert [known.app_id for known in await pools.slots(bench.connection, "p/a-")] == ["p/a-0"]
+        assert {known.app_id for known in await pools.slots(bench.connection, "p/")} == {"p/a-0", "p/b-7"}
+
+
+async def _waits(watcher: asyncpg.Connection, other: asyncpg.Connection) -> bool:
+    query = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND locktype = 'advisory' AND NOT granted)"
+    return bool(await watcher.fetchval(query, other.get_server_pid()))
+
+
+class TestGonePods:
+    async def test_the_jobs_of_its_executor_move_on_at_once(self, bench) -> None:
+        executor = await bench.executor("p/a-0", pod_uid="pod-1")
+        job_id = await bench.submit()
+        await bench.take(executor)
+        assert await pools.pod_gone(bench.connection, "pod-1", 5) == 1
+        assert await pools.pod_gone(bench.connection, "pod-1", 5) == 0
+        job = await jobs.get_job(bench.connection, job_id)
+        assert job is not None
+        assert (job.state, job.losses) == ("waiting", 1)
+
+    async def test_another_pod_under_the_same_app_id_is_not_meant(self, bench) -> None:
+        await bench.executor("p/a-0", pod_uid="pod-2")
+        assert await pools.pod_gone(bench.connection, "pod-1", 5) == 0
+        assert len(await executors.list_executors(bench.connection)) == 1
+
+
+class TestWatch:
+    @pytest.fixture
+    async def heard(self, another_connection) -> list[dict[str, str]]:
+        heard: list[dict[str, str]] = []
+        connection = await another_connection()
+        await connection.add_listener(CHANNEL, lambda *args: heard.append(json.loads(args[3])))
+        return heard
+
+    async def test_work_that_finds_nobody_asleep_is_told(self, bench, heard) -> None:
+        await pools.watch(bench.connection, "p/a", ["default", "mail"], 60)
+        await bench.submit(queue="mail")
+        await eventually(lambda: heard == [{"queue": "mail"}])
+
+    async def test_it_is_not_told_where_somebody_sleeps(self, bench, heard) -> None:
+        executor = await bench.executor("x")
+        await executors.fall_asleep(bench.connection, executor)
+        await pools.watch(bench.connection, "p/a", ["default"], 60)
+        await bench.submit()
+        await bench.submit(queue="other")
+        await bench.connection.execute("SELECT pg_notify($1, '{}')", CHANNEL)
+        await eventually(lambda: heard != [])
+        assert heard == [{}]
+
+    async def test_work_left_over_by_an_executor_that_has_no_slot_free_is_told(self, bench, heard) -> None:
+        executor = await bench.executor("x")
+        await executors.fall_asleep(bench.connection, executor)
+        await pools.watch(bench.connection, "p/a", ["default"], 60)
+        for _ in range(3):
+            await bench.submit()
+        await bench.take(executor, 2)
+        await eventually(lambda: heard == [{"queue": "default"}])
+
+    @pytest.mark.parametrize("seconds", [0, -1])
+    async def test_one_that_is_over_is_silent(self, bench, heard, seconds) -> None:
+        await pools.watch(bench.connection, "p/a", ["default"], 60)
+        await pools.watch(bench.connection, "p/a", ["default"], seconds)
+        await bench.submit()
+        await bench.connection.execute("SELECT pg_notify($1, '{}')", CHANNEL)
+        await eventually(lambda: heard != [])
+        assert heard == [{}]
+
+    async def test_an_old_snapshot_can_not_know_and_so_tells(self, bench, heard, another_connection) -> None:
+        async with bench.connection.transaction(isolation="repeatable_read"):
+            await bench.connection.fetchval("SELECT 1")
+            await pools.watch(await another_connection(), "p/a", ["default"], 60)
+            await bench.submit()
+        await eventually(lambda: heard == [{"queue": "default"}])
+
+    async def test_executors_that_come_and_go_are_told(self, bench, heard) -> None:
+        await pools.watch(bench.connection, "p/a", ["default"], 60)
+        executor = await bench.executor("p/a-0")
+        await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
+        await executors.leave(bench.connection, executor, 5)
+        await eventually(lambda: heard == [{"executor": "p/a-0"}] * 3)
+
+    async def test_a_submission_under_way_is_older_than_the_horizon(self, bench, another_connection) -> None:
+        open_transaction = await another_connection()
+        transaction = open_transaction.transaction()
+        await transaction.start()
+        await open_transaction.execute("SELECT joex.submit('a')")
+        await pools.watch(bench.connection, "p/a", ["default"], 60)
+        horizon = await executors.horizon(bench.connection)
+        assert await pools.oldest_transaction(bench.connection) < horizon
+        await transaction.commit()
+        assert await pools.oldest_transaction(bench.connection) >= horizon
+
+
+class TestPeriodicTasks:
+    def task(self, name: str = "p/nightly", owner: str = "kubernetes:p", timer: str = "daily") -> NewPeriodicTask:
+        return NewPeriodicTask(
+            id=name,
+            owner=owner,
+            enabled=True,
+            task="tidy",
+            timer=timer,
+            zone="UTC",
+            queue="default",
+            group="default",
+            args='{"days": 3}',
+            subject="",
+            submitter="",
+            priority="low",
+            starting_deadline=timedelta(minutes=5),
+        )
+
+    async def test_a_row_follows_its_owner(self, bench) -> None:
+        assert await pools.put_periodic_task(bench.connection, self.task())
+        assert await pools.put_periodic_task(bench.connection, self.task(timer="hourly"))
+        assert await bench.connection.fetchval("SELECT timer FROM joex.periodic_task") == "hourly"
+
+    async def test_somebody_else_s_row_is_left_alone(self, bench) -> None:
+        await pools.put_periodic_task(bench.connection, self.task(owner="app:shop"))
+        assert not await pools.put_periodic_task(bench.connection, self.task(timer="hourly"))
+        assert await pools.keep_periodic_tasks(bench.connection, "kubernetes:p", []) == []
+        assert await bench.connection.fetchval("SELECT timer FROM joex.periodic_task") == "daily"
+
+    async def test_what_an_owner_does_not_ask_for_any_more_goes(self, bench) -> None:
+        for name in ("p/a", "p/b", "p/c"):
+            await pools.put_periodic_task(bench.connection, self.task(name))
+        assert sorted(await pools.keep_periodic_tasks(bench.connection, "kubernetes:p", ["p/b"])) == ["p/a", "p/c"]
