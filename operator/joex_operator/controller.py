@@ -137,7 +137,8 @@ class Controller:
             ok, after = False, self._failed(key, error)
         finally:
             del self._looking[key]
-        self.metrics.reconciled(time.monotonic() - began, ok=ok, now=datetime.now(UTC))
+        if key.kind == POOL:
+            self.metrics.reconciled(time.monotonic() - began, ok=ok, now=datetime.now(UTC))
         if after is not None:
             self._agenda.add(key, after)
 

@@ -66,11 +66,27 @@ async def test_a_due_retry_counts_as_stuck_and_as_runnable(bench, me):
 
 async def test_the_oldest_job_that_could_run_is_known_by_its_age(bench):
     await bench.submit()
-    await bench.connection.execute("UPDATE joex.job SET submitted_at = clock_timestamp() - interval '1 hour'")
+    await bench.connection.execute("UPDATE joex.job SET runnable_since = clock_timestamp() - interval '1 hour'")
     await bench.submit()
     [queue] = await stats.queue_stats(bench.connection)
     assert queue.oldest_runnable_seconds is not None
     assert 3600 <= queue.oldest_runnable_seconds < 7200
+
+
+async def test_what_waits_for_its_group_does_not_make_a_queue_old(bench):
+    await bench.submit("paused")
+    await bench.submit("limited")
+    await bench.take(await bench.executor(), 1)
+    await bench.connection.execute("UPDATE joex.job SET runnable_since = clock_timestamp() - interval '1 hour'")
+    for group in ("paused", "limited"):
+        await bench.connection.execute("SELECT joex.set_group($1, max_running => 1)", group)
+    await bench.connection.execute("SELECT joex.set_group(grp, paused => true) FROM joex.job WHERE lane IS NOT NULL")
+    [queue] = await stats.queue_stats(bench.connection)
+    assert queue.oldest_runnable_seconds is None
+    await bench.submit()
+    [queue] = await stats.queue_stats(bench.connection)
+    assert queue.oldest_runnable_seconds is not None
+    assert queue.oldest_runnable_seconds < 1800
 
 
 async def test_an_executor_is_shown_with_what_it_does(bench, another_connection):

@@ -1,5 +1,6 @@
 """Numbers for Prometheus, from events."""
 
+import inspect
 from uuid import UUID
 
 import pytest
@@ -10,10 +11,11 @@ from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
 from joex.observe import metrics as module
 from joex.observe.metrics import Metrics
+from joex.runtime import notes
 
 
-def job(task="mail.send", queue="default"):
-    return TakenJob(UUID(int=1), UUID(int=2), 1, queue, "acme", task, "{}", "low", "", "", 0, 0, None, 0.0)
+def job(task="mail.send", queue="default", waited=0.0):
+    return TakenJob(UUID(int=1), UUID(int=2), 1, queue, "acme", task, "{}", "low", "", "", 0, 0, None, waited)
 
 
 @pytest.fixture
@@ -51,6 +53,19 @@ def test_a_run_is_measured_if_its_code_had_started(metrics):
     assert value(metrics, "joex_run_seconds_bucket", **labels, le="5.0") == 1
 
 
+def test_how_long_jobs_have_waited_is_measured_by_queue_when_their_code_starts(metrics):
+    metrics(events.Taken(asked=2, jobs=2, seconds=0.001))
+    metrics(events.RunStarted(job("mail.send", waited=0.2)))
+    metrics(events.RunStarted(job("mail.read", waited=7200.0)))
+    metrics(events.RunEnded(job("mail.send", waited=0.2), Verdict(State.SUCCESS), 1.0))
+    metrics(events.RunStarted(job(queue="slow", waited=3.0)))
+    assert value(metrics, "joex_job_wait_seconds_count", queue="default") == 2
+    assert value(metrics, "joex_job_wait_seconds_sum", queue="default") == 7200.2
+    assert value(metrics, "joex_job_wait_seconds_bucket", queue="default", le="0.25") == 1
+    assert value(metrics, "joex_job_wait_seconds_bucket", queue="default", le="14400.0") == 2
+    assert value(metrics, "joex_job_wait_seconds_count", queue="slow") == 1
+
+
 def test_takes_are_counted_and_measured(metrics):
     metrics(events.Taken(asked=10, jobs=7, seconds=0.003))
     metrics(events.Taken(asked=10, jobs=0, seconds=0.001))
@@ -68,13 +83,30 @@ def test_jobs_of_the_dead_are_counted_by_cause(metrics):
 
 def test_trouble_is_counted(metrics):
     metrics(events.WorkerConflict(UUID(int=1), "mail.send"))
-    metrics(events.LogLinesDropped(12, "buffer full"))
+    metrics(events.LogLinesDropped(12, "the buffer was full"))
     metrics(events.TrustEnded(runs=2))
     metrics(events.DatabaseTrouble("taker", "refused", 1.0))
     assert value(metrics, "joex_worker_conflicts_total") == 1
-    assert value(metrics, "joex_log_lines_dropped_total", reason="buffer full") == 12
+    assert value(metrics, "joex_log_lines_dropped_total", reason="the buffer was full") == 12
     assert value(metrics, "joex_lease_trust_ended_total") == 1
     assert value(metrics, "joex_database_trouble_total", service="taker") == 1
+
+
+def test_what_a_database_answers_is_no_label(metrics):
+    metrics(events.LogLinesDropped(3, 'relation "joex.job_log" does not exist'))
+    metrics(events.LogLinesDropped(4, "permission denied"))
+    assert value(metrics, "joex_log_lines_dropped_total", reason="(others)") == 7
+
+
+@pytest.mark.parametrize("reason", module._DROPPED)
+def test_reasons_for_dropped_lines_are_there_from_the_start_in_the_words_of_the_log_writer(metrics, reason):
+    assert value(metrics, "joex_log_lines_dropped_total", reason=reason) == 0
+    assert f'"{reason}"' in inspect.getsource(notes)
+
+
+def test_the_start_of_the_process_is_told(monkeypatch):
+    monkeypatch.setattr("joex.observe.metrics.time.time", lambda: 1_795_000_000.0)
+    assert value(Metrics(slots=1, busy=lambda: 0), "joex_executor_start_timestamp_seconds") == 1_795_000_000
 
 
 def test_slots_are_told_and_the_busy_ones_asked_for_at_each_scrape():
@@ -95,6 +127,8 @@ def test_tasks_that_submitters_make_up_do_not_make_numbers_without_end(metrics, 
     assert value(metrics, "joex_runs_started_total", task="task 1", queue="default") == 1
     assert value(metrics, "joex_runs_started_total", task="task 2", queue="default") is None
     assert value(metrics, "joex_runs_started_total", task="(others)", queue="(others)") == 3
+    assert value(metrics, "joex_job_wait_seconds_count", queue="default") == 7
+    assert value(metrics, "joex_job_wait_seconds_count", queue="(others)") == 3
 
 
 def test_two_executors_in_one_process_count_apart(metrics):
@@ -104,7 +138,7 @@ def test_two_executors_in_one_process_count_apart(metrics):
 
 def test_every_number_has_the_prefix_and_no_label_is_unbounded(metrics):
     metrics(events.RunStarted(job()))
-    metrics(events.LogLinesDropped(1, "buffer full"))
+    metrics(events.LogLinesDropped(1, "the buffer was full"))
     metrics(events.DatabaseTrouble("taker", "refused", 1.0))
     page, content_type = metrics.render()
     families = list(text_string_to_metric_families(page.decode()))

@@ -1,11 +1,12 @@
 """Events -> numbers for Prometheus.
 
 Labels are bounded: task, queue, result, and words of our own. A job could name any task, so that after `_MOST_TASKS`
-pairs of task and queue the further ones are counted together.
+pairs of task and queue the further ones are counted together. docs/metrics.md explains each number.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,9 +18,16 @@ from joex.core.job import State, TakenJob
 
 _MOST_TASKS = 500
 _OTHERS = "(others)"
+_DROPPED = (
+    "the buffer was full",
+    "their runs had lost their jobs",
+    "the database could not be reached before the executor left",
+)
+"""Why log lines are dropped, as `joex.runtime.notes` says it; else it says what the database answered."""
 
 _TAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _RUN_SECONDS = (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
+_WAIT_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 900, 3600, 14400, 86400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,7 @@ class _TaskMeters:
     started: Counter
     ended: dict[State, Counter]
     seconds: Histogram
+    waited: Histogram
 
 
 class Metrics:
@@ -51,7 +60,7 @@ class Metrics:
             events.RunEnded: self._run_ended,
             events.WorkerConflict: lambda _: self._conflicts.inc(),
             events.Rescued: self._rescued,
-            events.LogLinesDropped: lambda event: self._dropped.labels(event.reason).inc(event.lines),
+            events.LogLinesDropped: self._lines_dropped,
             events.TrustEnded: lambda _: self._trust_ended.inc(),
             events.DatabaseTrouble: lambda event: self._trouble.labels(event.service).inc(),
         }
@@ -83,10 +92,19 @@ class Metrics:
             buckets=_RUN_SECONDS,
             registry=self._registry,
         )
+        self._wait_seconds = Histogram(
+            "joex_job_wait_seconds",
+            "How long jobs whose code started had waited, from when they could be taken until they were.",
+            ("queue",),
+            buckets=_WAIT_SECONDS,
+            registry=self._registry,
+        )
         self._conflicts = self._counter(
             "joex_worker_conflicts", "Runs that had lost their job: their result was dropped."
         )
         self._dropped = self._counter("joex_log_lines_dropped", "Log lines of jobs that were not written.", "reason")
+        for reason in _DROPPED:  # there from the start, so that their first increase is seen
+            self._dropped.labels(reason)
 
     def _make_executor_meters(self, slots: int, busy: Callable[[], int]) -> None:
         self._jobs_taken = self._counter("joex_jobs_taken", "Jobs that were taken.")
@@ -98,10 +116,13 @@ class Metrics:
             "Jobs put back because their executor had died: found dead (dead), or at its own new start (restart).",
             "cause",
         )
-        for cause in ("dead", "restart"):  # there from the start, so that their first increase is seen
+        for cause in ("dead", "restart"):  # likewise
             self._reclaimed.labels(cause)
         self._trust_ended = self._counter("joex_lease_trust_ended", "Times the lease was not renewed in time.")
         self._trouble = self._counter("joex_database_trouble", "Times the database could not be reached.", "service")
+        Gauge(
+            "joex_executor_start_timestamp_seconds", "When the executor's process started.", registry=self._registry
+        ).set(time.time())
         Gauge("joex_slots", "Jobs that can run at a time.", registry=self._registry).set(slots)
         Gauge("joex_slots_busy", "Jobs that run now.", registry=self._registry).set_function(busy)
 
@@ -119,13 +140,18 @@ class Metrics:
         self._take_seconds.observe(event.seconds)
 
     def _run_started(self, event: events.RunStarted) -> None:
-        self._of(event.job).started.inc()
+        meters = self._of(event.job)
+        meters.started.inc()
+        meters.waited.observe(event.job.waited)
 
     def _run_ended(self, event: events.RunEnded) -> None:
         meters = self._of(event.job)
         meters.ended[event.verdict.state].inc()
         if event.seconds is not None:
             meters.seconds.observe(event.seconds)
+
+    def _lines_dropped(self, event: events.LogLinesDropped) -> None:
+        self._dropped.labels(event.reason if event.reason in _DROPPED else _OTHERS).inc(event.lines)
 
     def _of(self, job: TakenJob) -> _TaskMeters:
         meters = self._tasks.get((job.task, job.queue))
@@ -142,6 +168,7 @@ class Metrics:
             self._started.labels(task, queue),
             {state: self._ended.labels(task, queue, str(state)) for state in states},
             self._run_seconds.labels(task, queue),
+            self._wait_seconds.labels(queue),
         )
         self._tasks[task, queue] = meters
         return meters

@@ -26,7 +26,10 @@ GROUP BY c.queue, c.grp;
 
 CREATE OR REPLACE VIEW joex.queue_stats AS
 SELECT queue, sum(waiting)::bigint AS waiting, sum(deferred)::bigint AS deferred, sum(scheduled)::bigint AS scheduled,
-       sum(running)::bigint AS running, sum(stuck)::bigint AS stuck, max(oldest_runnable_seconds) AS oldest_runnable_seconds,
+       sum(running)::bigint AS running, sum(stuck)::bigint AS stuck,
+       -- of those that could be taken now: jobs of a paused group, or of one at its limit, wait for something else
+       max(oldest_runnable_seconds) FILTER (WHERE NOT paused AND (max_running IS NULL OR scheduled + running < max_running))
+           AS oldest_runnable_seconds,
        count(*) AS groups
 FROM joex.group_stats GROUP BY queue;
 

@@ -1,0 +1,106 @@
+"""What the operator has done about pools, and why; and what became of jobs by that."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter
+
+from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
+from joex_operator.objects import Pool
+from joex_operator.reconcile import Seen
+from joex_operator.slots import Slot
+
+_REPLICAS, _POD_GONE = "replicas", "pod gone"
+_ORDINARY = (
+    ("up", Why.DEMAND),
+    ("down", Why.DEMAND),
+    ("replace", Why.TEMPLATE),
+    ("replace", Why.LOST),
+    ("repair", _REPLICAS),
+    ("repair", _POD_GONE),
+)
+_FORCED = (Why.DRAIN_TIMEOUT, Why.UNREACHABLE)
+
+
+class Decisions:
+    """Counts actions."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._busy: dict[tuple[str, str], frozenset[str]] = {}
+        self._decisions = Counter(
+            "joex_pool_decisions",
+            "Executors made (up), let go (down), replaced, and put right (repair), by reason.",
+            ("namespace", "pool", "direction", "reason"),
+            registry=registry,
+        )
+        self._terminations = Counter(
+            "joex_busy_executor_terminations",
+            "Executors that were ended while they held jobs, by reason.",
+            ("namespace", "pool", "reason"),
+            registry=registry,
+        )
+        reclaimed = Counter(
+            "joex_jobs_reclaimed",
+            "Jobs put back because their executor had died: the API server says that its pod is gone (pod gone).",
+            ("cause",),
+            registry=registry,
+        )
+        self._reclaimed = reclaimed.labels(_POD_GONE)
+
+    def observed(self, pool: Pool, seen: Seen) -> None:
+        """A pool as it was found. Who held jobs when the database last spoke is remembered for when it is silent."""
+        key = (pool.namespace, pool.name)
+        if key not in self._busy:
+            self._busy[key] = frozenset()
+            self._begin(*key)
+        if seen.trouble is None:
+            self._busy[key] = frozenset(slot.name for slot in seen.slots if _is_busy(slot))
+
+    def acted(self, pool: Pool, action: Action, slot: Slot | None) -> None:
+        """An action was carried out."""
+        key = (pool.namespace, pool.name)
+        decision = _decision(action)
+        if decision is not None:
+            self._decisions.labels(*key, *decision).inc()
+        if isinstance(action, DeleteSlot) and slot is not None and self._was_busy(key, slot):
+            self._terminations.labels(*key, str(action.why)).inc()
+
+    def reclaimed(self, jobs: int) -> None:
+        """Jobs were put back because their pod was reported gone."""
+        self._reclaimed.inc(jobs)
+
+    def forget(self, namespace: str, pool: str) -> None:
+        """A pool is gone."""
+        self._busy.pop((namespace, pool), None)
+        for counter in (self._decisions, self._terminations):
+            counter.remove_by_labels({"namespace": namespace, "pool": pool})
+
+    def _begin(self, namespace: str, pool: str) -> None:
+        """Series are there from the start, so that their first increase is seen."""
+        for direction, reason in _ORDINARY:
+            self._decisions.labels(namespace, pool, direction, str(reason))
+        for why in _FORCED:
+            self._terminations.labels(namespace, pool, str(why))
+
+    def _was_busy(self, key: tuple[str, str], slot: Slot) -> bool:
+        return _is_busy(slot) if slot.executor is not None else slot.name in self._busy.get(key, ())
+
+
+def _is_busy(slot: Slot) -> bool:
+    return slot.executor is not None and slot.executor.lives and slot.executor.held > 0
+
+
+def _decision(action: Action) -> tuple[str, str] | None:
+    """Direction and reason; None: it only carries on with a decision that was counted."""
+    match action:
+        case CreateSlot(_, why):
+            return "up", str(why)
+        case AskDrain(_, _, why):
+            return "replace" if why in (Why.TEMPLATE, Why.LOST) else "down", str(why)
+        case DeleteSlot(_, _, why):
+            return None if why is Why.RETIRED else ("down", str(why))
+        case UpdateSlot():
+            return "repair", _REPLICAS
+        case ReportGone():
+            return "repair", _POD_GONE
+        case ForgetSlot():
+            return None

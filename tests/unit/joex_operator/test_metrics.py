@@ -1,0 +1,365 @@
+"""The operator's numbers for Prometheus."""
+
+import doctest
+from datetime import timedelta
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import joex
+from joex.store.stats import QueueStats
+from joex_operator.actions import AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
+from joex_operator.history import History
+from joex_operator.metrics import Metrics, databases
+from joex_operator.reconcile import decide
+from joex_operator.slots import Executor, Phase
+from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
+
+POOL = {"namespace": "prod", "pool": "documents"}
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()
+
+
+def samples(metrics):
+    page, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    for family in text_string_to_metric_families(page.decode()):
+        yield from family.samples
+
+
+def value(metrics, name, **labels):
+    return next((one.value for one in samples(metrics) if one.name == name and one.labels == labels), None)
+
+
+def by(label, metrics, name):
+    return {one.labels[label]: one.value for one in samples(metrics) if one.name == name}
+
+
+def observe(metrics, found, *, asked_for=None, seconds=0.0, database="db/shop", **spec):
+    asked_for = asked_for or pool(scaling=autoscaled(), **spec)
+    now = NOW + timedelta(seconds=seconds)
+    metrics.observed(asked_for, found, decide(asked_for, found, History(), now), now, database=database)
+
+
+def act(metrics, *actions, on=None, seconds=0.0):
+    for action in actions:
+        metrics.acted(pool(), action, on, NOW + timedelta(seconds=seconds))
+
+
+def stats(queue="default", waiting=0, oldest=None, groups=1):
+    return QueueStats(queue, waiting, 2, 3, 4, 5, oldest, groups)
+
+
+def test_executors_are_counted_in_every_phase(metrics):
+    observe(metrics, seen(slot(0), slot(1, held=1), slot(2, held=2), slot(3, Phase.PENDING), slot(4, Phase.DRAINING)))
+    counted = dict.fromkeys(Phase, 0) | {"idle": 1, "busy": 2, "pending": 1, "draining": 1}
+    assert by("phase", metrics, "joex_pool_executors") == counted
+
+
+def test_a_pool_tells_its_size_its_bounds_its_slots_and_its_work(metrics):
+    observe(metrics, seen(*slots(2), slot(2, held=3), runnable=7), asked_for=pool(scaling=autoscaled(1, 9), poolSize=4))
+    assert value(metrics, "joex_pool_executors_desired", **POOL) == 3
+    assert value(metrics, "joex_pool_executors_min", **POOL) == 1
+    assert value(metrics, "joex_pool_executors_max", **POOL) == 9
+    assert value(metrics, "joex_pool_slots", **POOL) == 12
+    assert value(metrics, "joex_pool_slots_busy", **POOL) == 3
+    assert value(metrics, "joex_pool_runnable_jobs", **POOL) == 7
+
+
+@pytest.mark.parametrize(("order", "size"), [({"replicas": 3}, 3), ({"suspend": True}, 0), ({"deleted_at": NOW}, 0)])
+def test_the_bounds_are_those_that_hold_now(metrics, order, size):
+    observe(metrics, seen(), asked_for=pool(scaling=autoscaled(1, 9), **order))
+    assert value(metrics, "joex_pool_executors_min", **POOL) == size
+    assert value(metrics, "joex_pool_executors_max", **POOL) == size
+
+
+def test_what_a_draining_executor_holds_is_in_no_slot_of_the_pool(metrics):
+    observe(metrics, seen(slot(0, Phase.DRAINING, held=2)))
+    assert value(metrics, "joex_pool_slots", **POOL) == 0
+    assert value(metrics, "joex_pool_slots_busy", **POOL) == 0
+
+
+def test_conditions_are_numbers(metrics):
+    observe(metrics, seen(slot(0, Phase.UNKNOWN), runnable=None))
+    told = by("type", metrics, "joex_pool_condition")
+    assert (told["ScalingLimited"], told["DatabaseReachable"], told["Ready"]) == (0, 0, -1)
+    observe(metrics, seen())
+    assert by("type", metrics, "joex_pool_condition")["DatabaseReachable"] == 1
+
+
+def test_what_only_the_database_knows_is_absent_while_it_is_silent(metrics):
+    observe(metrics, seen(slot(0, Phase.UNKNOWN), slot(1, Phase.UNKNOWN), runnable=None))
+    assert by("phase", metrics, "joex_pool_executors") == {"unknown": 2, "going": 0}
+    for name in ("slots", "slots_busy", "runnable_jobs", "executors_overdue"):
+        assert value(metrics, f"joex_pool_{name}", **POOL) is None
+    assert value(metrics, "joex_pool_executors_desired", **POOL) == 2
+
+
+def test_executors_that_drain_for_too_long_are_counted(metrics):
+    late = slot(0, Phase.DRAINING, held=1, since=timedelta(hours=2))
+    observe(metrics, seen(late, slot(1, Phase.DRAINING)))
+    assert value(metrics, "joex_pool_executors_overdue", **POOL) == 1
+
+
+def test_a_pool_tells_which_queues_of_which_database_it_serves(metrics):
+    observe(metrics, seen(), queues=["mail", "slow"])
+    assert value(metrics, "joex_pool_queue_info", **POOL, database="db/shop", queue="slow") == 1
+    assert set(by("queue", metrics, "joex_pool_queue_info")) == {"mail", "slow"}
+    observe(metrics, seen(), queues=["mail"], database=None)
+    assert by("queue", metrics, "joex_pool_queue_info") == {}
+
+
+def test_a_start_is_measured_from_the_creation_until_the_executor_takes_jobs(metrics):
+    observe(metrics, seen(runnable=1))
+    act(metrics, CreateSlot(0, Why.DEMAND), CreateSlot(1, Why.DEMAND), seconds=1)
+    observe(metrics, seen(runnable=1), seconds=1.5)  # not seen yet
+    observe(metrics, seen(*slots(2, Phase.PENDING)), seconds=2)
+    observe(metrics, seen(slot(0), slot(1, Phase.PENDING)), seconds=3)
+    observe(metrics, seen(slot(0), slot(1, held=1)), seconds=5)
+    observe(metrics, seen(slot(0), slot(1)), seconds=9)
+    assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 2
+    assert value(metrics, "joex_executor_startup_seconds_sum", **POOL) == 2 + 4
+
+
+def test_a_start_that_another_operator_began_is_not_measured(metrics):
+    observe(metrics, seen(slot(0, Phase.PENDING)))
+    observe(metrics, seen(slot(0)), seconds=2)
+    assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 0
+
+
+def test_a_start_in_place_is_not_measured_again(metrics):
+    act(metrics, CreateSlot(0, Why.DEMAND))
+    for seconds, phase in enumerate([Phase.IDLE, Phase.PENDING, Phase.IDLE]):
+        observe(metrics, seen(slot(0, phase)), seconds=seconds)
+    assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 1
+
+
+def test_an_executor_that_is_let_go_before_it_has_started_is_not_measured(metrics):
+    act(metrics, CreateSlot(0, Why.DEMAND))
+    for seconds, phase in enumerate([Phase.PENDING, Phase.RETIRED, Phase.GOING, Phase.IDLE]):
+        observe(metrics, seen(slot(0, phase)), seconds=seconds)
+    assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 0
+
+
+def test_a_drain_is_measured_from_when_the_database_says_that_it_began(metrics):
+    observe(metrics, seen(slot(0, Phase.DRAINING, held=1, since=timedelta(minutes=5))))
+    assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
+    observe(metrics, seen(slot(0, Phase.RETIRED)), seconds=60)
+    observe(metrics, seen(slot(0, Phase.GOING)), seconds=70)
+    observe(metrics, seen(), seconds=80)
+    assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 1
+    assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 360
+
+
+def test_a_drain_whose_slot_is_not_there_any_more_is_over(metrics):
+    observe(metrics, seen(slot(0, Phase.DRAINING)))
+    observe(metrics, seen(), seconds=10)
+    assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 10
+
+
+def test_two_drains_of_one_name_are_two(metrics):
+    observe(metrics, seen(slot(0, Phase.DRAINING, since=timedelta(seconds=30))))
+    observe(metrics, seen(slot(0, Phase.DRAINING, since=timedelta(seconds=5))))
+    observe(metrics, seen())
+    assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 2
+    assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 35
+
+
+def test_a_drain_goes_on_while_the_database_is_silent(metrics):
+    observe(metrics, seen(slot(0, Phase.DRAINING)))
+    observe(metrics, seen(slot(0, Phase.UNKNOWN), runnable=None), seconds=10)
+    assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
+    observe(metrics, seen(slot(0, Phase.RETIRED)), seconds=20)
+    assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 20
+
+
+def test_a_drain_that_is_not_ours_is_not_measured(metrics):
+    somebody_else = Executor(lives=True, draining=True)
+    observe(metrics, seen(slot(0, executor=somebody_else)))
+    observe(metrics, seen(), seconds=10)
+    assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
+
+
+def test_a_drain_that_becomes_ours_is_measured_from_then_on(metrics):
+    observe(metrics, seen(slot(0, executor=Executor(lives=True, draining=True))))
+    observe(metrics, seen(slot(0, Phase.DRAINING)))
+    observe(metrics, seen(), seconds=10)
+    assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 1
+    assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 10
+
+
+DECISIONS = [
+    (CreateSlot(0, Why.DEMAND), "up", "demand"),
+    (CreateSlot(0, Why.FALLBACK), "up", "fallback"),
+    (AskDrain("documents-0", only_if_idle=True, why=Why.DEMAND), "down", "demand"),
+    (AskDrain("documents-0", only_if_idle=False, why=Why.SUSPENDED), "down", "suspended"),
+    (AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE), "replace", "template"),
+    (AskDrain("documents-0", only_if_idle=True, why=Why.LOST), "replace", "lost"),
+    (DeleteSlot("documents-0", "uid-0", Why.DRAIN_TIMEOUT), "down", "drain timeout"),
+    (DeleteSlot("documents-0", "uid-0", Why.UNREACHABLE), "down", "unreachable"),
+    (UpdateSlot("documents-0", "uid-0"), "repair", "replicas"),
+    (ReportGone("pod-0"), "repair", "pod gone"),
+]
+
+
+@pytest.mark.parametrize(("action", "direction", "reason"), DECISIONS)
+def test_decisions_are_counted_by_direction_and_reason(metrics, action, direction, reason):
+    act(metrics, action, action)
+    assert value(metrics, "joex_pool_decisions_total", **POOL, direction=direction, reason=reason) == 2
+
+
+@pytest.mark.parametrize(
+    "action", [DeleteSlot("documents-0", "uid-0", Why.RETIRED), ForgetSlot("documents-0", retired_at=NOW)]
+)
+def test_carrying_on_with_a_decision_is_not_another_one(metrics, action):
+    act(metrics, action)
+    assert by("direction", metrics, "joex_pool_decisions_total") == {}
+
+
+def test_an_executor_that_is_ended_while_it_holds_jobs_is_counted(metrics):
+    busy = slot(0, Phase.DRAINING, held=2)
+    observe(metrics, seen(busy))
+    act(metrics, DeleteSlot(busy.name, "uid-0", Why.DRAIN_TIMEOUT), on=busy)
+    assert by("reason", metrics, "joex_busy_executor_terminations_total") == {"drain timeout": 1, "unreachable": 0}
+
+
+def test_who_held_jobs_when_the_database_last_spoke_is_remembered(metrics):
+    observe(metrics, seen(slot(0), slot(1, held=1)))
+    unknown = slots(2, Phase.UNKNOWN)
+    observe(metrics, seen(*unknown, runnable=None))
+    for one in unknown:
+        act(metrics, DeleteSlot(one.name, str(one.uid), Why.UNREACHABLE), on=one)
+    assert by("reason", metrics, "joex_busy_executor_terminations_total") == {"drain timeout": 0, "unreachable": 1}
+
+
+@pytest.mark.parametrize("found", [slot(0, Phase.PENDING), slot(0, executor=Executor(held=2, retired_at=NOW))])
+def test_the_end_of_a_slot_in_which_nobody_lives_is_no_loss(metrics, found):
+    observe(metrics, seen(found))
+    act(metrics, DeleteSlot(found.name, str(found.uid), Why.RETIRED), on=found)
+    assert sum(by("reason", metrics, "joex_busy_executor_terminations_total").values()) == 0
+
+
+def test_what_people_are_alerted_by_is_there_from_the_start(metrics):
+    observe(metrics, seen())
+    assert by("reason", metrics, "joex_busy_executor_terminations_total") == {"drain timeout": 0, "unreachable": 0}
+    assert value(metrics, "joex_pool_decisions_total", **POOL, direction="up", reason="demand") == 0
+    assert value(metrics, "joex_jobs_reclaimed_total", cause="pod gone") == 0
+    assert by("result", metrics, "joex_operator_reconciles_total") == {"ok": 0, "error": 0}
+
+
+def test_of_a_pool_that_is_gone_nothing_is_left(metrics):
+    observe(metrics, seen(slot(0, Phase.DRAINING, held=1)))
+    act(metrics, CreateSlot(1, Why.DEMAND), AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE))
+    act(metrics, DeleteSlot("documents-0", "uid-0", Why.DRAIN_TIMEOUT), on=slot(0, Phase.DRAINING, held=1))
+    metrics.forget("prod", "other")
+    metrics.forget("elsewhere", "documents")
+    assert {one.labels["pool"] for one in samples(metrics) if "pool" in one.labels} == {"documents"}
+    metrics.forget("prod", "documents")
+    assert [one for one in samples(metrics) if "pool" in one.labels] == []
+    metrics.forget("prod", "documents")
+
+
+def test_a_pool_that_comes_again_begins_anew(metrics):
+    act(metrics, CreateSlot(0, Why.DEMAND))
+    observe(metrics, seen(slot(1, Phase.DRAINING)))
+    metrics.forget("prod", "documents")
+    observe(metrics, seen(slot(0)), seconds=10)
+    assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 0
+    assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
+    assert value(metrics, "joex_pool_decisions_total", **POOL, direction="up", reason="demand") == 0
+
+
+def test_queues_are_told_by_state(metrics):
+    metrics.queues("db/shop", [stats(waiting=1, oldest=12.5, groups=3)])
+    states = {"waiting": 1, "deferred": 2, "scheduled": 3, "running": 4, "stuck": 5}
+    assert by("state", metrics, "joex_queue_jobs") == states
+    assert value(metrics, "joex_queue_oldest_runnable_seconds", database="db/shop", queue="default") == 12.5
+    assert value(metrics, "joex_queue_groups", database="db/shop", queue="default") == 3
+
+
+def test_a_queue_in_which_nothing_may_run_has_no_oldest_job(metrics):
+    metrics.queues("db/shop", [stats(oldest=None)])
+    assert by("queue", metrics, "joex_queue_oldest_runnable_seconds") == {}
+
+
+def test_queues_that_vanish_go_and_other_databases_stay(metrics):
+    metrics.queues("db/shop", [stats("mail"), stats("slow")])
+    metrics.queues("db/other", [stats("mail")])
+    metrics.queues("db/shop", [stats("slow")])
+    told = {(one.labels["database"], one.labels["queue"]) for one in samples(metrics) if one.name == "joex_queue_jobs"}
+    assert told == {("db/shop", "slow"), ("db/other", "mail")}
+
+
+def test_queues_that_submitters_make_up_do_not_make_numbers_without_end(metrics, monkeypatch):
+    monkeypatch.setattr(databases, "_MOST_QUEUES", 2)
+    metrics.queues(
+        "db/shop", [stats(f"queue {n}", waiting=n, oldest=n if n != 3 else None, groups=n) for n in range(5)]
+    )
+    waiting = {one.labels["queue"]: one.value for one in samples(metrics) if one.labels.get("state") == "waiting"}
+    assert waiting == {"queue 0": 0, "queue 1": 1, "(others)": 9}
+    assert value(metrics, "joex_queue_oldest_runnable_seconds", database="db/shop", queue="(others)") == 4
+    assert value(metrics, "joex_queue_groups", database="db/shop", queue="(others)") == 9
+
+
+def test_of_a_silent_database_no_queue_is_told(metrics):
+    metrics.database_reachable("db/shop", value=True)
+    metrics.queues("db/shop", [stats()])
+    metrics.database_reachable("db/shop", value=False)
+    assert by("database", metrics, "joex_operator_database_reachable") == {"db/shop": 0}
+    assert by("queue", metrics, "joex_queue_jobs") == {}
+
+
+def test_of_a_database_that_nobody_uses_nothing_is_left(metrics):
+    metrics.database_reachable("db/shop", value=True)
+    metrics.queues("db/shop", [stats(oldest=1.0)])
+    metrics.forget_database("db/shop")
+    metrics.forget_database("db/shop")
+    assert [one for one in samples(metrics) if "database" in one.labels] == []
+
+
+def test_a_database_is_called_so_that_no_password_is_shown():
+    assert doctest.testmod(databases) == (0, 2)
+
+
+def test_reconciles_are_counted_and_the_last_good_one_is_dated(metrics):
+    name = "joex_operator_last_success_timestamp_seconds"
+    metrics.reconciled(0.02, ok=False, now=NOW)
+    assert value(metrics, name) is None
+    metrics.reconciled(0.03, ok=True, now=NOW)
+    metrics.reconciled(0.04, ok=False, now=NOW + timedelta(minutes=1))
+    assert value(metrics, name) == NOW.timestamp()
+    assert by("result", metrics, "joex_operator_reconciles_total") == {"ok": 1, "error": 2}
+    assert value(metrics, "joex_operator_reconcile_seconds_count") == 3
+
+
+def test_the_way_from_a_submission_to_a_deployment_is_measured(metrics):
+    metrics.woken(0.06)
+    assert value(metrics, "joex_scale_up_seconds_bucket", le="0.05") == 0
+    assert value(metrics, "joex_scale_up_seconds_bucket", le="0.075") == 1
+
+
+def test_reclaimed_jobs_and_requests_are_counted(metrics):
+    metrics.reclaimed(3)
+    metrics.api_request("PATCH", "200")
+    assert value(metrics, "joex_jobs_reclaimed_total", cause="pod gone") == 3
+    assert value(metrics, "joex_operator_api_requests_total", method="PATCH", code="200") == 1
+
+
+def test_an_operator_that_does_not_lead_tells_nothing_that_only_the_leader_sees(metrics):
+    assert value(metrics, "joex_operator_leader") == 0
+    metrics.leading(value=True)
+    observe(metrics, seen(slot(0)))
+    metrics.queues("db/shop", [stats()])
+    metrics.database_reachable("db/shop", value=True)
+    assert value(metrics, "joex_operator_leader") == 1
+    metrics.leading(value=False)
+    assert value(metrics, "joex_operator_leader") == 0
+    gauges = ("joex_pool_executors", "joex_pool_queue_info", "joex_queue_jobs", "joex_operator_database_reachable")
+    assert [one for one in samples(metrics) if one.name in gauges] == []
+
+
+def test_the_version_is_told(metrics):
+    assert by("version", metrics, "joex_operator_info") == {joex.__version__: 1}
