@@ -77,10 +77,15 @@ class Reconciler:
         decision = decide(pool, seen, History.from_dict(stored.get("history")), now)
         self._metrics.observed(pool, seen, decision, now, database=None if database is None else database.name)
         self._can_grow[pool.namespace, pool.name] = _can_grow(pool, decision)
-        # Before anything is done: who comes after this operator reckons with the same history.
-        await self._store(ref, pool_status(pool, seen, decision, stored, now))
-        await self._fleet.tell(ref, events_of_change(conditions(pool, seen, decision), stored))
-        await self._act(ref, pool, seen, decision, database)
+        status = pool_status(pool, seen, decision, stored, now)
+        if status.get("history") != stored.get("history"):
+            # Before anything is done: who comes after this operator reckons with the same history.
+            await self._store(ref, status)
+        try:
+            await self._act(ref, pool, seen, decision, database)
+        finally:  # the rest can wait: a slot that is wanted can't
+            await self._store(ref, status)
+            await self._fleet.tell(ref, events_of_change(conditions(pool, seen, decision), stored))
         return self._next_look(pool, decision)
 
     async def _store(self, ref: Ref, status: Mapping[str, Any]) -> None:
@@ -121,6 +126,8 @@ class Reconciler:
                 watch.armed(time.monotonic(), await executors.horizon(connection))
             if watch.horizon is not None:  # before the look, which then sees all that they have done
                 watch.settle(await pools.oldest_transaction(connection))
+            # Where no executor is left, nobody else notices that the last one has died.
+            await executors.rescue(connection, spec.most_losses)
             runnable, next_due = await pools.demand(connection, spec.queues, most)
             known = await pools.slots(connection, app_id(pool.namespace, slot_name(pool.name, 0))[:-1])
         indices = {slot_of(pool.namespace, pool.name, one.app_id): one for one in known}

@@ -30,8 +30,10 @@ _log = logging.getLogger("joex.operator")
 _OBJECTS = {"joexpools": POOL, "periodictasks": PERIODIC}
 _LISTED = ("deployments", "pods", *_OBJECTS)
 """A pool comes after what it has: a look that knew nothing of its slots would take them for missing."""
-_STREAM = 600.0
-"""Seconds that one watch lasts before it is begun anew."""
+_STREAM = 600
+"""Seconds that one watch lasts before it is begun anew. The API server takes whole numbers only."""
+_TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)
+"""Seconds between tries to reach the API server. Ever longer pauses would outlast its absence."""
 _LOOK_FOR_CRDS_EVERY = 2.0
 
 
@@ -198,6 +200,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = _STREAM + 60.0
     settings.watching.connect_timeout = 30.0
     settings.networking.request_timeout = 30.0
+    settings.networking.error_backoffs = _TRY_AGAIN_IN
     settings.watching.label_selectors["deployments"] = POOL_LABEL
     settings.watching.label_selectors["pods"] = POOL_LABEL
     settings.execution.max_workers = 1  # no handler is synchronous

@@ -30,6 +30,8 @@ from tests.support.waiting import eventually
 ROOT = Path(__file__).parents[3]
 SECRET = "joex-db"
 APP = "joex-test-app"
+POOLS = "joexpools.joex.dev"
+DEPLOYMENTS = "deployments.apps"
 PATIENCE = 20.0
 """Seconds: pods are processes that start one after the other, on a machine that does other things too."""
 
@@ -72,6 +74,11 @@ class OperatorProcess:
         """What it has printed."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -142,8 +149,8 @@ class System:
         for pod in await self.api.get_all("pods", self.namespace):
             print(f"pod {pod['metadata']['name']}:\n{await self.cluster.log(self.api, pod)}")
         # Before the database goes: what runs here would only complain.
-        for pool in await self.api.get_all("joexpools.joex.dev", self.namespace):
-            await self.api.delete("joexpools.joex.dev", pool["metadata"]["name"], self.namespace)
+        for pool in await self.api.get_all(POOLS, self.namespace):
+            await self.api.delete(POOLS, pool["metadata"]["name"], self.namespace)
         for pod in await self.api.get_all("pods", self.namespace):
             await self.api.delete("pods", pod["metadata"]["name"], self.namespace, grace=0)
 
@@ -193,6 +200,14 @@ class System:
         """Make a pool, or change it."""
         return await self.api.apply(self.manifest(name, **spec))
 
+    async def change(self, name: str = "pool", **spec: Any) -> Object:
+        """Change some fields of a pool; None takes one away."""
+        return await self.api.patch(POOLS, name, {"spec": spec}, self.namespace)
+
+    async def scale(self, replicas: int, name: str = "pool") -> Object:
+        """Do as ``kubectl scale`` does."""
+        return await self.api.patch(POOLS, name, {"spec": {"replicas": replicas}}, self.namespace, part="scale")
+
     async def until_pool(self, predicate: Callable[[Object], Any], name: str = "pool", *, why: str = "") -> Object:
         """Wait until something holds of a pool; it is not asked while there is no status."""
 
@@ -200,9 +215,30 @@ class System:
             return bool(found is not None and "status" in found and predicate(found))
 
         found: Object = await self.api.until(
-            "joexpools.joex.dev", name, holds, self.namespace, timeout=PATIENCE, why=why or f"pool {name}"
+            POOLS, name, holds, self.namespace, timeout=PATIENCE, why=why or f"pool {name}"
         )
         return found
+
+    async def until_reason(self, reason: str, kind: str = "Ready", name: str = "pool") -> Object:
+        """Wait until a condition has a reason."""
+        return await self.until_pool(
+            lambda pool: condition(pool, kind, what="reason") == reason, name, why=f"pool {name}: {kind}: {reason}"
+        )
+
+    async def until_ready(self, executors: int, name: str = "pool") -> Object:
+        """Wait until just so many executors take jobs."""
+        return await self.until_pool(
+            lambda pool: pool["status"]["readyReplicas"] == executors, name, why=f"pool {name}: {executors} are ready"
+        )
+
+    async def executors(self) -> dict[str, asyncpg.Record]:
+        """The executors that live, by slot: ``id``, ``pod_uid``, ``pid``, ``draining``, and ``held``: how many jobs."""
+        rows = await self.db.fetch("""
+            SELECT split_part(e.app_id, '/', 2) AS slot, e.id, e.pod_uid, e.pid, e.draining,
+                   (SELECT count(*) FROM joex.job j WHERE j.executor_id = e.id) AS held
+            FROM joex.executor e WHERE e.left_at IS NULL
+        """)
+        return {row["slot"]: row for row in rows}
 
     async def until_slots(self, *names: str) -> None:
         """Wait until there are just these Deployments."""
@@ -210,11 +246,11 @@ class System:
         def just_these(found: list[Object]) -> bool:
             return {one["metadata"]["name"] for one in found} == set(names)
 
-        await self.api.until_all("deployments.apps", just_these, self.namespace, timeout=PATIENCE, why=f"slots {names}")
+        await self.api.until_all(DEPLOYMENTS, just_these, self.namespace, timeout=PATIENCE, why=f"slots {names}")
 
     async def slots(self) -> set[str]:
         """The Deployments that there are."""
-        return {one["metadata"]["name"] for one in await self.api.get_all("deployments.apps", self.namespace)}
+        return {one["metadata"]["name"] for one in await self.api.get_all(DEPLOYMENTS, self.namespace)}
 
     async def pod_of(self, slot: str) -> Object:
         """Wait until the executor of a slot takes jobs, and return its pod."""

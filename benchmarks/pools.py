@@ -1,0 +1,223 @@
+"""The operator on a real Kubernetes control plane: how soon it grows a pool, what a look costs, what it asks when idle.
+
+The control plane is that of the tests (etcd, API server, controllers, scheduler); there is no node, so that pods are
+made and nothing runs in them: what is measured is the operator, not how fast this machine starts executors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psutil
+import yaml
+
+from benchmarks.report import Figure, quantile
+from benchmarks.support import fresh_database, say, until
+from joex.client import Client
+from joex.store.database import connect
+from tests.support.cluster import build
+from tests.support.cluster.api import Api
+from tests.support.cluster.control_plane import ControlPlane, Timing
+from tests.support.cluster.processes import Guard
+from tests.support.cluster.system import OperatorProcess
+
+_ROOT = Path(__file__).parent.parent
+_NAMESPACE = "bench"
+_SECRET = "joex-db"
+_POOLS, _DEPLOYMENTS = "joexpools.joex.dev", "deployments.apps"
+_PATIENCE = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A control plane with the CRDs, and a database."""
+
+    control_plane: ControlPlane
+    api: Api
+    url: str
+    client: Client
+    connection: asyncpg.Connection[Any]
+
+    async def pool(self, name: str, **spec: Any) -> None:
+        """Make a pool on a queue of its own."""
+        spec = {
+            "app": "bench:app",
+            "image": "joex:bench",
+            "database": {"secretName": _SECRET},
+            "queues": [name],
+            **spec,
+        }
+        kind = {"apiVersion": "joex.dev/v1alpha1", "kind": "JoexPool"}
+        await self.api.create({**kind, "metadata": {"name": name}, "spec": spec}, _NAMESPACE)
+
+    async def until_told(self, pools: int) -> None:
+        """Wait until the operator has looked at so many pools."""
+        await self.api.until_all(
+            _POOLS,
+            lambda found: sum("conditions" in one.get("status", {}) for one in found) >= pools,
+            _NAMESPACE,
+            timeout=_PATIENCE,
+            why=f"{pools} pools have been looked at",
+        )
+
+
+@asynccontextmanager
+async def _stage(server_url: str) -> AsyncIterator[_Stage]:
+    programs = build.control_plane(lambda line: say(f"cluster: {line}"))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joex-bench-cluster-", dir="/var/tmp")))
+        stack.callback(Guard(folder).close)
+        control_plane = ControlPlane(folder, programs, "127.12", Timing())
+        stack.callback(control_plane.stop)
+        control_plane.start()
+        async with Api(control_plane.kubeconfig) as api, fresh_database(server_url) as url, Client(url) as client:
+            for path in sorted((_ROOT / "crds").glob("*.yaml")):
+                await api.apply(yaml.safe_load(path.read_text()))
+            await api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
+            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": _SECRET}, "stringData": {"url": url}}
+            await api.create(secret, _NAMESPACE)
+            connection = await connect(url)
+            yield _Stage(control_plane, api, url, client, connection)
+            await connection.close()
+
+
+@asynccontextmanager
+async def _operator(stage: _Stage, **settings: Any) -> AsyncIterator[OperatorProcess]:
+    """An operator with its default settings."""
+    given = {"poll_interval": "15s", "resync_period": "5m", **settings}
+    process = OperatorProcess(stage.control_plane.kubeconfig, _NAMESPACE, f"bench-{secrets.token_hex(2)}", given)
+    try:
+        yield process
+        await process.stop()
+    finally:
+        process.close()
+
+
+async def measure_growth(server_url: str, *, quick: bool) -> list[Figure]:
+    """From a submission to a pool at zero to its Deployment."""
+    rounds = 20 if quick else 60
+    say(f"growth: {rounds} pools at zero, a submission to each")
+    async with _stage(server_url) as stage, _operator(stage):
+        for number in range(rounds):
+            await stage.pool(f"pool-{number}")
+        await stage.until_told(rounds)
+        latencies = [await _one_growth(stage, f"pool-{number}") for number in range(rounds)]
+    p95 = quantile(latencies, 0.95)
+    return [
+        Figure("submit to Deployment from zero, p50", quantile(latencies, 0.5) * 1000, "ms"),
+        Figure("submit to Deployment from zero, p95", p95 * 1000, "ms", "below 500", p95 < 0.5),
+    ]
+
+
+async def _one_growth(stage: _Stage, pool: str) -> float:
+    await until(stage.connection, "EXISTS (SELECT FROM joex.watch WHERE queue = $1 AND until > now())", pool)
+    made = asyncio.create_task(stage.api.until(_DEPLOYMENTS, f"{pool}-0", bool, _NAMESPACE, timeout=_PATIENCE))
+    await asyncio.sleep(0.2)  # the watch is there, and the machine quiet
+    begin = time.perf_counter()
+    await stage.client.submit("bench.noop", queue=pool)
+    await made
+    return time.perf_counter() - begin
+
+
+async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
+    """Many pools with many executors: how long a look at one takes, and the operator's memory."""
+    pools, slots, window = (20, 5, 20.0) if quick else (100, 10, 60.0)
+    say(f"pools: {pools} pools of {slots} executors, {pools * slots:,} Deployments")
+    async with _stage(server_url) as stage, _operator(stage) as operator:
+        for number in range(pools):
+            await stage.pool(f"pool-{number}", replicas=slots)
+        await stage.api.until_all(
+            _DEPLOYMENTS, lambda found: len(found) >= pools * slots, _NAMESPACE, timeout=_PATIENCE, why="Deployments"
+        )
+        await _register_all(stage.connection, pools, slots)
+        await stage.api.until_all(
+            _POOLS,
+            lambda found: all(one.get("status", {}).get("readyReplicas") == slots for one in found),
+            _NAMESPACE,
+            timeout=_PATIENCE,
+            why="all executors are known",
+        )
+        say(f"pools: measuring for {window:.0f} s, with news of an executor ten times a second")
+        before = _buckets(operator)
+        deadline = time.monotonic() + window
+        while time.monotonic() < deadline:
+            await stage.connection.execute(
+                "SELECT joex.tell_operators(app_id) FROM joex.executor ORDER BY random() LIMIT 1"
+            )
+            await asyncio.sleep(0.1)
+        after = _buckets(operator)
+        memory = psutil.Process(operator.pid).memory_info().rss / 2**20
+    p95 = _quantile({edge: after[edge] - before.get(edge, 0.0) for edge in after}, 0.95)
+    return [
+        Figure(
+            f"look at one of {pools} pools, {pools * slots:,} executors, p95", p95 * 1000, "ms", "below 1,000", p95 < 1
+        ),
+        Figure("operator's memory then", memory, "MiB", "below 200", memory < 200),
+    ]
+
+
+async def _register_all(connection: asyncpg.Connection[Any], pools: int, slots: int) -> None:
+    """Executors as the database sees them, with a lease that lasts."""
+    await connection.execute(
+        """
+        SELECT joex.register(format('%s/pool-%s-%s', $1::text, p, s), NULL, 'bench', '', 1, '', '0',
+                             ARRAY['pool-' || p], '{}', 1, NULL, '1 hour', false, 5)
+        FROM generate_series(0, $2::int - 1) p, generate_series(0, $3::int - 1) s
+        """,
+        _NAMESPACE, pools, slots,
+    )  # fmt: skip
+
+
+async def measure_quiet(server_url: str, *, quick: bool) -> list[Figure]:
+    """What the operator asks the API server for while nothing happens."""
+    window = 60.0 if quick else 300.0
+    async with _stage(server_url) as stage:
+        for number in range(10):
+            await stage.pool(f"pool-{number}")
+        say(f"quiet: {window:.0f} s without an operator")
+        without = await _requests(stage, window)
+        async with _operator(stage):
+            await stage.until_told(10)
+            await asyncio.sleep(15)  # it lists everything twice at its start
+            say(f"quiet: {window:.0f} s with one")
+            with_one = await _requests(stage, window)
+    return [Figure("API requests of an idle operator with 10 pools", (with_one - without) * 3600 / window, "per hour")]
+
+
+async def _requests(stage: _Stage, window: float) -> float:
+    before = await _total(stage.api)
+    await asyncio.sleep(window)
+    return await _total(stage.api) - before
+
+
+async def _total(api: Api) -> float:
+    """All requests that the API server has answered."""
+    page = await api.text("/metrics")
+    return sum(
+        float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith("apiserver_request_total{")
+    )
+
+
+def _buckets(operator: OperatorProcess) -> dict[float, float]:
+    """The histogram of the operator's looks: how many took no longer than each edge."""
+    with urllib.request.urlopen(f"{operator.address}/metrics") as answer:  # noqa: S310 - it is our own process
+        page = answer.read().decode()
+    found = re.findall(r'^joex_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)', page, re.MULTILINE)
+    return {float(edge): float(count) for edge, count in found}
+
+
+def _quantile(buckets: dict[float, float], share: float) -> float:
+    """The upper edge of the bucket that this share of the looks stays within."""
+    total = max(buckets.values())
+    return min(edge for edge, count in buckets.items() if count >= share * total)
