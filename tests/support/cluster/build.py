@@ -7,6 +7,7 @@ them meanwhile waits for that build.
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def _minor(version: str) -> int:
 
 def main() -> int:
     """Make all programs ready; the exit code says whether they are."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # with the compiler that is at work
     try:
         control_plane()
         helm()
