@@ -64,6 +64,7 @@ class Controller:
         self._agenda: Agenda[Key] = Agenda()
         self._objects: dict[Key, Mapping[str, Any]] = {}
         self._pools: dict[Key, Pool] = {}
+        self._refused: dict[Key, SpecError] = {}
         self._urls: dict[Key, str] = {}
         self._failures: dict[Key, int] = {}
         self._looking: dict[Key, float] = {}
@@ -79,8 +80,18 @@ class Controller:
         if before is not None and _asked(before) == _asked(manifest):
             return
         if ref.kind == POOL:
+            self._parse(key, manifest)
             self._agenda.add(key)
         self._agenda.add(Key(PERIODIC, ref.namespace))
+
+    def _parse(self, key: Key, manifest: Mapping[str, Any]) -> None:
+        """Read a pool at once, so that periodic tasks find it, whatever is looked at first."""
+        self._refused.pop(key, None)
+        try:
+            self._pools[key] = parse_pool(manifest)
+        except SpecError as error:
+            self._pools.pop(key, None)
+            self._refused[key] = error
 
     def remove(self, kind: str, namespace: str, name: str) -> None:
         """Take it that an object is gone."""
@@ -89,7 +100,7 @@ class Controller:
             return
         if kind == POOL:
             self._agenda.drop(key)
-            for known in (self._pools, self._urls, self._failures):
+            for known in (self._pools, self._refused, self._urls, self._failures):
                 known.pop(key, None)
             self._reconciler.forget(namespace, name)
         self._agenda.add(Key(PERIODIC, namespace))
@@ -147,7 +158,9 @@ class Controller:
         if manifest is None:
             return None
         try:
-            pool = self._pools[key] = parse_pool(manifest)
+            if key in self._refused:
+                raise self._refused[key]
+            pool = self._pools[key]
             await self._note_url(key, pool)
             return await self._reconciler.look(reference(manifest), pool)
         except SpecError as error:
