@@ -1,4 +1,7 @@
-"""Write the CRDs, as made from the operator's models, into crds/. With --check: fail where a file is not as made."""  # noqa: INP001 - not a package
+"""Write the CRDs, as made from the operator's models, into crds/ and into the chart, which reads its own files alone.
+
+With --check: fail where a file is not as made.
+"""  # noqa: INP001 - not a package
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from joex_operator.crd import periodic_crd, pool_crd
 
-FOLDER = Path(__file__).resolve().parent.parent / "crds"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = (ROOT / "crds", ROOT / "charts" / "joex" / "files" / "crds")
 HEADER = "# Made by scripts/generate_crds.py from operator/joex_operator/spec.py: change that, and run this.\n"
 
 
@@ -25,7 +29,8 @@ class _Dumper(yaml.SafeDumper):
 
 def files() -> dict[Path, str]:
     """The files, and what is to be in them."""
-    return {FOLDER / f"{crd['metadata']['name']}.yaml": _text(crd) for crd in (pool_crd(), periodic_crd())}
+    texts = {f"{crd['metadata']['name']}.yaml": _text(crd) for crd in (pool_crd(), periodic_crd())}
+    return {folder / name: text for folder in FOLDERS for name, text in texts.items()}
 
 
 def _text(crd: dict[str, Any]) -> str:
@@ -38,10 +43,12 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
         for path in stale:
-            sys.stderr.write(f"{path.name} is not as made from the models: run python scripts/generate_crds.py\n")
+            sys.stderr.write(
+                f"{path.relative_to(ROOT)} is not as made from the models: run python scripts/generate_crds.py\n"
+            )
         return 1 if stale else 0
     for path, text in wanted.items():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     return 0
 

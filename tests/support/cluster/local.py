@@ -14,6 +14,7 @@ from tests.support.cluster.control_plane import ControlPlane, Timing
 from tests.support.cluster.kubelet import images
 from tests.support.cluster.kubelet.images import Image
 from tests.support.cluster.nodes import LocalNode
+from tests.support.cluster.postgres_image import postgres_image
 from tests.support.cluster.processes import Guard
 
 FIRST_NODE = "node-1"
@@ -35,6 +36,7 @@ class LocalCluster:
         self._made_nodes = 0
         try:
             self.set_image("joex", Image(["joex"]))
+            self.set_image("postgres", postgres_image())
             self.control_plane = ControlPlane(self.folder, programs, self._network, timing)
             self._closing.callback(self.control_plane.stop)
             self.control_plane.start()

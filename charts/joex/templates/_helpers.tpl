@@ -1,0 +1,167 @@
+{{/* Names. Each ends within the 63 characters that a label may have. */}}
+
+{{- define "joex.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $release := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- default $release .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "joex.operator" -}}
+{{ include "joex.fullname" . }}-operator
+{{- end -}}
+
+{{- define "joex.postgresql" -}}
+{{ include "joex.fullname" . }}-postgresql
+{{- end -}}
+
+{{/* Of what has no namespace, and must not meet that of a release elsewhere. */}}
+{{- define "joex.clusterName" -}}
+{{ .Release.Namespace }}:{{ include "joex.operator" . }}
+{{- end -}}
+
+{{- define "joex.serviceAccount" -}}
+{{ default (include "joex.operator" .) .Values.serviceAccount.name }}
+{{- end -}}
+
+{{- define "joex.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ default .Chart.AppVersion $image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels: (list . "component"), the component as executors have it too. */}}
+
+{{- define "joex.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "joex.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "joex.selector" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* What pod security "restricted" wants of every container, and a bit more. */}}
+{{- define "joex.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+readOnlyRootFilesystem: true
+{{- end -}}
+
+{{- define "joex.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether there is a PostgreSQL for trying: "true", or nothing. */}}
+{{- define "joex.trial" -}}
+{{- $given := or .Values.database.existingSecret .Values.database.url -}}
+{{- if eq (toString .Values.postgresql.enabled) "auto" -}}
+{{- if not $given }}true{{ end -}}
+{{- else if .Values.postgresql.enabled -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/*
+The secret with the database's URL. Each source has a name of its own: a pool refuses another secret, because its
+executors drain by what their database says; the same secret with another database in it would go unnoticed.
+*/}}
+{{- define "joex.databaseSecret" -}}
+{{- if .Values.database.existingSecret -}}
+{{ .Values.database.existingSecret }}
+{{- else if .Values.database.url -}}
+{{ include "joex.fullname" . }}-database
+{{- else -}}
+{{ include "joex.postgresql" . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "joex.databaseKey" -}}
+{{ ternary .Values.database.existingSecretKey "url" (ne .Values.database.existingSecret "") }}
+{{- end -}}
+
+{{/* Whose a definition is, if it is there and not of this release: (list . "name"). */}}
+{{- define "joex.isForeign" -}}
+{{- $root := index . 0 -}}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" (index . 1) -}}
+{{- if $found -}}
+{{- $annotations := default dict $found.metadata.annotations -}}
+{{- $name := get $annotations "meta.helm.sh/release-name" -}}
+{{- $namespace := get $annotations "meta.helm.sh/release-namespace" -}}
+{{- if not (and (eq $name $root.Release.Name) (eq $namespace $root.Release.Namespace)) -}}
+{{- ternary "not made by Helm" (printf "made by the release %s/%s" $namespace $name) (eq $name "") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The first pool, as the operator applies it. */}}
+{{- define "joex.pool" -}}
+{{- $database := dict "secretName" (include "joex.databaseSecret" .) "secretKey" (include "joex.databaseKey" .) -}}
+{{- $pull := dict -}}
+{{- with .Values.imagePullSecrets -}}
+{{- $pull = dict "template" (dict "spec" (dict "imagePullSecrets" .)) -}}
+{{- end -}}
+apiVersion: joex.dev/v1alpha1
+kind: JoexPool
+metadata:
+  name: {{ .Values.pool.name }}
+  namespace: {{ .Release.Namespace }}
+spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull | toYaml | nindent 2 }}
+{{- end -}}
+
+{{- define "joex.queue" -}}
+{{ first (default (list "default") .Values.pool.spec.queues) }}
+{{- end -}}
+
+{{/* What the schema of the values can't say: one message, which names the key. */}}
+{{- define "joex.check" -}}
+{{- $database := .Values.database -}}
+{{- if and $database.existingSecret $database.url -}}
+{{- fail "database.existingSecret, database.url: give one of them" -}}
+{{- end -}}
+{{- /* Not in the schema, whose message would show the password. */ -}}
+{{- if and $database.url (not (regexMatch "^postgres(ql)?://." $database.url)) -}}
+{{- fail "database.url: expected postgresql://user:password@host:port/database" -}}
+{{- end -}}
+{{- if and (include "joex.trial" .) (or $database.existingSecret $database.url) -}}
+{{- fail "postgresql.enabled: a database is given, so there is nothing to try; leave it at auto" -}}
+{{- end -}}
+{{- if .Values.pool.enabled -}}
+{{- include "joex.checkPool" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "joex.checkPool" -}}
+{{- $watched := .Values.watchNamespaces -}}
+{{- if and $watched (not (has .Release.Namespace $watched)) -}}
+{{- fail (printf "watchNamespaces: the first pool is in %s, which is not among them; add it, or set pool.enabled=false" .Release.Namespace) -}}
+{{- end -}}
+{{- if not (or (include "joex.trial" .) .Values.database.existingSecret .Values.database.url) -}}
+{{- fail "pool.enabled: the first pool needs a database: set database.existingSecret or database.url" -}}
+{{- end -}}
+{{- $schema := (.Files.Get "files/crds/joexpools.joex.dev.yaml" | fromYaml | dig "spec" "versions" list | first).schema.openAPIV3Schema -}}
+{{- $fields := omit $schema.properties.spec.properties "database" -}}
+{{- range $field, $_ := .Values.pool.spec -}}
+{{- if eq $field "database" -}}
+{{- fail "pool.spec.database: set database.existingSecret or database.url instead" -}}
+{{- else if not (hasKey $fields $field) -}}
+{{- fail (printf "pool.spec.%s: a pool has no such field; it has %s" $field (keys $fields | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

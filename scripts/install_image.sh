@@ -1,0 +1,26 @@
+#!/bin/sh
+# Install Joex the way its image has it: a folder of its own with the wheel and the packages of requirements-runtime.lock,
+# by their hashes, and without pip. Used by the Dockerfile, and by the test that stands in for a Docker engine.
+#
+#     sh scripts/install_image.sh FOLDER        PYTHON says with which Python (default: python3)
+set -eu
+
+folder=$1
+python=${PYTHON:-python3}
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+pip() {
+    "$work/build/bin/python" -m pip --disable-pip-version-check --quiet "$@"
+}
+
+"$python" -m venv "$work/build"
+# What the wheel is built with comes by its hashes too: hatchling, and what it needs, out of the lock of development.
+sed -n '/^\(hatchling\|packaging\|pathspec\|pluggy\|tomlkit\|trove-classifiers\)==/,/[^\\]$/p' requirements.lock >"$work/build.lock"
+pip install --require-hashes --requirement "$work/build.lock"
+"$work/build/bin/hatchling" build --target wheel --directory "$work/wheel"
+
+"$python" -m venv --without-pip "$folder"
+pip --python "$folder/bin/python" install --require-hashes --requirement requirements-runtime.lock
+pip --python "$folder/bin/python" install --no-deps "$work"/wheel/joex-*.whl

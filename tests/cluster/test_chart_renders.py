@@ -1,0 +1,314 @@
+"""What the chart makes of its values, by the real helm; and whether the real API server takes it."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from joex_operator.manifests import slot_deployment
+from joex_operator.names import selector
+from joex_operator.objects import Pool, parse_pool
+from tests.support.cluster.api import Api
+from tests.support.cluster.chart import CHART, Key, manifests, pod_templates, render
+from tests.support.cluster.connection import APPLY_PATCH, Object
+from tests.support.cluster.helm import Helm, HelmError
+from tests.support.cluster.namespaces import Namespaces
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+CRDS = ["joexpools.joex.dev", "periodictasks.joex.dev"]
+DEFAULT = {
+    *(("CustomResourceDefinition", name) for name in CRDS),
+    ("ServiceAccount", "joex-operator"),
+    ("ClusterRole", "prod:joex-operator"),
+    ("ClusterRoleBinding", "prod:joex-operator"),
+    ("Role", "joex-operator"),
+    ("RoleBinding", "joex-operator"),
+    ("Deployment", "joex-operator"),
+    ("Service", "joex-operator"),
+    ("ConfigMap", "joex-pools"),
+    ("Deployment", "joex-postgresql"),
+    ("Service", "joex-postgresql"),
+    ("Secret", "joex-postgresql"),
+    ("Pod", "joex-test"),
+}
+TRIAL = {("Deployment", "joex-postgresql"), ("Service", "joex-postgresql"), ("Secret", "joex-postgresql")}
+POOL = {("ConfigMap", "joex-pools"), ("Pod", "joex-test")}
+CLUSTER_WIDE = {("ClusterRole", "prod:joex-operator"), ("ClusterRoleBinding", "prod:joex-operator")}
+SWITCHES: dict[str, tuple[set[Key], set[Key]]] = {
+    # values: what they add, what they take away
+    "crds.install=false": (set(), {("CustomResourceDefinition", name) for name in CRDS}),
+    "pool.enabled=false": (set(), POOL),
+    "pool.spec.app=shop.tasks:app": (set(), {("Pod", "joex-test")}),
+    "database.existingSecret=shop": (set(), TRIAL),
+    "database.url=postgresql://u:p@db.example/shop": ({("Secret", "joex-database")}, TRIAL),
+    "postgresql.enabled=false pool.enabled=false": (set(), TRIAL | POOL),
+    "postgresql.persistence.enabled=true": ({("PersistentVolumeClaim", "joex-postgresql")}, set()),
+    "watchNamespaces={prod}": ({("Role", "prod:joex-operator"), ("RoleBinding", "prod:joex-operator")}, CLUSTER_WIDE),
+    "serviceAccount.name=mine": (set(), {("ServiceAccount", "joex-operator")}),
+    "podDisruptionBudget.enabled=true": ({("PodDisruptionBudget", "joex-operator")}, set()),
+    "metrics.serviceMonitor.enabled=true": (
+        {("ServiceMonitor", "joex-operator"), ("PodMonitor", "joex-executors")},
+        set(),
+    ),
+    "metrics.prometheusRule.enabled=true": ({("PrometheusRule", "joex")}, set()),
+    "metrics.grafanaDashboard.enabled=true": ({("ConfigMap", "joex-dashboard")}, set()),
+    "networkPolicy.enabled=true": (
+        {("NetworkPolicy", "joex-operator"), ("NetworkPolicy", "joex-postgresql")},
+        set(),
+    ),
+}
+EVERYTHING = [
+    *("podDisruptionBudget.enabled=true", "networkPolicy.enabled=true", "metrics.grafanaDashboard.enabled=true"),
+    *("operator.replicas=2", "operator.podAnnotations.a=b", "operator.podLabels.c=d", "operator.nodeSelector.e=f"),
+    *("operator.extraEnv[0].name=A", "operator.extraEnv[0].value=b", "operator.tolerations[0].operator=Exists"),
+    *("operator.priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry"),
+    *("postgresql.persistence.enabled=true", "postgresql.persistence.storageClass=fast"),
+]
+WRONG = {
+    # values: what the one message names
+    "replica=2": "'replica'",
+    "operator.replica=2": "at '/operator': additional properties 'replica'",
+    "operator.replicas=many": "/operator/replicas",
+    "operator.replicas=0": "/operator/replicas",
+    "operator.pollInterval=fast": "/operator/pollInterval",
+    "operator.logLevel=loud": "/operator/logLevel",
+    "image.pullPolicy=Sometimes": "/image/pullPolicy",
+    "image.digest=latest": "/image/digest",
+    "watchNamespaces=prod": "/watchNamespaces",
+    "postgresql.enabled=maybe": "/postgresql/enabled",
+    "postgresql.password=a/b": "/postgresql/password",
+    "crds.install=sure": "/crds/install",
+    "pool.name=Big_Pool": "/pool/name",
+    "pool.spec=null": "at '/pool': missing property 'spec'",
+    "pool.spec.app=tasks": "/pool/spec/app",
+    "pool.spec.queue=default": "pool.spec.queue: a pool has no such field; it has app, countingScheme,",
+    "pool.spec.database.secretName=a": "pool.spec.database: set database.existingSecret",
+    "database.url=mysql://u:hidden@h/d": "database.url: expected postgresql://",
+    "database.url=postgresql://h/d database.existingSecret=s": "database.existingSecret, database.url: give one",
+    "database.existingSecret=s postgresql.enabled=true": "postgresql.enabled: a database is given",
+    "postgresql.enabled=false": "pool.enabled: the first pool needs a database",
+    "watchNamespaces={a,b}": "watchNamespaces: the first pool is in prod, which is not among them",
+}
+
+
+async def test_helm_finds_no_fault_with_the_chart(helm: Helm) -> None:
+    assert "0 chart(s) failed" in await helm("lint", "--strict", CHART)
+
+
+async def test_by_default_there_is_all_that_a_trial_needs(helm: Helm) -> None:
+    assert (await render(helm)).keys() == DEFAULT
+
+
+@pytest.mark.parametrize("values", SWITCHES)
+async def test_a_switch_adds_and_removes_just_what_it_says(helm: Helm, values: str) -> None:
+    added, removed = SWITCHES[values]
+    assert (await render(helm, *values.split())).keys() == (DEFAULT | added) - removed
+
+
+@pytest.mark.parametrize("values", WRONG)
+async def test_a_wrong_value_is_refused_with_one_message_that_names_it(helm: Helm, values: str) -> None:
+    with pytest.raises(HelmError) as refused:
+        await render(helm, *values.split())
+    message = str(refused.value).partition("failed:\n")[2]
+    assert WRONG[values] in message
+    assert message.count("- at '") + message.count("execution error") == 1, message
+    assert "hidden" not in message  # a password in a URL
+
+
+async def test_the_definitions_are_those_of_the_operator_and_outlive_the_release(helm: Helm) -> None:
+    rendered = await render(helm)
+    for name in CRDS:
+        definition = rendered["CustomResourceDefinition", name]
+        assert definition["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        del definition["metadata"]["labels"]
+        assert definition == yaml.safe_load((CHART.parents[1] / "crds" / f"{name}.yaml").read_text())
+
+
+FOR_POOLS = {
+    ("joex.dev", "joexpools"): "get list watch",
+    ("joex.dev", "periodictasks"): "get list watch",
+    ("joex.dev", "joexpools/status"): "get patch",
+    ("joex.dev", "periodictasks/status"): "get patch",
+    ("joex.dev", "joexpools/finalizers"): "update",
+    ("apps", "deployments"): "get list watch create patch delete",
+    ("", "pods"): "get list watch",
+    ("", "secrets"): "get",
+    ("", "events"): "create patch",
+}
+TO_LEAD = {
+    ("coordination.k8s.io", "leases"): "create",
+    ("coordination.k8s.io", "leases", "joex-operator"): "get update patch",
+}
+FOR_THE_FIRST_POOL = {
+    ("", "configmaps", "joex-pools"): "get",
+    ("joex.dev", "joexpools", "default"): "create patch",
+}
+
+
+async def test_the_operator_has_these_rights_in_the_whole_cluster_and_no_other(helm: Helm) -> None:
+    assert _rights(await render(helm)) == {
+        ("ClusterRole", ""): FOR_POOLS,
+        ("Role", ""): TO_LEAD | FOR_THE_FIRST_POOL,
+    }
+
+
+async def test_the_operator_of_some_namespaces_has_rights_in_these_alone(helm: Helm) -> None:
+    rendered = await render(helm, "watchNamespaces={prod}")
+    assert _rights(rendered) == {("Role", "prod"): FOR_POOLS, ("Role", ""): TO_LEAD | FOR_THE_FIRST_POOL}
+    text = await manifests(helm, "watchNamespaces={a,b}", "pool.enabled=false")
+    roles = [found for found in yaml.safe_load_all(text) if found and "Role" in found["kind"]]
+    places = {(found["kind"], found["metadata"].get("namespace", "the release's")) for found in roles}
+    assert 'value: "a,b"' in text  # what the operator is told
+    assert places == {(kind, place) for kind in ("Role", "RoleBinding") for place in ("a", "b", "the release's")}
+
+
+async def test_without_a_first_pool_the_operator_may_make_none(helm: Helm) -> None:
+    assert _rights(await render(helm, "pool.enabled=false"))["Role", ""] == TO_LEAD
+
+
+def _rights(objects: dict[Key, Object]) -> dict[Any, dict[Any, str]]:
+    """Verbs by group, resource and, where it is said, name; by role and namespace; and each role is bound."""
+    found: dict[Any, dict[Any, str]] = {}
+    for (kind, name), role in objects.items():
+        if kind not in ("Role", "ClusterRole"):
+            continue
+        place = found.setdefault((kind, role["metadata"].get("namespace", "")), {})
+        for rule in role["rules"]:
+            assert rule.keys() <= {"apiGroups", "resources", "resourceNames", "verbs"}
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    key = (group, resource, *rule.get("resourceNames", []))
+                    assert key not in place
+                    place[key] = " ".join(rule["verbs"])
+        binding = objects[f"{kind}Binding", name]
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, name)
+        assert binding["metadata"].get("namespace") == role["metadata"].get("namespace")
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "joex-operator", "namespace": "prod"}]
+    return found
+
+
+async def test_the_first_pool_is_one_that_the_operator_understands(helm: Helm) -> None:
+    values = (
+        "pool.name=shop",
+        "pool.spec.queues={a,b}",
+        "pool.spec.logBufferSize=1000000",
+        "imagePullSecrets[0].name=r",
+    )
+    rendered = await render(helm, *values, "pool.spec.template.spec.nodeSelector.disk=fast")
+    pool = _pool(rendered)
+    assert (pool.name, pool.namespace, pool.spec.queues, pool.spec.log_buffer_size) == (
+        "shop",
+        "prod",
+        ["a", "b"],
+        10**6,
+    )
+    assert (pool.spec.database.secret_name, pool.spec.database.secret_key) == ("joex-postgresql", "url")
+    assert pool.spec.template == {"spec": {"nodeSelector": {"disk": "fast"}, "imagePullSecrets": [{"name": "r"}]}}
+
+
+def _pool(objects: dict[Key, Object]) -> Pool:
+    [text] = objects["ConfigMap", "joex-pools"]["data"].values()
+    return parse_pool(yaml.safe_load(text))
+
+
+async def test_the_database_of_the_first_pool_is_the_secret_that_was_named(helm: Helm) -> None:
+    rendered = await render(helm, "database.existingSecret=mine", "database.existingSecretKey=dsn")
+    database = _pool(rendered).spec.database
+    assert (database.secret_name, database.secret_key) == ("mine", "dsn")
+    [url] = rendered["Pod", "joex-test"]["spec"]["containers"][0]["env"]
+    assert url["valueFrom"]["secretKeyRef"] == {"name": "mine", "key": "dsn"}
+
+
+async def test_the_operator_starts_anew_when_its_first_pool_changes_and_for_no_monitoring(helm: Helm) -> None:
+    plain = pod_templates(await render(helm))["joex-operator"]
+    monitored = pod_templates(await render(helm, "metrics.serviceMonitor.enabled=true"))["joex-operator"]
+    changed = pod_templates(await render(helm, "pool.spec.poolSize=4"))["joex-operator"]
+    assert monitored == plain
+    assert changed["metadata"]["annotations"].keys() == {"checksum/pools"}
+    assert changed["metadata"]["annotations"] != plain["metadata"]["annotations"]
+    assert changed["spec"] == plain["spec"]
+
+
+async def test_the_operator_is_told_where_it_is_and_what_to_watch(helm: Helm) -> None:
+    values = ("watchNamespaces={prod}", "image.tag=v2", "operator.migrate=false", "operator.pollInterval=1m")
+    [container] = pod_templates(await render(helm, *values))["joex-operator"]["spec"]["containers"]
+    given = {entry["name"].removeprefix("JOEX_OPERATOR_"): entry.get("value") for entry in container["env"]}
+    assert given == {
+        "IDENTITY": None,
+        "NAMESPACE": None,
+        "NAMESPACES": "prod",
+        "IMAGE": "joex:v2",
+        "HTTP_ADDRESS": "0.0.0.0:7879",
+        "LEASE_NAME": "joex-operator",
+        "POOLS_CONFIG_MAP": "joex-pools",
+        "POLL_INTERVAL": "1m",
+        "RESYNC_PERIOD": "5m",
+        "MIGRATE": "false",
+        "LOG_FORMAT": "json",
+        "LOG_LEVEL": "info",
+    }
+    assert (container["command"], container["args"], container["image"]) == (["joex"], ["operator"], "joex:v2")
+
+
+async def test_a_digest_is_taken_instead_of_the_tag(helm: Helm) -> None:
+    digest = f"sha256:{'0' * 64}"
+    [container] = pod_templates(await render(helm, f"image.digest={digest}"))["joex-operator"]["spec"]["containers"]
+    assert container["image"] == f"joex@{digest}"
+
+
+async def test_the_monitors_find_the_operator_and_all_executors(helm: Helm) -> None:
+    rendered = await render(helm, "metrics.serviceMonitor.enabled=true")
+    wanted = rendered["ServiceMonitor", "joex-operator"]["spec"]["selector"]["matchLabels"]
+    service = rendered["Service", "joex-operator"]
+    assert wanted.items() <= service["metadata"]["labels"].items()
+    [endpoint], [port] = rendered["ServiceMonitor", "joex-operator"]["spec"]["endpoints"], service["spec"]["ports"]
+    assert (endpoint["port"], endpoint["honorLabels"]) == (port["name"], True)
+    executors = rendered["PodMonitor", "joex-executors"]["spec"]
+    [wanted] = executors["selector"]["matchExpressions"]
+    assert (wanted["key"], wanted["operator"]) == (selector("any").partition("=")[0], "Exists")
+    assert executors["namespaceSelector"] == {"any": True}
+    [endpoint] = executors["podMetricsEndpoints"]
+    [port] = slot_deployment(_pool(rendered), 0, "joex")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert endpoint["port"] == port["name"]
+    assert endpoint["relabelings"] == [
+        {"sourceLabels": ["__meta_kubernetes_pod_label_joex_dev_pool"], "targetLabel": "pool"}
+    ]
+    some = await render(helm, "metrics.serviceMonitor.enabled=true", "watchNamespaces={prod}")
+    assert some["PodMonitor", "joex-executors"]["spec"]["namespaceSelector"] == {"matchNames": ["prod"]}
+
+
+async def test_rules_and_dashboard_come_whole_out_of_their_files(helm: Helm) -> None:
+    rendered = await render(helm, "metrics.prometheusRule.enabled=true", "metrics.grafanaDashboard.enabled=true")
+    rules = yaml.safe_load((CHART / "files" / "prometheus" / "rules.yaml").read_text())
+    assert rendered["PrometheusRule", "joex"]["spec"] == rules
+    dashboard = rendered["ConfigMap", "joex-dashboard"]
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert dashboard["data"] == {"joex.json": (CHART / "files" / "grafana" / "joex.json").read_text()}
+
+
+async def test_long_names_stay_within_what_labels_and_services_may_have(helm: Helm) -> None:
+    rendered = await render(helm, release="r" * 53)
+    assert max(len(name) for kind, name in rendered if kind in ("Service", "Deployment")) <= 63
+
+
+@pytest.mark.parametrize("values", [[], EVERYTHING], ids=["default", "everything"])
+async def test_the_api_server_takes_everything_and_the_pods_are_restricted(
+    helm: Helm, api: Api, namespaces: Namespaces, values: list[str]
+) -> None:
+    namespace = await namespaces.make(RESTRICTED)
+    rendered = await render(helm, *values, namespace=namespace)
+    for manifest in rendered.values():
+        await _try(api, manifest, namespace)
+    # Pods are admitted for an account that is there, and of a priority that the namespace may have.
+    await api.create(rendered["ServiceAccount", "joex-operator"], namespace)
+    for name, template in pod_templates(rendered).items():
+        template["spec"].pop("priorityClassName", None)
+        metadata = {**template["metadata"], "name": name}
+        await _try(api, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}, namespace)
+
+
+async def _try(api: Api, manifest: Object, namespace: str) -> None:
+    """Let the API server say whether it would take this; a field that it does not know is a fault."""
+    resource, namespace_, name = await api._placed(manifest, namespace)
+    options = {"dryRun": "All", "fieldValidation": "Strict", "fieldManager": "joex-tests", "force": "true"}
+    await api.request("PATCH", resource.path(namespace_, name), manifest, media=APPLY_PATCH, **options)
