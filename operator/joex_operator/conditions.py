@@ -26,12 +26,12 @@ class Condition:
     bad: bool = False
 
 
-def conditions(pool: Pool, seen: Seen, decision: Decision) -> list[Condition]:
-    """All conditions of a pool, always in the same order."""
+def conditions(pool: Pool, seen: Seen, decision: Decision, failure: str = "") -> list[Condition]:
+    """All conditions of a pool, always in the same order; ``failure`` says what of the decision could not be done."""
     return [
         _ready(pool, seen, decision),
         _scaling_active(pool, decision),
-        _able_to_scale(seen, decision),
+        _able_to_scale(seen, decision, failure),
         _scaling_limited(pool, seen, decision),
         _database_reachable(seen),
         _suspended(pool),
@@ -88,8 +88,8 @@ def _scaling_active(pool: Pool, decision: Decision) -> Condition:
         case Mode.DEMAND:
             return Condition(name, "True", "ByDemand", f"its size follows the work in {', '.join(pool.spec.queues)}")
         case Mode.FIXED:
-            back = f'kubectl patch joexpool {pool.name} --type merge -p \'{{"spec":{{"replicas":null}}}}\''
-            return Condition(name, "False", "FixedReplicas", f"spec.replicas is set; to scale by demand again: {back}")
+            said = "spec.replicas is set; set it to null to scale by demand again"
+            return Condition(name, "False", "FixedReplicas", said)
         case Mode.SUSPENDED:
             return Condition(name, "False", "Suspended", "spec.suspend is set")
         case Mode.DELETED:
@@ -103,11 +103,13 @@ def _scaling_active(pool: Pool, decision: Decision) -> Condition:
             return Condition(name, "False", "DemandUnknown", said, bad=True)
 
 
-def _able_to_scale(seen: Seen, decision: Decision) -> Condition:
+def _able_to_scale(seen: Seen, decision: Decision, failure: str) -> Condition:
     """It can grow and shrink now."""
     name, sizing = "AbleToScale", decision.sizing
     if seen.trouble is not None:
         return Condition(name, "False", "DatabaseUnreachable", "no executor can be drained without the database")
+    if failure:
+        return Condition(name, "False", "ActionFailed", failure, bad=True)
     if decision.overdue:
         slow = f"{', '.join(decision.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
         return Condition(name, "True", "DrainSlow", slow, bad=True)

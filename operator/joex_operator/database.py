@@ -73,8 +73,10 @@ class Database:
             JoexError: `trouble` says what it means.
         """
         self._fail_fast()
+        before = self._silence
         try:
-            async with borrowed(await self._prepared()) as connection:
+            async with borrowed(await self._prepared(before)) as connection:
+                self._fail_with_others(before)
                 yield connection
             self._silence = None
         except SchemaError:
@@ -92,6 +94,11 @@ class Database:
                 raise DatabaseUnavailable(str(self._silence)) from self._silence
             self._try_again_at = now + _LINK_WITHIN
 
+    def _fail_with_others(self, before: DatabaseUnavailable | None) -> None:
+        """Who waited for a connection while the database was found to be away need not find it out once more."""
+        if self._silence is not None and self._silence is not before:
+            raise DatabaseUnavailable(str(self._silence)) from self._silence
+
     async def queue_stats(self) -> list[QueueStats]:
         """The numbers of all queues. With very many jobs this takes its time."""
         connection = await connect(self._url, pooled=True, name="joex operator stats", within=60.0)
@@ -100,8 +107,9 @@ class Database:
         finally:
             connection.terminate()
 
-    async def _prepared(self) -> asyncpg.Pool[Any]:
+    async def _prepared(self, before: DatabaseUnavailable | None) -> asyncpg.Pool[Any]:
         async with self._preparing:
+            self._fail_with_others(before)
             if self._pool is None:
                 # Prepared statements would gain little here, and a pooler may be in between.
                 self._pool = await create_pool(

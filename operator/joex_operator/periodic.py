@@ -101,19 +101,20 @@ class Mirror:
             await self._fleet.tell(ref, events_of_change([condition], stored))
 
     async def _tidy(self, namespace: str, ids: Sequence[str], pools: Mapping[str, Pool]) -> bool:
-        """Remove the rows whose objects are gone, in each database that is known."""
+        """Remove the rows whose objects are gone, in each database that is known; False: one of them is silent."""
         done: set[int] = set()
-        try:
-            for pool in pools.values():
+        settled = True
+        for pool in pools.values():
+            try:
                 database = await self._database(pool)
                 if id(database) in done:
                     continue
                 done.add(id(database))
                 async with database.connection() as connection:
                     await store.keep_periodic_tasks(connection, owner(namespace), ids)
-        except (UrlUnknown, JoexError, OSError):  # that pool's own conditions say so
-            return False
-        return True
+            except (UrlUnknown, JoexError, OSError):  # that pool's own conditions say so
+                settled = False
+        return settled
 
     async def _database(self, pool: Pool) -> Database:
         return self._databases.get(await self._fleet.database_url(pool))

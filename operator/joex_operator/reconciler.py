@@ -29,7 +29,7 @@ from joex_operator.reconcile import Decision, Seen, Trouble, decide
 from joex_operator.scaling import Demand, Mode
 from joex_operator.slots import Executor, Slot
 from joex_operator.status import pool_status
-from joex_operator.watching import Watch
+from joex_operator.watch import Watch
 
 _LEAST_COUNTED = 1000
 _AT_A_TIME = 10
@@ -81,11 +81,15 @@ class Reconciler:
         if status.get("history") != stored.get("history"):
             # Before anything is done: who comes after this operator reckons with the same history.
             await self._store(ref, status)
+        failure = ""
         try:
             await self._act(ref, pool, seen, decision, database)
+        except (FleetError, JoexError, OSError) as error:
+            failure = " ".join(str(error).split())
+            raise
         finally:  # the rest can wait: a slot that is wanted can't
-            await self._store(ref, status)
-            await self._fleet.tell(ref, events_of_change(conditions(pool, seen, decision), stored))
+            await self._store(ref, pool_status(pool, seen, decision, stored, now, failure))
+            await self._fleet.tell(ref, events_of_change(conditions(pool, seen, decision, failure), stored))
         return self._next_look(pool, decision)
 
     async def _store(self, ref: Ref, status: Mapping[str, Any]) -> None:
@@ -128,8 +132,8 @@ class Reconciler:
                 watch.settle(await pools.oldest_transaction(connection))
             # Where no executor is left, nobody else notices that the last one has died.
             await executors.rescue(connection, spec.most_losses)
-            runnable, next_due = await pools.demand(connection, spec.queues, most)
-            known = await pools.slots(connection, app_id(pool.namespace, slot_name(pool.name, 0))[:-1])
+            prefix = app_id(pool.namespace, slot_name(pool.name, 0))[:-1]
+            runnable, next_due, known = await pools.look(connection, spec.queues, most, prefix)
         indices = {slot_of(pool.namespace, pool.name, one.app_id): one for one in known}
         return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due)
 

@@ -18,9 +18,12 @@ from joex_operator.slots import draining, ready, takers
 
 
 def pool_status(
-    pool: Pool, seen: Seen, decision: Decision, previous: Mapping[str, Any], now: datetime
+    pool: Pool, seen: Seen, decision: Decision, previous: Mapping[str, Any], now: datetime, failure: str = ""
 ) -> dict[str, Any]:
-    """The whole status of a pool after a decision; ``previous`` is the one that is stored."""
+    """The whole status of a pool after a decision.
+
+    ``previous`` is the one that is stored; ``failure`` says what of the decision could not be done.
+    """
     staying, leaving = takers(seen.slots), draining(seen.slots)
     status = {
         "observedGeneration": pool.generation,
@@ -30,7 +33,7 @@ def pool_status(
         "updatedReplicas": sum(slot.template == seen.template for slot in staying),
         "drainingReplicas": len(leaving),
         "selector": selector(pool.name),
-        "conditions": dated(conditions(pool, seen, decision), previous, pool.generation, now),
+        "conditions": dated(conditions(pool, seen, decision, failure), previous, pool.generation, now),
     }
     history = decision.sizing.history.to_dict()
     return {**status, "history": history} if history else status

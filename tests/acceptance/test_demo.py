@@ -61,6 +61,13 @@ def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, f
     assert summary["counted"]["files"] == 150
     assert all(summary["counted"].values())
     assert "kill -9" in done.stderr
+
+    sizes = [change["executors"] for change in summary["pool"]]
+    assert (sizes[0], sizes[-1]) == (0, 0)
+    assert 1 <= max(sizes) <= 3
+    assert "kind: JoexPool" in done.stderr
+    for told in ("Added documents-0: demand", "ExecutorEnded documents-", "Removed documents-0: retired"):
+        assert f"joex up: {told}" in done.stderr
     assert not list((folder / "tmp").glob("joex*"))
 
 
@@ -70,22 +77,22 @@ async def test_what_a_killed_demo_leaves_is_cleaned_by_the_next_one_and_ctrl_c_c
     await run(postgres, "CREATE DATABASE joex_demo_00c0ffee")  # of a demo that was killed before it had made the schema
 
     killed = start(environment, postgres)
-    orphans = await executors_of(killed)
+    orphans = processes_of(killed)
     killed.kill()
     killed.communicate()
     assert len(await databases(postgres)) == 1
     assert list((folder / "tmp").glob("joex*"))
 
     interrupted = start(environment, postgres)
-    executors = await executors_of(interrupted)
+    processes = processes_of(interrupted)
     assert len(await databases(postgres)) == 1
-    await eventually(lambda: not any(map(is_running, orphans)), why="the executors of the killed demo have left")
+    await eventually(lambda: not any(map(is_running, orphans)), why="the processes of the killed demo have left")
 
     interrupted.send_signal(signal.SIGINT)
     output, _ = interrupted.communicate(timeout=30)
     assert interrupted.returncode == 130, output
     assert "Traceback" not in output
-    assert not any(map(is_running, executors))
+    assert not any(map(is_running, processes))
     assert await databases(postgres) == []
     assert not list((folder / "tmp").glob("joex*"))
 
@@ -100,15 +107,17 @@ def start(environment: dict[str, str], server: TestServer) -> subprocess.Popen:
     )
 
 
-async def executors_of(demo: subprocess.Popen) -> list[psutil.Process]:
-    """Wait until the demo's jobs are under way, and return its executors."""
+def processes_of(demo: subprocess.Popen) -> list[psutil.Process]:
+    """Wait until the demo has an executor, and return all its processes: `joex up`, and what that has started."""
     assert demo.stdout is not None
     lines: list[str] = []
-    while "hands in" not in "".join(lines[-1:]):
+    while "●" not in "".join(lines[-1:]):
         line = demo.stdout.readline()
         assert line, f"the demo ended: {lines}"
         lines.append(line)
-    return psutil.Process(demo.pid).children()
+    found = psutil.Process(demo.pid).children(recursive=True)
+    assert len(found) >= 2
+    return found
 
 
 def is_running(process: psutil.Process) -> bool:

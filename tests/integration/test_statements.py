@@ -69,6 +69,7 @@ CALLS = {
                    ARRAY['line'], ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[50]::smallint[], ARRAY['half'])",
     "pod_gone": "joex.pod_gone('nothing', 5)",
     "promote": "joex.promote('default')",
+    "promote_due": "joex.promote_due(ARRAY['default'])",
     "put_periodic_task": "joex.put_periodic_task('a', 'me', true, 't', 'daily', 'UTC', 'default', 'default', '{}', '', \
                           '', 'low', NULL)",
     "register": "joex.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)",

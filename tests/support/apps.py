@@ -157,6 +157,19 @@ async def effect(ctx: joex.Context) -> None:
         pass
 
 
+@app.task("sleep")
+async def sleep(ctx: joex.Context, milliseconds: int) -> None:
+    async with _recorded(ctx):
+        await asyncio.sleep(milliseconds / 1000)
+
+
+@app.task("second.time")
+async def succeed_the_second_time(ctx: joex.Context) -> None:
+    async with _recorded(ctx):
+        if ctx.attempt == 1:
+            raise RuntimeError("the first time")
+
+
 @app.task("hold")
 async def hold(ctx: joex.Context, flag: str) -> None:
     async with _recorded(ctx):

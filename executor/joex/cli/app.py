@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from joex.cli.brought import PANEL, Commands
 from joex.cli.demo import demo
 from joex.cli.executor import executor
 from joex.cli.executors import drain, executors
@@ -21,6 +22,7 @@ from joex.cli.submit import submit
 
 app = typer.Typer(
     name="joex",
+    cls=Commands,
     help="A fair job executor for PostgreSQL.",
     context_settings={"help_option_names": ["-h", "--help"]},
     # An error of Joex's own is reported with the plain traceback of Python, which can be copied into an issue.
@@ -58,7 +60,7 @@ def _print_version(*, as_json: bool) -> None:
 
 def _add_commands() -> None:
     panels = {
-        "Run": (migrate, executor, demo),
+        PANEL: (migrate, executor, demo),
         "Jobs": (submit, jobs, show, logs, cancel, retry, priority),
         "Queues, groups, executors": (stats, executors, drain),
         "More": (version,),

@@ -13,6 +13,7 @@ from joex.store.statement import Connection, statement
 CHANNEL = "joex_operator"
 """Where is heard: ``{"queue": name}``, work that found nobody asleep; ``{"executor": app_id}``, one came or went."""
 
+_PROMOTE = statement("SELECT joex.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex.demand($1::text[], $2::integer)")
 _SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex.slots($1::text)")
 _WATCH = statement("SELECT joex.watch($1::text, $2::text[], $3::interval)")
@@ -56,6 +57,17 @@ class NewPeriodicTask:
     submitter: str
     priority: str
     starting_deadline: timedelta | None
+
+
+async def look(
+    connection: Connection, queues: Sequence[str], most: int, prefix: str
+) -> tuple[int, float | None, list[Known]]:
+    """`demand` and `slots` as of one moment: a job that is taken just then is runnable or held, never both."""
+    with translated():
+        await connection.execute(_PROMOTE, queues)
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            runnable, next_due = await demand(connection, queues, most)
+            return runnable, next_due, await slots(connection, prefix)
 
 
 async def demand(connection: Connection, queues: Sequence[str], most: int) -> tuple[int, float | None]:

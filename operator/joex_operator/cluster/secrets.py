@@ -37,11 +37,13 @@ class Secrets:
                 raise UrlUnknown("SecretMissing", f"{field} does not exist in namespace {pool.namespace!r}") from error
             raise UrlUnknown("SecretUnreadable", f"{field}: {error}") from error
         if ref.secret_key not in data:
+            self._forget(pool)
             raise UrlUnknown("SecretKeyMissing", f"{field} has no key {ref.secret_key!r}")
         try:
             url = base64.b64decode(data[ref.secret_key], validate=True).decode().strip()
             check_database_url(url)
         except (ValueError, binascii.Error) as error:
+            self._forget(pool)
             raise UrlUnknown("InvalidURL", f"{field}, key {ref.secret_key!r}: {error}") from error
         return url
 
@@ -51,6 +53,10 @@ class Secrets:
         until, data = self._known.get(key, (0.0, {}))
         if data:
             self._known[key] = (min(until, time.monotonic() + _DOUBTED_FOR), data)
+
+    def _forget(self, pool: Pool) -> None:
+        """What is in the secret is of no use: the next look sees whether somebody has mended it."""
+        self._known.pop((pool.namespace, pool.spec.database.secret_name), None)
 
     async def _read(self, namespace: str, name: str) -> dict[str, str]:
         until, data = self._known.get((namespace, name), (0.0, {}))

@@ -104,7 +104,7 @@ class Watcher:
                     )
                 )
             except Exception:  # noqa: BLE001 - whatever it is, the operator begins anew
-                _log.error("kopf has failed", exc_info=True)  # noqa: LOG014
+                _log.error("kopf has failed", exc_info=True)
             finally:
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(_settle, ended)

@@ -88,6 +88,8 @@ def _check_variables(given: Mapping[str, Any]) -> None:
 
 def _at(given: Mapping[str, Any], *path: str) -> Any:
     found: Any = given
-    for key in path:
+    for number, key in enumerate(path, 1):
         found = found.get(key) or {}
+        if not isinstance(found, Mapping | list):
+            raise SpecError(f"spec.template.{'.'.join(path[:number])}: expected an object; got {found!r}")
     return found

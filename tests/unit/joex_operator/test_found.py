@@ -46,7 +46,7 @@ def container(*, ready: bool = True, last: Any = None, **state: Any) -> dict[str
 
 
 DELETED = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
-ENDED = {"terminated": {"exitCode": 0}}
+ENDED: dict[str, Any] = {"terminated": {"exitCode": 0}}
 
 
 def slot_of(*bodies: dict[str, Any]) -> Slot:

@@ -300,6 +300,11 @@ def test_a_template_leaves_what_was_built_as_it_was():
     assert deployment() == before
 
 
+@pytest.mark.parametrize("metadata", [{"annotations": 5}, {"labels": "x"}])
+def test_labels_and_annotations_that_are_none_are_named(metadata):
+    assert refused({"metadata": metadata}).startswith(f"spec.template.metadata.{next(iter(metadata))}: ")
+
+
 @pytest.mark.parametrize("name", ["JOEX_APP_ID", "JOEX_DATABASE_URL", "JOEX_POD_UID", "JOEX_QUEUES", "JOEX_POOL_SIZE"])
 def test_a_template_may_not_change_what_the_operator_reckons_with(name):
     message = refused(executor_with(env=[{"name": name, "value": "x"}]))

@@ -1,4 +1,4 @@
-"""``joex demo``: four tenants, real work, and an executor that is killed on the way."""
+"""``joex demo``: four tenants, real work, a pool that grows and shrinks, and an executor that is killed on the way."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """See four tenants share two executors fairly, one of which is killed.
+    """See four tenants share a growing pool of executors fairly, one of which is killed.
 
     One tenant hands in the source files of Python's standard library at once,
-    three others 20 each behind it. Half-way an executor is killed, and its jobs move on to the other one.
+    three others 20 each behind it. 'joex up' adds executors, from none to three, and removes them at the end.
+    Half-way one of them is killed, and nothing is lost.
     It takes less than a minute, on a database of its own, dropped at the end.
     The exit code is 0 if every job has come to its end.
     """

@@ -1,6 +1,6 @@
 """A database and a folder for one run of the demo: made at its start, gone at its end.
 
-What a killed run has left is removed by the next one: its executors are asked to leave, then its database is dropped.
+What a killed run has left is removed by the next one: its executors leave by themselves, then its database is dropped.
 The folder's name begins with that of the database, so that the two go together.
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from joex.errors import JoexError
 from joex.store.database import connect
-from joex.store.executors import drain
 from joex.store.scratch import drop, leftovers, other_sessions, scratch_database, url_of
 from joex.store.statement import Connection
 
@@ -45,18 +44,17 @@ async def _remove_leftovers(server_url: str) -> None:
 async def _remove(administrator: Connection, server_url: str, name: str) -> None:
     """Remove what a killed run has left. It is no harm if that fails: another run may be at it too."""
     with suppress(JoexError):
-        await _dismiss_executors(url_of(server_url, name))
+        await _wait_for_executors(url_of(server_url, name))
     with suppress(JoexError):
         await drop(administrator, name)
     for folder in Path(tempfile.gettempdir()).glob(f"{name}-*"):  # noqa: ASYNC240 - nothing else goes on yet
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _dismiss_executors(url: str) -> None:
-    """Ask the executors of a killed run to leave, and wait for them a little."""
+async def _wait_for_executors(url: str) -> None:
+    """Wait a little for the executors of a killed run: they finish what they run."""
     connection = await connect(url, name="joex demo cleaning")
     try:
-        await drain(connection, None)
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 while await other_sessions(connection):  # noqa: ASYNC110 - other processes tell no event

@@ -19,6 +19,8 @@ from joex.store.stats import GroupStats, group_stats
 
 _PAGE = 100
 _HELD = ("scheduled", "running")
+KILLED = "killed"
+"""As a state: that of an executor which the demo has killed, until the database says that it is gone."""
 _ENDED = ("success", "failed", "cancelled")
 
 
@@ -58,6 +60,11 @@ class Snapshot:
     def submitted(self) -> int:
         """All jobs."""
         return sum(tenant.submitted for tenant in self.tenants)
+
+    @property
+    def living(self) -> list[Executor]:
+        """The executors that have neither left nor been killed."""
+        return [executor for executor in self.executors if executor.left_at is None and executor.state != KILLED]
 
     def tenant(self, name: str) -> TenantNow:
         """One of the tenants."""
@@ -117,10 +124,9 @@ class Ledger:
         """All incarnations of all executors, in the order of their starts."""
         return sorted(await list_executors(self._connection, ended=True), key=lambda executor: executor.id)
 
-    async def end_of(self, executor: Executor) -> datetime:
-        """When the others declared an executor dead; its start, while they have not."""
-        now = next(other for other in await self.executors() if other.id == executor.id)
-        return now.left_at or now.started_at
+    async def incarnation(self, executor: int) -> Executor:
+        """One of them, by its id."""
+        return next(other for other in await self.executors() if other.id == executor)
 
     async def held_by(self, app_id: str) -> list[Job]:
         """The jobs that an executor has in its slots."""
@@ -165,7 +171,7 @@ class Ledger:
 
     def _as_known(self, executor: Executor) -> Executor:
         is_killed = executor.id == self.killed and executor.left_at is None
-        return replace(executor, state="killed") if is_killed else executor
+        return replace(executor, state=KILLED) if is_killed else executor
 
     def _note_starts(self, jobs: Sequence[Job]) -> None:
         """Remember when a job started first: its next run takes the place of this one in its row."""

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from joex.cli.demo.pool import slot
 from joex.cli.demo.stage import counted
-from joex.cli.demo.summary import Recovery, Summary, TenantSummary, Waits
+from joex.cli.demo.summary import PoolSize, Recovery, Summary, TenantSummary, Waits
 
 _FIFO = (
     "FIFO is computed from this very run: the same jobs, each as long as it kept its slot here, strictly in the order "
@@ -51,6 +52,7 @@ def _lines(summary: Summary) -> list[str]:
     counted = ", ".join(f"{number:,} {name}" for name, number in summary.counted.items())
     return [
         _FIFO,
+        _pool(summary.pool),
         "Nobody was killed." if summary.recovery is None else _recovery(summary.recovery),
         "\n  ".join([f"Retried: {summary.retried}. Failed for good, after retries: {summary.failed}", *summary.errors]),
         f"Counted in the library: {counted}.",
@@ -58,8 +60,12 @@ def _lines(summary: Summary) -> list[str]:
     ]
 
 
+def _pool(sizes: list[PoolSize]) -> str:
+    first, *changes = sizes
+    return f"Executors: {first.executors}, " + ", ".join(f"{now.executors} at {now.seconds:.1f} s" for now in changes)
+
+
 def _recovery(recovery: Recovery) -> str:
-    return (
-        f"Recovered from {recovery.app_id} (process {recovery.pid}, killed with -9): {counted(recovery.jobs, 'job')}, "
-        f"in line again {recovery.in_line_after:.1f} s after the kill, ended {recovery.ended_after:.1f} s after it."
-    )
+    who = f"{slot(recovery.app_id)} (process {recovery.pid}, killed with -9)"
+    when = f"in line again {recovery.in_line_after:.1f} s after the kill, ended {recovery.ended_after:.1f} s after it"
+    return f"Recovered from {who}: {counted(recovery.jobs, 'job')}, {when}."

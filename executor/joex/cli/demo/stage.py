@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from joex.cli.demo.ledger import Snapshot, TenantNow
+from joex.cli.demo.pool import MOST, slot
 
 _LINE_EVERY = 1.0
 
@@ -113,8 +114,12 @@ class Lines:
 
 def _line(snapshot: Snapshot) -> str:
     tenants = (f"{t.name} {t.ended}/{t.submitted}{_stuck(t)}" for t in snapshot.tenants if t.submitted)
-    executors = (f"{executor.app_id} {executor.state}" for executor in snapshot.executors)
-    return f"  done: {', '.join(tenants)}; {', '.join(executors)}"
+    return f"  done: {', '.join(tenants) or 'nothing'}; {_pool(snapshot)}"
+
+
+def _pool(snapshot: Snapshot) -> str:
+    size = len(snapshot.living)
+    return f"{'●' * size}{'○' * (MOST - size)} {size} of at most {MOST} executors"
 
 
 def _stuck(tenant: TenantNow) -> str:
@@ -122,7 +127,7 @@ def _stuck(tenant: TenantNow) -> str:
 
 
 def _tables(snapshot: Snapshot) -> RenderableType:
-    return Group("", _tenants(snapshot), "", _executors(snapshot))
+    return Group("", _tenants(snapshot), "", Text(_pool(snapshot)), "", _executors(snapshot))
 
 
 def _tenants(snapshot: Snapshot) -> Table:
@@ -154,5 +159,5 @@ def _executors(snapshot: Snapshot) -> Table:
     table.add_column("LAST HEARTBEAT", justify="right")
     for executor in snapshot.executors:
         heard = "-" if executor.left_at else f"{executor.silent_seconds:.1f} s ago"
-        table.add_row(executor.app_id, str(executor.pid), executor.state, str(executor.held), heard)
+        table.add_row(slot(executor.app_id), str(executor.pid), executor.state, str(executor.held), heard)
     return table

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import textwrap
 from collections.abc import Callable
 from datetime import timedelta
 
-from joex.cli.demo.crew import SLOTS, Crew
 from joex.cli.demo.database import own_place
 from joex.cli.demo.ledger import Ledger, Snapshot
 from joex.cli.demo.orders import ACME, EACH, GLOBEX, INITECH, LIBRARY, Orders, make_orders
+from joex.cli.demo.pool import FILE, POOL, Event, Up, send, slot
 from joex.cli.demo.stage import Stage, counted
 from joex.cli.demo.summary import Kill, Summary, summarise
 from joex.client import Client
 from joex.errors import JoexError
+from joex.store.executors import Executor
 
-_EXECUTORS = ("demo-1", "demo-2")
 _LOOK_EVERY = 0.25
 _PATIENCE = 300.0
 """Seconds for everything; a machine that needs longer has other troubles."""
+_WORTH_TELLING = ("Added", "Draining", "Removed")
 
 
 async def play(server_url: str, files: int | None, stage: Stage) -> Summary:
@@ -29,16 +31,16 @@ async def play(server_url: str, files: int | None, stage: Stage) -> Summary:
         loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
     async with own_place(server_url) as (url, folder), Client(url) as client, client.acquire() as connection:
         orders = make_orders(folder / "uploads", files)
-        with Crew(url, folder) as crew:
-            return await Story(orders, crew, Ledger(client, connection), stage).play()
+        async with Up(url, folder, lambda event: _relay(event, stage)) as up:
+            return await Story(orders, up, Ledger(client, connection), stage).play()
 
 
 class Story:
     """One run of the demo."""
 
-    def __init__(self, orders: Orders, crew: Crew, ledger: Ledger, stage: Stage) -> None:
+    def __init__(self, orders: Orders, up: Up, ledger: Ledger, stage: Stage) -> None:
         self._orders = orders
-        self._crew = crew
+        self._up = up
         self._ledger = ledger
         self._stage = stage
         self._uploads = dict(orders.uploads)
@@ -46,7 +48,7 @@ class Story:
         self._all_jobs = len(orders.library) + len(orders.others)
 
     async def play(self) -> Summary:
-        """Play it, from the start of the executors to the last result."""
+        """Play it, from an empty pool to an empty pool."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 kill = await self._play()
@@ -56,22 +58,20 @@ class Story:
         return summarise(self._ledger.submitted, await self._ledger.records(), await self._ledger.executors(), kill)
 
     async def _play(self) -> Kill | None:
-        await self._start_executors()
+        await self._open_the_pool()
         await self._submit()
         await self._until(lambda now: now.ended * 2 >= self._all_jobs)
         kill = await self._kill_one()
         if kill is not None:
-            await self._replace(kill)
+            await self._see_it_come_back(kill)
         await self._until(lambda now: now.ended == self._all_jobs)
+        self._stage.tell("all is done, so the pool shrinks")
+        await self._until(lambda now: not now.living)
         return kill
 
-    async def _start_executors(self) -> None:
-        for app_id in _EXECUTORS:
-            self._crew.start(app_id)
-        self._stage.tell(f"starting the executors {' and '.join(_EXECUTORS)}, with {SLOTS} slots each")
-        while len(await self._ledger.executors()) < len(_EXECUTORS):
-            self._crew.check()
-            await asyncio.sleep(_LOOK_EVERY)
+    async def _open_the_pool(self) -> None:
+        self._stage.tell(f"joex up -f {FILE}, and this is the file:\n\n{textwrap.indent(POOL, ' ' * 9)}")
+        await self._up.ready()
 
     async def _submit(self) -> None:
         """The library first; the others when it is well under way."""
@@ -84,40 +84,44 @@ class Story:
 
     async def _kill_one(self) -> Kill | None:
         """Kill an executor in the midst of its jobs. None: there was nothing left to run."""
-        victim = _EXECUTORS[-1]
-        while (await self._look()).ended < self._all_jobs:
-            # It is halted first, so that it certainly has jobs when the kill hits it.
-            self._crew.pause(victim)
-            await asyncio.sleep(_LOOK_EVERY)
-            held = await self._ledger.held_by(victim)
-            if held:
-                self._crew.kill(victim)
-                return await self._killed(victim, len(held))
-            self._crew.resume(victim)
+        while (now := await self._look()).ended < self._all_jobs:
+            victim = max((executor for executor in now.living if executor.held), key=lambda e: e.id, default=None)
+            held = 0 if victim is None else await self._kill(victim)
+            if victim is not None and held:
+                return self._killed(await self._ledger.incarnation(victim.id), held)
             await asyncio.sleep(_LOOK_EVERY)
         return None
 
-    async def _killed(self, app_id: str, jobs: int) -> Kill:
-        executor = next(e for e in await self._ledger.executors() if e.app_id == app_id)
+    async def _kill(self, victim: Executor) -> int:
+        """Kill an executor, if it has jobs; returns how many it had."""
+        # It is halted first, so that it certainly has jobs when the kill hits it.
+        send(victim.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(_LOOK_EVERY)
+            held = await self._ledger.held_by(victim.app_id)
+            if held:
+                send(victim.pid, signal.SIGKILL)
+            return len(held)
+        finally:
+            send(victim.pid, signal.SIGCONT)
+
+    def _killed(self, executor: Executor, jobs: int) -> Kill:
         self._ledger.killed = executor.id
         now = executor.heartbeat_at + timedelta(seconds=executor.silent_seconds)
         self._stage.tell(
-            f"half is done: kill -9 {executor.pid}, which is {app_id}, while it runs {counted(jobs, 'job')}; "
-            f"{_EXECUTORS[0]} goes on alone"
+            f"half is done: kill -9 {executor.pid}, which is {slot(executor.app_id)}, "
+            f"while it runs {counted(jobs, 'job')}"
         )
         return Kill(executor, now, jobs)
 
-    async def _replace(self, kill: Kill) -> None:
-        """Wait until the other executor has found out by itself, then start a new one under the same app-id."""
-        app_id = kill.executor.app_id
+    async def _see_it_come_back(self, kill: Kill) -> None:
+        """Wait until the slot of the killed executor has a process again, which puts back what was lost."""
         await self._until(lambda now: _is_gone(now, kill))
-        seconds = (await self._ledger.end_of(kill.executor) - kill.at).total_seconds()
+        seconds = ((await self._ledger.incarnation(kill.executor.id)).left_at or kill.at) - kill.at
         self._stage.tell(
-            f"{seconds:.1f} s after the kill {_EXECUTORS[0]} found the lease of {app_id} run out, "
-            "and put its jobs back in line"
+            f"{seconds.total_seconds():.1f} s after the kill {slot(kill.executor.app_id)} is back as a new process, "
+            "and its jobs are in line again"
         )
-        if (await self._look()).ended < self._all_jobs:
-            self._stage.tell(f"a new {app_id} is started, process {self._crew.start(app_id)}")
 
     async def _until(self, condition: Callable[[Snapshot], bool]) -> None:
         now = await self._look()
@@ -127,7 +131,7 @@ class Story:
 
     async def _look(self) -> Snapshot:
         """Look how things stand, show it, and do what is due."""
-        self._crew.check()
+        self._up.check()
         now = await self._ledger.look()
         self._stage.show(now)
         self._mend(now)
@@ -152,6 +156,12 @@ class Story:
                 self._told.add(tenant.name)
                 failed = f" ({tenant.failed} failed for good)" if tenant.failed else ""
                 self._stage.tell(f"all {tenant.ended} of {tenant.name} have ended{failed}; {LIBRARY} has {to_go} to go")
+
+
+def _relay(event: Event, stage: Stage) -> None:
+    """Tell what ``joex up`` tells, as far as it belongs to the story."""
+    if event["type"] == "Warning" or event["reason"] in _WORTH_TELLING:
+        stage.tell(f"  joex up: {event['reason']} {event['message']}")
 
 
 def _is_gone(now: Snapshot, kill: Kill) -> bool:

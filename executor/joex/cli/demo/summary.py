@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import fmean
 
-from joex.cli.demo.crew import SLOTS
 from joex.cli.demo.fifo import Run, Slot, Work, changeovers, fifo_starts, percentile
 from joex.cli.demo.ledger import Record
 from joex.cli.demo.orders import LIBRARY
+from joex.cli.demo.pool import SLOTS
 from joex.store.executors import Executor
 from joex.store.jobs import Job
 
@@ -62,8 +63,16 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolSize:
+    """How many executors there were from a moment on, in seconds from the first submission."""
+
+    seconds: float
+    executors: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
-    """The run. ``lost`` counts the jobs that were submitted and are in no final state."""
+    """The run. ``lost`` counts the jobs that were submitted and are in no final state; ``pool`` begins at zero."""
 
     seconds: float
     jobs: int
@@ -71,6 +80,7 @@ class Summary:
     failed: int
     lost: int
     tenants: list[TenantSummary]
+    pool: list[PoolSize]
     recovery: Recovery | None
     errors: list[str]
     counted: dict[str, int]
@@ -91,7 +101,8 @@ def summarise(
     """Sum up a run from its ended jobs, in the order of submission."""
     begin = min(record.job.submitted_at for record in records)
     work = _work(records, begin)
-    in_fifo = fifo_starts(work, _slots(executors, kill, begin))
+    last = max(_after(begin, record.job.finished_at) for record in records)
+    in_fifo = fifo_starts(work, _slots(executors, kill, begin, last))
     lines = [
         _Line(record.job, _after(record.job.submitted_at, record.first_start), start - given.submitted)
         for record, given, start in zip(records, work, in_fifo, strict=True)
@@ -99,12 +110,13 @@ def summarise(
     jobs = [record.job for record in records]
     failed = [job for job in jobs if job.state != "success"]
     return Summary(
-        seconds=max(_after(begin, job.finished_at) for job in jobs),
+        seconds=last,
         jobs=sum(submitted.values()),
         retried=sum(job.failures > 0 for job in jobs),
         failed=len(failed),
         lost=sum(submitted.values()) - len(jobs),
         tenants=[_tenant(name, [line for line in lines if line.job.group == name]) for name in submitted],
+        pool=pool_sizes([_life(executor, kill, begin) for executor in executors]),
         recovery=None if kill is None else _recovery(kill, begin, jobs, executors),
         errors=[f"{job.group}, {job.subject}: {job.error}" for job in failed],
         counted=_counted(jobs),
@@ -140,14 +152,37 @@ def _waits(waits: Sequence[float]) -> Waits:
     return Waits(first_start=round(first, 3), mean_wait=round(mean, 3), p95_wait=round(p95, 3))
 
 
-def _slots(executors: Sequence[Executor], kill: Kill | None, begin: datetime) -> list[Slot]:
-    """The slots that there were: the killed executor's until the kill, its successor's from its start."""
+def _slots(executors: Sequence[Executor], kill: Kill | None, begin: datetime, last: float) -> list[Slot]:
+    """The slots that there were; those that were there at the end of the last job (``last``) stay for ever."""
     slots = []
     for executor in executors:
-        is_killed = kill is not None and executor.id == kill.executor.id
-        closes = _after(begin, kill.at) if kill is not None and is_killed else math.inf
-        slots += [Slot(_after(begin, executor.started_at), closes)] * SLOTS
+        opens, closes = _life(executor, kill, begin)
+        slots += [Slot(opens, closes if closes < last else math.inf)] * SLOTS
     return slots
+
+
+def _life(executor: Executor, kill: Kill | None, begin: datetime) -> tuple[float, float]:
+    """From when to when an executor lived: the killed one until it was killed."""
+    is_killed = kill is not None and executor.id == kill.executor.id
+    end = kill.at if kill is not None and is_killed else executor.left_at
+    return _after(begin, executor.started_at), math.inf if end is None else _after(begin, end)
+
+
+def pool_sizes(lives: Iterable[tuple[float, float]]) -> list[PoolSize]:
+    """How many there were over time, from the begin and the end of each.
+
+    >>> [(now.seconds, now.executors) for now in pool_sizes([(1.0, 9.0), (2.0, 5.0), (5.0, 9.0)])]
+    [(0.0, 0), (1.0, 1), (2.0, 2), (9.0, 0)]
+    """
+    changes: Counter[float] = Counter()
+    for begin, end in lives:
+        changes[round(begin, 3)] += 1
+        if end < math.inf:
+            changes[round(end, 3)] -= 1
+    sizes = [PoolSize(0.0, 0)]
+    for moment in sorted(moment for moment in changes if changes[moment]):
+        sizes.append(PoolSize(moment, sizes[-1].executors + changes[moment]))
+    return sizes
 
 
 def _recovery(kill: Kill, begin: datetime, jobs: Sequence[Job], executors: Sequence[Executor]) -> Recovery:

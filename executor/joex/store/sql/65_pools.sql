@@ -54,9 +54,23 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
     LEFT JOIN (SELECT j.executor_id, count(*) AS held FROM joex.job j WHERE j.executor_id IS NOT NULL
                GROUP BY j.executor_id) h ON h.executor_id = e.id $$;
 
+-- Move all due jobs of these queues to their lane, as a take does it, for there may be nobody who takes.
+CREATE OR REPLACE FUNCTION joex.promote_due(p_queues text[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_queue text;
+BEGIN
+    FOREACH v_queue IN ARRAY p_queues LOOP
+        FOR batch IN 1..10 LOOP
+            PERFORM joex.promote(v_queue);
+            EXIT WHEN NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue AND j.due_at <= clock_timestamp());
+        END LOOP;
+    END LOOP;
+END $$;
+
 -- How many jobs of these queues could be taken now, counted up to p_most: neither those of paused groups, nor beyond a
--- group's limit. And the seconds until the next job is due (null: none waits for its time). Jobs that are due are moved to
--- their lane first, as a take does it, for there may be nobody who takes.
+-- group's limit. And the seconds until the next job is due (null: none waits for its time). Jobs that are due are counted
+-- where they have been moved to their lane (see promote_due).
 CREATE OR REPLACE FUNCTION joex.demand(p_queues text[], p_most integer)
 RETURNS TABLE (runnable bigint, next_due float8)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -65,10 +79,6 @@ DECLARE
 BEGIN
     runnable := 0;
     FOREACH v_queue IN ARRAY p_queues LOOP
-        FOR batch IN 1..10 LOOP
-            PERFORM joex.promote(v_queue);
-            EXIT WHEN NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue AND j.due_at <= clock_timestamp());
-        END LOOP;
         IF EXISTS (SELECT FROM joex.group_setting g
                    WHERE g.queue = v_queue AND (g.paused OR g.max_running IS NOT NULL)) THEN
             runnable := runnable + joex.demand_by_group(v_queue, p_most - runnable);

@@ -1,6 +1,6 @@
 """When a pool asks to be told of work, and when it looks by itself meanwhile."""
 
-from joex_operator.watching import REST, Watch
+from joex_operator.watch import REST, Watch
 
 
 def test_a_watch_is_armed_and_renewed_before_its_end() -> None:

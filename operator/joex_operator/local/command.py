@@ -1,0 +1,114 @@
+"""``joex up``: the pools of a file, as processes of this machine.
+
+What it needs is imported when it is called: the help of ``joex`` shows it too.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joex.cli.options import DatabaseUrl
+
+if TYPE_CHECKING:
+    from joex_operator.local.files import Documents
+
+_NAME = "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+
+
+def up(
+    *,
+    files: Annotated[
+        list[Path], typer.Option("--file", "-f", metavar="FILE", help="YAML file with JoexPools and PeriodicTasks.")
+    ],
+    databases: Annotated[
+        list[str] | None,
+        typer.Option("--database", metavar="SECRET=URL", help="URL of the database that pools call SECRET."),
+    ] = None,
+    database_url: DatabaseUrl = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of this machine among those that share a database. None: its own."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each event and log line.")] = False,
+) -> None:
+    """Run pools of executors on this machine, which grow and shrink with the work, without a cluster.
+
+    The files are those that a cluster would take. SIGHUP reads them again.
+    SIGTERM or Ctrl-C: all executors finish what they run, and leave. A second one: they give it back at once.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from joex.config import load_settings  # noqa: PLC0415
+    from joex.observe.log_lines import capture_logging  # noqa: PLC0415
+    from joex_operator.local.files import read_files  # noqa: PLC0415
+    from joex_operator.local.lock import only_one  # noqa: PLC0415
+    from joex_operator.local.output import JsonLines, Lines  # noqa: PLC0415
+    from joex_operator.local.session import Session  # noqa: PLC0415
+
+    output = JsonLines() if as_json else Lines()
+    settings = load_settings({"database_url": database_url, "log_format": output.log_format})
+    namespace, urls = _namespace(name), _urls(databases or [])
+    documents = read_files(files, namespace)
+
+    async def run(default_url: str | None) -> None:
+        session = Session(
+            namespace,
+            documents,
+            lambda: read_files(files, namespace),
+            urls=urls,
+            default_url=default_url,
+            output=output,
+        )
+        await session.run()
+
+    with only_one(namespace, f"with {', '.join(map(str, files))}"), _default(settings.url, documents, urls) as url:
+        capture_logging(settings)
+        asyncio.run(run(url))
+
+
+def _namespace(name: str | None) -> str:
+    from joex.errors import ConfigError  # noqa: PLC0415
+
+    given = name if name is not None else socket.gethostname() or "localhost"
+    if re.fullmatch(_NAME, given) is None:
+        raise ConfigError(f"--name: expected letters, digits, '.', '_' and '-', at most 63; got {given!r}")
+    return given
+
+
+def _urls(databases: Sequence[str]) -> dict[str, str]:
+    from joex.config import check_database_url  # noqa: PLC0415
+    from joex.errors import ConfigError  # noqa: PLC0415
+
+    urls = {}
+    for given in databases:
+        secret, equals, url = given.partition("=")
+        if not (secret and equals):
+            raise ConfigError("--database: expected SECRET=URL, with the name of a secret as pools have it")
+        try:
+            check_database_url(url)
+        except ValueError as error:
+            raise ConfigError(f"--database {secret}: {error}") from error
+        urls[secret] = url
+    return urls
+
+
+@contextmanager
+def _default(configured: str | None, documents: Documents, urls: Mapping[str, str]) -> Iterator[str | None]:
+    """The URL of all pools whose secret has none; that of the embedded server only if one needs it."""
+    from joex.cli.database import database  # noqa: PLC0415
+    from joex_operator.spec import JoexPoolSpec  # noqa: PLC0415
+
+    specs = [document.spec for document in documents.values()]
+    secrets = {spec.database.secret_name for spec in specs if isinstance(spec, JoexPoolSpec)}
+    if configured is None and secrets <= urls.keys():
+        yield None
+        return
+    with database(configured) as url:
+        yield url

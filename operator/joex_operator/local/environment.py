@@ -1,0 +1,103 @@
+"""What a pool asks of a local process: its environment; and what it asks for that only a cluster can give.
+
+What a pool has no field for (the API token, how long jobs are kept, the level of the log) comes from where the process
+is started: its environment, and ``joex.toml`` in its folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from joex_operator.manifests.environment import settings
+from joex_operator.manifests.overlay import EXECUTOR, overlay
+from joex_operator.names import app_id, slot_name
+from joex_operator.objects import Pool, SpecError
+from joex_operator.spec import JoexPoolSpec
+
+_LOCAL = {
+    "http_address": "127.0.0.1:0",  # many executors share a machine: each finds a port of its own
+    "startup_wait": "4m",  # while the database is away, restarts would only come ever later
+}
+_BARE: dict[str, Any] = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {"containers": [{"name": EXECUTOR, "env": []}]},
+}
+_CONTAINER = f"spec.template.spec.containers[{EXECUTOR}]"
+
+
+def environment(pool: Pool, index: int, *, uid: str, url: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the executor in a slot.
+
+    Args:
+        pool: what is asked for.
+        index: which slot.
+        uid: of the slot: a process that is started again under it has the jobs of the one before at once.
+        url: of the pool's database.
+        inherited: the environment that it starts from.
+
+    Raises:
+        SpecError: spec.template can't be used; the message names the field.
+    """
+    given = {f"JOEX_{name.upper()}": value for name, value in {**settings(pool), **_LOCAL}.items()}
+    own = {
+        "JOEX_APP_ID": app_id(pool.namespace, slot_name(pool.name, index)),
+        "JOEX_POD_UID": uid,
+        "JOEX_DATABASE_URL": url,
+    }
+    return {**inherited, **given, **variables(pool.spec), **own}
+
+
+def variables(spec: JoexPoolSpec) -> dict[str, str]:
+    """The variables of spec.template that have a value.
+
+    Raises:
+        SpecError: spec.template can't be used; the message names the field.
+    """
+    merged = overlay(_BARE, spec.template)
+    return dict(_values(merged))
+
+
+def template_hash(pool: Pool) -> str:
+    """What tells one template from another: changed by whatever changes the pool's processes.
+
+    Raises:
+        SpecError: as `variables`.
+    """
+    text = json.dumps([pool.spec.app, settings(pool), variables(pool.spec)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def unused(spec: JoexPoolSpec) -> list[str]:
+    """The fields that mean nothing to a local process."""
+    image = [] if spec.image is None else ["spec.image"]
+    return [*image, *_unused(spec.template)]
+
+
+def _values(template: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for variable in _containers(template).get(EXECUTOR, {}).get("env") or []:
+        value = variable.get("value", "")
+        if not isinstance(value, str):
+            raise SpecError(f"{_CONTAINER}.env: {variable['name']}: expected a text; got {value!r}")
+        if "valueFrom" not in variable:
+            yield variable["name"], value
+
+
+def _unused(template: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"spec.template.{key}" for key in template if key != "spec")
+    yield from (f"spec.template.spec.{key}" for key in template.get("spec") or {} if key != "containers")
+    for name, container in _containers(template).items():
+        if name != EXECUTOR:
+            yield f"spec.template.spec.containers[{name}]"
+            continue
+        yield from (f"{_CONTAINER}.{key}" for key in container if key not in ("name", "env"))
+        for variable in container.get("env") or []:
+            if "valueFrom" in variable:
+                yield f"{_CONTAINER}.env[{variable['name']}].valueFrom"
+
+
+def _containers(template: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    found = (template.get("spec") or {}).get("containers") or []
+    return {container["name"]: container for container in found}

@@ -1,0 +1,142 @@
+"""The files of ``joex up``: JoexPools and PeriodicTasks as they would be given to a cluster.
+
+What an API server would refuse is refused here, in one line that names file, document and field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from joex.errors import ConfigError
+from joex_operator.local.environment import variables
+from joex_operator.names import API_VERSION
+from joex_operator.objects import parse_periodic, parse_pool
+from joex_operator.spec import JoexPoolSpec, PeriodicTaskSpec
+
+_FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
+_KINDS = ("JoexPool", "PeriodicTask")
+_FIXED = {"JoexPool": "database", "PeriodicTask": "pool"}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """An object of a file. ``place`` is where it stands, for people."""
+
+    place: str
+    manifest: Mapping[str, Any]
+    spec: JoexPoolSpec | PeriodicTaskSpec
+
+    @property
+    def kind(self) -> str:
+        """What it is."""
+        return str(self.manifest["kind"])
+
+    @property
+    def name(self) -> str:
+        """Which one it is."""
+        return str(self.manifest["metadata"]["name"])
+
+
+Documents = dict[tuple[str, str], Document]
+"""All objects, by kind and name."""
+
+
+def read_files(paths: Iterable[Path], namespace: str) -> Documents:
+    """The objects of these files, all in one namespace, whatever they say themselves.
+
+    Raises:
+        ConfigError: one line about the first that is wrong.
+    """
+    found: Documents = {}
+    for path in paths:
+        for document in _read_file(path, namespace):
+            key = document.kind, document.name
+            if key in found:
+                raise ConfigError(f"{document.place}: metadata.name: {found[key].place} has the same name and kind")
+            found[key] = document
+    if not any(kind == "JoexPool" for kind, _ in found):
+        raise ConfigError(f"{', '.join(map(str, paths))}: no JoexPool in it")
+    _check_pools(found)
+    return found
+
+
+def check_changes(before: Documents, after: Documents) -> None:
+    """Check that what can't be changed is not.
+
+    Raises:
+        ConfigError: something would be.
+    """
+    for key, document in after.items():
+        fixed, old = _FIXED[document.kind], before.get(key)
+        if old is not None and getattr(old.spec, fixed) != getattr(document.spec, fixed):
+            raise ConfigError(f"{document.place}: spec.{fixed}: can't be changed: give it another name")
+
+
+def _read_file(path: Path, namespace: str) -> Iterator[Document]:
+    for number, manifest in enumerate(_load(path), start=1):
+        if manifest is None:
+            continue
+        place = f"{path}, document {number}"
+        try:
+            yield _document(place, manifest, namespace)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from error
+
+
+def _load(path: Path) -> list[Any]:
+    try:
+        return list(yaml.load_all(path.read_text("utf-8"), _Loader))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{where}: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Takes no key twice: of two, YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as it is called
+        keys: set[str] = set()
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+            if key.value in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is here twice", key.start_mark)
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _document(place: str, manifest: Any, namespace: str) -> Document:
+    if not isinstance(manifest, Mapping):
+        raise ConfigError(f"expected an object; got {manifest!r}")
+    kind, metadata = manifest.get("kind"), manifest.get("metadata")
+    if kind not in _KINDS:
+        raise ConfigError(f"kind: expected {' or '.join(_KINDS)}, of {API_VERSION}; got {kind!r}")
+    unknown = [key for key in manifest if key not in _FIELDS]
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: there is no such field")
+    if not isinstance(metadata, Mapping):
+        raise ConfigError("metadata: expected an object, with a name")
+    own = {**manifest, "metadata": {**metadata, "namespace": namespace}}
+    if kind == "PeriodicTask":
+        return Document(place, own, parse_periodic(own).spec)
+    spec = parse_pool(own).spec
+    variables(spec)  # raises where spec.template is wrong
+    return Document(place, own, spec)
+
+
+def _check_pools(documents: Documents) -> None:
+    """A PeriodicTask of a pool that is nowhere would never run."""
+    for document in documents.values():
+        spec = document.spec
+        if isinstance(spec, PeriodicTaskSpec) and ("JoexPool", spec.pool) not in documents:
+            raise ConfigError(f"{document.place}: spec.pool: there is no JoexPool {spec.pool!r} in these files")

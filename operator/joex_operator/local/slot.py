@@ -1,0 +1,199 @@
+"""The process of a slot: started again, as a kubelet does it, whenever it ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from joex.cli.lifeline import Lifeline
+
+_HEALTHY_AFTER = 60.0
+"""Seconds after which a process counts as one that works."""
+_LONGEST_DELAY = 300.0
+_LAST_WORDS_WITHIN = 1.0
+_LONGEST_LINE = 65536
+
+
+class Watcher(Protocol):
+    """Who is told of a process."""
+
+    def said(self, slot: str, line: str) -> None:
+        """It has printed a line."""
+
+    def failed(self, slot: str, problem: str, again_in: float) -> None:
+        """It has ended by itself, and is started again in so many seconds."""
+
+    def ended(self, slot: str) -> None:
+        """It has ended, and is not started again."""
+
+
+class SlotProcess:
+    """A process that is there from now on, until it is asked to end.
+
+    Args:
+        slot: its name.
+        arguments: of the command ``joex``.
+        lifeline: it drains when the process that holds this has ended.
+        environment: its environment.
+        watcher: who is told.
+
+    Attributes:
+        is_running: there is a process.
+        has_ended: it was asked to end, and there is no process any more.
+        exit_code: of the last process that has ended; negative: the signal that has killed it.
+    """
+
+    def __init__(
+        self,
+        slot: str,
+        arguments: Sequence[str],
+        lifeline: Lifeline,
+        environment: Mapping[str, str],
+        watcher: Watcher,
+    ) -> None:
+        self.slot = slot
+        self.has_ended = False
+        self.exit_code: int | None = None
+        self._arguments = arguments
+        self._lifeline = lifeline
+        self._environment = environment
+        self._watcher = watcher
+        self._process: asyncio.subprocess.Process | None = None
+        self._problem: str | None = None
+        self._last_line = ""
+        self._began = 0.0
+        self._ending = asyncio.Event()
+        self._keeping = asyncio.create_task(self._keep())
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why it does not stay up; None: nothing is wrong, or not any more."""
+        is_healthy = self.is_running and self._age() >= _HEALTHY_AFTER
+        return None if is_healthy else self._problem
+
+    def end(self, within: float) -> None:
+        """Let it drain, and kill it when it has not ended within so many seconds. Another call changes nothing."""
+        if not self._ending.is_set():
+            self._ending.set()
+            self.signal(signal.SIGTERM)
+            asyncio.get_running_loop().call_later(within, self.signal, signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def ended(self) -> None:
+        """Wait until it has ended, after `end`."""
+        await self._keeping
+
+    async def _keep(self) -> None:
+        failures = 0
+        while not self._ending.is_set():
+            self._began = asyncio.get_running_loop().time()
+            problem = await self._run()
+            failures = 1 if self._age() >= _HEALTHY_AFTER else failures + 1
+            if not self._ending.is_set():
+                await self._wait_to_start_again(problem, failures)
+        self.has_ended = True
+        self._watcher.ended(self.slot)
+
+    async def _wait_to_start_again(self, problem: str, failures: int) -> None:
+        is_failure = self.exit_code != 0 or failures > 1
+        self._problem = problem if is_failure else None
+        # One that has left in order was most likely told to, by somebody who is about to end it.
+        delay = max(restart_delay(failures), 1.0 if self.exit_code == 0 else 0.0)
+        self._watcher.failed(self.slot, problem, delay)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), delay)
+
+    async def _run(self) -> str:
+        """Run it once, to its end; returns how it ended."""
+        self._last_line = ""
+        reader, writer = os.pipe()  # not asyncio's own: the end of a process must not wait for that of its output
+        try:
+            self._process = await self._start(writer)
+        except OSError as error:
+            os.close(reader)
+            self.exit_code = None
+            return f"it can't be started: {error}"
+        finally:
+            os.close(writer)
+        if self._ending.is_set():
+            self.signal(signal.SIGTERM)
+        reading = asyncio.create_task(self._read(reader))
+        self.exit_code = await self._process.wait()
+        self._process = None
+        # Something that it has started may have its output still.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reading, _LAST_WORDS_WITHIN)
+        return _how_it_ended(self.exit_code, self._last_line)
+
+    async def _start(self, output: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self._lifeline.command(*self._arguments),
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for who supervises it, and then ends it
+            pass_fds=[self._lifeline.end],
+        )
+
+    async def _read(self, output: int) -> None:
+        stream = asyncio.StreamReader(limit=_LONGEST_LINE)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(output, "rb")
+        )
+        try:
+            while line := await _next_line(stream):
+                self._last_line = line.decode(errors="replace").rstrip()
+                self._watcher.said(self.slot, self._last_line)
+        finally:
+            transport.close()
+
+    def _age(self) -> float:
+        return asyncio.get_running_loop().time() - self._began
+
+
+def restart_delay(failures: int) -> float:
+    """Seconds before a process is started again, after so many failures in a row.
+
+    >>> [restart_delay(failures) for failures in (1, 2, 3, 4, 20)]
+    [0.0, 1.0, 2.0, 4.0, 300.0]
+    """
+    return 0.0 if failures <= 1 else min(2.0 ** (min(failures, 20) - 2), _LONGEST_DELAY)
+
+
+def _how_it_ended(code: int, last_line: str) -> str:
+    """How a process has ended.
+
+    >>> _how_it_ended(2, "joex: --app: there is no module 'shop'")
+    "exit code 2: --app: there is no module 'shop'"
+    >>> _how_it_ended(-9, "a line that has nothing to do with it")
+    'killed by SIGKILL'
+    """
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    why = last_line.removeprefix("joex: ") if code else ""
+    return f"exit code {code}: {why}" if why else f"exit code {code}"
+
+
+async def _next_line(stream: asyncio.StreamReader) -> bytes:
+    """The next line, or a part of one that is too long; empty at the end."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.readexactly(error.consumed)

@@ -1,0 +1,463 @@
+"""`joex up`, as its user meets it: real processes on a real PostgreSQL, and no cluster."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+import asyncpg
+import psutil
+import pytest
+import yaml
+
+from joex import Client
+from tests.support.apps import EFFECTS_URL, Effects
+from tests.support.waiting import PATIENCE, eventually
+
+ROOT = Path(__file__).parents[2]
+APP = "tests.support.apps:app"
+SHRINK_AT_ONCE = {"scaleDown": {"stabilizationWindowSeconds": 0}}
+
+
+def pool(name: str = "docs", *, scaling: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A pool as it stands in a file. An executor runs one job at a time."""
+    given = {
+        "app": APP,
+        "database": {"secretName": "db"},
+        "poolSize": 1,
+        "retryDelay": "100ms",
+        "scaling": {"maxReplicas": 3, "behavior": SHRINK_AT_ONCE, **(scaling or {})},
+        **spec,
+    }
+    return {"apiVersion": "joex.dev/v1alpha1", "kind": "JoexPool", "metadata": {"name": name}, "spec": given}
+
+
+def periodic(name: str, of_pool: str, **spec: Any) -> dict[str, Any]:
+    given = {"pool": of_pool, "task": "quick", "timer": "*-*-* 03:00", **spec}
+    return {"apiVersion": "joex.dev/v1alpha1", "kind": "PeriodicTask", "metadata": {"name": name}, "spec": given}
+
+
+class Up:
+    """`joex up` on one file, in a folder of the test's own."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.file = folder / "pool.yaml"
+        self.environment = dict(environment)
+        self.events: list[dict[str, Any]] = []
+        self.process: Process
+        self._reading: list[asyncio.Task[Any]] = []
+        self._log: list[str] = []
+        self._children: set[psutil.Process] = set()
+
+    def write(self, *documents: Mapping[str, Any]) -> Self:
+        """Write the file."""
+        self.file.write_text(yaml.safe_dump_all(documents))
+        return self
+
+    async def start(self, *arguments: str) -> Self:
+        """Start it, and wait until the file is read."""
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "joex", "up", "-f", str(self.file), "--name", "here", "--json", *arguments),
+            cwd=ROOT,
+            env=self.environment,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        self._reading = [asyncio.create_task(self._read_events()), asyncio.create_task(self._read_log())]
+        await self.told("Loaded")
+        return self
+
+    async def told(self, reason: str, part: str = "", *, after: int = 0) -> dict[str, Any]:
+        """Wait for an event."""
+
+        def found() -> dict[str, Any] | None:
+            some = (e for e in self.events[after:] if e["reason"] == reason and part in f"{e['name']} {e['message']}")
+            return next(some, None)
+
+        event: dict[str, Any] = await eventually(found, why=f"{reason} {part} is told; so far: {self}")
+        return event
+
+    async def ended(self) -> int:
+        """Wait until it has ended; returns its exit code."""
+        await asyncio.wait_for(asyncio.gather(*self._reading), PATIENCE)
+        return await self.process.wait()
+
+    def executors(self) -> list[psutil.Process]:
+        """The processes of its executors that run; once seen, they are remembered when it has ended."""
+        if self.process.returncode is None:
+            self._children.update(psutil.Process(self.process.pid).children())
+        return [child for child in self._children if is_running(child)]
+
+    async def close(self) -> None:
+        """Kill what is left."""
+        executors = self.executors()
+        if self.process.returncode is None:
+            self.process.kill()
+        for executor in executors:
+            executor.kill()
+        await self.ended()
+        print(self)  # pytest shows it
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.events), *self._log])
+
+    async def _read_events(self) -> None:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.events.append(json.loads(line))
+
+    async def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        while line := await self.process.stderr.readline():
+            self._log.append(line.decode().rstrip())
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+async def effects(pool: asyncpg.Pool, database_url: str) -> Effects:
+    """What the tasks of `tests.support.apps` do in the test's database."""
+    effects = Effects(pool, database_url)
+    await effects.prepare()
+    return effects
+
+
+@pytest.fixture
+def environment(tmp_path: Path, effects: Effects, database_url: str) -> dict[str, str]:
+    """Locks lie in the test's own folder, so that the name is its own too."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "PG"))}
+    mine = {"JOEX_DATABASE_URL": database_url, EFFECTS_URL: effects.url, "TMPDIR": str(tmp_path)}
+    return {**others, **mine}
+
+
+@pytest.fixture
+async def up(tmp_path: Path, environment: dict[str, str]) -> AsyncIterator[Up]:
+    """`joex up`, not started yet."""
+    up = Up(tmp_path, environment)
+    yield up
+    await up.close()
+
+
+@pytest.fixture
+def database(pool: asyncpg.Pool) -> asyncpg.Pool:
+    """The test's database; the name `pool` is that of a pool of executors here."""
+    return pool
+
+
+async def hold(client: Client, *flags: str, **options: Any) -> list[UUID | None]:
+    """Submit jobs, each of which runs until its flag is there."""
+    return await client.submit_many([{"task": "hold", "args": {"flag": flag}, **options} for flag in flags])
+
+
+async def living(database: asyncpg.Pool) -> dict[str, int]:
+    """The executors that live: app-id and process id."""
+    rows = await database.fetch("SELECT app_id, pid FROM joex.executor WHERE left_at IS NULL")
+    return {row["app_id"]: row["pid"] for row in rows}
+
+
+async def test_a_pool_grows_from_zero_to_its_most_and_back(up, client, effects, database):
+    await up.write(pool()).start()
+    assert up.executors() == []
+
+    jobs = await hold(client, *["go"] * 5)
+    for_three = [await effects.begun(job) for job in jobs[:3]]
+    assert len({run["pid"] for run in for_three}) == 3
+    assert set(await living(database)) == {"here/docs-0", "here/docs-1", "here/docs-2"}
+    assert {executor.pid for executor in up.executors()} == {run["pid"] for run in for_three}
+
+    await effects.flag("go")
+    assert await effects.all_finished(jobs) == {"success": 5}
+    await eventually(lambda: not up.executors(), why=f"the pool is at zero again: {up}")
+    assert await living(database) == {}
+    assert await database.fetchval("SELECT max(attempt) FROM joex.job") == 1
+    assert await database.fetchval("SELECT count(*) FROM joex.executor") == 3
+    await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM joex.retired"), why="the names are free again")
+
+
+async def test_an_idle_executor_leaves_and_a_busy_one_stays(up, client, effects, database):
+    await up.write(pool()).start()
+    short, long = await hold(client, "short", "long")
+    first, second = await effects.begun(short), await effects.begun(long)
+    assert first["pid"] != second["pid"]
+
+    await effects.flag("short")
+    await eventually(lambda: [e.pid for e in up.executors()] == [second["pid"]], why=f"the idle one leaves: {up}")
+    await effects.flag("long")
+    assert await effects.all_finished([short, long]) == {"success": 2}
+    assert len(await effects.of(long)) == 1
+
+
+async def test_sigterm_lets_all_executors_finish_what_they_run(up, client, effects):
+    await up.write(pool()).start()
+    jobs = await hold(client, "go", "go")
+    for job in jobs:
+        await effects.begun(job)
+    executors = up.executors()
+
+    up.process.send_signal(signal.SIGTERM)
+    await up.told("Stopping", "docs-0, docs-1")
+    await effects.flag("go")
+    assert await effects.all_finished(jobs) == {"success": 2}
+    assert await up.ended() == 0
+    assert not any(map(is_running, executors))
+
+
+async def test_a_second_signal_makes_the_executors_give_their_jobs_back(up, client, effects, database):
+    await up.write(pool()).start()
+    (job,) = await hold(client, "never")
+    await effects.begun(job)
+    executors = up.executors()
+
+    up.process.send_signal(signal.SIGINT)
+    await up.told("Stopping")
+    await eventually(lambda: database.fetchval("SELECT bool_and(draining) FROM joex.executor"), why="it drains")
+    up.process.send_signal(signal.SIGINT)
+    assert await up.ended() == 0
+    assert not any(map(is_running, executors))
+    row = await client.get(job)
+    assert (row.state, row.losses) == ("waiting", 0)
+
+
+async def test_a_killed_executor_is_started_again_in_place_and_has_its_jobs_back_at_once(up, client, effects, database):
+    # It is not the end of the lease that gives the job back; and no other executor gets it.
+    await up.write(pool(lease="1h", scaling={"minReplicas": 1, "maxReplicas": 1})).start()
+    (job,) = await hold(client, "go")
+    first = await effects.begun(job)
+
+    os.kill(first["pid"], signal.SIGKILL)
+    await up.told("ExecutorEnded", "docs-0: killed by SIGKILL")
+    second = await effects.begun(job, runs=2)
+    assert second["pid"] != first["pid"]
+    assert set(await living(database)) == {"here/docs-0"}
+    lives = await database.fetch("SELECT pod_uid FROM joex.executor")
+    assert len(lives) == 2
+    assert len({life["pod_uid"] for life in lives} - {None}) == 1, "one slot, one uid"
+    await effects.flag("go")
+    assert await effects.all_finished([job]) == {"success": 1}
+
+
+async def test_kill_9_of_joex_up_leaves_no_process_and_loses_nothing(up, client, effects, tmp_path, environment):
+    await up.write(pool(scaling={"maxReplicas": 2})).start()
+    jobs = await hold(client, *["go"] * 4)
+    for job in jobs[:2]:
+        await effects.begun(job)
+    executors = up.executors()
+
+    up.process.kill()
+    assert await up.ended() == -signal.SIGKILL
+    assert all(map(is_running, executors)), "they drain"
+    await effects.flag("go")
+    assert await effects.all_finished(jobs[:2]) == {"success": 2}
+    await eventually(lambda: not any(map(is_running, executors)), why="they leave when they have drained")
+
+    again = await Up(tmp_path, environment).start()
+    try:
+        assert await effects.all_finished(jobs) == {"success": 4}
+        assert await effects.overlapping() == []
+    finally:
+        await again.close()
+
+
+async def test_sighup_reads_the_file_again(up, client, effects, database):
+    await up.write(pool("one", queues=["a"]), pool("two", queues=["b"]), periodic("nightly", "one")).start()
+    (busy,) = await hold(client, "go", queue="b")
+    run = await effects.begun(busy)
+    await eventually(lambda: database.fetchval("SELECT count(*) = 1 FROM joex.periodic_task"), why="it is stored")
+
+    up.write(pool("one", queues=["a", "c"], scaling={"minReplicas": 1}), pool("three", queues=["d"]))
+    up.process.send_signal(signal.SIGHUP)
+    await up.told("Reloaded")
+    await up.told("Changed", "one 1 to 3 executors")
+    await up.told("Loaded", "three")
+    await up.told("Removed", "two")
+    await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM joex.periodic_task"), why="it is removed")
+    new = await hold(client, "go", queue="c")
+    await effects.begun(new[0])
+
+    assert run["pid"] in {executor.pid for executor in up.executors()}, "what was removed finishes what it runs"
+    await effects.flag("go")
+    await up.told("Gone", "two")
+    assert await effects.all_finished([busy, *new]) == {"success": 2}
+    assert len(await effects.of(busy)) == 1
+    await eventually(lambda: [e.pid for e in up.executors()].count(run["pid"]) == 0, why="it has left")
+    assert "here/one-0" in await living(database)
+
+
+async def test_an_invalid_new_file_changes_nothing(up, client, effects, database):
+    await up.write(pool(scaling={"minReplicas": 1})).start()
+    await eventually(lambda: living(database), why=f"one is there: {up}")
+    before = await living(database)
+
+    for change, said in (
+        ({"poolSize": "two"}, "pool.yaml, document 1: spec.poolSize: "),
+        ({"database": {"secretName": "other"}}, "pool.yaml, document 1: spec.database: can't be changed"),
+    ):
+        up.write(pool(**change))
+        up.process.send_signal(signal.SIGHUP)
+        assert (await up.told("NotReloaded", said))["type"] == "Warning"
+
+    (job,) = await hold(client, "go")
+    assert (await effects.begun(job))["pid"] in before.values()
+    await effects.flag("go")
+    assert await effects.all_finished([job]) == {"success": 1}
+    assert await living(database) == before
+
+
+async def test_a_changed_pool_replaces_its_executors(up, client, effects, database):
+    await up.write(pool(scaling={"minReplicas": 1})).start()
+    await eventually(lambda: living(database), why=f"one is there: {up}")
+    (job,) = await hold(client, "go")
+    run = await effects.begun(job)
+
+    env = [{"name": "JOEX_LOG_LEVEL", "value": "debug"}]
+    template = {"spec": {"containers": [{"name": "executor", "env": env}]}}
+    up.write(pool(scaling={"minReplicas": 1}, template=template))
+    up.process.send_signal(signal.SIGHUP)
+    await up.told("Draining", "docs-0: template")
+    assert run["pid"] in {executor.pid for executor in up.executors()}, "it finishes what it runs"
+    await effects.flag("go")
+    assert await effects.all_finished([job]) == {"success": 1}
+
+    async def replaced() -> bool:
+        now = await living(database)
+        return len(now) == 1 and run["pid"] not in now.values()
+
+    await eventually(replaced, why=f"another has taken its place: {up}")
+    (new,) = up.executors()
+    assert new.environ()["JOEX_LOG_LEVEL"] == "debug"
+
+
+async def test_two_pools_have_their_own_queues_and_databases(up, client, effects, database_url, database):
+    del up.environment["JOEX_DATABASE_URL"]
+    up.write(
+        pool("one", queues=["a"], database={"secretName": "first"}, image="of-a-cluster:1"),
+        pool("two", queues=["b"], database={"secretName": "second"}),
+    )
+    await up.start("--database", f"first={database_url}", "--database", f"second={database_url}")
+    (job,) = await hold(client, "go", queue="b")
+    await effects.begun(job)
+    assert set(await living(database)) == {"here/two-0"}
+    assert (await up.told("NotUsed", "one spec.image"))["type"] == "Warning"
+    await effects.flag("go")
+    assert await effects.all_finished([job]) == {"success": 1}
+
+
+async def test_an_app_that_does_not_start_is_told_with_its_last_words(up):
+    await up.write(pool(app="nowhere.tasks:app", scaling={"minReplicas": 1})).start()
+    said = "docs-0: exit code 2: --app: there is no module 'nowhere'"
+    assert (await up.told("ExecutorEnded", said))["type"] == "Warning"
+    assert (await up.told("ExecutorFailing", said))["type"] == "Warning"
+
+
+async def test_there_is_one_of_a_name(up, client, tmp_path, environment):
+    await up.write(pool()).start()
+    second = joex(environment, "up", "-f", str(up.file), "--name", "here")
+    assert second.returncode == 1
+    assert second.stderr.startswith("joex: joex up is there already under the name 'here': ")
+    assert f"process {up.process.pid}, with {up.file}" in second.stderr
+    assert second.stdout == ""
+
+    up.process.send_signal(signal.SIGTERM)
+    assert await up.ended() == 0
+    again = await Up(tmp_path, environment).start()  # the name is free again
+    await again.close()
+
+
+async def test_the_example_runs_and_people_can_read_what_it_says(environment, client, tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "joex", "up", "-f", "examples/pool.yaml", "--name", "here"),
+        cwd=ROOT,
+        env=environment,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    file = tmp_path / "file.py"
+    file.write_text("import os\n")
+    job_id = await client.submit("documents.count", {"path": str(file)})
+
+    async def is_done() -> bool:
+        job = await client.get(job_id)
+        return job is not None and job.state == "success"
+
+    try:
+        await eventually(is_done, why="the job runs")
+        process.send_signal(signal.SIGTERM)
+    finally:
+        out, err = (text.decode() for text in await asyncio.wait_for(process.communicate(), PATIENCE))
+    lines = [line.split(maxsplit=2) for line in out.splitlines()]
+    assert process.returncode == 0, err
+    assert lines[0][1:] == [
+        "documents",
+        "Loaded          0 to 4 executors with 2 slots each, for default (examples/pool.yaml, document 1)",
+    ]
+    assert ["documents", "Added           documents-0: demand"] in [line[1:] for line in lines]
+    assert lines[-1][1] == "here"
+    assert all(line.startswith("documents-0 | ") for line in err.splitlines()), err
+    assert "registered" in err
+
+
+def test_a_wrong_file_is_one_line_and_nothing_is_started(tmp_path):
+    file = tmp_path / "pool.yaml"
+    file.write_text(yaml.safe_dump_all([pool("right"), pool("wrong", poolSize=0)]))
+    done = joex({"TMPDIR": str(tmp_path)}, "up", "-f", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"joex: {file}, document 2: spec.poolSize: "), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-f", "missing.yaml"], "missing.yaml: No such file or directory"),
+        (["-f", "examples/pool.yaml", "--name", "a/b"], "--name: expected letters, digits"),
+        (["-f", "examples/pool.yaml", "--database", "joex-db"], "--database: expected SECRET=URL"),
+        (["-f", "examples/pool.yaml", "--database", "joex-db=mysql://x"], "--database joex-db: expected postgresql://"),
+        (["-f", "examples/pool.yaml", "--database-url", "nonsense"], "--database-url: expected postgresql://"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(tmp_path, arguments, said):
+    done = joex({"TMPDIR": str(tmp_path)}, "up", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"joex: {said}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_help_shows_the_commands_that_are_brought_and_loads_nothing_heavy_for_it():
+    code = "import sys; from joex.cli.app import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *shown, loaded = done.stdout.splitlines()
+    for name in ("up", "operator"):
+        assert any(line.startswith(f"│ {name} ") for line in shown), shown
+    assert not {"yaml", "kopf", "kubernetes", "fastapi"} & set(loaded.split())
+
+
+def test_a_command_whose_libraries_are_missing_says_what_to_install():
+    code = "import sys; sys.modules['yaml'] = None; from joex.cli import main; sys.argv[1:] = ['up', '-f', 'x']; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "joex: up: the library 'yaml' is not installed: pip install 'joex[operator]'\n"
+
+
+def joex(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "joex", *arguments],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )

@@ -1,0 +1,113 @@
+"""The files of `joex up`: what is right is read, what is wrong is named with its place."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from joex.errors import ConfigError
+from joex_operator.local.files import check_changes, read_files
+from joex_operator.objects import parse_pool
+
+HERE = "this-machine"
+POOL = {
+    "apiVersion": "joex.dev/v1alpha1",
+    "kind": "JoexPool",
+    "metadata": {"name": "docs", "namespace": "of-a-cluster"},
+    "spec": {"app": "shop.tasks:app", "database": {"secretName": "db"}},
+}
+TASK = {
+    "apiVersion": "joex.dev/v1alpha1",
+    "kind": "PeriodicTask",
+    "metadata": {"name": "nightly"},
+    "spec": {"pool": "docs", "task": "clean", "timer": "*-*-* 03:00"},
+}
+
+
+def with_spec(document, **spec):
+    return {**document, "spec": {**document["spec"], **spec}}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*documents, name="pool.yaml", text=""):
+        path = tmp_path / name
+        path.write_text(text or yaml.safe_dump_all(documents))
+        return path
+
+    return write
+
+
+def test_several_documents_in_several_files_become_objects_of_one_namespace(write):
+    other = write(TASK, name="tasks.yaml")
+    found = read_files([write(None, POOL), other], HERE)
+    assert list(found) == [("JoexPool", "docs"), ("PeriodicTask", "nightly")]
+    assert {document.manifest["metadata"]["namespace"] for document in found.values()} == {HERE}
+    assert found["JoexPool", "docs"].spec == parse_pool(POOL).spec
+    assert found["PeriodicTask", "nightly"].place == f"{other}, document 1"
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("text", "expected an object; got 'text'"),
+        ({"kind": "Deployment"}, "kind: expected JoexPool or PeriodicTask, of joex.dev/v1alpha1; got 'Deployment'"),
+        ({**POOL, "apiVersion": "joex.dev/v9"}, "apiVersion: expected joex.dev/v1alpha1; got 'joex.dev/v9'"),
+        ({**POOL, "sepc": {}}, "sepc: there is no such field"),
+        ({**POOL, "metadata": None}, "metadata: expected an object, with a name"),
+        ({**POOL, "metadata": {"name": "Docs"}}, "metadata.name: expected 1 to 40 of a-z, 0-9 and '-'; got 'Docs'"),
+        (with_spec(POOL, poolSize="two"), "spec.poolSize: Input should be a valid integer; got 'two'"),
+        (with_spec(POOL, colour="red"), "spec.colour: there is no such field"),
+        (with_spec(POOL, scaling={"minReplicas": 99}), "spec.scaling: minReplicas must not be above maxReplicas"),
+        (with_spec(POOL, template={"spec": 5}), "spec.template.spec: expected an object; got 5"),
+        (with_spec(TASK, pool="other"), "spec.pool: there is no JoexPool 'other' in these files"),
+        (with_spec(TASK, timer=5), "spec.timer: Input should be a valid string; got 5"),
+    ],
+)
+def test_a_wrong_document_is_named_with_its_field(write, document, said):
+    path = write({**POOL, "metadata": {"name": "right"}}, document)
+    with pytest.raises(ConfigError) as error:
+        read_files([path], HERE)
+    assert str(error.value) == f"{path}, document 2: {said}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", ", line 1, column 5: expected the node content, but found '<stream end>'"),
+        ("spec:\n  a: 1\n  a: 2", ", line 3, column 3: 'a' is here twice"),
+        ("a: \x00", ": unacceptable character #x0000: special characters are not allowed"),
+        ("# nothing", ": no JoexPool in it"),
+    ],
+)
+def test_what_is_no_yaml_is_named_with_its_line(write, text, said):
+    path = write(text=text)
+    with pytest.raises(ConfigError) as error:
+        read_files([path], HERE)
+    assert str(error.value).startswith(f"{path}{said}")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing.yaml: No such file"):
+        read_files([Path("missing.yaml")], HERE)
+    (tmp_path / "latin").write_bytes(b"\xe4")
+    with pytest.raises(ConfigError, match="latin: not UTF-8: "):
+        read_files([tmp_path / "latin"], HERE)
+
+
+def test_two_objects_of_one_name_are_refused_in_whatever_files(write):
+    first = write(POOL, name="first.yaml")
+    with pytest.raises(ConfigError, match=r"second.yaml, document 1: metadata.name: .*first.yaml, document 1 has"):
+        read_files([first, write(POOL, name="second.yaml")], HERE)
+
+
+def test_what_a_cluster_would_not_let_change_can_not_be_changed(write):
+    before = read_files([write(POOL, TASK)], HERE)
+    check_changes(before, read_files([write(with_spec(POOL, poolSize=9))], HERE))
+    check_changes(before, read_files([write(with_spec(POOL, database={"secretName": "db", "secretKey": "url"}))], HERE))
+    moved = write(with_spec(POOL, database={"secretName": "other"}))
+    with pytest.raises(ConfigError, match=r"pool.yaml, document 1: spec.database: can't be changed"):
+        check_changes(before, read_files([moved], HERE))
+    other = write(POOL, {**POOL, "metadata": {"name": "other"}}, with_spec(TASK, pool="other"))
+    with pytest.raises(ConfigError, match=r"document 3: spec.pool: can't be changed"):
+        check_changes(before, read_files([other], HERE))
