@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from joex.core.duration import format_duration
 from joex_operator.actions import CreateSlot
 from joex_operator.objects import Pool
-from joex_operator.reconcile import Decision, Seen
+from joex_operator.reconcile import Decision, Seen, may_be_missing
 from joex_operator.scaling import Limit, Mode
 from joex_operator.slots import Phase, Slot, draining, ready, takers
 
@@ -59,9 +59,12 @@ def _working(name: str, pool: Pool, seen: Seen, target: int) -> Condition:
     failing = [slot for slot in seen.slots if slot.phase is Phase.PENDING and slot.problem is not None]
     if failing:
         return Condition(name, "False", "ExecutorFailing", _failure(failing), bad=True)
-    if len(ready(seen.slots)) < _needed(pool, target):
+    there = [slot for slot in [*takers(seen.slots), *draining(seen.slots)] if slot.uid is not None]
+    is_rolling_out = any(slot.template != seen.template for slot in there)
+    needed = _needed(pool, target) - (may_be_missing(pool, target) if is_rolling_out else 0)
+    if len(ready(seen.slots)) < needed:
         return Condition(name, "False", "Starting", "executors are starting")
-    if any(slot.template != seen.template for slot in takers(seen.slots)):
+    if is_rolling_out:
         return Condition(name, "True", "RollingOut", "executors with the template before are being replaced")
     if target == 0:
         return Condition(name, "True", "AtZero", "there is no work, and so no executor")

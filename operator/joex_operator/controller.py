@@ -105,10 +105,6 @@ class Controller:
             self._reconciler.forget(namespace, name)
         self._agenda.add(Key(PERIODIC, namespace))
 
-    def objects(self, kind: str) -> set[tuple[str, str]]:
-        """The objects of a kind that are known: namespace and name."""
-        return {(key.namespace, key.name) for key in self._objects if key.kind == kind}
-
     def wake(self, namespace: str, pool: str) -> None:
         """Look at a pool: something of it has changed in the fleet."""
         key = Key(POOL, namespace, pool)

@@ -15,7 +15,6 @@ API_VERSION = f"{GROUP}/{VERSION}"
 POOL_LABEL = f"{GROUP}/pool"
 SLOT_LABEL = f"{GROUP}/slot"
 TEMPLATE_ANNOTATION = f"{GROUP}/template-hash"
-FINALIZER = f"{GROUP}/drain"
 FIELD_MANAGER = "joex-operator"
 
 LONGEST_POOL = 40

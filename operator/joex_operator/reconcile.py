@@ -107,7 +107,7 @@ def _outdated(pool: Pool, seen: Seen, sizing: Sizing, surplus: Sequence[AskDrain
     staying = [slot for slot in takers(seen.slots) if slot.name not in leaving]
     order = [slot for slot in first_to_leave(staying, seen.template) if slot.template != seen.template]
     pending = [slot for slot in order if slot.phase is Phase.PENDING]
-    spare = len(ready(staying)) - sizing.target + _may_be_missing(pool, sizing.target)
+    spare = len(ready(staying)) - sizing.target + may_be_missing(pool, sizing.target)
     others = [slot for slot in order if slot.phase is not Phase.PENDING][: max(spare, 0)]
     return [
         *(AskDrain(slot.name, only_if_idle=True, why=Why.TEMPLATE) for slot in pending),
@@ -115,7 +115,8 @@ def _outdated(pool: Pool, seen: Seen, sizing: Sizing, surplus: Sequence[AskDrain
     ]
 
 
-def _may_be_missing(pool: Pool, target: int) -> int:
+def may_be_missing(pool: Pool, target: int) -> int:
+    """How many executors of a pool of this size may be missing while a changed template is rolled out."""
     given = pool.spec.rollout.max_unavailable
     return given if isinstance(given, int) else max(1, target * int(given.removesuffix("%")) // 100)
 

@@ -88,7 +88,7 @@ class Reconciler:
             failure = " ".join(str(error).split())
             raise
         finally:  # the rest can wait: a slot that is wanted can't
-            await self._store(ref, pool_status(pool, seen, decision, stored, now, failure))
+            await self._store(ref, pool_status(pool, seen, decision, stored, now, failure=failure))
             await self._fleet.tell(ref, events_of_change(conditions(pool, seen, decision, failure), stored))
         return self._next_look(pool, decision)
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
@@ -142,6 +143,7 @@ async def _connected() -> AsyncIterator[ApiClient]:
         if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
+            _check_kubeconfig()
             await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         said = " ".join(str(error).split())
@@ -151,6 +153,13 @@ async def _connected() -> AsyncIterator[ApiClient]:
     configuration.connection_pool_maxsize = _CONNECTIONS
     async with ApiClient(configuration) as client:
         yield client
+
+
+def _check_kubeconfig() -> None:
+    """Say which file is missing, where the client would say that a key is missing in it."""
+    path = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    if not any(Path(one).expanduser().exists() for one in path.split(os.pathsep) if one):
+        raise ConfigError(f"no Kubernetes API: this is no pod, and there is no file {path} (KUBECONFIG)")
 
 
 def _one_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from joex_operator.slots import draining, ready, takers
 
 
 def pool_status(
-    pool: Pool, seen: Seen, decision: Decision, previous: Mapping[str, Any], now: datetime, failure: str = ""
+    pool: Pool, seen: Seen, decision: Decision, previous: Mapping[str, Any], now: datetime, *, failure: str = ""
 ) -> dict[str, Any]:
     """The whole status of a pool after a decision.
 

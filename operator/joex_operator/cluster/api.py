@@ -88,16 +88,24 @@ class Api:
             )
             response = await self.client.call_api(*request, _request_timeout=_WITHIN)
             text: bytes = await response.read()  # type: ignore[no-untyped-call]
-            answer = json.loads(text or b"{}")
         except (TimeoutError, ApiException, aiohttp.ClientError, OSError, ValueError) as error:
             self._metrics.api_request(method, "none")
             said = " ".join(str(error).split()) or type(error).__name__
             raise ApiError(f"the API server can't be reached: {said}") from error
         self._metrics.api_request(method, str(response.status))
-        if response.status >= _LEAST_ERROR:
-            raise _refusal(method, path, response.status, answer)
-        found: Object = answer
-        return found
+        answer = _read(text)
+        if response.status >= _LEAST_ERROR or answer is None:
+            raise _refusal(method, path, response.status, answer or {"message": text.decode(errors="replace")})
+        return answer
+
+
+def _read(text: bytes) -> Object | None:
+    """What was answered; None: not an object, as of a path that nobody serves, or of a proxy in between."""
+    try:
+        answer = json.loads(text or b"{}")
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _refusal(method: str, path: str, code: int, answer: Mapping[str, Any]) -> ApiError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from joex_operator import manifests
@@ -125,16 +125,29 @@ class Cluster:
             if not (error.is_missing or error.is_conflict):  # it is gone, or another one by now
                 raise
 
-    def keep_status(self, body: Body) -> None:
-        """Take the status of an object as the API server gives it, unless a newer one is known."""
+    def keep_status(self, body: Body) -> bool:
+        """Take the status of an object as the API server gives it; False: something newer is known."""
         metadata = body["metadata"]
         key = (body["kind"], metadata["namespace"], metadata["name"])
-        if version(body) >= self._statuses.get(key, (0, {}))[0]:
-            self._statuses[key] = (version(body), body.get("status") or {})
+        if version(body) < self._statuses.get(key, (0, {}))[0]:
+            return False
+        self._statuses[key] = (version(body), body.get("status") or {})
+        return True
 
-    def forget_status(self, kind: str, place: Place) -> None:
-        """An object is gone."""
-        self._statuses.pop((kind, *place), None)
+    def bury(self, body: Body) -> None:
+        """An object is gone. Its place remembers since when: a list that is older may still have it."""
+        self.keep_status({**body, "status": None})
+
+    def forget_absent(self, kind: str, there: Collection[Place], listed_at: int, namespace: str) -> list[Place]:
+        """Forget what a list of all objects of a namespace ("": of all), of this version, does not have; returns it."""
+        absent = [
+            place
+            for (other, *place), (known, _) in self._statuses.items()
+            if other == kind and known <= listed_at and namespace in ("", place[0]) and tuple(place) not in there
+        ]
+        for space, name in absent:
+            del self._statuses[kind, space, name]
+        return [(space, name) for space, name in absent]
 
     async def tell(self, ref: Ref, events: Sequence[Event]) -> None:
         """See `Fleet.tell`."""

@@ -119,7 +119,7 @@ def _slot(name: str, index: int, made: FoundDeployment | None, pods: list[FoundP
     there = tuple(pod.uid for pod in pods)
     if made is None:
         return Slot(name, index, pods=there)
-    if made.deleting or made.owner != owner:
+    if made.deleting or made.owner not in ("", owner):
         # It counts as a pod until it is gone: deleted in the foreground, it goes after all that it has made.
         return Slot(name, index, pods=(*there, made.uid))
     staying = [pod for pod in pods if not pod.deleting]
@@ -127,7 +127,9 @@ def _slot(name: str, index: int, made: FoundDeployment | None, pods: list[FoundP
         name,
         index,
         uid=made.uid,
-        template=made.template,
+        # One that nobody owns was left by an earlier pool of this name, deleted with --cascade=orphan: it serves on,
+        # and is replaced as if its template were outdated.
+        template=made.template if made.owner else "",
         replicas=made.replicas,
         problem=next((pod.problem for pod in staying if pod.problem), made.problem),
         lost=any(pod.lost for pod in pods) and not any(not pod.lost for pod in staying),

@@ -123,7 +123,8 @@ class Watcher:
         elif plural == "pods":
             thing = mirror.pod_deleted(body) if is_gone else mirror.pods.put(body)
         elif is_gone:
-            self._remove_object(_OBJECTS[plural], (body["metadata"]["namespace"], body["metadata"]["name"]))
+            self._cluster.bury({**body, "kind": _OBJECTS[plural]})
+            self._controller.remove(_OBJECTS[plural], body["metadata"]["namespace"], body["metadata"]["name"])
             return
         else:
             self._put_object(_OBJECTS[plural], body)
@@ -145,9 +146,8 @@ class Watcher:
             there = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in bodies}
             for body in bodies:
                 self._put_object(_OBJECTS[kind], body)
-            for place in self._controller.objects(_OBJECTS[kind]) - there:
-                if namespace in ("", place[0]):
-                    self._remove_object(_OBJECTS[kind], place)
+            for place in self._cluster.forget_absent(_OBJECTS[kind], there, at, namespace):
+                self._controller.remove(_OBJECTS[kind], *place)
             return
         mirror = self._cluster.mirror
         changed = (
@@ -160,12 +160,8 @@ class Watcher:
 
     def _put_object(self, kind: str, body: Mapping[str, Any]) -> None:
         manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
-        self._cluster.keep_status(manifest)
-        self._controller.put({key: value for key, value in manifest.items() if key != "status"})
-
-    def _remove_object(self, kind: str, place: tuple[str, str]) -> None:
-        self._controller.remove(kind, *place)
-        self._cluster.forget_status(kind, place)
+        if self._cluster.keep_status(manifest):  # a list may come later than an event that is newer
+            self._controller.put({key: value for key, value in manifest.items() if key != "status"})
 
 
 def _settle(future: asyncio.Future[None]) -> None:

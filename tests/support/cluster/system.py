@@ -3,7 +3,6 @@
 Executors run the tasks of `tests.support.apps`, which come to their pods in a ConfigMap, and write down what they do.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -18,6 +17,7 @@ from typing import Any, Self
 from uuid import UUID
 
 import asyncpg
+import httpx
 import yaml
 
 from joex import Client
@@ -32,8 +32,12 @@ SECRET = "joex-db"
 APP = "joex-test-app"
 POOLS = "joexpools.joex.dev"
 DEPLOYMENTS = "deployments.apps"
+POOL_LABEL = "joex.dev/pool"
 PATIENCE = 20.0
 """Seconds: pods are processes that start one after the other, on a machine that does other things too."""
+COLLECTED_WITHIN = 60.0
+"""Seconds: what is left of a deleted pool goes when the garbage collector knows its kind; it looks for new kinds every
+30 seconds only."""
 
 _FILES = ("tests/support/__init__.py", "tests/support/apps.py", "tests/support/waiting.py")
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -89,6 +93,11 @@ class OperatorProcess:
     def address(self) -> str:
         """Where its probes and metrics are."""
         return self.log.split("probes and metrics on ")[1].split()[0]
+
+    async def get(self, path: str) -> str:
+        """A page of its probes and metrics, whatever the status."""
+        async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+            return (await client.get(f"{self.address}{path}")).text
 
     async def kill(self) -> None:
         """Kill it (SIGKILL); it does not exist any more when this returns."""
@@ -240,17 +249,24 @@ class System:
         """)
         return {row["slot"]: row for row in rows}
 
-    async def until_slots(self, *names: str) -> None:
-        """Wait until there are just these Deployments."""
+    async def until_slots(
+        self,
+        *names: str,
+        timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
+    ) -> None:
+        """Wait until pools have just these Deployments."""
 
         def just_these(found: list[Object]) -> bool:
             return {one["metadata"]["name"] for one in found} == set(names)
 
-        await self.api.until_all(DEPLOYMENTS, just_these, self.namespace, timeout=PATIENCE, why=f"slots {names}")
+        await self.api.until_all(
+            DEPLOYMENTS, just_these, self.namespace, labels=POOL_LABEL, timeout=timeout, why=f"slots {names}"
+        )
 
     async def slots(self) -> set[str]:
-        """The Deployments that there are."""
-        return {one["metadata"]["name"] for one in await self.api.get_all(DEPLOYMENTS, self.namespace)}
+        """The Deployments that pools have."""
+        found = await self.api.get_all(DEPLOYMENTS, self.namespace, labels=POOL_LABEL)
+        return {one["metadata"]["name"] for one in found}
 
     async def pod_of(self, slot: str) -> Object:
         """Wait until the executor of a slot takes jobs, and return its pod."""
@@ -282,12 +298,11 @@ class System:
 
     async def until_event(self, reason: str) -> Object:
         """Wait until there is an Event with a reason."""
-        found = await eventually(lambda: self.events(reason), PATIENCE, why=f"an Event {reason}")
+        found: list[Object] = await eventually(lambda: self.events(reason), PATIENCE, why=f"an Event {reason}")
         return found[0]
 
     async def check(self) -> None:
-        """No job has ever run twice at a time, and none that is not finished is in nobody's hands."""
-        await asyncio.sleep(0)
+        """No job has ever run twice at a time."""
         overlapping = await self.effects.overlapping()
         assert overlapping == [], overlapping
 

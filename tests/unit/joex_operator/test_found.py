@@ -70,6 +70,13 @@ def test_so_does_that_of_an_earlier_pool_of_this_name() -> None:
     assert slot_of(deployment(owner="earlier")).uid is None
 
 
+def test_one_that_an_earlier_pool_has_left_without_an_owner_serves_on_until_it_is_replaced() -> None:
+    body = deployment()
+    del body["metadata"]["ownerReferences"]
+    slot = slot_of(body)
+    assert (slot.uid, slot.template) == ("uid-p-0", "")
+
+
 def test_a_deployment_of_another_name_is_no_slot() -> None:
     mirror = Mirror()
     mirror.deployments.put(deployment("p-x"))

@@ -45,6 +45,10 @@ READY = [
     (seen(slot(0)), {"scaling": autoscaled(least=2)}, "False", "Starting"),
     (seen(slot(0), slot(1, Phase.PENDING, problem="ErrImagePull"), runnable=4), {}, "False", "ExecutorFailing"),
     (seen(slot(0, held=1, template="old")), {}, "True", "RollingOut"),
+    (seen(slot(0), slot(1, Phase.DRAINING, 1, template="old")), {"replicas": 2}, "True", "RollingOut"),
+    (seen(slot(0), slot(1, Phase.PENDING), slot(2, template="old")), {"replicas": 3}, "True", "RollingOut"),
+    (seen(slot(0, Phase.PENDING), slot(1, template="old")), {"replicas": 3}, "False", "Starting"),
+    (seen(slot(0), slot(1, Phase.DRAINING, template="", uid=None)), {"replicas": 2}, "False", "Starting"),
     (seen(slot(0, Phase.DRAINING, 1)), {"suspend": True}, "False", "Suspended"),
     (seen(), {"deleted_at": NOW}, "False", "Deleting"),
     (seen(slot(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
@@ -89,6 +93,15 @@ def test_it_is_told_what_holds_a_change_up():
     assert brief(seen(runnable=1), "AbleToScale", scaling=growing) == ("True", "ScaleUpStabilized")
     assert brief(seen(runnable=None), "AbleToScale") == ("False", "DatabaseUnreachable")
     assert brief(seen(slot(0, Phase.DRAINING, 1, since=timedelta(hours=2))), "AbleToScale") == ("True", "DrainSlow")
+
+
+def test_it_is_told_what_could_not_be_done():
+    asked_for = pool(scaling=autoscaled())
+    decision = decide(asked_for, seen(runnable=1), History(), NOW)
+    found = pool_status(asked_for, seen(runnable=1), decision, {}, NOW, failure="the quota is used up")
+    [condition] = [one for one in found["conditions"] if one["type"] == "AbleToScale"]
+    assert (condition["status"], condition["reason"]) == ("False", "ActionFailed")
+    assert condition["message"] == "the quota is used up"
 
 
 def test_it_is_told_what_limits_the_size():

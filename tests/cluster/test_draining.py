@@ -1,0 +1,197 @@
+"""Executors that are let go: idle ones first, never one that runs a job, and none that takes one at the last moment."""
+
+import random
+from uuid import UUID
+
+from tests.support.cluster.connection import Object
+from tests.support.cluster.system import DEPLOYMENTS, PATIENCE, System
+from tests.support.cluster.terminations import Terminations
+from tests.support.waiting import eventually
+
+RING = "joex.lock_class(3), (SELECT id FROM joex.queue WHERE name = 'default')"
+"""The lock that each take of the default queue needs."""
+
+
+async def test_idle_executors_go_and_busy_ones_stay(system: System) -> None:
+    system.operator()
+    jobs = {flag: await system.submit("hold", flag=flag) for flag in ("a", "b", "c")}
+    async with Terminations(system) as terminations:
+        await system.pool()
+        slots = {flag: await system.executor_of(job) for flag, job in jobs.items()}
+        assert set(slots.values()) == {"pool-0", "pool-1", "pool-2"}
+        before = await system.executors()
+
+        # The oldest and the youngest of them become idle, one after the other.
+        by_slot = sorted(slots, key=lambda flag: slots[flag])
+        for done, flag in enumerate((by_slot[0], by_slot[2], by_slot[1]), start=1):
+            await system.effects.flag(flag)
+            left = {slots[other] for other in by_slot if other not in (by_slot[0], by_slot[2], by_slot[1])[:done]}
+            await system.until_slots(*left)
+            assert await system.executors() == {slot: before[slot] for slot in left}
+        assert terminations.too_early == []
+    for job in jobs.values():
+        assert await ran_once(system, job)
+
+
+async def test_those_that_start_go_before_those_that_are_idle(system: System) -> None:
+    system.operator()
+    await system.pool(replicas=2)
+    await system.until_ready(2)
+    # There is no room for another pod: the one that follows this one does not start.
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
+    await system.api.create(quota, system.namespace)
+    await system.api.until("resourcequotas", "one", lambda found: found["status"].get("used"), system.namespace)
+    [old] = [one for one in await system.api.get_all(DEPLOYMENTS, system.namespace) if named(one, "pool-0")]
+    await system.api.delete(DEPLOYMENTS, "pool-0", system.namespace, propagation="Foreground")
+
+    def starts_anew(found: list[Object]) -> bool:
+        return len(found) == 2 and all(one["metadata"]["uid"] != old["metadata"]["uid"] for one in found)
+
+    await system.api.until_all(DEPLOYMENTS, starts_anew, system.namespace, why="a slot in place of the deleted one")
+    idle = (await system.executors())["pool-1"]
+    await system.scale(1)
+    await system.until_slots("pool-1")
+    assert await system.executors() == {"pool-1": idle}
+
+
+async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: System) -> None:
+    """It was idle when the operator looked; the other one goes."""
+    system.operator()
+    await system.pool(replicas=2)
+    await system.until_ready(2)
+    before = await system.executors()
+    # Of idle executors the youngest goes first, and the one that fell asleep last is woken first.
+    await system.db.execute("UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'")
+    async with system.db.acquire() as connection:
+        await connection.execute(f"SELECT pg_advisory_lock({RING})")
+        job = await system.submit("hold", flag="go")
+        await eventually(lambda: waits_for(system, 3), PATIENCE, why="an executor is about to take the job")
+        await system.scale(1)
+        await eventually(lambda: waits_for(system, 2), PATIENCE, why="the operator asks whether it may go")
+        await connection.execute(f"SELECT pg_advisory_unlock({RING})")
+    assert await system.executor_of(job) == "pool-1"
+    await system.until_slots("pool-1")
+    after = await system.executors()
+    assert [(slot, one["pid"], one["draining"]) for slot, one in after.items()] == [
+        ("pool-1", before["pool-1"]["pid"], False)
+    ]
+    await system.effects.flag("go")
+    assert await system.effects.all_finished([job]) == {"success": 1}
+    assert await ran_once(system, job)
+
+
+async def test_jobs_that_come_while_executors_go_are_safe(system: System) -> None:
+    """Nothing keeps the pool from going to zero whenever nothing runs: jobs come just then."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    system.operator(poll_interval="100ms")
+    await system.pool(scaling={"maxReplicas": 2})
+    jobs: list[UUID] = []
+    async with Terminations(system) as terminations:
+        for _ in range(15):
+            jobs += [
+                await system.submit("sleep", milliseconds=dice.randrange(60)) for _ in range(dice.choice((1, 1, 3)))
+            ]
+            await system.effects.all_finished(jobs)
+            if dice.randrange(3) == 0:
+                await eventually(lambda: one_leaves(system), PATIENCE, why="an executor is asked to go")
+        assert await system.effects.all_finished(jobs) == {"success": len(jobs)}
+        await system.until_slots()
+        assert len(terminations.pods) > 1
+        assert terminations.too_early == []
+    for job in jobs:
+        assert await ran_once(system, job)
+    await system.check()
+
+
+async def test_a_busy_executor_that_must_go_finishes_first(system: System) -> None:
+    system.operator()
+    jobs = [await system.submit("hold", flag=flag) for flag in ("first", "second")]
+    async with Terminations(system) as terminations:
+        await system.pool(replicas=2)
+        slots = [await system.executor_of(job) for job in jobs]
+        before = await system.executors()
+
+        await system.scale(1)
+        await system.until_pool(lambda pool: pool["status"]["drainingReplicas"] == 1)
+        executors = await system.executors()
+        [leaving] = [slot for slot, executor in executors.items() if executor["draining"]]
+        [staying] = executors.keys() - {leaving}
+        assert executors[leaving]["pid"] == before[leaving]["pid"]
+        waiting = await system.submit()
+
+        await system.effects.flag(("first", "second")[slots.index(leaving)])
+        await system.until_slots(staying)
+        # The one that went has taken nothing more.
+        assert await system.db.fetchval("SELECT state::text FROM joex.job WHERE id = $1", waiting) == "waiting"
+        await system.effects.flag("first", "second")
+        assert await system.effects.all_finished([*jobs, waiting]) == {"success": 3}
+        assert terminations.too_early == []
+    for job in (*jobs, waiting):
+        assert await ran_once(system, job)
+
+
+async def test_a_slow_drain_is_waited_for_and_told(system: System) -> None:
+    system.operator()
+    job = await system.submit("hold", flag="go")
+    async with Terminations(system) as terminations:
+        await system.pool(drain={"timeout": "100ms", "onTimeout": "Wait"})
+        await system.effects.begun(job, timeout=PATIENCE)
+        await system.change(suspend=True)
+        pool = await system.until_reason("DrainSlow", "AbleToScale")
+        assert pool["status"]["drainingReplicas"] == 1
+        await system.effects.flag("go")
+        await system.until_slots()
+        assert terminations.too_early == []
+    assert await ran_once(system, job)
+
+
+async def test_a_drain_that_is_over_gives_its_job_to_another(system: System) -> None:
+    system.operator()
+    jobs = {flag: await system.submit("hold", flag=flag) for flag in ("first", "second")}
+    async with Terminations(system) as terminations:
+        await system.pool(replicas=2, drain={"timeout": "100ms", "onTimeout": "Terminate"})
+        slots = {await system.executor_of(job): flag for flag, job in jobs.items()}
+
+        await system.scale(1)
+        await eventually(lambda: is_left(system, 1), PATIENCE, why="the one that drained has left")
+        [staying] = await system.executors()
+        [given_back] = [flag for slot, flag in slots.items() if slot != staying]
+        await system.effects.flag(slots[staying])
+        again = await system.effects.begun(jobs[given_back], runs=2, timeout=PATIENCE)
+        assert again["pid"] == (await system.executors())[staying]["pid"]
+        await system.effects.flag(given_back)
+        assert await system.effects.all_finished(jobs.values()) == {"success": 2}
+        await system.until_slots(staying)
+        assert terminations.too_early == []
+    await system.check()
+
+
+async def waits_for(system: System, lock_class: int) -> bool:
+    """Whether somebody waits for an advisory lock of a class of Joex."""
+    query = """
+        SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND classid = joex.lock_class($1)
+               AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    """
+    return bool(await system.db.fetchval(query, lock_class))
+
+
+async def one_leaves(system: System) -> bool:
+    """Whether an executor drains, or none is left."""
+    executors = await system.executors()
+    return not executors or any(one["draining"] for one in executors.values())
+
+
+async def is_left(system: System, executors: int) -> bool:
+    return len(await system.executors()) == executors
+
+
+async def ran_once(system: System, job: UUID) -> bool:
+    """Whether a job has succeeded at once: no executor was lost with it."""
+    [row] = await system.db.fetch("SELECT state::text, attempt, losses FROM joex.job WHERE id = $1", job)
+    return tuple(row) == ("success", 1, 0) and len(await system.effects.of(job)) == 1
+
+
+def named(one: Object, name: str) -> bool:
+    return bool(one["metadata"]["name"] == name)

@@ -1,0 +1,96 @@
+"""A changed template reaches the executors one by one, and no job is interrupted for it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+
+from tests.support.cluster.connection import Object
+from tests.support.cluster.system import DEPLOYMENTS, System, condition
+from tests.support.cluster.terminations import Terminations
+
+
+async def test_executors_are_replaced_one_by_one_and_finish_first(system: System) -> None:
+    system.operator()
+    job = await system.submit("hold", flag="go")
+    await system.pool(replicas=3)
+    await system.until_ready(3)
+    busy = await system.executor_of(job)
+    before = await system.executors()
+
+    async with Terminations(system) as terminations, numbers_ready(system) as numbers:
+        await system.change(poolSize=2, template={"metadata": {"labels": {"round": "second"}}})
+        # Those that are idle come first.
+        await system.api.until_all(DEPLOYMENTS, lambda found: old(found) == {busy}, system.namespace)
+        await system.until_pool(lambda pool: pool["status"]["drainingReplicas"] == 1)
+        assert (await system.executors())[busy]["pid"] == before[busy]["pid"]
+
+        await system.effects.flag("go")
+        await system.until_reason("Ready")
+        await system.until_pool(
+            lambda pool: pool["status"]["updatedReplicas"] == pool["status"]["readyReplicas"] == 3,
+            why="all are replaced",
+        )
+        assert min(numbers) >= 2
+        assert terminations.too_early == []
+    assert old(await system.api.get_all(DEPLOYMENTS, system.namespace)) == set()
+    pods = await system.api.get_all("pods", system.namespace, labels="round=second")
+    assert len(pods) == 3
+    sizes = await system.db.fetch("SELECT pool_size FROM joex.executor WHERE left_at IS NULL")
+    assert [row[0] for row in sizes] == [2, 2, 2]
+    [run] = await system.effects.of(job)
+    assert run["pid"] == before[busy]["pid"]
+    assert await system.effects.all_finished([job]) == {"success": 1}
+
+
+async def test_a_template_that_fails_is_told_and_stops_at_the_first(system: System) -> None:
+    system.operator()
+    await system.pool(replicas=2)
+    await system.until_ready(2)
+    before = await system.executors()
+
+    await system.change(app="tests.support.apps:nothing")
+    pool = await system.until_reason("ExecutorFailing")
+    assert condition(pool, "Ready") == "False"
+    told = condition(pool, "Ready", what="message")
+    assert "exit code" in told
+    assert "tests.support.apps" in told
+    assert "nothing" in told
+    [kept] = await system.executors()
+    assert (await system.executors())[kept]["pod_uid"] == before[kept]["pod_uid"]
+    assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
+
+    await system.change(app="tests.support.apps:app")
+    await system.until_reason("Ready")
+    await system.until_ready(2)
+    assert (await system.executors())[kept]["pod_uid"] == before[kept]["pod_uid"]  # its template is the right one again
+
+
+def old(deployments: list[Object]) -> set[str]:
+    """The slots whose executors run one job at a time."""
+    return {one["metadata"]["name"] for one in deployments if variables(one)["JOEX_POOL_SIZE"] == "1"}
+
+
+def variables(deployment: Object) -> dict[str, str]:
+    """The environment of its executor."""
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    return {one["name"]: one.get("value", "") for one in container["env"]}
+
+
+@asynccontextmanager
+async def numbers_ready(system: System) -> AsyncIterator[list[int]]:
+    """All numbers of ready executors, as the pool's status tells them meanwhile."""
+    numbers: list[int] = []
+
+    async def watch() -> None:
+        path = f"/apis/joex.dev/v1alpha1/namespaces/{system.namespace}/joexpools"
+        async with aclosing(system.api.states(path)) as states:
+            async for pools in states:
+                numbers.extend(pool["status"]["readyReplicas"] for pool in pools)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield numbers
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching

@@ -1,0 +1,58 @@
+"""Watches how the pods of executors end: nobody may end one that takes jobs, or runs one."""
+
+import asyncio
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.cluster.connection import Object
+from tests.support.cluster.system import System
+
+_EXECUTOR = """
+    SELECT e.app_id, e.draining, (SELECT count(*) FROM joex.job j WHERE j.executor_id = e.id) AS held
+    FROM joex.executor e WHERE e.pod_uid = $1 AND e.left_at IS NULL
+"""
+
+
+class Terminations:
+    """The pods whose end was asked for while this was open: ``async with Terminations(system) as terminations``.
+
+    An executor that is let go has left, by the database's word, before the API server hears that its pod is to end. So
+    what is found in the database just after that shows who was ended too early.
+
+    Attributes:
+        pods: names of the pods that were to end.
+        too_early: what the database knew of the executors among them that had not left.
+    """
+
+    def __init__(self, system: System) -> None:
+        self.pods: list[str] = []
+        self.too_early: list[dict[str, Any]] = []
+        self._system = system
+        self._seen: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watching
+
+    async def _watch(self) -> None:
+        path = f"/api/v1/namespaces/{self._system.namespace}/pods"
+        async with aclosing(self._system.api.states(path)) as states:
+            async for pods in states:
+                for pod in pods:
+                    await self._look(pod)
+
+    async def _look(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        if "deletionTimestamp" not in metadata or metadata["uid"] in self._seen:
+            return
+        self._seen.add(metadata["uid"])
+        self.pods.append(metadata["name"])
+        self.too_early += map(dict, await self._system.db.fetch(_EXECUTOR, metadata["uid"]))

@@ -1,0 +1,47 @@
+"""What is known of pools and periodic tasks, where lists come later than events that are newer."""
+
+import pytest
+from kubernetes.aio.client import ApiClient, Configuration
+
+from joex_operator.cluster.api import Api
+from joex_operator.cluster.fleet import Cluster
+from joex_operator.metrics import Metrics
+from joex_operator.objects import Ref
+
+PLACE = ("prod", "documents")
+
+
+def body(version, name="documents", namespace="prod", **status):
+    metadata = {"namespace": namespace, "name": name, "resourceVersion": str(version)}
+    return {"kind": "JoexPool", "metadata": metadata, "status": status}
+
+
+@pytest.fixture
+async def cluster():
+    async with ApiClient(Configuration()) as client:  # nothing here asks an API server
+        yield Cluster(Api(client, Metrics()), image="joex", identity="operator")
+
+
+def test_what_is_older_than_what_is_known_is_not_taken(cluster):
+    assert cluster.keep_status(body(5, replicas=5))
+    assert not cluster.keep_status(body(4, replicas=4))
+    assert cluster.keep_status(body(5, replicas=5))
+    assert cluster.status(Ref("JoexPool", *PLACE)) == {"replicas": 5}
+
+
+def test_an_object_that_is_gone_does_not_come_back_with_an_older_list(cluster):
+    cluster.keep_status(body(5, replicas=5))
+    cluster.bury(body(7, replicas=5))
+    assert not cluster.keep_status(body(6, replicas=5))
+    assert cluster.status(Ref("JoexPool", *PLACE)) == {}
+    assert cluster.keep_status(body(8)), "another one of this name"
+
+
+def test_an_object_that_is_newer_than_a_list_is_not_missing_in_it(cluster):
+    cluster.keep_status(body(5))
+    assert cluster.forget_absent("JoexPool", (), 4, "") == []
+    assert cluster.forget_absent("JoexPool", {PLACE}, 6, "") == []
+    assert cluster.forget_absent("JoexPool", (), 5, "test") == []
+    assert cluster.forget_absent("PeriodicTask", (), 5, "") == []
+    assert cluster.forget_absent("JoexPool", (), 5, "prod") == [PLACE]
+    assert cluster.forget_absent("JoexPool", (), 5, "") == []
