@@ -26,5 +26,7 @@ def operator(*, flags: dict[str, str]) -> None:
     settings = load_operator_settings(flags)
     capture_logging(settings)
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # It warns that it leaves signals alone in a thread, which is what is wanted.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings))

@@ -81,15 +81,18 @@ class Reconciler:
         if status.get("history") != stored.get("history"):
             # Before anything is done: who comes after this operator reckons with the same history.
             await self._store(ref, status)
-        failure = ""
+        failed: Exception | None = None
         try:
             await self._act(ref, pool, seen, decision, database)
         except (FleetError, JoexError, OSError) as error:
-            failure = " ".join(str(error).split())
-            raise
-        finally:  # the rest can wait: a slot that is wanted can't
-            await self._store(ref, pool_status(pool, seen, decision, stored, now, failure=failure))
-            await self._fleet.tell(ref, events_of_change(conditions(pool, seen, decision, failure), stored))
+            failed = error
+        failure = "" if failed is None else " ".join(str(failed).split())
+        # The rest can wait: a slot that is wanted can't. Not in a `finally`: an error there would hide a cancellation,
+        # and an operator that is to end, or leads no more, would go on.
+        await self._store(ref, pool_status(pool, seen, decision, stored, now, failure=failure))
+        await self._fleet.tell(ref, events_of_change(conditions(pool, seen, decision, failure), stored))
+        if failed is not None:
+            raise failed
         return self._next_look(pool, decision)
 
     async def _store(self, ref: Ref, status: Mapping[str, Any]) -> None:

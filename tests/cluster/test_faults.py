@@ -1,0 +1,222 @@
+"""Pods and nodes that go without asking: jobs move on as soon as that is safe, and no sooner.
+
+Where the lease is long, only what the test is about can explain that a job moves on within seconds.
+"""
+
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from tests.support.cluster.connection import Object
+from tests.support.cluster.local import LocalCluster
+from tests.support.cluster.nodes import LocalNode
+from tests.support.cluster.objects import is_ready, restarted
+from tests.support.cluster.system import System, condition
+from tests.support.postgres import TestServer
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+
+LONG = "120s"
+"""A lease that ends in no test."""
+STAYS = [
+    {"key": f"node.kubernetes.io/{kind}", "operator": "Exists", "effect": "NoExecute"}
+    for kind in ("not-ready", "unreachable")
+]
+"""Tolerations: the pod is not deleted when its node is silent, as in the first minutes on other clusters."""
+
+
+async def job(system: System, job_id: UUID) -> asyncpg.Record:
+    found = await system.db.fetchrow("SELECT * FROM joex.job WHERE id = $1", job_id)
+    assert found is not None
+    return found
+
+
+async def endings(system: System, slot: str) -> list[str | None]:
+    """How the executors of a slot ended, the first one first; None: it lives."""
+    app_id = f"{system.namespace}/{slot}"
+    rows = await system.db.fetch("SELECT ending FROM joex.executor WHERE app_id = $1 ORDER BY id", app_id)
+    return [row["ending"] for row in rows]
+
+
+async def until_drains(system: System, slot: str) -> None:
+    app_id = f"{system.namespace}/{slot}"
+    query = "SELECT draining FROM joex.executor WHERE app_id = $1 AND left_at IS NULL"
+    await eventually(lambda: system.db.fetchval(query, app_id), why=f"{slot} drains")
+
+
+def near(node: LocalNode) -> Object:
+    """What makes pods run on this node while it is there, and elsewhere without it."""
+    wanted = [{"key": key, "operator": "In", "values": [value]} for key, value in node.pod_selector.items()]
+    preferred = [{"weight": 100, "preference": {"matchExpressions": wanted}}]
+    return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
+
+
+async def test_a_container_that_is_killed_takes_its_own_job_up_again_at_once(
+    system: System, local_cluster: LocalCluster
+) -> None:
+    system.operator()
+    await system.pool(lease=LONG)
+    held = await system.submit("hold", flag="go")
+    run = await system.effects.begun(held)
+    pod = await system.pod_of("pool-0")
+    local_cluster.node_of(pod).kill(pod, out_of_memory=True)
+    await system.effects.end_of(run["pid"])
+    await system.effects.begun(held, runs=2)
+
+    after = await system.api.until("pods", pod["metadata"]["name"], restarted(1), system.namespace)
+    assert after["metadata"]["uid"] == pod["metadata"]["uid"]
+    await system.effects.flag("go")
+    assert await system.effects.all_finished([held]) == {"success": 1}
+    assert (await job(system, held))["losses"] == 1
+    assert (await endings(system, "pool-0"))[0] == "replaced"
+    await system.check()
+
+
+async def test_a_pod_that_somebody_deletes_finishes_its_job(system: System) -> None:
+    system.operator()
+    await system.pool()
+    held = await system.submit("hold", flag="go")
+    slot = await system.executor_of(held)
+    pod = await system.pod_of(slot)
+    await system.api.delete("pods", pod["metadata"]["name"], system.namespace)
+    await until_drains(system, slot)
+
+    other = await system.submit("effect")
+    assert await system.effects.all_finished([other]) == {"success": 1}
+    assert (await job(system, held))["state"] == "running"
+    await system.effects.flag("go")
+    assert await system.effects.all_finished([held]) == {"success": 1}
+    assert (await job(system, held))["losses"] == 0
+    assert len(await system.effects.of(held)) == 1
+    await system.until_slots()
+
+
+@pytest.mark.parametrize("how", ["deleted", "evicted"])
+async def test_the_jobs_of_a_pod_that_has_ended_move_on_at_once(
+    system: System, local_cluster: LocalCluster, how: str
+) -> None:
+    system.operator()
+    await system.pool(lease=LONG, scaling={"minReplicas": 2})
+    await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 2)
+    held = await system.submit("hold", flag="go")
+    slot = await system.executor_of(held)
+    pod = await system.pod_of(slot)
+    pid = (await system.effects.begun(held))["pid"]
+    if how == "evicted":
+        local_cluster.node_of(pod).evict(pod)
+    else:
+        await system.api.delete("pods", pod["metadata"]["name"], system.namespace, grace=1)
+
+    await system.effects.begun(held, runs=2)
+    await system.effects.end_of(pid)
+    # Told by the operator, not found out by the pod that comes after it.
+    assert (await endings(system, slot))[0] == "dead"
+    await system.effects.flag("go")
+    assert await system.effects.all_finished([held]) == {"success": 1}
+    assert (await job(system, held))["losses"] == 1
+
+
+async def test_a_pod_deleted_by_force_is_not_taken_for_dead(system: System, own_node: LocalNode) -> None:
+    """Its object is gone, and nobody has said that its processes are."""
+    system.operator()
+    await system.pool(lease=LONG, template={"nodeSelector": own_node.pod_selector})
+    held = await system.submit("hold", flag="go")
+    await system.effects.begun(held)
+    pod = await system.pod_of("pool-0")
+    await system.api.patch("nodes", own_node.name, {"spec": {"unschedulable": True}})
+    await system.api.delete("pods", pod["metadata"]["name"], system.namespace, grace=0)
+
+    # The pod that comes after it starts nowhere, and can find out nothing.
+    def waits(pods: list[Object]) -> bool:
+        return any(condition(one, "PodScheduled") == "False" for one in pods)
+
+    await system.api.until_all("pods", waits, system.namespace, labels="joex.dev/slot=pool-0")
+    looked = await system.submit("effect")
+    await system.until_slots("pool-0", "pool-1")
+    assert (await job(system, held))["losses"] == 0
+    assert await endings(system, "pool-0") == [None]
+    assert (await job(system, looked))["state"] == "waiting"
+
+
+async def test_a_silent_node_that_reaches_the_database_goes_on_with_its_jobs(
+    system: System, own_node: LocalNode
+) -> None:
+    system.operator()
+    await system.pool(template={"nodeSelector": own_node.pod_selector})
+    held = await system.submit("hold", flag="go")
+    await system.effects.begun(held)
+    pod = await system.pod_of("pool-0")
+    own_node.silence()
+
+    def is_deleted(found: Object) -> bool:
+        return "deletionTimestamp" in found["metadata"]
+
+    await system.api.until("pods", pod["metadata"]["name"], is_deleted, system.namespace)
+    assert (await job(system, held))["losses"] == 0
+    next_one = await system.submit("effect")
+    await system.effects.flag("go")
+    assert await system.effects.all_finished([held, next_one]) == {"success": 2}
+    assert await endings(system, "pool-0") in ([None], ["left"])
+    await system.check()
+
+    own_node.resume()
+    await system.api.until("nodes", own_node.name, is_ready)
+    await system.until_slots()
+    assert len(await system.effects.of(held)) == 1
+
+
+async def test_the_only_executor_died_with_its_node_and_its_jobs_move_on_by_the_lease(
+    system: System, own_node: LocalNode
+) -> None:
+    """No executor is left that could notice."""
+    system.operator()
+    await system.pool(template={**near(own_node), "tolerations": STAYS})
+    held = await system.submit("hold", flag="go")
+    run = await system.effects.begun(held)
+    pod = await system.pod_of("pool-0")
+    assert pod["spec"]["nodeName"] == own_node.name
+    own_node.crash()
+    await system.effects.end_of(run["pid"])
+
+    await system.effects.begun(held, runs=2)
+    assert await system.executor_of(held) == "pool-1"
+    # The slot of the lost pod goes; its pod stays until its node is back to end it.
+    await system.until_pool(lambda pool: pool["status"]["replicas"] == 1)
+    own_node.start()
+    await system.until_slots("pool-1")
+    await system.effects.flag("go")
+    assert await system.effects.all_finished([held]) == {"success": 1}
+    assert await endings(system, "pool-0") == ["dead"]
+    assert len(await system.effects.of(held)) == 2
+    await system.check()
+
+
+async def test_a_node_that_is_cut_off_from_everything_is_replaced_and_takes_nothing_when_it_is_back(
+    system: System, own_node: LocalNode, postgres: TestServer, database_name: str
+) -> None:
+    async with Proxy(postgres.port) as far:
+        await system.set_url(postgres.tcp_url(database_name, port=far.port))
+        first = system.operator("first")
+        await system.pool(template={**near(own_node), "tolerations": STAYS})
+        held = await system.submit("hold", flag="go")
+        run = await system.effects.begun(held)
+        assert (await system.pod_of("pool-0"))["spec"]["nodeName"] == own_node.name
+        # From now on everybody but the executor on the far node reaches the database by another way.
+        await first.stop()
+        await system.set_url(system.url)
+        system.operator("second")
+        far.freeze()
+        own_node.silence()
+
+        assert (await system.effects.begun(held, runs=2))["pid"] != run["pid"]
+        assert await system.executor_of(held) == "pool-1"
+        await system.until_pool(lambda pool: pool["status"]["replicas"] == 1)
+        far.thaw()
+        own_node.resume()
+        await system.until_slots("pool-1")
+        await system.effects.flag("go")
+        assert await system.effects.all_finished([held]) == {"success": 1}
+        assert await endings(system, "pool-0") == ["dead"]
+        assert len(await system.effects.of(held)) == 2
+        await system.check()

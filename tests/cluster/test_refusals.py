@@ -1,0 +1,236 @@
+"""What is wrong is told by its field, by the API server or by the operator; one broken pool never stops another."""
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.cluster.connection import ApiError, Object
+from tests.support.cluster.system import System, condition
+from tests.support.postgres import TestServer
+
+POLICY = {"type": "Executors", "value": 1, "periodSeconds": 60}
+
+
+def scaling(**fields: Any) -> Object:
+    return {"scaling": fields}
+
+
+def rules(**fields: Any) -> Object:
+    return scaling(behavior={"scaleUp": fields})
+
+
+REFUSED: list[tuple[Object, str]] = [
+    ({"app": "no-colon"}, "spec.app"),
+    ({"app": None}, "spec.app"),
+    ({"app": "a:" + "b" * 254}, "spec.app"),
+    ({"image": ""}, "spec.image"),
+    ({"image": "i" * 1025}, "spec.image"),
+    ({"queues": []}, "spec.queues"),
+    ({"queues": ["a", "a"]}, "spec.queues[1]"),
+    ({"queues": [f"q{number}" for number in range(65)]}, "spec.queues"),
+    ({"queues": ["a,b"]}, "spec.queues[0]"),
+    ({"queues": ["q" * 255]}, "spec.queues[0]"),
+    ({"database": None}, "spec.database"),
+    ({"database": {}}, "spec.database.secretName"),
+    ({"database": {"secretName": ""}}, "spec.database.secretName"),
+    ({"database": {"secretName": "a", "secretKey": ""}}, "spec.database.secretKey"),
+    ({"poolSize": 0}, "spec.poolSize"),
+    ({"poolSize": 100_001}, "spec.poolSize"),
+    ({"poolSize": "two"}, "spec.poolSize"),
+    ({"countingScheme": "4"}, "spec.countingScheme"),
+    ({"countingScheme": "0,1"}, "spec.countingScheme"),
+    ({"countingScheme": "1001,1"}, "spec.countingScheme"),
+    ({"retries": -1}, "spec.retries"),
+    ({"retries": 1_000_001}, "spec.retries"),
+    ({"retryDelay": "soon"}, "spec.retryDelay"),
+    ({"retryDelay": "99999h"}, "spec.retryDelay"),
+    ({"mostLosses": -1}, "spec.mostLosses"),
+    ({"mostLosses": 1001}, "spec.mostLosses"),
+    ({"timeout": "9ms"}, "spec.timeout"),
+    ({"timeout": "10"}, "spec.timeout"),
+    ({"logBufferSize": 0}, "spec.logBufferSize"),
+    ({"logBufferSize": 1_000_001}, "spec.logBufferSize"),
+    ({"wakeupPeriod": "1ms"}, "spec.wakeupPeriod"),
+    ({"lease": "299ms"}, "spec.lease"),
+    ({"lease": "61m"}, "spec.lease"),
+    ({"replicas": -1}, "spec.replicas"),
+    ({"replicas": 10_001}, "spec.replicas"),
+    ({"suspend": "yes"}, "spec.suspend"),
+    (scaling(minReplicas=-1), "spec.scaling.minReplicas"),
+    (scaling(minReplicas=3, maxReplicas=2), "spec.scaling: Invalid value: minReplicas must not be above maxReplicas"),
+    (scaling(maxReplicas=0), "spec.scaling.maxReplicas"),
+    (scaling(maxReplicas=10_001), "spec.scaling.maxReplicas"),
+    (scaling(idleReserve=-1), "spec.scaling.idleReserve"),
+    (scaling(idleReserve=3, maxReplicas=2), "idleReserve must not be above maxReplicas"),
+    (scaling(tolerance=-0.1), "spec.scaling.tolerance"),
+    (scaling(tolerance=0.6), "spec.scaling.tolerance"),
+    (scaling(targetUtilization=0), "spec.scaling.targetUtilization"),
+    (scaling(targetUtilization=101), "spec.scaling.targetUtilization"),
+    (scaling(fallback={}), "spec.scaling.fallback.replicas"),
+    (scaling(fallback={"replicas": 3}, maxReplicas=2), "fallback.replicas must not be above maxReplicas"),
+    (scaling(fallback={"replicas": 1, "after": "x"}), "spec.scaling.fallback.after"),
+    (rules(stabilizationWindowSeconds=-1), "spec.scaling.behavior.scaleUp.stabilizationWindowSeconds"),
+    (rules(stabilizationWindowSeconds=3601), "spec.scaling.behavior.scaleUp.stabilizationWindowSeconds"),
+    (rules(selectPolicy="Best"), "spec.scaling.behavior.scaleUp.selectPolicy"),
+    (rules(policies=[POLICY] * 11), "spec.scaling.behavior.scaleUp.policies"),
+    (rules(policies=[{**POLICY, "type": "Pods"}]), "spec.scaling.behavior.scaleUp.policies[0].type"),
+    (rules(policies=[{**POLICY, "value": 0}]), "spec.scaling.behavior.scaleUp.policies[0].value"),
+    (rules(policies=[{**POLICY, "periodSeconds": 1801}]), "spec.scaling.behavior.scaleUp.policies[0].periodSeconds"),
+    ({"drain": {"timeout": "-1s"}}, "spec.drain.timeout"),
+    ({"drain": {"onTimeout": "Kill"}}, "spec.drain.onTimeout"),
+    ({"rollout": {"maxUnavailable": 0}}, "spec.rollout.maxUnavailable"),
+    ({"rollout": {"maxUnavailable": "0%"}}, "spec.rollout.maxUnavailable"),
+    ({"rollout": {"maxUnavailable": "101%"}}, "spec.rollout.maxUnavailable"),
+    ({"template": "text"}, "spec.template"),
+    ({"colour": "green"}, "spec.colour"),
+    (scaling(maxReplica=3), "spec.scaling.maxReplica"),
+    ({"database": {"secretName": "a", "url": "b"}}, "spec.database.url"),
+]
+
+
+async def refusal(system: System, manifest: Object) -> str:
+    """What the API server says to a pool, asked as kubectl asks; empty: it would take it."""
+    path = f"/apis/joex.dev/v1alpha1/namespaces/{system.namespace}/joexpools"
+    try:
+        await system.api.request("POST", path, manifest, fieldValidation="Strict", dryRun="All")
+    except ApiError as error:
+        return str(error)
+    return ""
+
+
+async def test_a_wrong_pool_is_refused_by_its_field(system: System) -> None:
+    assert await refusal(system, system.manifest()) == ""
+    said = {}
+    for change, field in REFUSED:
+        manifest = system.manifest()
+        manifest["spec"] = {name: value for name, value in {**manifest["spec"], **change}.items() if value is not None}
+        answer = await refusal(system, manifest)
+        if field not in answer:
+            said[str(change)[:80]] = answer or "taken"
+    assert said == {}
+
+
+@pytest.mark.parametrize(("name", "why"), [("p" * 41, "at most 40 characters"), ("a.b", "no dots")])
+async def test_a_name_from_which_no_slot_could_be_named_is_refused(system: System, name: str, why: str) -> None:
+    answer = await refusal(system, system.manifest(name))
+    assert "metadata.name: " in answer
+    assert why in answer
+
+
+async def test_the_database_of_a_pool_can_not_be_changed(system: System) -> None:
+    await system.pool()
+    with pytest.raises(ApiError, match=r"spec\.database: .*database can't be changed: make another pool"):
+        await system.pool(database={"secretName": "other"})
+
+
+async def test_a_pool_with_the_wrong_secret_says_what_is_wrong_and_goes_on_when_it_is_mended(
+    system: System, postgres: TestServer, database_name: str
+) -> None:
+    """Only the operator sees it. Each fault has a pool of its own, and another pool works all the time."""
+    async with password_wanted(postgres, "guarded"):
+        urls = {
+            "nokey": "",
+            "nourl": "mysql://somewhere",
+            "password": postgres.tcp_url(database_name).replace("postgres@", "guarded:wrong@"),
+            "nodatabase": postgres.url("not_there"),
+        }
+        reasons = dict.fromkeys(urls, "ConnectionRefused")
+        reasons |= {"missing": "SecretMissing", "nokey": "SecretKeyMissing", "nourl": "InvalidURL"}
+        named = {"missing": "'missing'", "nokey": "'url'", "nourl": "'url'", "password": "guarded"}
+        named |= {"nodatabase": "not_there"}
+        for name, url in urls.items():
+            await (system.set_url(url, name) if url else set_other_key(system, name))
+        system.operator()
+        for name in reasons:
+            await system.pool(name, database={"secretName": name}, queues=[name])
+        await system.pool()
+        job = await system.submit("effect")
+        assert await system.effects.all_finished([job]) == {"success": 1}
+        for name, reason in reasons.items():
+            found = await system.until_pool(refused(reason), name)
+            assert named[name] in condition(found, "DatabaseReachable", what="message")
+            assert any(event["involvedObject"]["name"] == name for event in await events(system, reason))
+
+        jobs = [await system.client.submit("effect", {}, queue=name) for name in reasons]
+        for name in reasons:
+            await system.set_url(system.url, name)
+        assert await system.effects.all_finished(jobs) == {"success": len(reasons)}
+
+
+async def set_other_key(system: System, name: str) -> None:
+    data = {"other": base64.b64encode(system.url.encode()).decode()}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
+    await system.api.apply(secret, system.namespace)
+
+
+def refused(reason: str) -> Any:
+    return lambda pool: condition(pool, "DatabaseReachable", what="reason") == reason
+
+
+async def events(system: System, reason: str) -> list[Object]:
+    await system.until_event(reason)
+    return await system.events(reason)
+
+
+@asynccontextmanager
+async def password_wanted(postgres: TestServer, user: str) -> AsyncIterator[None]:
+    """The server wants a password of this user, and does so of nobody else."""
+    path = postgres.data / "pg_hba.conf"
+    before = path.read_text()
+    async with postgres.administrator() as administrator:
+        await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
+        path.write_text(f"host all {user} 127.0.0.1/32 scram-sha-256\n{before}")
+        await administrator.execute("SELECT pg_reload_conf()")
+        try:
+            yield
+        finally:
+            path.write_text(before)
+            await administrator.execute("SELECT pg_reload_conf()")
+            await administrator.execute(f"DROP ROLE {user}")
+
+
+async def with_template(system: System, template: Object) -> None:
+    """A pool with just this template."""
+    manifest = system.manifest("broken", replicas=1)
+    manifest["spec"]["template"] = template
+    await system.api.apply(manifest)
+
+
+async def test_a_template_that_can_not_be_merged_stops_nothing_but_its_changes(system: System) -> None:
+    system.operator()
+    await system.pool(replicas=1)
+    await with_template(system, {"spec": {"containers": [{"image": "x"}]}})
+    found = await system.until_pool(lambda pool: condition(pool, "Ready", what="reason") == "InvalidSpec", "broken")
+    assert condition(found, "Ready", what="message").startswith("spec.template.spec.containers[0].name: ")
+    assert (await system.until_event("InvalidSpec"))["involvedObject"]["name"] == "broken"
+    await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 1)
+    await system.pool("broken", replicas=1)
+    await system.until_pool(lambda pool: condition(pool, "Ready") == "True", "broken")
+
+
+async def test_a_deployment_that_the_api_server_refuses_is_told_by_its_field(system: System) -> None:
+    system.operator()
+    ports = [{"name": "more", "containerPort": 70000}]
+    await with_template(system, {"spec": {"containers": [{"name": "executor", "ports": ports}]}})
+    found = await system.until_pool(lambda pool: condition(pool, "AbleToScale") == "False", "broken")
+    assert "containers[0].ports" in condition(found, "AbleToScale", what="message")
+    assert condition(found, "AbleToScale", what="reason") == "ActionFailed"
+    assert "containerPort" in (await system.until_event("ActionFailed"))["message"]
+    await system.pool()
+    job = await system.submit("effect")
+    assert await system.effects.all_finished([job]) == {"success": 1}
+    await system.pool("broken", replicas=1)
+    await system.until_pool(lambda pool: condition(pool, "Ready") == condition(pool, "AbleToScale") == "True", "broken")
+
+
+async def test_an_app_that_is_not_in_the_image_is_told_by_the_executors_own_words(system: System) -> None:
+    system.operator()
+    await system.pool(app="nowhere:app", replicas=1)
+    found = await system.until_pool(lambda pool: condition(pool, "Ready", what="reason") == "ExecutorFailing")
+    assert "nowhere" in condition(found, "Ready", what="message")
+    assert "pool-0" in (await system.until_event("ExecutorFailing"))["message"]
+    await system.pool(replicas=1)
+    await system.until_pool(lambda pool: condition(pool, "Ready", what="reason") == "Ready")
