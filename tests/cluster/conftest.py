@@ -22,6 +22,7 @@ from tests.support.cluster.objects import is_ready
 from tests.support.cluster.option import VARIABLE
 from tests.support.cluster.providers import Cluster, Unavailable, make
 from tests.support.cluster.system import System
+from tests.support.postgres import TestServer
 
 _HERE = Path(__file__).parent
 _WANTED = """
@@ -136,6 +137,12 @@ async def own_node(local_cluster: LocalCluster, api: Api) -> AsyncIterator[Local
     yield node
     local_cluster.drop_node(name)
     await api.delete("nodes", name)
+
+
+@pytest.fixture
+def database_url(cluster: Cluster, postgres: TestServer, database_name: str) -> str:
+    """The URL of a database of the test's own, with the schema of Joex: for pods, and for this machine."""
+    return cluster.database_url(postgres, database_name)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ They belong to the whole cluster, so each test begins without any, and leaves wh
 """
 
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,16 +11,13 @@ import yaml
 
 from tests.support.cluster.api import Api
 from tests.support.cluster.chart import CHART, render, sets
-from tests.support.cluster.connection import ApiError, Object
+from tests.support.cluster.connection import ApiError
+from tests.support.cluster.definitions import KIND, NAMES, apply_definition, remove_definitions
 from tests.support.cluster.helm import Helm
 from tests.support.cluster.local import LocalCluster
 from tests.support.cluster.namespaces import Namespaces
 from tests.support.cluster.providers import Cluster
-from tests.support.waiting import eventually
 
-KIND = "customresourcedefinitions"
-FILES = {path.stem: yaml.safe_load(path.read_text()) for path in (CHART.parents[1] / "crds").glob("*.yaml")}
-NAMES = sorted(FILES)
 LEFT = "WAS LEFT AS IT IS"
 
 
@@ -33,34 +29,7 @@ async def no_definitions(local_cluster: LocalCluster, api: Api) -> AsyncIterator
     yield
     await remove_definitions(api)
     for name in there.intersection(NAMES):
-        await apply(api, name)
-
-
-async def remove_definitions(api: Api) -> None:
-    there = {found["metadata"]["name"] for found in await api.get_all(KIND)}
-    for name in there.intersection(NAMES):
-        # While its storage is being made, the API server can't delete the objects; and it tries again late.
-        await eventually(partial(is_listed, api, name), why=f"{name} is served")
-        await api.delete(KIND, name)
-        await api.until(KIND, name, lambda found: found is None)
-
-
-async def is_listed(api: Api, name: str) -> bool:
-    try:
-        await api.get_all(name)
-    except (ApiError, LookupError):
-        return False
-    return True
-
-
-async def apply(api: Api, name: str) -> None:
-    await api.apply(FILES[name])
-    await api.until(KIND, name, is_served)
-
-
-def is_served(found: Object | None) -> bool:
-    conditions = (found or {}).get("status", {}).get("conditions") or []
-    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
+        await apply_definition(api, name)
 
 
 class Release:
@@ -148,7 +117,7 @@ async def test_a_release_of_another_name_leaves_them_and_says_how_to_bring_them_
 
 async def test_they_can_be_handed_over_to_another_release(api: Api, helm: Helm, namespace: str) -> None:
     for name in NAMES:
-        await apply(api, name)
+        await apply_definition(api, name)
     release = Release(helm, "two", namespace)
     await release.install()
     await make_stale(api)
@@ -162,7 +131,7 @@ async def test_they_can_be_handed_over_to_another_release(api: Api, helm: Helm, 
 
 async def test_those_applied_by_hand_are_left_to_the_hand(api: Api, helm: Helm, namespace: str) -> None:
     for name in NAMES:
-        await apply(api, name)
+        await apply_definition(api, name)
     release = Release(helm, "one", namespace)
     assert "it was not made by Helm" in await release.install()
     assert await owners(api) == {""}
@@ -172,7 +141,7 @@ async def test_those_applied_by_hand_are_left_to_the_hand(api: Api, helm: Helm, 
 
 async def test_one_that_was_removed_comes_back_with_the_next_upgrade(api: Api, helm: Helm, namespace: str) -> None:
     for name in NAMES:
-        await apply(api, name)
+        await apply_definition(api, name)
     release = Release(helm, "one", namespace)
     await release.install()
     await remove_definitions(api)
@@ -185,7 +154,7 @@ async def test_the_operators_account_can_do_its_work_and_no_more(
 ) -> None:
     """With the very requests: an apply that creates asks for other rights than one that changes."""
     for name in NAMES:
-        await apply(api, name)
+        await apply_definition(api, name)
     rendered = await render(helm, f"watchNamespaces={{{namespace}}}", namespace=namespace)
     for (kind, _), manifest in rendered.items():
         if kind in ("Role", "RoleBinding", "ConfigMap"):
@@ -215,8 +184,9 @@ async def test_the_operators_account_can_do_its_work_and_no_more(
             await operator.apply(child, namespace, manager="joex-operator")
         await operator.delete("deployments", "default-0", namespace)
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "joex-operator"}}
-        await operator.create(lease, namespace)
-        await operator.patch("leases", "joex-operator", {"spec": {"holderIdentity": "me"}}, namespace)
+        lease = await operator.create(lease, namespace)
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/joex-operator"
+        await operator.request("PUT", path, {**lease, "spec": {"holderIdentity": "me"}})
         assert await operator.get_all("pods", namespace) is not None
 
         another = {**pool, "metadata": {"name": "another", "namespace": namespace}}

@@ -125,19 +125,19 @@ async def test_the_definitions_are_those_of_the_operator_and_outlive_the_release
 
 
 FOR_POOLS = {
-    ("joex.dev", "joexpools"): "get list watch",
-    ("joex.dev", "periodictasks"): "get list watch",
-    ("joex.dev", "joexpools/status"): "get patch",
-    ("joex.dev", "periodictasks/status"): "get patch",
+    ("joex.dev", "joexpools"): "list watch",
+    ("joex.dev", "periodictasks"): "list watch",
+    ("joex.dev", "joexpools/status"): "patch",
+    ("joex.dev", "periodictasks/status"): "patch",
     ("joex.dev", "joexpools/finalizers"): "update",
     ("apps", "deployments"): "get list watch create patch delete",
-    ("", "pods"): "get list watch",
+    ("", "pods"): "list watch",
     ("", "secrets"): "get",
     ("", "events"): "create patch",
 }
 TO_LEAD = {
     ("coordination.k8s.io", "leases"): "create",
-    ("coordination.k8s.io", "leases", "joex-operator"): "get update patch",
+    ("coordination.k8s.io", "leases", "joex-operator"): "get update",
 }
 FOR_THE_FIRST_POOL = {
     ("", "configmaps", "joex-pools"): "get",

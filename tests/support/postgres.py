@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -85,6 +86,14 @@ shutil.rmtree(folder, ignore_errors=True)
 """
 
 
+@dataclass(frozen=True)
+class Network:
+    """A network in which this machine has an address."""
+
+    address: str
+    subnet: str
+
+
 class TestServer:
     """A server of one version. It is started when it is made; `close` stops it and removes its data."""
 
@@ -100,6 +109,7 @@ class TestServer:
         self._names = itertools.count(1)
         self._shape: str | None = None
         self._spare: list[str] = []
+        self._networks: list[Network] = []
         self._guard = self._start_guard()
         try:
             self.folder.chmod(0o755)
@@ -121,6 +131,18 @@ class TestServer:
     def tcp_url(self, database: str = "postgres", *, port: int | None = None) -> str:
         """Where to connect by TCP; ``port`` may be that of a proxy."""
         return f"postgresql://postgres@127.0.0.1:{port or self.port}/{quote(database)}"
+
+    def url_in(self, network: Network, database: str = "postgres") -> str:
+        """Where to connect from another network, for which the server is restarted when it is first asked for."""
+        if network not in self._networks:
+            self._networks.append(network)
+            with (self.data / "postgresql.conf").open("a") as file:
+                addresses = ",".join(["127.0.0.1", *(one.address for one in self._networks)])
+                file.write(f"listen_addresses = '{addresses}'\n")
+            with (self.data / "pg_hba.conf").open("a") as file:
+                file.write(f"host all all {network.subnet} trust\n")
+            self.restart()
+        return f"postgresql://postgres@{network.address}:{self.port}/{quote(database)}"
 
     @property
     def is_running(self) -> bool:

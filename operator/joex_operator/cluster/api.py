@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -19,7 +20,9 @@ MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
 _WITHIN = 30.0
-_NOT_FOUND, _CONFLICT, _LEAST_ERROR = 404, 409, 400
+_NOT_FOUND, _CONFLICT, _TOO_MANY, _LEAST_ERROR = 404, 409, 429, 400
+_MOST_TRIES, _LONGEST_PAUSE = 4, 5.0
+"""Where the server is busy, or only begins to serve a new kind, it says when to ask again."""
 
 
 class ApiError(FleetError):
@@ -82,9 +85,24 @@ class Api:
         content_type: str = "application/json",
     ) -> Object:
         headers = {"Accept": "application/json", "Content-Type": content_type}
+        status, text, again_in = await self._send(method, path, query, body, headers)
+        for _ in range(_MOST_TRIES):
+            if status != _TOO_MANY or again_in is None:
+                break
+            await asyncio.sleep(min(again_in, _LONGEST_PAUSE))
+            status, text, again_in = await self._send(method, path, query, body, headers)
+        answer = _read(text)
+        if status >= _LEAST_ERROR or answer is None:
+            raise _refusal(method, path, status, answer or {"message": text.decode(errors="replace")})
+        return answer
+
+    async def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Any, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, float | None]:
+        """Send a request once; returns status, body, and after how many seconds the server wants to be asked again."""
         try:
             request = await self.client.param_serialize(
-                method, path, None, list(query.items()), headers, body, auth_settings=["BearerToken"]
+                method, path, None, list(query.items()), dict(headers), body, auth_settings=["BearerToken"]
             )
             response = await self.client.call_api(*request, _request_timeout=_WITHIN)
             text: bytes = await response.read()  # type: ignore[no-untyped-call]
@@ -93,10 +111,8 @@ class Api:
             said = " ".join(str(error).split()) or type(error).__name__
             raise ApiError(f"the API server can't be reached: {said}") from error
         self._metrics.api_request(method, str(response.status))
-        answer = _read(text)
-        if response.status >= _LEAST_ERROR or answer is None:
-            raise _refusal(method, path, response.status, answer or {"message": text.decode(errors="replace")})
-        return answer
+        again_in = response.headers.get("Retry-After", "")
+        return response.status, text, float(again_in) if again_in.isdecimal() else None
 
 
 def _read(text: bytes) -> Object | None:

@@ -36,6 +36,7 @@ class Election:
         self._name = name
         self._namespace = namespace
         self._identity = identity
+        self._held: Body | None = None
         self._seen: object = None
         self._seen_at = 0.0
 
@@ -56,6 +57,7 @@ class Election:
             for task in (working, renewing):
                 task.cancel()
             results = await asyncio.gather(working, renewing, return_exceptions=True)
+            self._held = None
             await self._release()
         for error in results:
             if isinstance(error, Exception):
@@ -74,21 +76,20 @@ class Election:
 
     async def _try(self) -> bool:
         """Take or renew the Lease; False: another one has it, or the API server does not answer."""
+        # A holder need not read: where somebody has changed the Lease since, the API server refuses what is older.
+        held, self._held = self._held, None
         try:
-            lease = await self._read()
+            lease = held or await self._read()
             if lease is None:
                 body = {"metadata": {"name": self._name}, "spec": self._spec({})}
-                await self._api.create(path_of(self._namespace, "leases"), body)
-                return True
-            if not self._is_free(lease):
-                return False
-            body = {**lease, "spec": self._spec(lease.get("spec") or {})}
-            await self._api.replace(path_of(self._namespace, "leases", self._name), body)
+                self._held = await self._api.create(path_of(self._namespace, "leases"), body)
+            elif self._is_free(lease):
+                body = {**lease, "spec": self._spec(lease.get("spec") or {})}
+                self._held = await self._api.replace(path_of(self._namespace, "leases", self._name), body)
         except ApiError as error:
             if not error.is_conflict:  # another one was faster
                 _log.warning("the Lease: %s", error)
-            return False
-        return True
+        return self._held is not None
 
     async def _read(self) -> Body | None:
         try:

@@ -9,11 +9,14 @@
     local.py      a control plane with its nodes, in a folder that is gone afterwards
        |
        +-- control_plane.py   etcd, kube-apiserver, kube-controller-manager, kube-scheduler, on loopback
-       |       service_proxy.py  pki.py  kubeconfig.py  components.py  processes.py  build.py  go/
+       |       service_proxy.py  audit.py  pki.py  kubeconfig.py  components.py  processes.py  build.py  go/
        +-- nodes.py           the tests' side of a node: stop it, silence it, kill its containers
-               kubelet/       the node itself, a process: runs the containers of its pods as local processes
+       |       kubelet/       the node itself, a process: runs the containers of its pods as local processes
+       +-- joex_program.py, postgres_image.py   what its images run
 
     api.py        the tests' client: objects as JSON, waiting by watching; objects.py, namespaces.py: what tests make
+    system.py     Joex with operators as processes beside the cluster
+    release.py    Joex as its chart installs it; chart.py, definitions.py, helm.py
 
 All of it is real but the container: a pod's process sees the machine's files and network. What that changes, and how
 the process kubelet bridges it, is said in `tests.support.cluster.kubelet`.

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.cluster import kubeconfig
+from tests.support.cluster.audit import AuditLog
 from tests.support.cluster.build import Programs
 from tests.support.cluster.components import Component
 from tests.support.cluster.kubeconfig import Access
@@ -36,6 +37,7 @@ class ControlPlane:
         self._folder = folder
         self._services = f"{network}.128"
         self._authority = Authority(folder / "pki")
+        self.audit_log = AuditLog(folder)
         self._port = free_port()
         self.server = f"https://127.0.0.1:{self._port}"
         self.kubeconfig = self.kubeconfig_for("joex-tests-admin", "system:masters")
@@ -147,7 +149,8 @@ class ControlPlane:
             f"--service-account-key-file={signer.public}",
             f"--service-account-signing-key-file={signer.private}",
             "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
+            *self.audit_log.arguments,
             f"--default-not-ready-toleration-seconds={timing.eviction}",
             f"--default-unreachable-toleration-seconds={timing.eviction}",
             "--allow-privileged=true",

@@ -3,18 +3,29 @@
 Wanted: a Docker engine that answers, and ``kind`` on the PATH. The cluster is called ``joex-tests``. One that exists is
 used and kept: ``kind create cluster --name joex-tests`` before many runs saves the time of its start. One that was made
 here is deleted at the end.
+
+Pods reach the tests' PostgreSQL by this machine's address in the network of kind's containers, its gateway. That wants
+an engine that runs on this machine itself, on Linux, and no firewall in between. It has not been run yet: there was no
+Docker where it was written.
 """
 
+import ipaddress
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+import yaml
+
+from tests.support.cluster.chart import CHART
 from tests.support.cluster.go_build import Report
+from tests.support.postgres import Network
 
 NAME = "joex-tests"
 IMAGE = "joex:test"
+_DOCKER_NETWORK = "kind"
 _ROOT = Path(__file__).parents[3]
 _ANSWERS_WITHIN = 10.0
 _LIMIT = 1800.0
@@ -38,8 +49,9 @@ class KindCluster:
         self.image = IMAGE
         self._folder = tempfile.TemporaryDirectory(prefix="joex-tests-cluster-")
         self.kubeconfig = Path(self._folder.name) / "kubeconfig"
+        own, trial = _images_of_the_chart()
         report(f"docker builds {IMAGE}")
-        _run("docker", "build", "--tag", IMAGE, str(_ROOT))
+        _run("docker", "build", "--tag", IMAGE, "--tag", own, str(_ROOT))
         self._is_ours = NAME not in _run("kind", "get", "clusters").split()
         try:
             if self._is_ours:
@@ -50,8 +62,12 @@ class KindCluster:
             else:
                 report(f"taking the cluster {NAME} of kind as it is")
                 _run("kind", "export", "kubeconfig", "--name", NAME, "--kubeconfig", str(self.kubeconfig))
-            report(f"kind loads {IMAGE}")
-            _run("kind", "load", "docker-image", IMAGE, "--name", NAME)
+            report(f"kind loads {IMAGE} and {own}")
+            _run("kind", "load", "docker-image", IMAGE, own, "--name", NAME)
+            for node in _run("kind", "get", "nodes", "--name", NAME).split():
+                report(f"{node} pulls {trial}")  # now, for no test waits so long
+                _run("docker", "exec", node, "crictl", "pull", trial)
+            self.network = _network()
         except BaseException:
             self.close()
             raise
@@ -61,6 +77,23 @@ class KindCluster:
         if self._is_ours:
             _run("kind", "delete", "cluster", "--name", NAME, "--kubeconfig", str(self.kubeconfig))
         self._folder.cleanup()
+
+
+def _images_of_the_chart() -> tuple[str, str]:
+    """Those of joex and of the PostgreSQL for trying, as the chart names them by default."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    return f"{values['image']['repository']}:{version}", values["postgresql"]["image"]
+
+
+def _network() -> Network:
+    """The network of the nodes, in which the gateway is this machine."""
+    format_ = "{{json .IPAM.Config}}"
+    for part in json.loads(_run("docker", "network", "inspect", _DOCKER_NETWORK, "--format", format_)):
+        subnet = ipaddress.ip_network(part["Subnet"])
+        if subnet.version == 4:
+            return Network(part.get("Gateway") or str(subnet[1]), str(subnet))
+    raise KindError(f"the network {_DOCKER_NETWORK} of Docker has no IPv4 addresses")
 
 
 def _why_not() -> str:

@@ -1,5 +1,6 @@
 """A cluster of processes on this machine: a control plane, and nodes whose containers are processes."""
 
+import os
 import random
 import sys
 import tempfile
@@ -19,7 +20,8 @@ from tests.support.cluster.processes import Guard
 
 FIRST_NODE = "node-1"
 _MOST_NODES = 127  # the network above them is that of services
-_ROOT = Path(__file__).parents[3]
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[2]
 _TIMING = Timing()
 
 
@@ -32,10 +34,11 @@ class LocalCluster:
         self._closing.callback(Guard(self.folder).close)
         self.nodes: dict[str, LocalNode] = {}
         self._images: dict[str, Image] = {}
+        self._hosts = self.folder / "hosts"
         self._network = f"127.{random.randrange(16, 240)}"
         self._made_nodes = 0
         try:
-            self.set_image("joex", Image(["joex"]))
+            self.set_image("joex", self._joex_image())
             self.set_image("postgres", postgres_image())
             self.control_plane = ControlPlane(self.folder, programs, self._network, timing)
             self._closing.callback(self.control_plane.stop)
@@ -86,9 +89,20 @@ class LocalCluster:
         else:
             node.start()
 
+    def _joex_image(self) -> Image:
+        """The image of joex: ``joex`` is that of this checkout, on loops that know the cluster's services."""
+        self._hosts.touch()
+        program = self.folder / "bin" / "joex"
+        program.parent.mkdir()
+        # -P: the folder of the file does not come before what is installed.
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P "{_HERE / "joex_program.py"}" "$@"\n')
+        program.chmod(0o755)
+        path = os.pathsep.join([str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+        return Image(["joex"], environment={"PATH": path, "JOEX_TEST_HOSTS": str(self._hosts)})
+
     def _start_service_proxy(self) -> None:
         path = self.control_plane.kubeconfig_for("joex-tests-service-proxy", "system:masters")
-        command = ("-m", "tests.support.cluster.service_proxy", str(path))
+        command = ("-m", "tests.support.cluster.service_proxy", str(path), str(self._hosts))
         variables = {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         proxy = Component(self.folder, Path(sys.executable), *command, name="service-proxy", variables=variables)
         self._closing.callback(proxy.stop, 0)

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 
 from tests.support.cluster.api import Api
-from tests.support.cluster.connection import ApiError, Object
+from tests.support.cluster.connection import Object
 from tests.support.cluster.providers import Cluster
 
 _LONGEST_LOG = 3000
@@ -46,8 +46,5 @@ class Namespaces:
         return "\n".join(told)
 
     async def _log(self, pod: Object, container: str) -> str:
-        try:
-            log = await self._cluster.log(self._api, pod, container)
-        except ApiError as error:  # there is none yet
-            log = str(error)
+        log = await self._cluster.log(self._api, pod, container)
         return f"log of {container}:\n{log[-_LONGEST_LOG:]}"

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tests.support.cluster import build, kind, kubeconfig
 from tests.support.cluster.api import Api
-from tests.support.cluster.connection import Object
+from tests.support.cluster.connection import ApiError, Object
 from tests.support.cluster.go_build import BuildError, Report
 from tests.support.cluster.kubeconfig import KubeconfigError
 from tests.support.cluster.local import LocalCluster
 from tests.support.cluster.resources import Resources
+from tests.support.postgres import Network, TestServer
 
 IMAGE_VARIABLE = "JOEX_TEST_IMAGE"
 
@@ -32,18 +33,27 @@ class Cluster:
     helm: Path
     image: str
     """The image of joex in this cluster; empty where nobody said which."""
+    network: Network | None = None
+    """The one by which pods reach this machine; None where they reach it as this machine does itself."""
     local: LocalCluster | None = None
     """The controls of nodes and of the control plane, where this is a cluster of processes."""
     close: Callable[[], None] = lambda: None
     _resources: Resources = field(default_factory=Resources)
 
+    def database_url(self, server: TestServer, name: str) -> str:
+        """The URL of a tests' database, for pods and for this machine."""
+        return server.url(name) if self.network is None else server.url_in(self.network, name)
+
     async def log(self, api: Api, pod: Object, container: str = "") -> str:
-        """What a container of a pod has printed, the first where none is named."""
+        """What a container of a pod has printed, the first where none is named; or why that can't be told."""
         if self.local is not None:
             return self.local.log(pod, container)
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
-        return await api.text(path, container=container or pod["spec"]["containers"][0]["name"])
+        try:
+            return await api.text(path, container=container or pod["spec"]["containers"][0]["name"])
+        except ApiError as error:  # there is no container yet
+            return str(error)
 
     def api(self, path: Path | None = None) -> Api:
         """A client for the running event loop: the administrator's, or that of another kubeconfig."""
@@ -74,13 +84,13 @@ def _local(report: Report) -> Cluster:
     programs = build.control_plane(report)
     helm = build.helm(report)
     local = LocalCluster(programs)
-    return Cluster("local", local.control_plane.kubeconfig, helm, "joex:test", local, local.close)
+    return Cluster("local", local.control_plane.kubeconfig, helm, "joex:test", None, local, local.close)
 
 
 def _kind(report: Report) -> Cluster:
     helm = build.helm(report)
     made = kind.KindCluster(report)
-    return Cluster("kind", made.kubeconfig, helm, made.image, close=made.close)
+    return Cluster("kind", made.kubeconfig, helm, made.image, made.network, close=made.close)
 
 
 def _context(name: str, report: Report) -> Cluster:

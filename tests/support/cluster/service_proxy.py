@@ -1,7 +1,8 @@
 """Services of the local cluster: a process that listens on their addresses and forwards to pods that are ready.
 
-``python -m tests.support.cluster.service_proxy KUBECONFIG``. It looks at pods itself: the API refuses endpoints on
-loopback, where the local cluster's pods are.
+``python -m tests.support.cluster.service_proxy KUBECONFIG HOSTS``. It looks at pods itself: the API refuses endpoints
+on loopback, where the local cluster's pods are. In the file HOSTS it writes the services' names and addresses, as in
+``/etc/hosts``, for `joex_program.py`.
 """
 
 import asyncio
@@ -76,8 +77,9 @@ def _number(target: int | str, pod: Object) -> int | None:
 class ServiceProxy:
     """Listens for all services there are."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, hosts: Path) -> None:
         self._connection = connection
+        self._hosts = hosts
         self._pods: list[Object] = []
         self._servers: dict[Port, asyncio.Server] = {}
         self._refused: set[Port] = set()
@@ -100,6 +102,12 @@ class ServiceProxy:
                 self._refused &= wanted
                 for port in wanted - self._servers.keys() - self._refused:
                     await self._listen(port)
+                self._write(services)
+
+    def _write(self, services: list[Object]) -> None:
+        aside = self._hosts.with_suffix(".new")
+        aside.write_text("".join(map(_line, services)))
+        aside.replace(self._hosts)
 
     def _states(self, plural: str) -> AsyncGenerator[list[Object], None]:
         return self._connection.states(f"/api/v1/{plural}")
@@ -126,6 +134,13 @@ class ServiceProxy:
         return forward
 
 
+def _line(service: Object) -> str:
+    """The line of ``/etc/hosts`` for a service, if it has an address."""
+    metadata, host = service["metadata"], service["spec"].get("clusterIP", "None")
+    name = f"{metadata['name']}.{metadata['namespace']}.svc"
+    return "" if host in ("", "None") else f"{host} {name} {name}.cluster.local\n"
+
+
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(_CHUNK):
@@ -137,11 +152,11 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.transport.abort()
 
 
-async def main(kubeconfig: Path) -> None:
+async def main(kubeconfig: Path, hosts: Path) -> None:
     """Serve all services of a cluster."""
     async with Connection(kubeconfig) as connection:
-        await ServiceProxy(connection).run()
+        await ServiceProxy(connection, hosts).run()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(*map(Path, sys.argv[1:])))

@@ -19,7 +19,8 @@ What a process does not have, and what it gets instead:
   ``0.0.0.0`` and ``[::]`` in the places named above become that address. A process that listens on all addresses by
   itself takes the port from all pods. ``HOSTNAME`` is the pod's name; ``JOEX_TEST_POD_IP`` its address, for tests.
   Services have such addresses too, served by `service_proxy.py`; there is no DNS: where ``NAME.NAMESPACE.svc`` stands
-  in the places named above, the service's address is put, and the container waits until there is such a service.
+  in the places named above, the service's address is put, and the container waits until there is such a service. What
+  a process reads elsewhere stays a name: `joex_program.py` bridges that for ``joex``, which reads URLs in secrets.
 - *Files*: the working directory is ``workingDir`` or that of the image, else the pod's folder, which is ``HOME`` too.
 
 Left out: resources and security contexts (the admission checks the latter), sidecar containers (init containers with a

@@ -1,0 +1,317 @@
+"""The chart really installed, in a namespace whose pods must be restricted: its operator works under its own account.
+
+Whatever it does, the API server has refused it nothing: `Release.let_go` looks at that.
+"""
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import yaml
+
+from tests.support.cluster.api import Api
+from tests.support.cluster.audit import Right
+from tests.support.cluster.chart import CHART
+from tests.support.cluster.connection import Object
+from tests.support.cluster.definitions import FILES, KIND, NAMES, is_served, remove_definitions
+from tests.support.cluster.helm import Helm
+from tests.support.cluster.local import LocalCluster
+from tests.support.cluster.namespaces import Namespaces
+from tests.support.cluster.objects import is_available
+from tests.support.cluster.providers import Cluster
+from tests.support.cluster.release import NAME, OPERATOR, Release, own_database
+from tests.support.cluster.system import COLLECTED_WITHIN, DEPLOYMENTS, PATIENCE, POOL_LABEL, POOLS, System
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+@pytest.fixture
+async def namespace(namespaces: Namespaces) -> str:
+    """The namespace of `system` too."""
+    return await namespaces.make(RESTRICTED)
+
+
+@pytest.fixture
+async def release(cluster: Cluster, api: Api, helm: Helm, system: System) -> AsyncIterator[Release]:
+    """Not installed yet; uninstalled in the end, before the test's database goes."""
+    if cluster.provider == "context":
+        pytest.skip("the definitions and the operator of the chart are for a whole cluster, and this one is somebody's")
+    release = Release(cluster, api, helm, system.namespace)
+    yield release
+    print(await release.logs())
+    await release.uninstall()
+
+
+async def test_one_command_installs_all_that_a_job_needs(api: Api, release: Release, system: System) -> None:
+    await remove_definitions(api)
+    await release.install()
+    [operator] = await release.until_operator()
+    for name in NAMES:
+        await api.until(KIND, name, is_served)
+    await api.until("deployments", "joex-postgresql", is_available(1), release.namespace)
+    await system.until_ready(1, "default")
+    assert "succeeded" in (await release.test()).lower()
+
+    pods = await api.get_all("pods", release.namespace)
+    with_token = {pod["metadata"]["name"] for pod in pods if TOKEN in str(pod["spec"])}
+    assert with_token == {operator["metadata"]["name"]}
+
+
+async def test_a_release_of_the_chart_before_is_upgraded_with_all_that_runs(
+    api: Api, helm: Helm, release: Release, system: System, tmp_path: Path
+) -> None:
+    """There is none yet: this chart stands for it, with another number and other words in a definition."""
+    await remove_definitions(api)
+    before = await chart_before(helm, tmp_path)
+    await release.install(own_database(system.manifest("first")), chart=before)
+    await release.until_operator()
+    await system.until_reason("AtZero", name="first")
+    assert await description(api) == BEFORE
+    job = await system.submit("hold", flag="go")
+    await system.effects.begun(job, timeout=PATIENCE)
+
+    await release.upgrade()
+    assert await description(api) == DEFINITION["description"]
+    later = await system.submit()
+    await system.effects.flag("go")
+    assert await system.effects.all_finished([job, later]) == {"success": 2}
+    assert await runs(system, job) == [1]
+
+
+async def test_upgrades_of_the_operator_and_of_the_pool_leave_what_runs_alone(release: Release, system: System) -> None:
+    await release.install(own_database(system.manifest("first", poolSize=2, scaling={"maxReplicas": 2})))
+    await release.until_operator()
+    await system.until_reason("AtZero", name="first")
+    held = [await system.submit("hold", flag="go") for _ in range(3)]
+    for job in held:
+        await system.effects.begun(job, timeout=PATIENCE)
+    at_first = await executors(system)
+    assert at_first.keys() == {"first-0", "first-1"}
+
+    # The operator alone. It goes, and executors take what comes meanwhile.
+    upgrade = asyncio.create_task(release.upgrade("operator.logLevel=debug"))
+    while not upgrade.done():
+        assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
+    await upgrade
+    assert await executors(system) == at_first
+
+    # The pool. Its executors are replaced when their jobs have ended.
+    await release.upgrade("pool.spec.poolSize=3")
+    await system.until_pool(lambda pool: pool["spec"]["poolSize"] == 3 and pool["status"]["drainingReplicas"], "first")
+    assert (await executors(system)).items() >= at_first.items()
+    await system.effects.flag("go")
+    assert await system.effects.all_finished(held) == {"success": 3}
+    assert await runs(system, *held) == [1, 1, 1]
+
+    await system.until_slots()
+    await system.until_reason("AtZero", name="first")
+    await system.check()
+
+
+async def test_uninstalling_takes_the_trial_away_with_its_pool_and_keeps_the_definitions(
+    api: Api, release: Release, system: System
+) -> None:
+    """The executors end though their database goes with them."""
+    await release.install()
+    await release.until_operator()
+    await api.until("deployments", "joex-postgresql", is_available(1), release.namespace)
+    await system.until_ready(1, "default")
+    await release.uninstall()
+    await api.until(POOLS, "default", lambda found: found is None, release.namespace, timeout=COLLECTED_WITHIN)
+    await api.until_all("pods", lambda found: not found, release.namespace, timeout=COLLECTED_WITHIN)
+    assert {found["metadata"]["name"] for found in await api.get_all(KIND)} >= set(NAMES)
+
+
+async def test_uninstalling_ends_the_first_pool_after_its_jobs_and_leaves_other_pools(
+    api: Api, release: Release, system: System
+) -> None:
+    values = own_database(system.manifest("first", queues=["first"]))
+    await release.install(values)
+    await release.until_operator()
+    await system.pool("own", queues=["own"], poolSize=2)
+    first, own = [await hold(system, queue) for queue in ("first", "own")]
+    of_own = {"own-0": (await executors(system))["own-0"]}
+
+    await release.uninstall()
+    await system.until_slots("own-0", timeout=COLLECTED_WITHIN)
+    assert [pool["metadata"]["name"] for pool in await api.get_all(POOLS, release.namespace)] == ["own"]
+    after = await system.client.submit("effect", queue="own")
+    assert await system.effects.all_finished([after]) == {"success": 1}
+    await system.effects.flag("first")
+    assert await system.effects.all_finished([first]) == {"success": 1}
+    await until_pods_of(system, "own")
+    assert await executors(system) == of_own
+
+    # The next release takes over what is there. The last operator could not give its Lease back: its rights went first.
+    await release.install(values)
+    [operator] = await release.until_operator()
+    await api.until("leases", OPERATOR, is_held_by(operator), release.namespace)
+    await system.until_reason("AtZero", name="first")
+    await system.scale(2, "own")
+    await system.until_ready(2, "own")
+    await system.scale(1, "own")
+    await system.until_slots("own-0")
+    assert await executors(system) == of_own
+
+    # Without an operator, pools can be deleted like anything else.
+    await release.uninstall()
+    await api.delete(POOLS, "own", release.namespace)
+    await system.until_slots(timeout=COLLECTED_WITHIN)
+    await system.effects.flag("own")
+    assert await system.effects.all_finished([own]) == {"success": 1}
+    await until_pods_of(system)
+    assert await runs(system, first, own) == [1, 1]
+
+
+async def test_a_namespace_with_live_pools_is_deleted_within_their_grace(
+    api: Api, release: Release, system: System
+) -> None:
+    in_time = {"drain": {"timeout": "3s"}}
+    values = own_database(system.manifest("first", queues=["first"], **in_time))
+    # Not the whole cluster: those rights would outlive the namespace.
+    await release.install({**values, "watchNamespaces": [release.namespace]})
+    await release.until_operator()
+    await system.pool("own", queues=["own"], **in_time)
+    for queue in ("first", "own"):
+        await hold(system, queue)
+    release.let_go()
+    await api.delete("namespaces", release.namespace)
+    await api.until("namespaces", release.namespace, lambda found: found is None)
+
+
+async def test_with_some_namespaces_the_operator_leaves_pools_elsewhere_alone(
+    api: Api, release: Release, system: System, namespaces: Namespaces
+) -> None:
+    elsewhere = await namespaces.make(RESTRICTED)
+    there = system.manifest("elsewhere", replicas=1)
+    await api.apply({**there, "metadata": {"name": "elsewhere", "namespace": elsewhere}})
+    values = own_database(system.manifest("first"))
+    await release.install(
+        {**values, "database": {"url": system.url}, "watchNamespaces": [release.namespace], "operator": {}}
+    )
+    await release.until_operator()
+    assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
+    assert "status" not in await api.get(POOLS, "elsewhere", elsewhere)
+    assert await api.get_all(DEPLOYMENTS, elsewhere) == []
+    roles = {role["metadata"]["name"] for role in await api.get_all("clusterroles")}
+    assert f"{release.namespace}:{OPERATOR}" not in roles
+    await api.delete(POOLS, "elsewhere", elsewhere)  # before an operator of the whole cluster finds it
+
+
+async def test_of_two_operators_one_leads_and_the_other_takes_over(api: Api, release: Release, system: System) -> None:
+    await release.install({**own_database(system.manifest("first")), "operator": {"replicas": 2}})
+    operators = await release.until_operator()
+    assert len(operators) == 2
+    await system.until_reason("AtZero", name="first")
+    lease = await api.get("leases", OPERATOR, release.namespace)
+    [leader] = [pod for pod in operators if is_held_by(pod)(lease)]
+
+    await api.delete("pods", leader["metadata"]["name"], release.namespace)
+    job = await system.submit()
+    assert await system.effects.all_finished([job]) == {"success": 1}
+    assert not is_held_by(leader)(await api.get("leases", OPERATOR, release.namespace))
+
+
+async def test_the_operator_uses_each_right_that_it_has(
+    local_cluster: LocalCluster, api: Api, release: Release, system: System
+) -> None:
+    await release.install(own_database(system.manifest("first")))
+    await release.until_operator()
+    await system.until_reason("AtZero", name="first")
+    task = {"task": "effect", "timer": "daily", "pool": "first"}
+    kind = {"apiVersion": "joex.dev/v1alpha1", "kind": "PeriodicTask", "metadata": {"name": "nightly"}}
+    await api.apply({**kind, "spec": task}, release.namespace)
+    await api.until("periodictasks", "nightly", lambda found: found and "status" in found, release.namespace)
+    for _ in range(2):  # the second time the same Events are counted up
+        assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
+        await system.until_slots()
+        await system.until_reason("AtZero", name="first")
+    await system.scale(1, "first")
+    await system.until_ready(1, "first")
+    [slot] = await system.slots()
+    await api.patch(DEPLOYMENTS, slot, {"spec": {"replicas": 0}}, release.namespace)
+    await api.until(DEPLOYMENTS, slot, lambda found: found["spec"]["replicas"] == 1, release.namespace)
+    await api.until("leases", OPERATOR, is_renewed, release.namespace)
+
+    used = {request.right for request in release.requests()}
+    assert await rights(api, release) - used == ASKED_BY_THE_API_SERVER
+
+
+BEFORE = "Of the chart before."
+DEFINITION = FILES[POOLS]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+ASKED_BY_THE_API_SERVER = {
+    Right("create", "joex.dev", "joexpools"),  # for an apply, where there is no such object
+    Right("update", "joex.dev", "joexpools/finalizers"),  # for an owner with blockOwnerDeletion
+}
+
+
+async def chart_before(helm: Helm, folder: Path) -> Path:
+    """The chart as a package of an earlier version, whose definition of pools reads otherwise."""
+    source = Path(shutil.copytree(CHART, folder / NAME))
+    path = source / "files" / "crds" / f"{POOLS}.yaml"
+    crd = yaml.safe_load(path.read_text())
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = BEFORE
+    path.write_text(yaml.safe_dump(crd))
+    await helm("package", source, "--version", "0.0.1", "--destination", folder)
+    return folder / f"{NAME}-0.0.1.tgz"
+
+
+async def description(api: Api) -> str:
+    """What the cluster's definition of pools says about them."""
+    crd = await api.get(KIND, POOLS)
+    return str(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"])
+
+
+async def rights(api: Api, release: Release) -> set[Right]:
+    """What the roles of a release allow."""
+    cluster_role = await api.get("clusterroles", f"{release.namespace}:{OPERATOR}")
+    rules = [
+        rule for role in (cluster_role, await api.get("roles", OPERATOR, release.namespace)) for rule in role["rules"]
+    ]
+    return {
+        Right(verb, group, resource)
+        for rule in rules
+        for verb, group, resource in itertools.product(rule["verbs"], rule["apiGroups"], rule["resources"])
+    }
+
+
+def is_held_by(pod: Object) -> Callable[[Object], bool]:
+    """Whether the Lease is that of an operator's pod."""
+    return lambda lease: bool(lease["spec"]["holderIdentity"] == pod["metadata"]["name"])
+
+
+def is_renewed(lease: Object) -> bool:
+    """Whether the Lease has been renewed by its holder."""
+    return bool(lease["spec"]["renewTime"] != lease["spec"]["acquireTime"])
+
+
+async def hold(system: System, queue: str) -> UUID:
+    """Let a job begin that runs until there is a flag of its queue's name."""
+    job = await system.client.submit("hold", {"flag": queue}, queue=queue)
+    assert job is not None
+    await system.effects.begun(job, timeout=PATIENCE)
+    return job
+
+
+async def executors(system: System) -> dict[str, int]:
+    """The ids of the executors that live, by slot: another process is another executor."""
+    return {slot: row["id"] for slot, row in (await system.executors()).items()}
+
+
+async def runs(system: System, *jobs: UUID) -> list[int]:
+    """How often each job has run."""
+    return [len(await system.effects.of(job)) for job in jobs]
+
+
+async def until_pods_of(system: System, *pools: str) -> None:
+    """Wait until only these pools have pods."""
+
+    def just_these(found: list[Object]) -> bool:
+        return {pod["metadata"]["labels"][POOL_LABEL] for pod in found} == set(pools)
+
+    await system.api.until_all("pods", just_these, system.namespace, labels=POOL_LABEL)

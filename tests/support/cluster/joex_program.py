@@ -1,0 +1,36 @@
+"""What ``joex`` is in the containers of the local cluster: the program itself, on loops that know the services' names.
+
+There is no DNS, and the kubelet puts addresses of services for their names only where it starts a container. But the
+operator reads the URLs of databases in secrets, through the API. In a pod of a real cluster the resolver would find the
+names; here the loop does, in ``JOEX_TEST_HOSTS``, a file like ``/etc/hosts`` that `service_proxy.py` writes. Other
+names go the usual way. It runs by its path, since a container's PYTHONPATH need not have the tests; `local.py` puts it
+on the PATH.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from joex.cli import main
+
+
+class Loop(uvloop.Loop):
+    """The loop of Joex, which connects to services by their names."""
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        """As that of any loop."""
+        return await super().create_connection(protocol_factory, _addresses().get(host, host), port, **options)
+
+
+def _addresses() -> dict[str, str]:
+    lines = Path(os.environ["JOEX_TEST_HOSTS"]).read_text().splitlines()
+    return {name: address for address, *names in map(str.split, lines) for name in names}
+
+
+if __name__ == "__main__":
+    uvloop.new_event_loop = Loop
+    sys.argv[0] = "joex"
+    main()

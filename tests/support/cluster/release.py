@@ -1,0 +1,111 @@
+"""Joex as the chart installs it: the operator in a pod, under its own service account."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster.api import Api
+from tests.support.cluster.audit import Request
+from tests.support.cluster.chart import CHART, sets
+from tests.support.cluster.connection import Object
+from tests.support.cluster.helm import Helm
+from tests.support.cluster.objects import is_ready
+from tests.support.cluster.providers import Cluster
+from tests.support.cluster.system import SECRET
+
+NAME = "joex"
+OPERATOR = "joex-operator"
+"""The operator's Deployment, service account and Lease."""
+_REFUSED = (401, 403)
+_ENDS_WITHIN = 20.0
+"""Seconds: well before its grace is over, and it would be killed."""
+
+
+def own_database(pool: Object) -> dict[str, Any]:
+    """Values for the database of the tests, and for a first pool, given as a `System.manifest`."""
+    spec = {key: value for key, value in pool["spec"].items() if key != "database"}
+    spec["scaling"] = {"minReplicas": 0, **spec["scaling"]}  # the chart's own pool has one at least
+    return {
+        "database": {"existingSecret": SECRET},
+        "pool": {"name": pool["metadata"]["name"], "spec": spec},
+        "operator": {"pollInterval": "1s"},
+    }
+
+
+class Release:
+    """A release, by the name ``joex``, in a namespace."""
+
+    def __init__(self, cluster: Cluster, api: Api, helm: Helm, namespace: str) -> None:
+        self.namespace = namespace
+        self._cluster = cluster
+        self._api = api
+        self._helm = helm
+        self._is_there = False
+        self._asked_before = 0
+
+    async def install(self, values: dict[str, Any] | None = None, *, chart: Path = CHART) -> None:
+        """Install it, without waiting for anything."""
+        self._asked_before = len(self.requests())
+        await self._run("install", NAME, chart, "--values", "-", given=json.dumps(values or {}))
+        self._is_there = True
+
+    async def upgrade(self, *pairs: str) -> None:
+        """Upgrade it to this chart with some other values, and wait until the operator is the new one."""
+        await self._run("upgrade", NAME, CHART, "--reset-then-reuse-values", *sets(*pairs))
+        await self.until_operator()
+
+    async def test(self) -> str:
+        """What ``helm test`` says.
+
+        Raises:
+            HelmError: it failed.
+        """
+        return await self._run("test", NAME)
+
+    def let_go(self) -> None:
+        """From now on it may be removed, with the operator's rights. So far the operator was refused nothing."""
+        refused = [request for request in self.requests()[self._asked_before :] if request.code in _REFUSED]
+        assert refused == [], refused
+        self._is_there = False
+
+    async def uninstall(self) -> None:
+        """Uninstall it, if it is there, and wait until the operator has ended by itself."""
+        if self._is_there:
+            self.let_go()
+            await self._run("uninstall", NAME)
+            await self._api.until_all(
+                "pods", lambda found: not found, self.namespace, labels=OPERATORS, timeout=_ENDS_WITHIN
+            )
+
+    async def until_operator(self) -> list[Object]:
+        """Wait until the operators are ready, all of the newest template, and others are gone; returns their pods."""
+        deployment = await self._api.until("deployments", OPERATOR, _is_rolled_out, self.namespace)
+
+        def no_other(found: list[Object]) -> bool:
+            return len(found) == deployment["spec"]["replicas"] and all(map(is_ready, found))
+
+        return await self._api.until_all("pods", no_other, self.namespace, labels=OPERATORS)
+
+    async def logs(self) -> str:
+        """What the operators that there are have printed."""
+        pods = await self._api.get_all("pods", self.namespace, labels=OPERATORS)
+        return "\n".join([await self._cluster.log(self._api, pod) for pod in pods])
+
+    def requests(self) -> list[Request]:
+        """What the operator has asked the API server; nothing where that keeps no log for us."""
+        local = self._cluster.local
+        return local.control_plane.audit_log.requests(OPERATOR, self.namespace) if local else []
+
+    async def _run(self, *arguments: str | Path, given: str | None = None) -> str:
+        return await self._helm(*arguments, namespace=self.namespace, given=given)
+
+
+OPERATORS = f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component=operator"
+"""Selects the operator's pods."""
+
+
+def _is_rolled_out(found: Object | None) -> bool:
+    if found is None or found.get("status", {}).get("observedGeneration") != found["metadata"]["generation"]:
+        return False
+    counts = [found["status"].get(f"{kind}eplicas", 0) for kind in ("r", "updatedR", "availableR")]
+    return counts == [found["spec"]["replicas"]] * 3
