@@ -77,7 +77,12 @@ def make(choice: str, report: Report) -> Cluster:
 
 
 def _auto(report: Report) -> Cluster:
-    return _kind(report) if kind.is_usable() else _local(report)
+    if kind.is_usable():
+        try:
+            return _kind(report)
+        except kind.KindError as error:  # as where there is an engine, and no way to its images
+            report(f"kind does not work here: {error}")
+    return _local(report)
 
 
 def _local(report: Report) -> Cluster:
