@@ -11,6 +11,7 @@ from uuid import UUID
 
 from joex.core.duration import parse_duration
 from joex.core.job import NewJob, Priority
+from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store import jobs
 from joex.store.database import create_pool
@@ -169,6 +170,11 @@ class Client:
         """A job, or None."""
         async with self.acquire(connection) as used:
             return await jobs.get_job(used, job_id)
+
+    async def why(self, job_id: UUID, *, connection: Connection | None = None) -> list[Reason]:
+        """Why a job is not running, what stands in its way first; its ``message`` says it in a sentence."""
+        async with self.acquire(connection) as used:
+            return await jobs.why(used, job_id)
 
     async def log(self, job_id: UUID, *, after: int = 0, connection: Connection | None = None) -> list[LogEntry]:
         """The log of all attempts of a job; ``after`` is the seq of the last line already known."""

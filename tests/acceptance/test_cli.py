@@ -242,6 +242,16 @@ async def test_reading_commands_print_json_and_nothing_else_on_stdout(joex, clie
     assert [part for part, table in zip(expected, tables, strict=True) if part not in table] == []
 
 
+async def test_it_says_why_a_job_is_not_running(joex, client):
+    await client.submit("t", group="acme")
+    job_id = await client.submit("t", group="acme")
+    nobody, behind = "no executor serves the queue 'default'", "jobs of its group come before it: 1 of its own priority"
+    assert (await joex.done("why", str(job_id))).splitlines() == [nobody, behind]
+    first, second = (await joex("why", str(job_id), "--json")).json
+    assert first == {"reason": "no_executor", "detail": {"queue": "default", "draining": 0}, "message": nobody}
+    assert (second["reason"], second["message"]) == ("behind", behind)
+
+
 async def test_a_page_of_jobs_says_how_to_go_on(joex, client):
     unfinished = [await client.submit("t") for _ in range(3)]
     finished = [await client.submit("t", queue="other") for _ in range(3)]
@@ -375,6 +385,7 @@ async def test_what_cannot_be_done_is_one_line_and_exit_code_1(joex, client):
     wrong = {
         ("show", NOWHERE): nowhere,
         ("logs", NOWHERE, "-f"): nowhere,
+        ("why", NOWHERE): nowhere,
         ("priority", NOWHERE, "high"): nowhere,
         ("retry", NOWHERE): nowhere,
         ("drain", "nobody"): "no living executor has the app-id 'nobody'; 'joex executors' lists them",

@@ -278,6 +278,15 @@ async def test_a_job_that_is_not_there_is_not_found(http):
     assert (answer.status_code, answer.json()) == (404, {"detail": f"there is no job {NOBODY}"})
 
 
+async def test_it_is_told_why_a_job_is_not_running(http, client):
+    job_id = await client.submit("t", queue="mail")
+    said = "no executor serves the queue 'mail'"
+    answer = (await http.get(f"/api/v1/job/{job_id}/why")).json()
+    assert answer == [{"reason": "no_executor", "detail": {"queue": "mail", "draining": 0}, "message": said}]
+    answer = await http.get(f"/api/v1/job/{NOBODY}/why")
+    assert (answer.status_code, answer.json()) == (404, {"detail": f"there is no job {NOBODY}"})
+
+
 async def test_what_is_no_job_id_is_refused(alone):
     answer = await alone.get("/api/v1/job/1")
     assert answer.status_code == 400

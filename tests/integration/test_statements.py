@@ -93,7 +93,9 @@ CALLS = {
     "tell_operators": "joex.tell_operators('a/b')",
     "turns": "joex.turns(0, 5, 4, 1)",
     "uuid7": "joex.uuid7()",
+    "why": f"joex.why({NO_JOB})",
     "watch": "joex.watch('a/b', ARRAY['default'], '1 minute')",
+    "places_before": "joex.places_before('default', 1, 0)",
     "wake": "joex.wake('default', 1)",
 }
 

@@ -19,6 +19,7 @@ from joex.cli.show import logs, show
 from joex.cli.stats import stats
 from joex.cli.steer import cancel, priority, retry
 from joex.cli.submit import submit
+from joex.cli.why import why
 
 app = typer.Typer(
     name="joex",
@@ -61,7 +62,7 @@ def _print_version(*, as_json: bool) -> None:
 def _add_commands() -> None:
     panels = {
         PANEL: (migrate, executor, demo),
-        "Jobs": (submit, jobs, show, logs, cancel, retry, priority),
+        "Jobs": (submit, jobs, show, logs, why, cancel, retry, priority),
         "Queues, groups, executors": (stats, executors, drain),
         "More": (version,),
     }

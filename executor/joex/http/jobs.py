@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 from uuid import UUID
 
 from fastapi import APIRouter, Body, HTTPException, Query, Response, status
@@ -50,6 +50,15 @@ class JobAndLog:
 
     job: Job
     log: list[LogEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """A reason why a job is not running: a word, its details, and a sentence."""
+
+    reason: str
+    detail: dict[str, Any]
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,15 @@ async def read_job(
         if job is None:
             _no_such(job_id)
         return JobAndLog(job, await client.log(job_id, after=after, connection=connection))
+
+
+@routes.get("/api/v1/job/{job_id}/why", responses=problems(400, 404, 503))
+async def why_not(client: TheClient, job_id: UUID) -> list[WhyNot]:
+    """Say why a job is not running: what stands in its way, then its place in line."""
+    reasons = await client.why(job_id)
+    if [reason.reason for reason in reasons] == ["not_found"]:
+        _no_such(job_id)
+    return [WhyNot(one.reason, dict(one.detail), one.message) for one in reasons]
 
 
 @routes.post(

@@ -11,6 +11,7 @@ from uuid import UUID
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from joex.core.job import NewJob
+from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
@@ -34,6 +35,7 @@ COLUMNS = """
     finished_at,
     message, result::text, error, seq
 """
+_WHY = statement("SELECT reason, detail::text FROM joex.why($1::uuid)")
 _GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM joex.job_log
@@ -179,6 +181,13 @@ async def get_job(connection: Connection, job_id: UUID) -> Job | None:
     with translated():
         row = await connection.fetchrow(_GET, job_id)
     return None if row is None else job_of(row)
+
+
+async def why(connection: Connection, job_id: UUID) -> list[Reason]:
+    """Why a job is not running, what stands in its way first."""
+    with translated():
+        rows = await connection.fetch(_WHY, job_id)
+    return [Reason(row["reason"], from_json(row["detail"])) for row in rows]
 
 
 async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most: int = 10_000) -> list[LogEntry]:

@@ -1,0 +1,99 @@
+"""Why a job is not running, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from joex.core.duration import format_duration
+
+Detail = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason why a job is not running; sql/75_why.sql lists them, with what ``detail`` has."""
+
+    reason: str
+    detail: Detail
+
+    @property
+    def message(self) -> str:
+        """The reason in a sentence, with what helps against it."""
+        return _SENTENCES[self.reason](self.detail)
+
+
+def _finished(detail: Detail) -> str:
+    error = f": {detail['error']}" if detail["error"] and detail["state"] == "failed" else ""
+    return f"it is finished: {detail['state']} at {detail['at']}{error}"
+
+
+def _held(what: str) -> Callable[[Detail], str]:
+    def say(detail: Detail) -> str:
+        cancel = ", and is to be cancelled" if detail["cancel_requested"] else ""
+        return f"it {what} {detail['app_id']} since {detail['since']}{cancel}"
+
+    return say
+
+
+def _not_due(detail: Detail) -> str:
+    rest = format_duration(timedelta(seconds=round(detail["seconds"])))
+    what = f"its retry after failure {detail['failures']}" if detail["retry"] else "it"
+    return f"{what} is not due before {detail['at']}, in {rest}"
+
+
+def _no_executor(detail: Detail) -> str:
+    draining = f" ({detail['draining']} drain)" if detail["draining"] else ""
+    return f"no executor serves the queue {detail['queue']!r}{draining}"
+
+
+def _behind(detail: Detail) -> str:
+    parts = [
+        (detail["retries"], "due retries"),
+        (detail["same"], "of its own priority"),
+        (detail["other"], "of the other priority, with which it takes turns"),
+    ]
+    said = ", ".join(f"{_count(number)} {what}" for number, what in parts if number)
+    return f"jobs of its group come before it: {said}"
+
+
+def _turn(detail: Detail) -> str:
+    least = "at least " if detail["at_least"] else ""
+    groups = "group is" if detail["places"] == 1 and not least else "groups are"
+    return f"{least}{detail['places']} {groups} served before its own"
+
+
+_MOST = 1000
+
+
+def _count(number: int) -> str:
+    return f"{_MOST} or more" if number >= _MOST else str(number)
+
+
+def _executors(detail: Detail) -> str:
+    return "1 executor of its queue" if detail["executors"] == 1 else f"{detail['executors']} executors of its queue"
+
+
+_SENTENCES: dict[str, Callable[[Detail], str]] = {
+    "not_found": lambda _: "there is no such job",
+    "finished": _finished,
+    "scheduled": _held("is about to start on"),
+    "running": _held("runs on"),
+    "not_due": _not_due,
+    "no_executor": _no_executor,
+    "unknown_task": lambda detail: (
+        f"the task {detail['task']!r} is not known to the {_executors(detail)}: it will fail, and be retried"
+    ),
+    "slots_busy": lambda detail: f"all slots are busy: {detail['slots']}, of {_executors(detail)}",
+    "group_paused": lambda detail: (
+        f"its group {detail['group']!r} is paused: joex groups set {detail['group']} --resume"
+    ),
+    "group_at_limit": lambda detail: (
+        f"its group {detail['group']!r} runs {detail['running']} of {detail['limit']} jobs it may"
+    ),
+    "behind": _behind,
+    "turn": _turn,
+    "next": lambda _: "nothing stands in its way: the next take has it",
+}

@@ -1,0 +1,158 @@
+-- Why a job is not running: a row for each reason. What stands in its way comes first, then its place in line:
+--   not_found; finished (state, at, error); scheduled or running (app_id, since, cancel_requested): nothing else is said then
+--   not_due (at, seconds, retry: it waits for one, failures)
+--   no_executor (queue, draining), unknown_task (task, executors), slots_busy (slots, executors)
+--   group_paused (group), group_at_limit (group, limit, running)
+--   behind (retries, same, other): jobs of its group before it: due retries, those of its own priority, and those of the other
+--     one, with which it takes turns by the counting scheme
+--   turn (places, at_least): groups that are served before its group; at_least: more were not looked at
+--   next: nothing; the next take has it
+-- A few index probes, and for the turn some for each group, of at most 100. Counts end at 1,000.
+CREATE OR REPLACE FUNCTION joex.why(id uuid) RETURNS TABLE (reason text, detail jsonb)
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_variable
+DECLARE
+    v_job joex.job;
+    v_now timestamptz := clock_timestamp();
+    v_serving record;
+    v_group record;
+    v_ahead record;
+    v_turn record;
+    v_lane smallint;
+    v_is_next boolean := true;
+BEGIN
+    SELECT * INTO v_job FROM joex.job j WHERE j.id = id;
+    IF v_job.id IS NULL THEN
+        RETURN QUERY SELECT 'not_found', '{}'::jsonb;
+        RETURN;
+    ELSIF v_job.finished_at IS NOT NULL THEN
+        RETURN QUERY SELECT 'finished', jsonb_build_object(
+            'state', v_job.state, 'at', v_job.finished_at, 'error', v_job.error);
+        RETURN;
+    ELSIF v_job.executor_id IS NOT NULL THEN
+        RETURN QUERY SELECT v_job.state::text, jsonb_build_object(
+            'app_id', v_job.app_id, 'cancel_requested', v_job.cancel_requested,
+            'since', CASE v_job.state WHEN 'running' THEN v_job.started_at ELSE v_job.scheduled_at END);
+        RETURN;
+    END IF;
+
+    IF v_job.due_at > v_now THEN
+        v_is_next := false;
+        RETURN QUERY SELECT 'not_due', jsonb_build_object(
+            'at', v_job.due_at, 'seconds', extract(epoch FROM v_job.due_at - v_now), 'retry', v_job.state = 'stuck',
+            'failures', v_job.failures);
+    END IF;
+
+    SELECT count(*) FILTER (WHERE NOT e.draining) AS executors,
+           count(*) FILTER (WHERE e.draining) AS draining,
+           count(*) FILTER (WHERE NOT e.draining AND v_job.task = ANY (e.tasks)) AS knowing,
+           coalesce(sum(e.pool_size) FILTER (WHERE NOT e.draining), 0) AS slots,
+           array_agg(e.id) FILTER (WHERE NOT e.draining) AS ids
+    INTO v_serving FROM joex.executor e WHERE e.left_at IS NULL AND v_job.queue = ANY (e.queues);
+    IF v_serving.executors = 0 THEN
+        v_is_next := false;
+        RETURN QUERY SELECT 'no_executor', jsonb_build_object('queue', v_job.queue, 'draining', v_serving.draining);
+    ELSIF v_serving.knowing = 0 THEN
+        v_is_next := false;
+        RETURN QUERY SELECT 'unknown_task', jsonb_build_object('task', v_job.task, 'executors', v_serving.executors);
+    END IF;
+    IF v_serving.executors > 0 AND v_serving.slots <= (
+            SELECT count(*) FROM joex.job j WHERE j.executor_id = ANY (v_serving.ids) AND j.executor_id IS NOT NULL) THEN
+        v_is_next := false;
+        RETURN QUERY SELECT 'slots_busy', jsonb_build_object('slots', v_serving.slots, 'executors', v_serving.executors);
+    END IF;
+
+    SELECT coalesce(bool_or(g.paused), false) AS paused, min(g.max_running) AS most, coalesce(max(g.weight), 1) AS weight,
+           (SELECT count(*) FROM joex.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring
+                  AND j.executor_id IS NOT NULL) AS running
+    INTO v_group FROM joex.group_setting g WHERE g.queue = v_job.queue AND g.grp = v_job.grp;
+    IF v_group.paused THEN
+        v_is_next := false;
+        RETURN QUERY SELECT 'group_paused', jsonb_build_object('group', v_job.grp);
+    END IF;
+    IF v_group.running >= v_group.most THEN
+        v_is_next := false;
+        RETURN QUERY SELECT 'group_at_limit', jsonb_build_object(
+            'group', v_job.grp, 'limit', v_group.most, 'running', v_group.running);
+    END IF;
+    IF v_job.due_at > v_now THEN
+        RETURN;     -- it has no place in line yet
+    END IF;
+
+    v_lane := coalesce(v_job.lane, CASE v_job.state WHEN 'stuck' THEN 0 ELSE joex.lane(v_job.priority) END);
+    SELECT coalesce(sum(n) FILTER (WHERE lane = 0 AND v_lane <> 0), 0) AS retries,
+           coalesce(sum(n) FILTER (WHERE lane = v_lane), 0) AS same,
+           coalesce(sum(n) FILTER (WHERE lane <> 0 AND lane <> v_lane AND v_lane <> 0), 0) AS other
+    INTO v_ahead FROM (
+        SELECT l.lane, (SELECT count(*) FROM (
+            SELECT FROM joex.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring AND j.lane = l.lane
+                   AND (l.lane <> v_lane OR j.seq < v_job.seq) LIMIT 1000) x) AS n
+        FROM unnest('{0,1,2}'::smallint[]) l(lane)) counted;
+    IF v_ahead.retries + v_ahead.same + v_ahead.other > 0 THEN
+        v_is_next := false;
+        RETURN QUERY SELECT 'behind', jsonb_build_object(
+            'retries', v_ahead.retries, 'same', v_ahead.same, 'other', v_ahead.other);
+    END IF;
+
+    SELECT * INTO v_turn FROM joex.places_before(v_job.queue, v_job.ring, v_group.running / v_group.weight);
+    IF v_turn.places > 0 THEN
+        v_is_next := false;
+        RETURN QUERY SELECT 'turn', jsonb_build_object('places', v_turn.places, 'at_least', v_turn.at_least);
+    END IF;
+    IF v_is_next THEN
+        RETURN QUERY SELECT 'next', '{}'::jsonb;
+    END IF;
+END $$;
+
+-- How many groups of a queue a take serves before the one at this place of the ring, which is on this level: those on a lower
+-- level, and those on the same level that come first from the ring cursor on. It looks at 100 groups at most.
+CREATE OR REPLACE FUNCTION joex.places_before(p_queue text, p_ring bigint, p_level bigint)
+RETURNS TABLE (places bigint, at_least boolean)
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_cursor bigint;
+    v_before bigint;            -- the walk starts after this place, as in take_pass
+    v_at bigint;
+    v_around boolean := false;  -- past the end of the ring, and on from its beginning
+    v_passed boolean := false;  -- past the group that is asked about
+    v_level bigint;
+    v_open boolean;
+BEGIN
+    places := 0;
+    at_least := false;
+    SELECT coalesce(pg_sequence_last_value(q.cursor), -9223372036854775808) INTO v_cursor
+    FROM joex.queue q WHERE q.name = p_queue;
+    v_cursor := coalesce(v_cursor, -9223372036854775808);
+    SELECT (v_cursor >> 8) - (coalesce(max(g.weight), 1) > (v_cursor & 255))::integer INTO v_before
+    FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_cursor >> 8;
+    v_at := v_before;
+    FOR looked IN 1..101 LOOP
+        SELECT j.ring INTO v_at FROM joex.job j
+        WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_at AND (NOT v_around OR j.ring <= v_before)
+        ORDER BY j.ring LIMIT 1;
+        IF NOT FOUND THEN
+            EXIT WHEN v_around;
+            v_around := true;
+            v_at := -9223372036854775808;
+            CONTINUE;
+        END IF;
+        IF looked = 101 THEN
+            at_least := true;
+            EXIT;
+        END IF;
+        IF v_at = p_ring THEN
+            v_passed := true;
+            CONTINUE;
+        END IF;
+        SELECT o.running / coalesce(max(g.weight), 1),
+               NOT coalesce(bool_or(g.paused), false) AND coalesce(min(g.max_running) > o.running, true)
+        INTO v_level, v_open
+        FROM (SELECT count(*) AS running FROM joex.job j
+              WHERE j.queue = p_queue AND j.ring = v_at AND j.executor_id IS NOT NULL) o
+        LEFT JOIN joex.group_setting g ON g.queue = p_queue AND g.ring = v_at GROUP BY o.running;
+        IF v_open AND (v_level < p_level OR v_level = p_level AND NOT v_passed) THEN
+            places := places + 1;
+        END IF;
+    END LOOP;
+    RETURN NEXT;
+END $$;

@@ -1,0 +1,35 @@
+"""Why a job is not running, in words."""
+
+from typing import Any
+
+import pytest
+
+from joex.core.why import Reason
+
+HELD = {"app_id": "prod/documents-0", "since": "2026-01-01T00:00:00+00:00", "cancel_requested": False}
+SAID: list[tuple[str, dict[str, Any], str]] = [
+    ("finished", {"state": "success", "at": "noon", "error": "an old one"}, "it is finished: success at noon"),
+    ("scheduled", HELD, "it is about to start on prod/documents-0 since 2026-01-01T00:00:00+00:00"),
+    (
+        "running",
+        {**HELD, "cancel_requested": True},
+        "it runs on prod/documents-0 since 2026-01-01T00:00:00+00:00, and is to be cancelled",
+    ),
+    ("not_due", {"at": "noon", "seconds": 90.2, "retry": False, "failures": 0}, "it is not due before noon, in 1m30s"),
+    ("no_executor", {"queue": "mail", "draining": 2}, "no executor serves the queue 'mail' (2 drain)"),
+    ("slots_busy", {"slots": 4, "executors": 2}, "all slots are busy: 4, of 2 executors of its queue"),
+    ("group_at_limit", {"group": "acme", "running": 2, "limit": 2}, "its group 'acme' runs 2 of 2 jobs it may"),
+    (
+        "behind",
+        {"retries": 1, "same": 1000, "other": 0},
+        "jobs of its group come before it: 1 due retries, 1000 or more of its own priority",
+    ),
+    ("turn", {"places": 1, "at_least": False}, "1 group is served before its own"),
+    ("turn", {"places": 100, "at_least": True}, "at least 100 groups are served before its own"),
+    ("next", {}, "nothing stands in its way: the next take has it"),
+]
+
+
+@pytest.mark.parametrize(("reason", "detail", "said"), SAID)
+def test_a_reason_is_a_sentence(reason: str, detail: dict[str, Any], said: str) -> None:
+    assert Reason(reason, detail).message == said
