@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.apps import EFFECTS_URL, TROUBLE, Effects
+from tests.support.apps import EFFECTS_URL, ENDS, TROUBLE, Effects
 from tests.support.waiting import eventually
 
 _ROOT = Path(__file__).parents[2]
@@ -104,6 +104,8 @@ class ExecutorProcesses:
 
     def __init__(self, effects: Effects, url: str, **settings: Any) -> None:
         self._effects = effects
+        self._ends = tempfile.TemporaryDirectory(prefix="joex-tests-ends-")
+        effects.ends = Path(self._ends.name)
         self._url = url
         self._settings: dict[str, Any] = {
             "lease": LEASE,
@@ -126,6 +128,7 @@ class ExecutorProcesses:
             )  # pytest shows it
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.close()
+        self._ends.cleanup()
 
     def __iter__(self) -> Iterator[ExecutorProcess]:
         return iter(self._processes)
@@ -147,7 +150,7 @@ class ExecutorProcesses:
         settings = {**self._settings, **settings, "app_id": app_id, "database_url": url or self._url}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
         environment |= {f"JOEX_{name.upper()}": str(value) for name, value in settings.items()}
-        environment[EFFECTS_URL] = self._effects.url
+        environment |= {EFFECTS_URL: self._effects.url, ENDS: self._ends.name}
         command = [sys.executable, "-m", "joex", "executor", "--app", "tests.support.apps:app"]
         process = ExecutorProcess(command, environment, self._effects, app_id, output)
         self._processes.append(process)
