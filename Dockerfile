@@ -4,7 +4,8 @@ ARG PYTHON_IMAGE=python:3.13-slim
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /source
 COPY . .
-RUN --mount=type=cache,target=/root/.cache/pip sh scripts/install_image.sh /opt/joex
+ENV PIP_CACHE_DIR=/var/cache/pip
+RUN --mount=type=cache,target=/var/cache/pip sh scripts/install_image.sh /opt/joex
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="Joex" \

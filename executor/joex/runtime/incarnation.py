@@ -1,0 +1,194 @@
+"""One registration of an executor: its services under one task group, until it has drained or its lease has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from joex.core import events
+from joex.core.events import Event
+from joex.core.job import TakenJob
+from joex.core.lease import Lease
+from joex.errors import JoexError, LeaseLost
+from joex.runtime.chores import Chores
+from joex.runtime.finisher import Finisher
+from joex.runtime.lease import EXIT_CODE, LeaseKeeper
+from joex.runtime.notes import NoteWriter
+from joex.runtime.runner import Defaults, Interruption, Runner
+from joex.runtime.taker import Taker
+from joex.runtime.waits import first_of, wait_for
+from joex.store import executors
+from joex.store.database import borrowed
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from joex.runtime.executor import Executor
+
+_FLUSH_FOR = 5.0  # seconds for the last log lines to be written
+_GRACE = 2.0  # seconds for runs to react when they are given back
+
+
+class Incarnation:
+    """One registration of an executor, with its services. It is also the lease's `Listener`."""
+
+    def __init__(self, executor: Executor, pool: asyncpg.Pool[Any], executor_id: int, since: float) -> None:
+        settings = executor.settings
+        self._executor = executor
+        self._pool = pool
+        self._id = executor_id
+        self._emit = executor.emit
+        self._ended = asyncio.Event()
+        self._idle = asyncio.Event()
+        self.notes = NoteWriter(pool, settings.log_buffer_size, self._emit)
+        self.finisher = Finisher(pool, self.notes, self._emit, self._written)
+        self.runner = Runner(
+            executor.app,
+            settings.pool_size,
+            Defaults(settings.retries, settings.retry_delay, settings.timeout),
+            finisher=self.finisher,
+            notes=self.notes,
+            connections=executor.task_pool,
+            is_trusted=lambda: self.keeper.is_trusted,
+            emit=self._emit,
+        )
+        self.taker = Taker(
+            pool,
+            self.runner,
+            executor=executor_id,
+            queues=settings.queues,
+            scheme=settings.counting_scheme,
+            wakeup_period=settings.wakeup_period.total_seconds(),
+            poll_interval=settings.poll_interval.total_seconds() if settings.poll_interval else None,
+            is_trusted=lambda: self.keeper.is_trusted,
+            emit=self._emit,
+        )
+        self.keeper = LeaseKeeper(
+            executor.url,
+            executor=executor_id,
+            lease=Lease(settings.lease),
+            most_losses=settings.most_losses,
+            pooled=settings.poll_interval is not None,
+            held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
+            executing=lambda: self.runner.executing,
+            since=since,
+            listener=self,
+        )
+
+    async def run(self) -> bool:
+        """Serve until drained (True) or until the lease has ended (False)."""
+        self.keeper.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                taking = group.create_task(self._take())
+                others = [
+                    group.create_task(service())
+                    for service in (
+                        self.finisher.run,
+                        self.notes.run,
+                        Chores(self._pool, self._executor.settings, self._emit).run,
+                    )
+                ]
+                await self._until_over(taking)
+                await self.notes.close(_FLUSH_FOR)
+                for task in others:
+                    task.cancel()
+            return await self._leave()
+        finally:
+            await self.keeper.stop()
+            self.runner.close()
+
+    async def _take(self) -> None:
+        try:
+            await self.taker.run()
+        except LeaseLost:
+            self.on_ended()
+
+    async def _until_over(self, taking: asyncio.Task[None]) -> None:
+        executor = self._executor
+        await first_of(executor.asked_to_drain.wait(), self._ended.wait())
+        if executor.asked_to_drain.is_set():
+            executor.phase = "draining"
+        self.taker.stop()
+        await taking
+        with suppress(JoexError, OSError):  # for people to see: nothing depends on it
+            async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
+                await executors.show_drain(connection, self._id)
+        self.runner.give_back_unstarted()  # what was taken at the last moment
+        limit = executor.settings.drain_timeout
+        patience = wait_for(executor.asked_to_stop, None if limit is None else limit.total_seconds())
+        await first_of(patience, self._ended.wait(), self._until_idle())
+        if self.runner.runs:
+            self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._until_idle(), _GRACE)
+
+    async def _leave(self) -> bool:
+        """Leave in order. True: drained. False: the lease had ended."""
+        stubborn = self.runner.executing
+        if not self._ended.is_set() and not stubborn:
+            with suppress(JoexError, OSError):
+                async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
+                    given_back = await executors.leave(connection, self._id, self._executor.settings.most_losses)
+                self._emit(events.Left(self._id, given_back))
+        if stubborn:
+            # Code in threads that does not look at ctx.cancelled. While it runs its jobs can't be given to others, so
+            # they move on as those of a dead executor do.
+            sys.stderr.write(f"joex: {stubborn} tasks did not react to being interrupted; exiting\n")
+            sys.stderr.flush()
+            os._exit(EXIT_CODE)
+        return not self._ended.is_set()
+
+    async def _until_idle(self) -> None:
+        while self.runner.runs:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _written(self, job: TakenJob) -> None:
+        self.runner.release(job)
+        self.taker.wake()
+        if not self.runner.runs:
+            self._idle.set()
+
+    # What the lease's thread tells, on the executor's loop.
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on."""
+        self._emit(event)
+
+    def on_wake(self) -> None:
+        """Look for work."""
+        self.taker.wake()
+
+    def on_drain(self) -> None:
+        """Drain."""
+        self._executor.drain()
+
+    def on_cancel(self, job_id: UUID) -> None:
+        """Interrupt a run whose job was cancelled."""
+        for run in list(self.runner.runs.values()):
+            if run.job.id == job_id:
+                self.runner.interrupt(run, Interruption.CANCEL)
+
+    def on_lost(self, lock_ids: list[UUID]) -> None:
+        """Interrupt runs that have lost their jobs."""
+        for lock_id in lock_ids:
+            run = self.runner.runs.get(lock_id)
+            if run is not None and not (run.context is not None and run.context.is_finished):
+                self.runner.interrupt(run, Interruption.LOST)
+
+    def on_trust(self, *, trusted: bool) -> None:
+        """Stop and interrupt while the lease can't be trusted; go on when it can be again."""
+        if trusted:
+            self.taker.wake()
+        else:
+            self._emit(events.TrustEnded(len(self.runner.runs)))
+            self.runner.interrupt_all(Interruption.GIVE_BACK)
+
+    def on_ended(self) -> None:
+        """This incarnation is over."""
+        self._ended.set()
