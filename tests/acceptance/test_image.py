@@ -6,6 +6,7 @@ who can't write into it.
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,10 @@ AS_NOBODY = [
     *("--inh-caps", "-all,+dac_read_search", "--ambient-caps", "-all,+dac_read_search"),
 ]
 
+_LAST_STAGE = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+# What the Dockerfile sets beside PATH.
+_ENVIRONMENT = dict(re.findall(r"^(?:ENV|   ) (\w+)=([^$\s]+)(?: \\)?$", _LAST_STAGE, re.MULTILINE))
+
 Tree = dict[str, tuple[int, int, int]]
 
 
@@ -43,12 +48,12 @@ class Image:
 
     async def start(self, *command: str, **environment: str) -> Process:
         """Start a command as a container of the image does, with a file system that can't be written."""
-        variables = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", **environment}
+        variables = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", **_ENVIRONMENT, **environment}
         return await asyncio.create_subprocess_exec(
             *(AS_NOBODY if os.geteuid() == 0 else ()),
             *command,
             cwd="/",
-            env={"PYTHONDONTWRITEBYTECODE": "1", **variables},
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
@@ -132,3 +137,37 @@ async def test_an_executor_of_the_image_runs_the_job_of_helm_test_and_leaves_in_
         executor.terminate()
         await asyncio.wait_for(executor.communicate(), PATIENCE)
         assert executor.returncode == 0
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: nowhere
+contexts: [{name: nowhere, context: {cluster: nowhere, user: nobody}}]
+clusters: [{name: nowhere, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: nobody, user: {token: none}}]
+"""
+
+
+async def test_an_operator_of_the_image_starts_and_waits_for_its_api_server(image: Image, nowhere: Path) -> None:
+    process = await image.start("joex", "operator", "--http-address", "127.0.0.1:0", KUBECONFIG=str(nowhere))
+    assert process.stdout is not None
+    said: list[str] = []
+    async with asyncio.timeout(PATIENCE):
+        while "the API server can't be reached" not in "".join(said):
+            said.append((await process.stdout.readline()).decode())
+            assert said[-1], "".join(said)
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def nowhere() -> Iterator[Path]:
+    """A kubeconfig of a cluster that is not there, for everybody to read."""
+    with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
+        Path(made).chmod(0o755)
+        path = Path(made) / "kubeconfig"
+        path.write_text(KUBECONFIG)
+        path.chmod(0o644)
+        yield path
