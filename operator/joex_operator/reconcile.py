@@ -59,14 +59,12 @@ class Decision:
         actions: what to do.
         sizing: the size the pool shall have, and why; with the history to store.
         requeue_after: seconds after which to look again though nothing happens; None: no need to.
-        finished: the pool is deleted, and nothing of it is left: its finalizer may go.
         overdue: slots that drain for longer than they should, and are waited for.
     """
 
     actions: tuple[Action, ...]
     sizing: Sizing
     requeue_after: float | None
-    finished: bool = False
     overdue: tuple[str, ...] = ()
 
 
@@ -82,7 +80,6 @@ def decide(pool: Pool, seen: Seen, history: History, now: datetime) -> Decision:
         actions=actions,
         sizing=_remembering(pool, seen, sizing, shrunk=len(surplus), created=len(created), now=now),
         requeue_after=_SOONEST if asked else _look_again(pool, seen, sizing, now),
-        finished=pool.deleted_at is not None and not seen.slots,
         overdue=tuple(slot.name for slot in seen.slots if _is_overdue(pool, slot, now)),
     )
 

@@ -177,7 +177,8 @@ class Pool(RuleBasedStateMachine):
             world.tick()
         world.pool = replace(world.pool, deleted_at=world.now)
         for _ in range(100):
-            if self.look().finished:
+            self.look()
+            if not world.observe().slots:
                 break
             world.tick()
         assert [world.deployments, world.pods, world.living, world.retired] == [{}, {}, {}, {}]
