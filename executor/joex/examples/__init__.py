@@ -1,1 +1,5 @@
 """Example apps, which the documentation and ``joex demo`` use. Each is one module to read from top to bottom."""
+
+from joex.examples import documents
+
+__all__ = ["documents"]

@@ -1,0 +1,126 @@
+"""The programs in examples/, run as their README says: processes of their own, real HTTP, a real PostgreSQL."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.commands import done, running
+from tests.support.waiting import PATIENCE, eventually
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXECUTOR = "joex executor --app shop_tasks:app"
+ADDRESS = r"http://127\.0\.0\.1:\d+(?=\D)"
+IN_STOCK = 5
+_SUBMITTED = "SELECT pg_sequence_last_value(pg_get_serial_sequence('joex.job', 'seq')::regclass)"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A shop of the README: how it is started, there and on a port that is free; how it takes an order, for httpx."""
+
+    commands: tuple[str, ...]
+    any_port: str
+    takes: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+SHOPS = {
+    "fastapi": Example(("uvicorn fastapi_shop:app",), "--port 0", "json"),
+    "django": Example(
+        ("python -m django migrate", "python -m django runserver"),
+        "--noreload 0",
+        "data",
+        {"DJANGO_SETTINGS_MODULE": "django_shop.settings"},
+    ),
+}
+
+
+class Shop:
+    """A running shop, as its customers meet it."""
+
+    def __init__(self, http: httpx.AsyncClient, takes: str) -> None:
+        self._http = http
+        self._takes = takes
+
+    async def order(self, pieces: int, *, customer: str = "acme", item: str = "tea") -> httpx.Response:
+        body: dict[str, Any] = {self._takes: {"customer": customer, "item": item, "pieces": pieces}}
+        return await self._http.post("/orders", **body)
+
+    async def show(self, order: int) -> Any:
+        return (await self._http.get(f"/orders/{order}")).raise_for_status().json()
+
+
+@pytest.fixture(params=SHOPS)
+async def shop(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[Shop]:
+    example = SHOPS[request.param]
+    *before, serve = example.commands
+    for command in before:
+        await done(command, EXAMPLES, database_url, **example.environment)
+    async with (
+        running(f"{serve} {example.any_port}", EXAMPLES, database_url, ADDRESS, **example.environment) as address,
+        httpx.AsyncClient(base_url=address, timeout=PATIENCE) as http,
+    ):
+        yield Shop(http, example.takes)
+
+
+async def test_an_order_and_its_job_are_stored_and_an_executor_confirms_the_order(shop, connection, database_url):
+    answer = await shop.order(2)
+    assert answer.status_code == 201, answer.text
+    order = answer.json()["order"]
+    assert await shop.show(order) == {"customer": "acme", "item": "tea", "pieces": 2, "confirmed": False}
+    job = await connection.fetchrow("SELECT id, task, grp, args::text, state::text FROM joex.job")
+    assert tuple(job)[1:] == ("orders.confirm", "acme", f'{{"order": {order}}}', "waiting")
+
+    async with running(EXECUTOR, EXAMPLES, database_url, "registered"):
+        await eventually(
+            lambda: connection.fetchval("SELECT finished_at FROM joex.job WHERE id = $1", job["id"]),
+            why="the job is finished",
+        )
+    assert (await shop.show(order))["confirmed"] is True
+    end = await connection.fetchrow("SELECT state::text, result::text FROM joex.job WHERE id = $1", job["id"])
+    assert tuple(end) == ("success", f'{{"confirmed": {order}}}')
+
+
+async def test_a_request_that_fails_after_it_has_submitted_leaves_neither_order_nor_job(shop, connection):
+    refused = await shop.order(IN_STOCK + 1)
+    assert (refused.status_code, refused.json()) == (409, {"detail": f"there are not {IN_STOCK + 1} pieces of tea"})
+    assert await connection.fetchval(_SUBMITTED) == 1, "there was a job, until the transaction ended"
+    assert await stored(connection) == (0, 0, IN_STOCK)
+
+    accepted = await shop.order(IN_STOCK)
+    assert accepted.status_code == 201, accepted.text
+    assert await stored(connection) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"pieces": 0}, {"pieces": 1, "item": "coffee"}], ids=str)
+async def test_a_wrong_order_is_refused_and_nothing_is_stored(shop, connection, wrong):
+    assert (await shop.order(**wrong)).status_code in (409, 422)
+    assert await stored(connection) == (0, 0, IN_STOCK)
+
+
+def test_the_readme_says_how_the_examples_are_run():
+    told = (EXAMPLES / "README.md").read_text()
+    variables = [f"export {name}={value}" for example in SHOPS.values() for name, value in example.environment.items()]
+    for command in (EXECUTOR, *variables, *(command for example in SHOPS.values() for command in example.commands)):
+        assert f"$ {command}" in told
+
+
+def test_one_import_gives_the_example_apps():
+    code = "import joex.examples; print(*joex.examples.documents.app.names)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "documents.count\n"
+
+
+async def stored(connection):
+    """How many orders, jobs, and pieces of tea there are."""
+    row = await connection.fetchrow("""
+        SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM joex.job),
+               (SELECT pieces FROM stock WHERE item = 'tea')
+    """)
+    return tuple(row)

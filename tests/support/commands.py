@@ -1,0 +1,54 @@
+"""Commands as the documentation says them, against the test's database."""
+
+import asyncio
+import os
+import re
+import sys
+import tempfile
+from asyncio.subprocess import STDOUT, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.support.waiting import PATIENCE, eventually
+
+
+async def done(command: str, folder: Path, url: str, **environment: str) -> None:
+    """Run a command to its end, which must be a good one."""
+    async with started(command, folder, url, **environment) as (process, log):
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0, log()
+
+
+@asynccontextmanager
+async def started(
+    command: str, folder: Path, url: str, **environment: str
+) -> AsyncIterator[tuple[Process, Callable[[], str]]]:
+    """A command in a folder and a process of its own, and what it has printed. In the end it is asked to leave."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "PG", "DJANGO_"))}
+    ours = {"JOEX_DATABASE_URL": url, "JOEX_HTTP_ADDRESS": "", **environment}
+    module = command.removeprefix("python -m ").split()
+    with tempfile.NamedTemporaryFile() as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-u", "-m", *module), cwd=folder, env=clean | ours, stdout=output, stderr=STDOUT
+        )
+
+        def log() -> str:
+            return Path(output.name).read_text()
+
+        try:
+            yield process, log
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await asyncio.wait_for(process.wait(), PATIENCE)
+            print(f"{command}:\n{log()}")  # pytest shows it
+
+
+@asynccontextmanager
+async def running(command: str, folder: Path, url: str, ready: str, **environment: str) -> AsyncIterator[str]:
+    """A command that stays, from when it has printed what matches ``ready`` on; gives what matched."""
+    async with started(command, folder, url, **environment) as (process, log):
+        await eventually(lambda: re.search(ready, log()) or process.returncode is not None, why=f"{command} is ready")
+        found = re.search(ready, log())
+        assert found, f"{command} ended with {process.returncode}:\n{log()}"
+        yield found[0]
