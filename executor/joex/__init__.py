@@ -12,6 +12,7 @@ from joex.errors import (
     DatabaseUnavailable,
     Fail,
     InvalidJob,
+    JobExists,
     JoexError,
     LeaseLost,
     Retry,
@@ -20,6 +21,7 @@ from joex.errors import (
 )
 from joex.store.jobs import Job, LogEntry
 from joex.task import App, Task
+from joex.typed import TypedJob, TypedJobs
 
 __version__ = _version("joex")
 
@@ -34,6 +36,7 @@ __all__ = [
     "Fail",
     "InvalidJob",
     "Job",
+    "JobExists",
     "JobLog",
     "JoexError",
     "LeaseLost",
@@ -44,5 +47,7 @@ __all__ = [
     "SchemaError",
     "State",
     "Task",
+    "TypedJob",
+    "TypedJobs",
     "WorkerConflict",
 ]

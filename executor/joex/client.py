@@ -13,11 +13,12 @@ from joex.core.duration import parse_duration
 from joex.core.job import NewJob, Priority
 from joex.core.why import Reason
 from joex.errors import InvalidJob
-from joex.store import jobs
+from joex.store import executors, jobs
 from joex.store.database import create_pool
 from joex.store.errors import translated
 from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
+from joex.typed import TypedJobs
 
 if TYPE_CHECKING:
     import asyncpg
@@ -42,6 +43,11 @@ class Client:
     def __init__(self, database: str | asyncpg.Pool[Any]) -> None:
         self._url = database if isinstance(database, str) else None
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
+
+    @property
+    def typed(self) -> TypedJobs:
+        """Jobs with ids of the caller's own, and workers with loops of their own."""
+        return TypedJobs(self)
 
     async def __aenter__(self) -> Self:
         await self._get_pool()
@@ -165,6 +171,14 @@ class Client:
         """Run the failed jobs that match again, the oldest first, at most ``most``; returns how many."""
         async with self.acquire(connection) as used:
             return await jobs.retry_failed(used, queue, group, task, most)
+
+    async def notify(self, queue: str = "default", *, connection: Connection | None = None) -> int:
+        """Ask all executors of a queue to look for work now; returns how many take from it.
+
+        A submission wakes those it needs by itself: this is for work that came in another way.
+        """
+        async with self.acquire(connection) as used:
+            return await executors.notify(used, queue)
 
     async def get(self, job_id: UUID, *, connection: Connection | None = None) -> Job | None:
         """A job, or None."""

@@ -5,6 +5,7 @@
     JoexError
     ├── ConfigError          mend the configuration or the call; nothing was done
     │   ├── InvalidJob       mend the submission (also a ValueError); nothing was stored
+    │   ├── JobExists        a type has a job with this id already; nothing was stored
     │   └── SchemaError      run `joex migrate`, or a newer joex; nothing was done
     ├── DatabaseUnavailable  try again later; nothing is lost
     ├── AppIdInUse           another executor lives under this app-id
@@ -31,6 +32,10 @@ class ConfigError(JoexError):
 
 class InvalidJob(ConfigError, ValueError):
     """A submission is wrong: the message names the field. Nothing was stored."""
+
+
+class JobExists(ConfigError):
+    """A job with an id of the caller's own is there already. Nothing was stored."""
 
 
 class SchemaError(ConfigError):

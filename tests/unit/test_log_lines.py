@@ -26,6 +26,7 @@ EXAMPLES: dict[type, Any] = {
     events.RunEnded: events.RunEnded(JOB, Verdict(State.SUCCESS), 0.1),
     events.WorkerConflict: events.WorkerConflict(UUID(int=1), "mail.send"),
     events.Rescued: events.Rescued("other", 6, 3),
+    events.Overdue: events.Overdue("other", 3),
     events.FellAsleep: events.FellAsleep(None),
     events.Woken: events.Woken("default"),
     events.LogLinesDropped: events.LogLinesDropped(1, "buffer full"),

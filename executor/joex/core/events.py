@@ -81,6 +81,14 @@ class Rescued:
 
 
 @dataclass(frozen=True, slots=True)
+class Overdue:
+    """Runs did not report within their tasks' timeouts, and were put back. ``app_id``: the executor, or worker."""
+
+    app_id: str
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class FellAsleep:
     """There is nothing to do; ``next_due`` seconds until a job is due, None: none is."""
 
@@ -149,6 +157,7 @@ Event: TypeAlias = (
     | RunEnded
     | WorkerConflict
     | Rescued
+    | Overdue
     | FellAsleep
     | Woken
     | LogLinesDropped

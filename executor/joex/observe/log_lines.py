@@ -27,6 +27,7 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Taken: ("debug", "took jobs"),
     events.WorkerConflict: ("warning", "a run had lost its job: its result is dropped"),
     events.Rescued: ("warning", "an executor has died: its jobs wait again"),
+    events.Overdue: ("warning", "runs did not report within their task's timeout: their jobs wait again"),
     events.FellAsleep: ("debug", "fell asleep"),
     events.Woken: ("debug", "woken"),
     events.LogLinesDropped: ("warning", "log lines of jobs are dropped"),

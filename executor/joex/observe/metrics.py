@@ -60,6 +60,7 @@ class Metrics:
             events.RunEnded: self._run_ended,
             events.WorkerConflict: lambda _: self._conflicts.inc(),
             events.Rescued: self._rescued,
+            events.Overdue: lambda event: self._overdue.inc(event.jobs),
             events.LogLinesDropped: self._lines_dropped,
             events.TrustEnded: lambda _: self._trust_ended.inc(),
             events.DatabaseTrouble: lambda event: self._trouble.labels(event.service).inc(),
@@ -101,6 +102,9 @@ class Metrics:
         )
         self._conflicts = self._counter(
             "joex_worker_conflicts", "Runs that had lost their job: their result was dropped."
+        )
+        self._overdue = self._counter(
+            "joex_runs_overdue", "Runs put back, of whatever executor or worker, that did not report in time."
         )
         self._dropped = self._counter("joex_log_lines_dropped", "Log lines of jobs that were not written.", "reason")
         for reason in _DROPPED:  # there from the start, so that their first increase is seen

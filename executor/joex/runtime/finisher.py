@@ -32,6 +32,10 @@ _LONGEST_RETRY = 2.0
 _NOTES_WITHIN = 0.5
 
 
+# What has become of a job that did not end as its run said.
+_OTHERWISE = {"canceled": Verdict(State.CANCELLED), "resubmitted": Verdict(State.WAITING)}
+
+
 @dataclass(slots=True)
 class End:
     """The end of a run, and what was decided about it."""
@@ -170,7 +174,7 @@ class Finisher:
         if answer == "worker_conflict":
             self._emit(WorkerConflict(end.job.id, end.job.task))
         else:
-            verdict = Verdict(State.CANCELLED) if answer == "canceled" else end.verdict
+            verdict = _OTHERWISE.get(answer, end.verdict)
             self._emit(RunEnded(end.job, verdict, end.row.age))
         self._written(end.job)
 

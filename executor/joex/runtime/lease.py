@@ -23,18 +23,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, Protocol
 from uuid import UUID
 
 import uvloop
 
-from joex.core.events import DatabaseTrouble, Event, Rescued, Woken
+from joex.core.events import DatabaseTrouble, Event, Overdue, Rescued, Woken
 from joex.core.lease import Lease
 from joex.errors import JoexError
 from joex.runtime.text import error_trace
-from joex.store import executors
+from joex.store import executors, keyed
 from joex.store.database import connect
 from joex.store.errors import translated
 
@@ -84,6 +84,7 @@ class LeaseKeeper:
     Args:
         url: the database.
         executor: the id of the incarnation.
+        queues: those it serves.
         lease: its times.
         most_losses: how often a job may be lost before it fails, for the jobs of executors found dead.
         pooled: a transaction pooler is in between: no session lock, no notifications.
@@ -98,6 +99,7 @@ class LeaseKeeper:
         url: str,
         *,
         executor: int,
+        queues: Collection[str],
         lease: Lease,
         most_losses: int,
         pooled: bool,
@@ -108,6 +110,7 @@ class LeaseKeeper:
     ) -> None:
         self._url = url
         self._executor = executor
+        self._queues = queues
         self._lease = lease
         self._most_losses = most_losses
         self._pooled = pooled
@@ -226,6 +229,8 @@ class LeaseKeeper:
         self._pass_on(answer, dict(held))
         for executor, app_id, jobs in await executors.rescue(connection, self._most_losses):
             self._tell(self._listener.on_event, Rescued(app_id, executor, jobs))
+        for app_id, jobs in await keyed.recover_overdue(connection, self._most_losses):
+            self._tell(self._listener.on_event, Overdue(app_id, jobs))
 
     def _pass_on(self, answer: executors.Heartbeat, locks: dict[UUID, UUID]) -> None:
         if answer.lost:
@@ -265,7 +270,8 @@ class LeaseKeeper:
 
     def _hear_wake(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         message = json.loads(str(payload))
-        if not message["executors"] or self._executor in message["executors"]:
+        is_meant = not message["executors"] or self._executor in message["executors"]
+        if is_meant and message["queue"] in self._queues:
             self._tell(self._listener.on_event, Woken(message["queue"]))
             self._tell(self._listener.on_wake)
 

@@ -47,12 +47,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the places of jobs: its states, its statement, and what its pages are ordered by."""
+    """One of the places of jobs: its states, its statements, one for each index, and what its pages are ordered by."""
 
     name: str
     states: frozenset[State]
-    sql: str
+    statements: Sequence[str]
     key: Mapping[str, _Column]
+    down: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +65,44 @@ class _Column:
 
 
 _TEXT, _SMALLINT, _BIGINT = _Column("text", str), _Column("smallint", int), _Column("bigint", int)
+_BYTES = _Column("bytea", bytes.fromhex)
 _TIME = _Column("timestamptz", datetime.fromisoformat)
 
 
-def _part(name: str, states: Sequence[State], place: str, key: Mapping[str, _Column], *, down: bool = False) -> _Part:
+def _part(
+    name: str, states: Sequence[State], places: Sequence[str], key: Mapping[str, _Column], *, down: bool = False
+) -> _Part:
     given = [f"${5 + nr}::{column.sql}" for nr, column in enumerate(key.values())]
     order = ", ".join(f"{column} DESC" if down else column for column in key)
-    sql = statement(f"""
-        SELECT {COLUMNS}, {", ".join(f"{column} AS key_{column}" for column in key)} FROM joex.job
-        WHERE {place} IS NOT NULL AND {_WANTED}
-          AND ({given[0]} IS NULL OR ({", ".join(key)}) {"<" if down else ">"} ({", ".join(given)}))
-        ORDER BY {order} LIMIT ${5 + len(key)}::integer
-    """)  # noqa: S608 - put together of constants
-    return _Part(name, frozenset(states), sql, {f"key_{name}": column for name, column in key.items()})
+    statements = [
+        statement(f"""
+            SELECT {COLUMNS}, {", ".join(f"{column} AS key_{column}" for column in key)} FROM joex.job
+            WHERE {place} AND {_WANTED}
+              AND ({given[0]} IS NULL OR ({", ".join(key)}) {"<" if down else ">"} ({", ".join(given)}))
+            ORDER BY {order} LIMIT ${5 + len(key)}::integer
+        """)  # noqa: S608 - put together of constants
+        for place in places
+    ]
+    return _Part(name, frozenset(states), statements, {f"key_{name}": column for name, column in key.items()}, down)
 
 
 _HELD = (State.SCHEDULED, State.RUNNING)
 _OPEN = (State.WAITING, State.STUCK)
 _ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
+_TAKEN_BY = {"queue": _TEXT, "ring": _BIGINT, "lane": _SMALLINT, "rank": _BYTES, "seq": _BIGINT}
+_LATER_BY = {"queue": _TEXT, "due_at": _TIME, "seq": _BIGINT}
+_ENDED_BY = {"finished_at": _TIME, "seq": _BIGINT}
 _PARTS = (
-    _part("held", _HELD, "executor_id", {"seq": _BIGINT}),
-    _part("runnable", _OPEN, "lane", {"queue": _TEXT, "ring": _BIGINT, "lane": _SMALLINT, "seq": _BIGINT}),
-    _part("later", _OPEN, "due_at", {"queue": _TEXT, "due_at": _TIME, "seq": _BIGINT}),
-    _part("finished", _ENDED, "finished_at", {"finished_at": _TIME, "seq": _BIGINT}, down=True),
+    _part("held", _HELD, ["executor_id IS NOT NULL"], {"seq": _BIGINT}),
+    _part("runnable", _OPEN, ["lane IS NOT NULL"], _TAKEN_BY),
+    _part("later", _OPEN, ["due_at IS NOT NULL"], _LATER_BY),
+    _part(
+        "finished",
+        _ENDED,
+        ["finished_at IS NOT NULL AND key IS NULL", "finished_at IS NOT NULL AND key IS NOT NULL"],
+        _ENDED_BY,
+        down=True,
+    ),
 )
 
 
@@ -102,11 +118,14 @@ async def list_jobs(connection: Connection, wanted: Filter, cursor: str | None =
         states = [str(state) for state in part.states if wanted.states is None or state in wanted.states]
         if states and len(found) <= most:  # one more than wanted says whether there is a next page
             given = key or [None] * len(part.key)
+            rows: list[Any] = []
             with translated():
-                rows = await connection.fetch(
-                    part.sql, wanted.queue, wanted.group, wanted.task, states, *given, most + 1 - len(found)
-                )
-            found += [(part, row) for row in rows]
+                for sql in part.statements:
+                    filled = (wanted.queue, wanted.group, wanted.task, states, *given, most + 1 - len(found))
+                    rows += await connection.fetch(sql, *filled)
+            if len(part.statements) > 1:
+                rows.sort(key=lambda row: [row[name] for name in part.key], reverse=part.down)
+            found += [(part, row) for row in rows[: most + 1 - len(found)]]
         key = None
     jobs = [_job(part, row) for part, row in found[:most]]
     return Page(jobs, _cursor(*found[most - 1]) if len(found) > most else None)
@@ -129,8 +148,14 @@ def _job(part: _Part, row: Any) -> Job:
 
 
 def _cursor(part: _Part, last: Any) -> str:
-    key = [value.isoformat() if isinstance(value, datetime) else value for value in (last[name] for name in part.key)]
+    key = [_as_json(last[name]) for name in part.key]
     return base64.urlsafe_b64encode(json.dumps([part.name, *key]).encode()).decode().rstrip("=")
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _parse(cursor: str | None) -> tuple[int, list[Any] | None]:

@@ -17,29 +17,37 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN
 -- want to be (see joex.watch). Else no notification, because NOTIFY makes its transaction take a lock that all notifying
 -- transactions of the server share.
 --
+-- Workers that wait in an accept hear of the work in any case: they are no executors, and may be late, or not come at all.
+--
 -- The snapshot of a REPEATABLE READ transaction may be older than the moment an executor fell asleep, or a pool began to
 -- watch: it can't know, and so notifies in any case (an empty list means: whoever sleeps, look).
 CREATE OR REPLACE FUNCTION joex.wake(p_queue text, p_jobs bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_ids integer[];
+    v_workers boolean := true;
+    v_operators boolean := true;
 BEGIN
-    IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+    IF joex.sees_the_latest() THEN
         SELECT array_agg(s.id) INTO v_ids FROM (
             SELECT e.id FROM joex.executor e
             WHERE e.left_at IS NULL AND e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
             ORDER BY e.asleep_since DESC LIMIT least(p_jobs, 4)) s;
-        IF v_ids IS NULL THEN
-            IF EXISTS (SELECT FROM joex.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp()) THEN
-                PERFORM pg_notify('joex_operator', json_build_object('queue', p_queue)::text);
-            END IF;
-            RETURN;
-        END IF;
-    ELSE
+        SELECT bool_or(w.for_workers), v_ids IS NULL AND bool_or(NOT w.for_workers) INTO v_workers, v_operators
+        FROM joex.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp();
+    END IF;
+    IF v_operators THEN
         PERFORM pg_notify('joex_operator', json_build_object('queue', p_queue)::text);
     END IF;
-    PERFORM pg_notify('joex_wake', json_build_object('queue', p_queue, 'executors', coalesce(v_ids, '{}'))::text);
+    IF v_workers OR v_ids IS NOT NULL THEN
+        PERFORM pg_notify('joex_wake', json_build_object(
+            'queue', p_queue, 'executors', CASE WHEN joex.sees_the_latest() THEN coalesce(v_ids, '{0}') ELSE '{}' END)::text);
+    END IF;
 END $$;
+
+-- Whether each statement of this transaction sees what has been committed before it.
+CREATE OR REPLACE FUNCTION joex.sees_the_latest() RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') $$;
 
 -- Tell executors something about one of theirs: {"do": "cancel", "executor": 7, "job": "..."} and the like.
 CREATE OR REPLACE FUNCTION joex.tell(p_executor integer, p_do text, p_job uuid DEFAULT NULL) RETURNS void
@@ -51,5 +59,57 @@ CREATE OR REPLACE FUNCTION joex.tell_operators(p_app_id text) RETURNS void LANGU
 BEGIN
     IF EXISTS (SELECT FROM joex.watch) THEN
         PERFORM pg_notify('joex_operator', json_build_object('executor', p_app_id)::text);
+    END IF;
+END $$;
+
+-- Whether anybody listens (p_events: for events). Where nobody does, nobody is notified, for a notification has its price (see
+-- joex.wake). The snapshot of a REPEATABLE READ transaction may be older than a subscription, while its transaction id is
+-- younger than the subscriber's horizon: it can't know, and so notifies in any case.
+CREATE OR REPLACE FUNCTION joex.is_heard(p_events boolean) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN NOT joex.sees_the_latest()
+           OR EXISTS (SELECT FROM joex.subscriber s WHERE (s.events OR NOT p_events) AND s.until > clock_timestamp());
+END $$;
+
+-- Tell of something that has happened to jobs: those who listen for events, and those who wait for these jobs. The events are
+-- job-submitted, job-started, job-finished, and (for who waits alone) job-changed. The caller has written the jobs already: its
+-- transaction id is older than the snapshot here, so that a subscriber who is not seen waits for its end (see joex.wait_for).
+CREATE OR REPLACE FUNCTION joex.announce(p_event text, p_ids uuid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_payload text;
+BEGIN
+    IF cardinality(p_ids) IS NULL OR NOT joex.is_heard(false) THEN
+        RETURN;
+    END IF;
+    IF p_event <> 'job-changed' AND joex.is_heard(true) THEN
+        -- (One by one: a payload has less than 8,000 bytes, of which four escaped names may need 6,100.)
+        FOR v_payload IN
+            SELECT json_build_object('event', p_event, 'id', j.id, 'task', j.task, 'queue', j.queue, 'group', j.grp,
+                                     'state', CASE p_event WHEN 'job-started' THEN 'running' ELSE j.state::text END,
+                                     'executor', j.app_id)::text
+            FROM unnest(p_ids) WITH ORDINALITY AS i(id, nr) JOIN joex.job j ON j.id = i.id ORDER BY i.nr LOOP
+            PERFORM pg_notify('joex_events', v_payload);
+        END LOOP;
+    END IF;
+    IF joex.sees_the_latest() THEN
+        p_ids := ARRAY(SELECT DISTINCT x.job_id FROM joex.subscription x WHERE x.job_id = ANY (p_ids));
+    END IF;
+    FOR v_payload IN
+        SELECT json_build_object('event', 'job-changed', 'jobs', json_agg(w.id))::text
+        FROM (SELECT i.id, row_number() OVER () / 150 AS part FROM unnest(p_ids) i(id) WHERE i.id IS NOT NULL) w
+        GROUP BY w.part LOOP
+        PERFORM pg_notify('joex_jobs', v_payload);
+    END LOOP;
+END $$;
+
+-- Tell that an executor has joined or left. (Very many queues would not fit into a payload: then none is named.)
+CREATE OR REPLACE FUNCTION joex.announce_executor(p_event text, p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF joex.is_heard(true) THEN
+        PERFORM pg_notify('joex_events', json_build_object(
+            'event', p_event, 'executor', e.app_id, 'incarnation', e.id,
+            'queues', CASE WHEN octet_length(to_json(e.queues)::text) < 6000 THEN e.queues END, 'ending', e.ending)::text)
+        FROM joex.executor e WHERE e.id = p_id;
     END IF;
 END $$;

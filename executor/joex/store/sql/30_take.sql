@@ -43,10 +43,10 @@ END $$;
 
 -- One pass over the ring of one queue; the caller holds the ring. Returns the jobs taken, in the order of service.
 -- p_from is the cursor at the start of the call (place * 256 + services already given there), the same for all passes;
--- p_again: this is not the first pass.
+-- p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
 CREATE OR REPLACE FUNCTION joex.take_pass(
     p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_executor integer, p_app_id text, p_free integer,
-    p_high integer, p_low integer
+    p_high integer, p_low integer, p_most bytea
 ) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
@@ -56,6 +56,8 @@ DECLARE
     v_served integer := (p_from & 255)::integer;    -- services it was given in this visit
     v_left integer;                                 -- services it has left in this visit
     v_before bigint;                                -- the walk starts after this place
+    v_limited boolean := p_most < joex.highest_rank();
+    v_timed boolean := EXISTS (SELECT FROM joex.task_timeout);
 BEGIN
     SELECT greatest(coalesce(max(g.weight), 1) - v_served, 0) INTO v_left
     FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_here;
@@ -85,7 +87,7 @@ BEGIN
             WHERE j.queue = p_queue AND j.ring = n.ring AND j.executor_id IS NOT NULL) o
         CROSS JOIN LATERAL (
             SELECT coalesce(max(g.weight), 1) AS weight,
-                   CASE WHEN bool_or(g.paused) THEN 0 WHEN min(g.max_running) IS NULL THEN p_free
+                   CASE WHEN bool_or(g.paused) OR v_limited AND NOT joex.has_below(p_queue, n.ring, p_most) THEN 0 WHEN min(g.max_running) IS NULL THEN p_free
                         ELSE least(joex.room(p_queue, n.ring, min(g.max_running)), p_free) END AS room
             FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
         WHERE w.idle < p_free
@@ -101,6 +103,7 @@ BEGIN
         ORDER BY c.weights DESC LIMIT 1
     ), reached AS MATERIALIZED (
         SELECT c.*, least(c.room, c.weight * water.level - c.running) AS jobs,
+               v_limited OR
                EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = c.ring AND j.lane = 2)
                AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = c.ring AND j.lane = 1) AS mixed,
                coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = c.ring), 0)
@@ -115,34 +118,37 @@ BEGIN
         FROM reached r LEFT JOIN LATERAL (
             SELECT l.*, joex.turns(r.turn, r.jobs - l.due, p_high, p_low) AS turns FROM (
                 SELECT (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
-                                              AND j.lane = 0 LIMIT r.jobs) x)::integer AS due,
+                                              AND j.lane = 0 AND j.rank <= p_most LIMIT r.jobs) x)::integer AS due,
                        (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
-                                              AND j.lane = 1 LIMIT r.jobs + 1) x)::integer AS high,
+                                              AND j.lane = 1 AND j.rank <= p_most LIMIT r.jobs + 1) x)::integer AS high,
                        (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
-                                              AND j.lane = 2 LIMIT r.jobs + 1) x)::integer AS low
+                                              AND j.lane = 2 AND j.rank <= p_most LIMIT r.jobs + 1) x)::integer AS low
                 WHERE r.mixed) l) n ON true
     ), locked AS MATERIALIZED (
-        SELECT d.ring, d.pos, d.running, d.weight, d.mixed, d.turn, d.high, d.low, j.id, j.lane, j.seq,
-               row_number() OVER (PARTITION BY d.ring, j.lane ORDER BY j.seq) - 1 AS nth
+        SELECT d.ring, d.pos, d.running, d.weight, d.mixed, d.turn, d.high, d.low, j.id, j.lane, j.rank, j.seq,
+               row_number() OVER (PARTITION BY d.ring, j.lane ORDER BY j.rank, j.seq) - 1 AS nth
         FROM depth d CROSS JOIN LATERAL (
-            SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
+            SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
                            WHERE NOT d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane IS NOT NULL
-                           ORDER BY a.lane, a.seq LIMIT d.jobs
+                           ORDER BY a.lane, a.rank, a.seq LIMIT d.jobs
                            FOR UPDATE SKIP LOCKED) plain
             UNION ALL
-            SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
+            SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
                            WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
-                           ORDER BY a.seq LIMIT d.jobs
+                                 AND a.rank <= p_most
+                           ORDER BY a.rank, a.seq LIMIT d.jobs
                            FOR UPDATE SKIP LOCKED) due
             UNION ALL
-            SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
+            SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
                            WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
-                           ORDER BY a.seq LIMIT d.take_high
+                                 AND a.rank <= p_most
+                           ORDER BY a.rank, a.seq LIMIT d.take_high
                            FOR UPDATE SKIP LOCKED) high
             UNION ALL
-            SELECT * FROM (SELECT a.id, a.lane, a.seq FROM joex.job a
+            SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
                            WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
-                           ORDER BY a.seq LIMIT d.take_low
+                                 AND a.rank <= p_most
+                           ORDER BY a.rank, a.seq LIMIT d.take_low
                            FOR UPDATE SKIP LOCKED) low) j
     ), turned AS (
         -- In a group where both priorities wait, a job's turn in the counting scheme: the nth high job has the nth turn
@@ -155,9 +161,9 @@ BEGIN
                  + (greatest(l.turn - p_high, 0) + l.nth) % p_low END - l.turn AS ahead
         FROM locked l
     ), lined AS (
-        SELECT t.*, row_number() OVER (PARTITION BY t.ring ORDER BY (t.lane > 0 AND t.mixed), t.ahead, t.lane, t.seq) - 1
+        SELECT t.*, row_number() OVER (PARTITION BY t.ring ORDER BY (t.lane > 0 AND t.mixed), t.ahead, t.lane, t.rank, t.seq) - 1
                         AS kth,
-               row_number() OVER (PARTITION BY t.ring, (t.lane > 0) ORDER BY t.ahead, t.lane, t.seq) - 1 AS scheduled
+               row_number() OVER (PARTITION BY t.ring, (t.lane > 0) ORDER BY t.ahead, t.lane, t.rank, t.seq) - 1 AS scheduled
         FROM turned t
     ), chosen AS MATERIALIZED (
         -- A visit that is under way goes on before all others, on the lowest level; when it is over, the group comes after all.
@@ -187,7 +193,12 @@ BEGIN
                   WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over))) FROM last l
     ), taken AS (
         UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
-               lock_id = gen_random_uuid(), scheduled_at = clock_timestamp(), progress = 0, progress_message = NULL
+               lock_id = gen_random_uuid(), scheduled_at = clock_timestamp(),
+               -- (who picks up a job with a key goes on where the one before has stopped)
+               progress = CASE WHEN j.key IS NULL THEN 0 ELSE j.progress END,
+               progress_message = CASE WHEN j.key IS NOT NULL THEN j.progress_message END,
+               (overdue_at, renew_by) = (SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
+                                         FROM joex.task_timeout o WHERE v_timed AND o.task = j.task)
         FROM chosen c WHERE j.id = c.id
         RETURNING j.id, j.lock_id, j.seq, j.queue, j.grp, j.task, j.args, j.priority, j.subject, j.submitter, j.attempt,
                   j.failures, j.retries, extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr
@@ -197,6 +208,15 @@ BEGIN
     FROM taken t, moved ORDER BY t.nr;
 END $$;
 
+-- A rank above all others: what a tuple is packed into never begins with this byte.
+CREATE OR REPLACE FUNCTION joex.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
+
+-- Has the group a runnable job that is not above this rank?
+CREATE OR REPLACE FUNCTION joex.has_below(p_queue text, p_ring bigint, p_most bytea) RETURNS boolean
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    SELECT EXISTS (SELECT FROM unnest('{0,1,2}'::smallint[]) l(lane) CROSS JOIN LATERAL (
+        SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = p_ring AND j.lane = l.lane AND j.rank <= p_most LIMIT 1) x) $$;
+
 -- How many of the next p_jobs turns of a counting scheme are for high priority, from position p_turn on.
 CREATE OR REPLACE FUNCTION joex.turns(p_turn integer, p_jobs integer, p_high integer, p_low integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
@@ -205,8 +225,10 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
+-- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex.accept).
 CREATE OR REPLACE FUNCTION joex.take(
-    p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1
+    p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
+    p_most bytea DEFAULT joex.highest_rank(), p_worker text DEFAULT NULL
 ) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_executor record;
@@ -216,9 +238,14 @@ DECLARE
     v_want integer := p_free;
     v_got integer;
 BEGIN
-    -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
-    PERFORM pg_advisory_xact_lock_shared(joex.lock_class(2), p_executor);
-    SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex.executor e WHERE e.id = p_executor;
+    IF p_executor = 0 THEN
+        SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
+        INTO v_executor;
+    ELSE
+        -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
+        PERFORM pg_advisory_xact_lock_shared(joex.lock_class(2), p_executor);
+        SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex.executor e WHERE e.id = p_executor;
+    END IF;
     IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN
         RAISE EXCEPTION 'the lease of executor % has ended', p_executor USING ERRCODE = 'JX001';
     END IF;
@@ -236,7 +263,8 @@ BEGIN
             v_again := false;
             LOOP
                 RETURN QUERY SELECT * FROM joex.take_pass(
-                    v_queue.name, v_from, v_again, v_queue.cursor, p_executor, v_executor.app_id, v_want, p_high, p_low);
+                    v_queue.name, v_from, v_again, v_queue.cursor, p_executor, v_executor.app_id, v_want, p_high, p_low,
+                    p_most);
                 GET DIAGNOSTICS v_got = ROW_COUNT;
                 v_want := v_want - v_got;
                 EXIT WHEN v_got = 0 OR v_want = 0;

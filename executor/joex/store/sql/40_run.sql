@@ -5,19 +5,31 @@
 -- over before the mark is written). Rows that somebody else has locked are left to the finish.
 CREATE OR REPLACE FUNCTION joex.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_ids uuid[];
 BEGIN
-    UPDATE joex.job j SET state = 'running', attempt = j.attempt + 1,
-           started_at = clock_timestamp() - make_interval(secs => s.age)
-    FROM (SELECT k.id, g.age FROM unnest(ids, locks, ages) AS g(id, lock_id, age)
-          JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
-          FOR UPDATE OF k SKIP LOCKED) s
-    WHERE j.id = s.id;
+    WITH started AS (
+        UPDATE joex.job j SET state = 'running', attempt = j.attempt + 1,
+               started_at = clock_timestamp() - make_interval(secs => s.age)
+        FROM (SELECT k.id, g.age FROM unnest(ids, locks, ages) AS g(id, lock_id, age)
+              JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
+              FOR UPDATE OF k SKIP LOCKED) s
+        WHERE j.id = s.id RETURNING j.id
+    ) SELECT array_agg(id) INTO v_ids FROM started;
+    PERFORM joex.announce('job-started', v_ids);
 END $$;
+
+-- What becomes of a job whose run ends so: it goes round once more where that was asked for, whatever its end; else a cancel
+-- request ends it as cancelled.
+CREATE OR REPLACE FUNCTION joex.state_after(p_state text, p_cancel boolean, p_resubmit boolean) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END $$;
 
 -- End many runs. states: success, failed, cancelled; stuck (retry after delays[i] seconds); waiting (given back: the run
 -- does not count). ages: seconds since the code started, null where it has not. A job with a cancel request ends
--- cancelled, whatever its run says. Returns a row for each run that was not ended as said:
---   canceled (a cancel request: it is cancelled now), already (this very run had ended it, in the task's own transaction),
+-- cancelled, whatever its run says; one that is to go round once more waits again, at the end of the line.
+-- Returns a row for each run that was not ended as said:
+--   canceled (a cancel request: it is cancelled now), resubmitted (it waits to go round once more), already (this very run had ended it, in the task's own transaction),
 --   worker_conflict (the job is not this run's any more), locked (only with skip_locked: somebody holds the row; say it again).
 CREATE OR REPLACE FUNCTION joex.finish_many(
     ids uuid[], locks uuid[], states text[], results jsonb[], messages text[], errors text[], delays float8[],
@@ -28,57 +40,118 @@ SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeo
 DECLARE
     v_free uuid[];
     v_queue record;
+    v_again boolean := 'waiting' = ANY (states) OR 'stuck' = ANY (states);
+    v_canceled uuid[];
+    v_others uuid[] := '{}';      -- runs that are not ended here
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF skip_locked THEN
         SELECT array_agg(k.id) INTO v_free FROM (
             SELECT j.id FROM joex.job j WHERE j.id = ANY (ids) FOR UPDATE SKIP LOCKED) k;
     END IF;
-    RETURN QUERY WITH given AS MATERIALIZED (
+    PERFORM joex.announce_short(ids, locks, ages, CASE WHEN skip_locked THEN coalesce(v_free, '{}') END);
+    FOR nr, answer IN WITH given AS MATERIALIZED (
         SELECT * FROM unnest(ids, locks, states, results, messages, errors, delays, ages) WITH ORDINALITY
             AS g(id, lock_id, state, result, message, error, delay, age, nr)
     ), ended AS (
         UPDATE joex.job j SET
-            executor_id = NULL,
-            state = CASE WHEN j.cancel_requested THEN 'cancelled' ELSE g.state END::joex.job_state,
-            finished_at = CASE WHEN j.cancel_requested OR g.state NOT IN ('stuck', 'waiting') THEN v_now END,
-            lane = CASE WHEN g.state = 'waiting' AND NOT j.cancel_requested THEN joex.lane(j.priority) END,
-            due_at = CASE WHEN g.state = 'stuck' AND NOT j.cancel_requested
+            executor_id = NULL, overdue_at = NULL, resubmit_requested = false,
+            cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
+            state = joex.state_after(g.state, j.cancel_requested, j.resubmit_requested)::joex.job_state,
+            finished_at = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested)
+                                    NOT IN ('stuck', 'waiting') THEN v_now END,
+            lane = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'waiting'
+                        THEN joex.lane(j.priority) END,
+            due_at = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'stuck'
                           THEN v_now + make_interval(secs => coalesce(g.delay, 0)) END,
+            seq = CASE WHEN j.resubmit_requested THEN nextval('joex.job_seq_seq') ELSE j.seq END,
             runnable_since = v_now + make_interval(secs => coalesce(g.delay, 0)),
             attempt = j.attempt + CASE WHEN g.state = 'waiting' THEN 0 ELSE 1 END
                                 - CASE WHEN j.state = 'running' THEN 1 ELSE 0 END,
-            failures = j.failures + CASE WHEN g.state IN ('stuck', 'failed') THEN 1 ELSE 0 END,
+            failures = CASE WHEN j.resubmit_requested THEN 0
+                            ELSE j.failures + CASE WHEN g.state IN ('stuck', 'failed') THEN 1 ELSE 0 END END,
             started_at = CASE WHEN j.state = 'running' THEN j.started_at
                               ELSE v_now - make_interval(secs => g.age) END,
-            progress = CASE WHEN g.state = 'success' THEN 100 ELSE j.progress END,
+            progress = CASE WHEN j.resubmit_requested THEN 0 WHEN g.state = 'success' THEN 100 ELSE j.progress END,
             result = g.result, message = g.message, error = coalesce(g.error, j.error)
         FROM given g
         -- (the state, not the executor: that would invite the planner to the index of all held jobs)
         WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.state IN ('scheduled', 'running')
               AND (v_free IS NULL AND NOT skip_locked OR j.id = ANY (v_free))
-        RETURNING g.nr, j.cancel_requested
+        RETURNING g.nr, j.state, g.state AS said, j.cancel_requested
     )
     SELECT g.nr, CASE
         WHEN e.cancel_requested THEN 'canceled'
+        WHEN e.nr IS NOT NULL THEN 'resubmitted'
         WHEN skip_locked AND NOT coalesce(g.id = ANY (v_free), false)
              AND EXISTS (SELECT FROM joex.job j WHERE j.id = g.id) THEN 'locked'
         WHEN EXISTS (SELECT FROM joex.job j WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id IS NULL)
              THEN 'already'
         ELSE 'worker_conflict' END
-    FROM given g LEFT JOIN ended e USING (nr) WHERE e.nr IS NULL OR e.cancel_requested;
-    IF 'waiting' = ANY (states) OR 'stuck' = ANY (states) THEN
+    FROM given g LEFT JOIN ended e USING (nr) WHERE e.nr IS NULL OR e.cancel_requested OR e.state::text <> e.said
+    LOOP
+        IF answer = 'canceled' THEN
+            v_canceled := v_canceled || ids[nr];
+        ELSIF answer <> 'resubmitted' THEN
+            v_others := v_others || locks[nr];
+        END IF;
+        v_again := v_again OR answer = 'resubmitted';
+        RETURN NEXT;
+    END LOOP;
+    IF v_again THEN
         -- Given back, for others to take; or to be tried again, at a time that a sleeper must learn.
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex.job j
                        WHERE j.id = ANY (ids) AND (j.lane IS NOT NULL OR j.due_at IS NOT NULL) GROUP BY j.queue LOOP
             PERFORM joex.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
+    PERFORM joex.announce_ends(ids, locks, v_others);
+    IF v_canceled IS NOT NULL THEN
+        PERFORM joex.delete_removed(v_canceled);
+    END IF;
+END $$;
+
+-- Delete those of these jobs that were to be removed when their run ends, and have ended.
+CREATE OR REPLACE FUNCTION joex.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (
+        DELETE FROM joex.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
+    ) DELETE FROM joex.job_log l USING gone WHERE l.job_id = gone.id $$;
+
+-- Runs so short that they were never marked as running are told of when they end. free: the jobs that can end now; null: all.
+CREATE OR REPLACE FUNCTION joex.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+#variable_conflict use_variable
+BEGIN
+    IF joex.is_heard(true) THEN
+        PERFORM joex.announce('job-started', array_agg(j.id ORDER BY g.nr))
+        FROM unnest(ids, locks, ages) WITH ORDINALITY AS g(id, lock_id, age, nr)
+        JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.state = 'scheduled' AND g.age IS NOT NULL
+                           AND (free IS NULL OR j.id = ANY (free));
+    END IF;
+END $$;
+
+-- Tell what has become of these runs, all but those with the lock ids of `others`.
+CREATE OR REPLACE FUNCTION joex.announce_ends(ids uuid[], locks uuid[], others uuid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+#variable_conflict use_variable
+DECLARE
+    v_finished uuid[];
+    v_changed uuid[];
+BEGIN
+    IF joex.is_heard(false) THEN
+        SELECT array_agg(j.id ORDER BY g.nr) FILTER (WHERE j.finished_at IS NOT NULL),
+               array_agg(j.id) FILTER (WHERE j.finished_at IS NULL)
+        INTO v_finished, v_changed
+        FROM unnest(ids, locks) WITH ORDINALITY AS g(id, lock_id, nr)
+        JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND g.lock_id <> ALL (others);
+        PERFORM joex.announce('job-finished', v_finished);
+        PERFORM joex.announce('job-changed', v_changed);
+    END IF;
 END $$;
 
 -- End one run, inside the transaction of the task's own writes: they and the job's end commit together, or not at all.
--- Answers ok, worker_conflict (the job is not this run's any more) or canceled (a cancel request; the job goes on to
--- be cancelled by its executor). On the two latter the caller must roll back.
+-- Answers ok, worker_conflict (the job is not this run's any more) or canceled (a cancel request; nothing has changed). On
+-- the two latter the caller must roll back; who is no executor then says the state cancelled, in a transaction of its own.
 CREATE OR REPLACE FUNCTION joex.finish(
     id uuid, lock_id uuid, result jsonb DEFAULT NULL, message text DEFAULT NULL, state text DEFAULT 'success',
     error text DEFAULT NULL, delay interval DEFAULT NULL
@@ -91,12 +164,100 @@ BEGIN
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
-    ELSIF v_cancel THEN
+    ELSIF v_cancel AND state <> 'cancelled' THEN
         RETURN 'canceled';
     END IF;
     PERFORM joex.finish_many(ARRAY[id], ARRAY[lock_id], ARRAY[state], ARRAY[result], ARRAY[message], ARRAY[error],
                              ARRAY[extract(epoch FROM delay)::float8], ARRAY[0::float8]);
     RETURN 'ok';
+END $$;
+
+-- A run reports: it renews its time (see joex.set_timeout), and may change what its job says. Null leaves a thing as it is.
+-- data replaces the arguments, opts the free fields; resubmit: the job goes round once more when this run ends.
+-- Answers ok, worker_conflict (the job is not this run's any more: stop, and roll back) or canceled (stop, roll back, and
+-- say joex.finish(..., state => 'cancelled'), which frees the job at once; else its timeout does).
+CREATE OR REPLACE FUNCTION joex.update(
+    id uuid, lock_id uuid, data jsonb DEFAULT NULL, opts jsonb DEFAULT NULL, rank bytea DEFAULT NULL,
+    progress integer DEFAULT NULL, message text DEFAULT NULL, resubmit boolean DEFAULT false
+) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+#variable_conflict use_variable
+DECLARE
+    v_cancel boolean;
+BEGIN
+    SELECT j.cancel_requested INTO v_cancel FROM joex.job j
+    WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'worker_conflict';
+    ELSIF v_cancel THEN
+        RETURN 'canceled';
+    END IF;
+    UPDATE joex.job j SET
+        args = coalesce(data, j.args), opts = coalesce(opts, j.opts), rank = coalesce(rank, j.rank),
+        progress = coalesce(progress, j.progress), progress_message = coalesce(message, j.progress_message),
+        resubmit_requested = j.resubmit_requested OR resubmit,
+        overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
+    WHERE j.id = id;
+    PERFORM joex.announce('job-changed', ARRAY[id]);
+    RETURN 'ok';
+END $$;
+
+-- Put back jobs whose runs are over without having said how: waiting again, at their old place in the line. The caller has
+-- locked the rows. Those that were lost so more than p_most_losses times fail (null: none does), for they may be what kills
+-- their executors; p_lost: how many times more they are lost now; p_why says how. Returns how many.
+CREATE OR REPLACE FUNCTION joex.put_back(p_ids uuid[], p_lost integer, p_most_losses integer, p_why text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_queue record;
+    v_all bigint := 0;
+BEGIN
+    FOR v_queue IN
+        WITH back AS (
+            UPDATE joex.job j SET
+                executor_id = NULL, lock_id = NULL, overdue_at = NULL, resubmit_requested = false,
+                cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
+                runnable_since = clock_timestamp(), losses = j.losses + p_lost, state = x.state::joex.job_state,
+                lane = CASE x.state WHEN 'waiting' THEN joex.lane(j.priority) END,
+                finished_at = CASE WHEN x.state <> 'waiting' THEN clock_timestamp() END,
+                error = CASE x.state WHEN 'failed' THEN format('lost %s times: %s', j.losses + p_lost, p_why) ELSE j.error END
+            FROM (SELECT k.id, joex.state_after(CASE WHEN k.losses + p_lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
+                                                k.cancel_requested, k.resubmit_requested) AS state
+                  FROM joex.job k WHERE k.id = ANY (p_ids)) x
+            WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested
+        ) SELECT b.queue AS name, count(*) AS jobs,
+                 array_agg(b.id) FILTER (WHERE b.lane IS NULL) AS ended, array_agg(b.id) FILTER (WHERE b.lane IS NOT NULL) AS open,
+                 array_agg(b.id) FILTER (WHERE b.remove_requested) AS removed
+        FROM back b GROUP BY b.queue
+    LOOP
+        v_all := v_all + v_queue.jobs;
+        PERFORM joex.wake(v_queue.name, v_queue.jobs);
+        PERFORM joex.announce('job-finished', v_queue.ended), joex.announce('job-changed', v_queue.open);
+        IF v_queue.removed IS NOT NULL THEN
+            PERFORM joex.delete_removed(v_queue.removed);
+        END IF;
+    END LOOP;
+    RETURN v_all;
+END $$;
+
+-- Put back runs that did not report in time: a batch of all that are overdue, whoever has them (queues: of these alone). Those
+-- that an executor has are lost by it (see put_back). Returns who had how many.
+CREATE OR REPLACE FUNCTION joex.recover_overdue(p_most_losses integer, p_queues text[] DEFAULT NULL)
+RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_batch record;
+BEGIN
+    FOR v_batch IN
+        SELECT o.app_id, o.executor_id = 0 AS by_worker, array_agg(o.id) AS ids FROM (
+            SELECT j.id, j.app_id, j.executor_id FROM joex.job j
+            WHERE j.overdue_at <= clock_timestamp() AND (p_queues IS NULL OR j.queue = ANY (p_queues))
+            ORDER BY j.overdue_at LIMIT 500 FOR UPDATE SKIP LOCKED) o
+        GROUP BY 1, 2 LOOP
+        app_id := v_batch.app_id;
+        jobs := joex.put_back(v_batch.ids, 1, CASE WHEN NOT v_batch.by_worker THEN p_most_losses END,
+                              'its runs did not report in time');
+        RETURN NEXT;
+    END LOOP;
 END $$;
 
 -- Write what runs say meanwhile: the latest progress of each, and log lines in their order. Lines that come after the
@@ -109,12 +270,15 @@ CREATE OR REPLACE FUNCTION joex.note_many(
 DECLARE
     v_kept bigint;
 BEGIN
-    UPDATE joex.job j SET progress = p.percent, progress_message = p.message
+    UPDATE joex.job j SET progress = p.percent, progress_message = p.message,
+           -- (progress is a sign of life, where these are asked for)
+           overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
     FROM (SELECT k.id, g.percent, g.message
           FROM unnest(progress_ids, progress_locks, progress, progress_messages) AS g(id, lock_id, percent, message)
           JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
           FOR UPDATE OF k SKIP LOCKED) p
     WHERE j.id = p.id;
+    PERFORM joex.announce('job-changed', progress_ids);
     INSERT INTO joex.job_log (job_id, attempt, at, level, message)
     SELECT g.id, g.attempt, clock_timestamp() - make_interval(secs => g.age), g.level, g.line
     FROM unnest(ids, locks, attempts, ages, levels, lines) WITH ORDINALITY

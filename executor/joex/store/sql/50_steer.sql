@@ -9,16 +9,18 @@ DECLARE
 BEGIN
     -- One statement: where a taker holds the row, this waits and then judges what the taker has made of it.
     UPDATE joex.job j SET
-        cancel_requested = true, lane = NULL, due_at = NULL,
+        cancel_requested = true, resubmit_requested = false, lane = NULL, due_at = NULL,
         state = CASE WHEN j.executor_id IS NULL THEN 'cancelled' ELSE j.state END,
         finished_at = CASE WHEN j.executor_id IS NULL THEN clock_timestamp() END
     WHERE j.id = id AND j.finished_at IS NULL RETURNING j.executor_id INTO v_executor;
     IF NOT FOUND THEN
         RETURN CASE WHEN EXISTS (SELECT FROM joex.job j WHERE j.id = id) THEN 'finished' ELSE 'not_found' END;
     ELSIF v_executor IS NULL THEN
+        PERFORM joex.announce('job-finished', ARRAY[id]);
         RETURN 'cancelled';
     END IF;
     PERFORM joex.tell(v_executor, 'cancel', id);
+    PERFORM joex.announce('job-changed', ARRAY[id]);
     RETURN 'requested';
 END $$;
 
@@ -29,7 +31,11 @@ BEGIN
     UPDATE joex.job j SET priority = priority::joex.job_priority,
            lane = CASE WHEN j.lane > 0 THEN joex.lane(priority::joex.job_priority) ELSE j.lane END
     WHERE j.id = id AND j.state IN ('waiting', 'stuck');
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM joex.announce('job-changed', ARRAY[id]);
+    RETURN true;
 END $$;
 
 -- Run again a job that failed or was cancelled, with all its retries anew; a stuck one at once. True where it was one.
@@ -47,7 +53,56 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM joex.wake(v_queue, 1);
+    PERFORM joex.announce('job-changed', ARRAY[id]);
     RETURN true;
+END $$;
+
+-- Run a job once more, whatever its state: a finished one waits again, with all its retries anew, at the end of the line; one
+-- that waits for a retry may run now; one that runs goes round once more when its run ends. Answers ok or not_found.
+-- A run says the same of its own job with joex.update(..., resubmit => true).
+CREATE OR REPLACE FUNCTION joex.resubmit(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+DECLARE
+    v_job record;
+BEGIN
+    SELECT j.queue, j.state, j.executor_id, j.due_at, j.finished_at, j.remove_requested INTO v_job
+    FROM joex.job j WHERE j.id = id FOR UPDATE;
+    IF NOT FOUND OR v_job.remove_requested THEN
+        RETURN 'not_found';
+    ELSIF v_job.executor_id IS NOT NULL THEN
+        UPDATE joex.job j SET resubmit_requested = true WHERE j.id = id;
+    ELSIF v_job.finished_at IS NOT NULL OR v_job.due_at IS NOT NULL THEN
+        UPDATE joex.job j SET
+            state = CASE WHEN v_job.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex.job_state,
+            lane = CASE WHEN v_job.state = 'stuck' THEN 0 ELSE joex.lane(j.priority) END,
+            seq = nextval('joex.job_seq_seq'), due_at = NULL, finished_at = NULL, runnable_since = clock_timestamp(),
+            failures = 0, losses = 0, cancel_requested = false, progress = 0, progress_message = NULL
+        WHERE j.id = id;
+        PERFORM joex.wake(v_job.queue, 1);
+    END IF;
+    PERFORM joex.announce('job-changed', ARRAY[id]);
+    RETURN 'ok';
+END $$;
+
+-- Remove a job and its log: at once, or, where it runs, as soon as its run has stopped, which is told to. Answers ok or not_found.
+CREATE OR REPLACE FUNCTION joex.remove(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+DECLARE
+    v_executor integer;
+BEGIN
+    SELECT j.executor_id INTO v_executor FROM joex.job j WHERE j.id = id FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'not_found';
+    ELSIF v_executor IS NULL THEN
+        PERFORM joex.announce('job-changed', ARRAY[id]);
+        DELETE FROM joex.job_log l WHERE l.job_id = id;
+        DELETE FROM joex.job j WHERE j.id = id;
+        RETURN 'ok';
+    END IF;
+    UPDATE joex.job j SET cancel_requested = true, remove_requested = true, resubmit_requested = false WHERE j.id = id;
+    PERFORM joex.tell(v_executor, 'cancel', id);
+    PERFORM joex.announce('job-changed', ARRAY[id]);
+    RETURN 'ok';
 END $$;
 
 -- Run again the failed jobs that match, the oldest first, at most `most` of them; null matches all. A job is left out
@@ -89,15 +144,18 @@ BEGIN
     PERFORM joex.wake(queue, 4);    -- resumed, or with a higher limit: there may be work now
 END $$;
 
--- Delete finished jobs and their logs: a batch of those that ended before `before` in one of the states. Returns how many.
+-- Delete finished jobs and their logs: a batch of those that ended before `before` in one of the states. Jobs with a key stay:
+-- who has added them removes them. Returns how many.
 CREATE OR REPLACE FUNCTION joex.delete_finished(states text[], before timestamptz, most integer DEFAULT 1000)
 RETURNS bigint LANGUAGE sql VOLATILE AS $$
     WITH old AS MATERIALIZED (
-        SELECT j.id FROM joex.job j WHERE j.finished_at < before AND j.state::text = ANY (states)
+        SELECT j.id FROM joex.job j WHERE j.key IS NULL AND j.finished_at < before AND j.state::text = ANY (states)
         ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED
     ), logs AS (
         DELETE FROM joex.job_log l USING old WHERE l.job_id = old.id
     ), jobs AS (
-        DELETE FROM joex.job j USING old WHERE j.id = old.id RETURNING 1
+        DELETE FROM joex.job j USING old WHERE j.id = old.id RETURNING j.id
+    ), told AS (
+        SELECT joex.announce('job-changed', array_agg(id)) FROM jobs
     )
-    SELECT count(*) FROM jobs $$;
+    SELECT (SELECT count(*) FROM jobs) FROM told $$;

@@ -11,41 +11,28 @@
 CREATE OR REPLACE FUNCTION joex.end_executor(p_id integer, p_ending text, p_most_losses integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
-    v_queue record;
+    v_now timestamptz;
     v_ending text;
-    v_all bigint := 0;
+    v_has_left boolean;     -- just now; false: its orphans follow
+    v_all bigint;
 BEGIN
     -- Waits for a take of this executor that is under way (see take): after this, it takes nothing any more.
     PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
-    UPDATE joex.executor SET left_at = coalesce(left_at, clock_timestamp()), ending = coalesce(ending, p_ending),
+    v_now := clock_timestamp();
+    UPDATE joex.executor SET left_at = coalesce(left_at, v_now), ending = coalesce(ending, p_ending),
            asleep_since = NULL, orphans = false
     WHERE id = p_id AND (left_at IS NULL OR orphans)
-    RETURNING ending INTO v_ending;     -- for orphans, how their executor ended counts
+    RETURNING ending, left_at = v_now INTO v_ending, v_has_left;    -- for orphans, how their executor ended counts
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    FOR v_queue IN
-        WITH back AS (
-            UPDATE joex.job j SET
-                executor_id = NULL, lock_id = NULL, runnable_since = clock_timestamp(), losses = j.losses + x.lost,
-                state = CASE WHEN j.cancel_requested THEN 'cancelled' WHEN j.losses + x.lost > p_most_losses THEN 'failed'
-                             ELSE 'waiting' END::joex.job_state,
-                lane = CASE WHEN NOT j.cancel_requested AND j.losses + x.lost <= p_most_losses
-                            THEN joex.lane(j.priority) END,
-                finished_at = CASE WHEN j.cancel_requested OR j.losses + x.lost > p_most_losses
-                                   THEN clock_timestamp() END,
-                error = CASE WHEN j.losses + x.lost > p_most_losses
-                             THEN format('lost %s times: its executor died each time it held this job', j.losses + x.lost)
-                             ELSE j.error END
-            FROM (SELECT k.id, CASE v_ending WHEN 'left' THEN 0 ELSE 1 END AS lost FROM joex.job k
-                  WHERE k.executor_id = p_id AND k.executor_id IS NOT NULL FOR UPDATE SKIP LOCKED) x
-            WHERE j.id = x.id RETURNING j.queue
-        ) SELECT back.queue AS name, count(*) AS jobs FROM back GROUP BY back.queue
-    LOOP
-        v_all := v_all + v_queue.jobs;
-        PERFORM joex.wake(v_queue.name, v_queue.jobs);
-    END LOOP;
+    SELECT joex.put_back(array_agg(k.id), CASE v_ending WHEN 'left' THEN 0 ELSE 1 END, p_most_losses,
+                         'its executor died each time it held this job') INTO v_all
+    FROM (SELECT j.id FROM joex.job j WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL FOR UPDATE SKIP LOCKED) k;
     PERFORM joex.tell_operators((SELECT e.app_id FROM joex.executor e WHERE e.id = p_id));
+    IF v_has_left THEN
+        PERFORM joex.announce_executor('executor-left', p_id);
+    END IF;
     UPDATE joex.executor SET orphans = true
     WHERE id = p_id AND EXISTS (SELECT FROM joex.job j WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL);
     RETURN v_all;
@@ -55,26 +42,11 @@ END $$;
 -- the lock ids of the runs that it knows of. Waits for a take of this executor that may still be under way. Returns how many.
 CREATE OR REPLACE FUNCTION joex.give_back_unknown(p_id integer, p_known uuid[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
-DECLARE
-    v_queue record;
-    v_all bigint := 0;
 BEGIN
     PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
-    FOR v_queue IN
-        WITH back AS (
-            UPDATE joex.job j SET
-                executor_id = NULL, lock_id = NULL, runnable_since = clock_timestamp(),
-                state = CASE WHEN j.cancel_requested THEN 'cancelled' ELSE 'waiting' END::joex.job_state,
-                lane = CASE WHEN NOT j.cancel_requested THEN joex.lane(j.priority) END,
-                finished_at = CASE WHEN j.cancel_requested THEN clock_timestamp() END
-            WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL AND j.lock_id <> ALL (p_known)
-            RETURNING j.queue
-        ) SELECT back.queue AS name, count(*) AS jobs FROM back GROUP BY back.queue
-    LOOP
-        v_all := v_all + v_queue.jobs;
-        PERFORM joex.wake(v_queue.name, v_queue.jobs);
-    END LOOP;
-    RETURN v_all;
+    RETURN (SELECT joex.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
+        SELECT j.id FROM joex.job j WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL AND j.lock_id <> ALL (p_known)
+        FOR UPDATE) k);
 END $$;
 
 -- Is the lease of a living incarnation over? Where its lock is free, the caller's transaction holds it afterwards, so that it
@@ -178,6 +150,7 @@ BEGIN
     ELSE
         other := NULL;
         PERFORM joex.tell_operators(p_app_id);
+        PERFORM joex.announce_executor('executor-joined', id);
     END IF;
     RETURN NEXT;
 END $$;
@@ -261,3 +234,10 @@ BEGIN
     RETURN joex.submit(p_name, p_args, grp => 'system', queue => p_queue, priority => 'low', subject => p_name,
                        submitter => 'joex', tracker => p_name);
 END $$;
+
+-- Ask all executors of a queue to look for work now. A submission wakes those it needs by itself: this is for people, and for
+-- those who tell of work as Docspell does. Returns how many executors take from the queue.
+CREATE OR REPLACE FUNCTION joex.notify(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
+    SELECT pg_notify('joex_wake', json_build_object('queue', notify.queue, 'executors', '{}'::integer[])::text);
+    SELECT count(*)::integer FROM joex.executor e
+    WHERE e.left_at IS NULL AND NOT e.draining AND notify.queue = ANY (e.queues) $$;

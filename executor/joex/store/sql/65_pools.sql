@@ -54,7 +54,8 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
     LEFT JOIN (SELECT j.executor_id, count(*) AS held FROM joex.job j WHERE j.executor_id IS NOT NULL
                GROUP BY j.executor_id) h ON h.executor_id = e.id $$;
 
--- Move all due jobs of these queues to their lane, as a take does it, for there may be nobody who takes.
+-- Move all due jobs of these queues to their lane, as a take does it, and put back runs that are overdue there, as executors do
+-- it, for there may be nobody who does.
 CREATE OR REPLACE FUNCTION joex.promote_due(p_queues text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -66,6 +67,7 @@ BEGIN
             EXIT WHEN NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue AND j.due_at <= clock_timestamp());
         END LOOP;
     END LOOP;
+    PERFORM joex.recover_overdue(NULL, p_queues);
 END $$;
 
 -- How many jobs of these queues could be taken now, counted up to p_most: neither those of paused groups, nor beyond a

@@ -3,7 +3,7 @@
 CREATE OR REPLACE VIEW joex.jobs AS
 SELECT id, queue, grp, task, args, subject, submitter, tracker, priority, state, due_at, app_id, attempt, failures, losses,
        retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at, finished_at,
-       message, result, error, seq
+       message, result, error, seq, key, rank, opts, resubmit_requested, remove_requested, overdue_at
 FROM joex.job;
 
 -- Unfinished jobs by queue and group, counted from the partial indexes: finished ones cost nothing here.

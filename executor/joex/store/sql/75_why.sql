@@ -7,7 +7,8 @@
 --     one, with which it takes turns by the counting scheme
 --   turn (places, at_least): groups that are served before its group; at_least: more were not looked at
 --   next: nothing; the next take has it
--- A few index probes, and for the turn some for each group, of at most 100. Counts end at 1,000.
+-- A few index probes, and for the turn some for each group, of at most 100. Counts end at 1,000. Jobs that are due stand in line,
+-- so they are moved there first, as a take does it (where this transaction may write).
 CREATE OR REPLACE FUNCTION joex.why(id uuid) RETURNS TABLE (reason text, detail jsonb)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
@@ -19,9 +20,14 @@ DECLARE
     v_ahead record;
     v_turn record;
     v_lane smallint;
+    v_workers boolean;      -- some wait in an accept: programs that are no executors
     v_is_next boolean := true;
 BEGIN
     SELECT * INTO v_job FROM joex.job j WHERE j.id = id;
+    IF v_job.finished_at IS NULL AND v_job.executor_id IS NULL AND NOT current_setting('transaction_read_only')::boolean THEN
+        PERFORM joex.promote_due(ARRAY[v_job.queue]);
+        SELECT * INTO v_job FROM joex.job j WHERE j.id = id;
+    END IF;
     IF v_job.id IS NULL THEN
         RETURN QUERY SELECT 'not_found', '{}'::jsonb;
         RETURN;
@@ -49,14 +55,15 @@ BEGIN
            coalesce(sum(e.pool_size) FILTER (WHERE NOT e.draining), 0) AS slots,
            array_agg(e.id) FILTER (WHERE NOT e.draining) AS ids
     INTO v_serving FROM joex.executor e WHERE e.left_at IS NULL AND v_job.queue = ANY (e.queues);
-    IF v_serving.executors = 0 THEN
+    v_workers := EXISTS (SELECT FROM joex.watch w WHERE w.queue = v_job.queue AND w.for_workers AND w.until > v_now);
+    IF v_serving.executors = 0 AND NOT v_workers THEN
         v_is_next := false;
         RETURN QUERY SELECT 'no_executor', jsonb_build_object('queue', v_job.queue, 'draining', v_serving.draining);
-    ELSIF v_serving.knowing = 0 THEN
+    ELSIF v_serving.knowing = 0 AND NOT v_workers THEN
         v_is_next := false;
         RETURN QUERY SELECT 'unknown_task', jsonb_build_object('task', v_job.task, 'executors', v_serving.executors);
     END IF;
-    IF v_serving.executors > 0 AND v_serving.slots <= (
+    IF v_serving.executors > 0 AND NOT v_workers AND v_serving.slots <= (
             SELECT count(*) FROM joex.job j WHERE j.executor_id = ANY (v_serving.ids) AND j.executor_id IS NOT NULL) THEN
         v_is_next := false;
         RETURN QUERY SELECT 'slots_busy', jsonb_build_object('slots', v_serving.slots, 'executors', v_serving.executors);
@@ -86,7 +93,7 @@ BEGIN
     INTO v_ahead FROM (
         SELECT l.lane, (SELECT count(*) FROM (
             SELECT FROM joex.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring AND j.lane = l.lane
-                   AND (l.lane <> v_lane OR j.seq < v_job.seq) LIMIT 1000) x) AS n
+                   AND (l.lane <> v_lane OR (j.rank, j.seq) < (v_job.rank, v_job.seq)) LIMIT 1000) x) AS n
         FROM unnest('{0,1,2}'::smallint[]) l(lane)) counted;
     IF v_ahead.retries + v_ahead.same + v_ahead.other > 0 THEN
         v_is_next := false;

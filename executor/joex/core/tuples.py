@@ -1,0 +1,138 @@
+"""Values of FoundationDB's tuple layer: the types, ids and priorities of jobs that their callers name themselves.
+
+Any value that the tuple layer can order: None, bytes, text, integers of up to 255 bytes, floats, booleans, UUIDs,
+versionstamps, and tuples of these, nested at will. Packed, their bytes order as the values do (``fdb.tuple`` of the
+FoundationDB client does it).
+
+They have two more forms. In JSON (HTTP) most are what they look like, tuples are arrays, and what JSON lacks is an
+object of one name: ``{"bytes": "aGk="}``, ``{"uuid": "..."}``, ``{"double": "7ff0000000000000"}`` (only for those that
+are no finite numbers), ``{"single": "3fc00000"}``, ``{"versionstamp": "..."}`` (24 hexadecimal digits). And as a name
+(of a task, a queue) a text is itself, and each other value a ``#`` and its JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from fdb.tuple import SingleFloat
+from fdb.tuple import Versionstamp as _Versionstamp
+from fdb.tuple import pack as _pack
+from fdb.tuple import unpack as _unpack
+
+LONGEST = 1000
+"""Bytes of a packed id or priority."""
+
+
+class Versionstamp(_Versionstamp):  # type: ignore[misc] # the library has no types
+    """A versionstamp that can be packed where FoundationDB's native library is not loaded: the original asks that."""
+
+    def to_bytes(self) -> bytes:
+        """Its 12 bytes."""
+        return struct.pack(">10sH", self.tr_version, self.user_version)
+
+
+def pack(field: str, value: Any) -> bytes:
+    """A value as bytes that order as the values do.
+
+    Args:
+        field: what it is, for the message.
+        value: the value.
+
+    Raises:
+        ValueError: the tuple layer has no place for it, or it has more than 1,000 bytes; the message names the field.
+    """
+    try:
+        packed = bytes(_pack((_packable(value),)))
+    except (ValueError, TypeError, RecursionError, struct.error) as error:
+        raise ValueError(f"{field}: not a value that FoundationDB's tuple layer orders: {_shown(error)}") from error
+    if len(packed) > LONGEST:
+        raise ValueError(f"{field}: at most {LONGEST} bytes when packed; got {len(packed)}")
+    return packed
+
+
+def _packable(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(_packable(part) for part in value)
+    return Versionstamp(value.tr_version, value.user_version) if isinstance(value, _Versionstamp) else value
+
+
+def unpack(packed: bytes) -> Any:
+    """The value again. Lists have become tuples."""
+    return _packable(_unpack(packed)[0])
+
+
+def to_name(field: str, value: Any) -> str:
+    """A value as a name: of a task, a queue, a group. Two different values never have the same name.
+
+    Raises:
+        ValueError: as with `pack`.
+    """
+    pack(field, value)
+    if isinstance(value, str) and not value.startswith("#") and "\0" not in value:
+        return value
+    return "#" + json.dumps(to_json(value), separators=(",", ":"), sort_keys=True)
+
+
+def from_name(name: str) -> Any:
+    """The value that has this name."""
+    return from_json("name", json.loads(name[1:])) if name.startswith("#") else name
+
+
+def to_json(value: Any) -> Any:
+    """A value as JSON can say it."""
+    if isinstance(value, tuple | list):
+        return [to_json(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"double": struct.pack(">d", value).hex()}
+    for name, (kind, write, _) in _OBJECTS.items():
+        if isinstance(value, kind):
+            return {name: write(value)}
+    return value
+
+
+def from_json(field: str, value: Any) -> Any:
+    """The value that this JSON says.
+
+    Raises:
+        ValueError: it is none of the forms above; the message names the field.
+    """
+    if isinstance(value, list):
+        return tuple(from_json(field, part) for part in value)
+    if not isinstance(value, dict):
+        return value
+    name, said = next(iter(value.items())) if len(value) == 1 else ("", None)
+    if name not in _OBJECTS or not isinstance(said, str):
+        known = ", ".join(_OBJECTS)
+        raise ValueError(f"{field}: an object here has one name of {known}, and a text; got {str(value)[:100]}")
+    try:
+        return _OBJECTS[name][2](said)
+    except (ValueError, binascii.Error, struct.error) as error:
+        raise ValueError(f"{field}: not a {name}: {said[:100]!r}") from error
+
+
+def _versionstamp(text: str) -> Versionstamp:
+    return Versionstamp(*struct.unpack(">10sH", bytes.fromhex(text)))
+
+
+_OBJECTS: dict[str, tuple[Any, Callable[[Any], str], Callable[[str], Any]]] = {
+    "bytes": (bytes, lambda v: base64.b64encode(v).decode(), lambda s: base64.b64decode(s, validate=True)),
+    "uuid": (UUID, str, UUID),
+    "double": ((), str, lambda s: struct.unpack(">d", bytes.fromhex(s))[0]),
+    "single": (
+        SingleFloat,
+        lambda v: struct.pack(">f", v.value).hex(),
+        lambda s: SingleFloat(struct.unpack(">f", bytes.fromhex(s))[0]),
+    ),
+    "versionstamp": (Versionstamp, lambda v: v.to_bytes().hex(), _versionstamp),
+}
+
+
+def _shown(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,119 @@
+"""Values of the tuple layer: their bytes order as they do, and each form gives the value back."""
+
+import math
+import struct
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joex.core import tuples
+from joex.core.tuples import SingleFloat, Versionstamp
+
+pytestmark = pytest.mark.property
+
+singles = st.floats(width=32, allow_nan=False).map(SingleFloat)
+stamps = st.builds(
+    Versionstamp, st.binary(min_size=10, max_size=10).filter(lambda b: b != b"\xff" * 10), st.integers(0, 65535)
+)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**200), 2**200)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=20)
+    | st.uuids()
+    | singles
+    | stamps
+)
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4).map(tuple), max_leaves=8)
+
+
+def same(one, other):
+    """Equal, and of the same type all the way down: 1, 1.0 and True are three values here, and so are 0.0 and -0.0."""
+    if isinstance(one, tuple):
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float):
+        return isinstance(other, float) and struct.pack(">d", one) == struct.pack(">d", other)
+    return type(one) is type(other) and one == other
+
+
+@given(values)
+def test_a_value_comes_back_from_its_bytes(value):
+    assert same(tuples.unpack(tuples.pack("id", value)), value)
+
+
+@given(values)
+def test_a_value_comes_back_from_its_json(value):
+    assert same(tuples.from_json("id", tuples.to_json(value)), value)
+
+
+@given(values)
+def test_a_value_comes_back_from_its_name(value):
+    assert same(tuples.from_name(tuples.to_name("type", value)), value)
+
+
+@given(values, values)
+def test_different_values_have_different_names(one, other):
+    assert (tuples.to_name("type", one) == tuples.to_name("type", other)) is (
+        tuples.pack("type", one) == tuples.pack("type", other)
+    )
+
+
+@given(st.integers(-(2**200), 2**200), st.integers(-(2**200), 2**200))
+def test_bytes_order_as_integers_do(one, other):
+    assert (tuples.pack("id", one) < tuples.pack("id", other)) is (one < other)
+
+
+@given(st.floats(allow_nan=False), st.floats(allow_nan=False))
+def test_bytes_order_as_floats_do(one, other):
+    if one != other:
+        assert (tuples.pack("id", one) < tuples.pack("id", other)) is (one < other)
+
+
+@given(st.lists(st.text(max_size=8), max_size=4), st.lists(st.text(max_size=8), max_size=4))
+def test_bytes_order_as_tuples_of_texts_do(one, other):
+    def key(texts):
+        return [text.encode() for text in texts]
+
+    assert (tuples.pack("id", tuple(one)) < tuples.pack("id", tuple(other))) is (key(one) < key(other))
+
+
+@given(values)
+def test_no_value_is_above_the_highest_rank(value):
+    assert tuples.pack("priority", value) < b"\xff"
+
+
+def test_numbers_that_are_not_finite_have_a_form_in_json():
+    assert tuples.to_json((math.inf,)) == [{"double": "7ff0000000000000"}]
+    assert math.isnan(tuples.from_json("id", tuples.to_json(math.nan)))
+
+
+def test_a_uuid_in_json_is_an_object():
+    value = UUID(int=7)
+    assert tuples.to_json(value) == {"uuid": str(value)}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": 1}, "id: not a value that FoundationDB's tuple layer orders"),
+        (2**3000, "id: not a value that FoundationDB's tuple layer orders"),
+        ("\ud800", "id: not a value that FoundationDB's tuple layer orders"),
+        ("x" * 1000, "id: at most 1000 bytes when packed; got 1002"),
+        (object(), "id: not a value that FoundationDB's tuple layer orders"),
+    ],
+)
+def test_what_has_no_place_is_refused(value, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        tuples.pack("id", value)
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"a": "b"}, {"bytes": "?"}, {"uuid": 1}, {"versionstamp": "00"}, {"double": "x"}]
+)
+def test_json_that_says_no_value_is_refused(value):
+    with pytest.raises(ValueError, match=r"^id: "):
+        tuples.from_json("id", value)
