@@ -10,21 +10,33 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
-from joex.context import Connections, Context
+from joex.context import Connections, Context, Notes
 from joex.core.duration import parse_duration
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Outcome, decide
 from joex.errors import Cancel, Fail, InvalidJob, JoexError, Retry
-from joex.runtime.finisher import End, Finisher
-from joex.runtime.notes import NoteWriter
+from joex.runtime.finisher import End
 from joex.runtime.text import error_line, error_trace, storable
 from joex.store.jobs import json_text
 from joex.store.runs import EndedRun
 from joex.task import App, Task
+
+
+class Ends(Protocol):
+    """Where starts and ends of runs are written."""
+
+    def started(self, job: TakenJob, at: float) -> None:
+        """The code of a run has started, at this time of the monotonic clock."""
+
+    def ended(self, end: End) -> None:
+        """A run has ended."""
+
+    def forget(self, job: TakenJob) -> None:
+        """A run has lost its job: nothing of it is written."""
 
 
 class Interruption(enum.Enum):
@@ -90,8 +102,8 @@ class Runner:
         slots: int,
         defaults: Defaults,
         *,
-        finisher: Finisher,
-        notes: NoteWriter,
+        finisher: Ends,
+        notes: Notes,
         connections: Connections,
         is_trusted: Callable[[], bool],
         emit: Emit,

@@ -22,6 +22,7 @@ _REGISTER = statement("""
     FROM joex.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[], $9::text[],
                        $10::integer, $11::text, $12::interval, $13::boolean, $14::integer, $15::integer) r
 """)
+_SERVE = statement("SELECT joex.serve_queue($1::text)")
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
 _HEARTBEAT = statement(
     "SELECT alive, work, draining, lost, cancel FROM joex.heartbeat($1::integer, $2::uuid[], $3::uuid[])"
@@ -34,6 +35,7 @@ _LOOK = statement("SELECT next_due, oldest_xid FROM joex.look($1::text[])")
 _HORIZON = statement("SELECT joex.horizon()")
 _SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex.drain($1::text)")
+_NOTIFY = statement("SELECT joex.notify($1::text)")
 _CHORE = statement("SELECT joex.submit_chore($1::text, $2::text::jsonb, $3::text, $4::interval)")
 _LIST = statement("""
     SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at,
@@ -162,6 +164,12 @@ async def register(connection: Connection, me: Registration, most_losses: int, g
     return Registered(row["id"], row["reclaimed"], other, row["retired"])
 
 
+async def serve(connection: Connection, queue: str) -> None:
+    """Make ready what takes from this queue need; once is enough."""
+    with translated():
+        await connection.execute(_SERVE, queue)
+
+
 async def hold_lock(connection: Connection, executor: int) -> bool:
     """Hold the session lock that says: this executor lives. False where an earlier session of its own still has it."""
     with translated():
@@ -222,6 +230,12 @@ async def show_drain(connection: Connection, executor: int) -> None:
     """Let everybody see that this executor drains."""
     with translated():
         await connection.execute(_SHOW_DRAIN, executor)
+
+
+async def notify(connection: Connection, queue: str) -> int:
+    """Ask all executors of a queue to look for work now; returns how many take from it."""
+    with translated():
+        return int(await connection.fetchval(_NOTIFY, queue))
 
 
 async def submit_chore(connection: Connection, name: str, args: str, queue: str, every: timedelta) -> UUID | None:

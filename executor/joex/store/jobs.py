@@ -28,6 +28,9 @@ _CANCEL = statement("SELECT joex.cancel($1::uuid)")
 _SET_PRIORITY = statement("SELECT joex.set_priority($1::uuid, $2::text)")
 _RETRY = statement("SELECT joex.retry($1::uuid)")
 _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
+_BRING_FORWARD = statement("""
+    UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at > clock_timestamp() AND queue = ANY ($1::text[])
+""")
 _DELETE_FINISHED = statement("SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)")
 COLUMNS = """
     id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
@@ -40,6 +43,12 @@ _GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa:
 _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM joex.job_log
     WHERE job_id = $1::uuid AND seq > $2::bigint ORDER BY seq LIMIT $3::integer
+""")
+# (No order over all jobs, which would sort what each job's index gives in order.)
+_LATEST_LOG = statement("""
+    SELECT j.id, l.seq, l.attempt, l.at, l.level, l.message FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL (
+        SELECT seq, attempt, at, level, message FROM joex.job_log
+        WHERE job_id = j.id ORDER BY seq DESC LIMIT $2::integer) l
 """)
 
 
@@ -170,6 +179,12 @@ async def retry_failed(
         return int(await connection.fetchval(_RETRY_FAILED, queue, group, task, most))
 
 
+async def bring_forward(connection: Connection, queues: Sequence[str]) -> bool:
+    """Make all jobs of these queues due that wait for their time; False where there were none."""
+    with translated():
+        return await connection.execute(_BRING_FORWARD, queues) != "UPDATE 0"
+
+
 async def delete_finished(connection: Connection, states: Sequence[str], age: timedelta, most: int) -> int:
     """Delete a batch of the jobs, and their logs, that ended longer ago than ``age``; returns how many."""
     with translated():
@@ -195,6 +210,16 @@ async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most:
     with translated():
         rows = await connection.fetch(_LOG, job_id, after, most)
     return [LogEntry(*row) for row in rows]
+
+
+async def latest_log(connection: Connection, job_ids: Sequence[UUID], most: int) -> dict[UUID, list[LogEntry]]:
+    """The latest lines, at most ``most``, of each of these jobs, in order; a job that has none is left out."""
+    with translated():
+        rows = await connection.fetch(_LATEST_LOG, job_ids, most)
+    logs: dict[UUID, list[LogEntry]] = {}
+    for job_id, *entry in rows:
+        logs.setdefault(job_id, []).append(LogEntry(*entry))
+    return {job_id: sorted(log, key=lambda line: line.seq) for job_id, log in logs.items()}
 
 
 def job_of(row: Any) -> Job:

@@ -47,7 +47,8 @@ _LIST = statement(f"""
 """)  # noqa: S608 - likewise
 _COUNT = statement("""
     SELECT count(*) FILTER (WHERE finished_at IS NULL AND state <> 'running') AS pending,
-           count(*) FILTER (WHERE state = 'running') AS running, count(*) FILTER (WHERE finished_at IS NOT NULL) AS finished
+           count(*) FILTER (WHERE state = 'running') AS running,
+           count(*) FILTER (WHERE finished_at IS NOT NULL) AS finished
     FROM joex.job WHERE task = $1::text AND key IS NOT NULL
 """)
 _ACTIVE = statement("""

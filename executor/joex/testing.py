@@ -1,0 +1,232 @@
+"""Run submitted jobs inside a test, on a real database, without an executor.
+
+>>> async def test_an_order_is_confirmed(connection):  # doctest: +SKIP
+...     await shop.place_order(connection, "A-7")  # which submits a job
+...     [job] = await drain(app, connection)
+...     assert job.result == {"confirmed": "A-7"}
+
+With a connection all of it happens in the transaction that is open there, so that a test may roll it back in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import timedelta
+from importlib.metadata import version
+from uuid import uuid4
+
+from joex.client import Client
+from joex.context import Connections
+from joex.core.counting import CountingScheme
+from joex.core.job import State, TakenJob
+from joex.errors import JoexError
+from joex.runtime.finisher import End
+from joex.runtime.identity import this_process
+from joex.runtime.runner import Defaults, Runner
+from joex.runtime.text import storable
+from joex.store import executors, jobs, runs, stats
+from joex.store.executors import Registration
+from joex.store.jobs import Job, LogEntry
+from joex.store.runs import LogLine, Progress
+from joex.store.statement import Connection
+from joex.task import App
+
+_MOST_LOSSES = 5
+_SCHEME = CountingScheme(4, 1)
+
+
+class RunFailed(JoexError):
+    """A run failed. The message has the job's log; ``job`` is the job as it is stored."""
+
+    def __init__(self, job: Job, log: Sequence[LogEntry]) -> None:
+        said = "".join(f"\n  {line}" for entry in log for line in entry.message.splitlines())
+        super().__init__(f"job {job.id} of task {job.task!r} is {job.state}: {job.error}{said}")
+        self.job = job
+
+
+async def drain(
+    app: App,
+    database: Connection | Client,
+    *,
+    queues: Collection[str] | None = None,
+    early: bool = False,
+    raise_failures: bool = True,
+    retries: int = 5,
+    most: int = 10_000,
+) -> list[Job]:
+    """Run jobs, one after the other in the order in which an executor of one slot takes them, until there are none.
+
+    Jobs that these runs submit are run too. Everything is as in an executor: arguments are checked, transactions finish
+    jobs, failures wait for their retry.
+
+    Args:
+        app: the tasks.
+        database: an asyncpg connection, in whose transaction, if there is one, all of it happens (what a task does on
+            a connection of its context is undone there where it raises); or a client: then each step commits, as in
+            an executor.
+        queues: of these queues alone.
+        early: do not wait: run what is due later, too, retries among it.
+        raise_failures: raise `RunFailed` at the first run that fails, once that is written.
+        retries: of jobs and tasks that don't say it themselves.
+        most: end after so many runs.
+
+    Returns:
+        The jobs that were run, as they are stored then, in the order of their runs; each try of one again.
+
+    Raises:
+        RunFailed: see ``raise_failures``.
+        RuntimeError: there was still work after ``most`` runs.
+    """
+    done: list[Job] = []
+    async with _opened(database) as (connection, connections):
+        slot = await _Slot.open(connection, app, connections, retries)
+        try:
+            while (taken := await slot.take(queues, early=early)) is not None:
+                if len(done) == most:
+                    raise RuntimeError(f"drain: there is still work after {most} runs: next is task {taken.task!r}")
+                done.append(await slot.run(taken))
+                if raise_failures and done[-1].state in (State.STUCK, State.FAILED):
+                    raise RunFailed(done[-1], await jobs.job_log(connection, taken.id))
+        finally:
+            await slot.close()
+    return done
+
+
+class _Slot:
+    """A slot of an executor of its own. The runner tells it ends and notes, which are stored when the run is over."""
+
+    def __init__(self, connection: Connection, executor: int, runner_of: Callable[[_Slot], Runner]) -> None:
+        self._connection = connection
+        self._executor = executor
+        self._runner = runner_of(self)
+        self._ends: list[End] = []
+        self._lines: list[LogLine] = []
+        self._progress: Progress | None = None
+
+    @classmethod
+    async def open(cls, connection: Connection, app: App, connections: Connections, retries: int) -> _Slot:
+        """Register the executor. Nobody waits for so short a life to end, so it keeps no lease."""
+        process = this_process()
+        me = Registration(
+            app_id=f"joex.testing-{uuid4()}",
+            pod_uid=None,
+            host=process.host,
+            boot_id=process.boot,
+            pid=process.pid,
+            process_start=process.start,
+            version=version("joex"),
+            queues=["default"],
+            tasks=app.names,
+            pool_size=1,
+            http_address=None,
+            lease=timedelta(hours=1),
+            locks=False,
+        )
+        registered = await executors.register(connection, me, _MOST_LOSSES)
+        if registered.id is None:
+            raise RuntimeError("a new app-id is in use")
+
+        def runner_of(slot: _Slot) -> Runner:
+            defaults = Defaults(retries, timedelta(minutes=1), None)
+            return Runner(
+                app,
+                1,
+                defaults,
+                finisher=slot,
+                notes=slot,
+                connections=connections,
+                is_trusted=lambda: True,
+                emit=lambda _: None,
+            )
+
+        return cls(connection, registered.id, runner_of)
+
+    async def take(self, queues: Collection[str] | None, *, early: bool) -> TakenJob | None:
+        """Take the next job, or None."""
+        served = list(queues or []) or [queue.queue for queue in await stats.queue_stats(self._connection)]
+        for queue in served:
+            await executors.serve(self._connection, queue)
+        if taken := await runs.take(self._connection, self._executor, served, 1, _SCHEME):
+            return taken[0]
+        if early and await jobs.bring_forward(self._connection, served):
+            taken = await runs.take(self._connection, self._executor, served, 1, _SCHEME)
+        return taken[0] if taken else None
+
+    async def run(self, taken: TakenJob) -> Job:
+        """Run a job, and store how it went."""
+        self._runner.start(taken)
+        run = self._runner.runs[taken.lock_id]
+        if run.worker is not None:
+            await run.worker
+        lines, progress, ends = self._lines, self._progress, self._ends
+        self._lines, self._progress, self._ends = [], None, []
+        await runs.note_many(self._connection, lines, [] if progress is None else [progress])
+        await runs.finish_many(self._connection, [end.row for end in ends])
+        self._runner.release(taken)
+        job = await jobs.get_job(self._connection, taken.id)
+        if job is None:
+            raise RuntimeError(f"job {taken.id} is gone after its run")
+        return job
+
+    async def close(self) -> None:
+        """Leave, if that can still be said."""
+        self._runner.close()
+        with suppress(JoexError):
+            await executors.leave(self._connection, self._executor, _MOST_LOSSES)
+
+    # What the runner tells (`Ends` and `Notes`).
+
+    def started(self, job: TakenJob, at: float) -> None:
+        """Nobody else looks at a run while it lasts."""
+
+    def ended(self, end: End) -> None:
+        """Keep the end of the run."""
+        self._ends.append(end)
+
+    def forget(self, job: TakenJob) -> None:
+        """Nothing of this run is to be written."""
+
+    def log(self, job: TakenJob, level: str, message: str) -> None:
+        """Keep a line of the log."""
+        self._lines.append(LogLine(job.id, job.lock_id, job.attempt + 1, 0.0, level, storable(message)))
+
+    def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
+        """Keep the latest progress."""
+        said = None if message is None else storable(message, 1000)
+        self._progress = Progress(job.id, job.lock_id, percent, said)
+
+
+class _OneConnection(Connections):
+    """The one connection, for tasks too. Where a transaction is open, a task that raises does not end it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Connection]:
+        if not self._connection.is_in_transaction():
+            yield self._connection
+            return
+        async with self._connection.transaction():
+            yield self._connection
+
+
+class _ClientConnections(Connections):
+    """Connections of a client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def acquire(self) -> AbstractAsyncContextManager[Connection]:
+        return self._client.acquire()
+
+
+@asynccontextmanager
+async def _opened(database: Connection | Client) -> AsyncIterator[tuple[Connection, Connections]]:
+    """A connection for us, and connections for tasks."""
+    if isinstance(database, Client):
+        async with database.acquire() as connection:
+            yield connection, _ClientConnections(database)
+    else:
+        yield database, _OneConnection(database)
