@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from joex.core.duration import parse_duration
-from joex.core.job import NewJob, Priority
+from joex.core.job import NewJob, Priority, State
 from joex.core.why import Reason
-from joex.errors import InvalidJob
+from joex.errors import ConfigError, InvalidJob
 from joex.store import executors, jobs
-from joex.store.database import create_pool
+from joex.store.database import borrowed, create_pool
 from joex.store.errors import translated
 from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
+from joex.store.watching import ExecutorEvent, JobEvent, read_jobs
 from joex.typed import TypedJobs
+from joex.watching.watcher import Watcher
 
 if TYPE_CHECKING:
     import asyncpg
 
 _BATCH = 1000
+_FINAL = tuple(state for state in State if state.is_final)
 
 
 class Client:
@@ -32,9 +35,11 @@ class Client:
     Each method takes an optional ``connection`` (asyncpg): it then works inside that connection's transaction, so that
     a job exists if and only if the transaction commits. Without one it uses its pool, in a transaction of its own.
 
+    While somebody waits for jobs or hears events it holds one connection of its pool, for all of them together.
+
     Args:
         database: a PostgreSQL URL (the client then has a pool of its own, made at first use and closed with it), or an
-            asyncpg pool of yours.
+            asyncpg pool of yours (close the client before the pool).
 
     >>> async with Client("postgresql://localhost/shop") as client:  # doctest: +SKIP
     ...     await client.submit("mail.send", {"to": "a@example.org"}, group="acme")
@@ -43,6 +48,8 @@ class Client:
     def __init__(self, database: str | asyncpg.Pool[Any]) -> None:
         self._url = database if isinstance(database, str) else None
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
+        self.watcher = Watcher(self._borrow)
+        """What `wait`, `subscribe` and `events` are made of."""
 
     @property
     def typed(self) -> TypedJobs:
@@ -59,7 +66,8 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the pool, if it is the client's own."""
+        """End all waiting, and close the pool, if it is the client's own."""
+        await self.watcher.close()
         if self._url is not None and self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()
@@ -185,6 +193,67 @@ class Client:
         async with self.acquire(connection) as used:
             return await jobs.get_job(used, job_id)
 
+    async def wait(
+        self,
+        job_id: UUID,
+        *,
+        states: Collection[str] = _FINAL,
+        timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - it reads like the other durations
+    ) -> Job | None:
+        """Wait until a job is in one of these states; by default, until it is finished.
+
+        None: the job is gone, or its submission has not been committed. A state that it passes through quickly may not
+        be seen: wait for the final ones too. While the database is away, the wait goes on.
+
+        Args:
+            job_id: the job.
+            states: the states to wait for.
+            timeout: the longest time (``"30s"``).
+
+        Raises:
+            TimeoutError: it was not in time.
+            ConfigError: the states, the timeout, or the database's URL is wrong.
+        """
+        [job] = await self.wait_many([job_id], states=states, timeout=timeout)
+        return job
+
+    async def wait_many(
+        self,
+        job_ids: Iterable[UUID],
+        *,
+        states: Collection[str] = _FINAL,
+        timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - likewise
+    ) -> list[Job | None]:
+        """Wait until each of these jobs is, or was meanwhile, in one of these states; as `wait`, in the order given."""
+        ids, wanted = list(job_ids), _states(states)
+        found = await self.watcher.wait(ids, read_jobs, lambda job: job.state in wanted, states=wanted, timeout=timeout)
+        return [found[job_id] for job_id in ids]
+
+    def subscribe(self, *job_ids: UUID) -> AbstractAsyncContextManager[AsyncIterator[tuple[UUID, Job | None]]]:
+        """Hear of each change of these jobs, for the time of an ``async with`` block.
+
+        It gives an async iterator over ids and jobs: first each job as it is, then as it has become, whenever it has
+        changed (its progress too); the latest only, where several changes come at once. None: the job is gone; when all
+        are, it ends.
+
+        >>> async with client.subscribe(a, b) as changes:  # doctest: +SKIP
+        ...     async for job_id, job in changes:
+        ...         print(job_id, job and job.state)
+        """
+        return self.watcher.watch(job_ids, read_jobs)
+
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[JobEvent | ExecutorEvent]]:
+        """Hear all events, for the time of an ``async with`` block: it gives an async iterator.
+
+        Each comes once at most. Lost are those that happen while the connection is lost, and the oldest where more than
+        10,000 have not been read.
+
+        >>> async with client.events() as events:  # doctest: +SKIP
+        ...     async for event in events:
+        ...         print(event.kind)
+        """
+        return self.watcher.events()
+
     async def why(self, job_id: UUID, *, connection: Connection | None = None) -> list[Reason]:
         """Why a job is not running, what stands in its way first; its ``message`` says it in a sentence."""
         async with self.acquire(connection) as used:
@@ -209,12 +278,24 @@ class Client:
         finally:
             await pool.release(used)
 
+    @asynccontextmanager
+    async def _borrow(self) -> AsyncIterator[Connection]:
+        async with borrowed(await self._get_pool()) as connection:
+            yield connection
+
     async def _get_pool(self) -> asyncpg.Pool[Any]:
         if self._pool is None:
             if self._url is None:
                 raise RuntimeError("this client is closed")
             self._pool = await create_pool(self._url, most=10, name="joex client")
         return self._pool
+
+
+def _states(given: Collection[str]) -> frozenset[str]:
+    states = frozenset([given] if isinstance(given, str) else given)
+    if unknown := sorted(states.difference(State)):
+        raise ConfigError(f"states: expected some of {', '.join(State)}; got {', '.join(map(repr, unknown))}")
+    return states
 
 
 def new_job(

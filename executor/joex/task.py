@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
 from uuid import UUID
@@ -12,7 +12,8 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from joex.core.duration import parse_duration
-from joex.core.job import check_name
+from joex.core.job import Priority, check_name
+from joex.core.periodic import NewPeriodicTask
 from joex.errors import ConfigError, InvalidJob
 
 if TYPE_CHECKING:
@@ -125,7 +126,11 @@ class Submission:
 
 
 class App:
-    """A set of tasks.
+    """A set of tasks, and when some of them are due.
+
+    Args:
+        name: whose periodic tasks these are: two apps on one database need two names. By default the place it is loaded
+            from (``module:attribute``).
 
     >>> app = App()
     >>> @app.task("greetings.hello")
@@ -135,8 +140,10 @@ class App:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._periodic: dict[str, NewPeriodicTask] = {}
 
     def task(
         self,
@@ -171,6 +178,71 @@ class App:
 
         return register
 
+    def periodic(
+        self,
+        timer: str,
+        *,
+        zone: str = "UTC",
+        id: str = "",  # noqa: A002 - what it is everywhere else
+        args: Mapping[str, Any] | None = None,
+        group: str = "default",
+        queue: str | None = None,
+        priority: str = "low",
+        subject: str = "",
+        starting_deadline: timedelta | float | str | None = None,
+    ) -> Callable[[Task[P, R]], Task[P, R]]:
+        """Run a task again and again; stands above `task`.
+
+        The app's executors register it when they start, and remove what the app does not have any more. A job is made
+        when it is due, wherever the app's queue is served: never twice, and not while the one before is unfinished.
+
+        Args:
+            timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/timers.md.
+            zone: the time zone, such as ``"Europe/Zurich"``, of a timer that names none.
+            id: tells it apart where a task has several; by default the task's name.
+            args: the arguments of its jobs.
+            group: the group of its jobs.
+            queue: the queue of its jobs; by default the task's.
+            priority: the priority of its jobs.
+            subject: what they are about, for people; by default its id.
+            starting_deadline: a time that was missed by more than this is left out; by default one is caught up.
+
+        Raises:
+            ConfigError: something is wrong; the message names it.
+        """
+
+        def register(task: Task[P, R]) -> Task[P, R]:
+            if not isinstance(task, Task):
+                raise ConfigError(f"periodic {timer!r}: it stands above @app.task(...), not below")
+            name = id or task.name
+            if name in self._periodic:
+                raise ConfigError(f"periodic task {name!r}: there is one already; give them ids: id=...")
+            self._periodic[name] = _periodic(
+                name,
+                task,
+                timer=timer,
+                zone=zone,
+                args=args or {},
+                group=group,
+                queue=queue or task.queue,
+                priority=priority,
+                subject=subject,
+                starting_deadline=starting_deadline,
+            )
+            return task
+
+        return register
+
+    @property
+    def owner(self) -> str:
+        """The owner of its periodic tasks."""
+        return f"app:{self.name or 'app'}"
+
+    @property
+    def periodic_tasks(self) -> list[NewPeriodicTask]:
+        """Its periodic tasks. Their ids begin with its name."""
+        return [replace(one, id=f"{self.name or 'app'}/{one.id}") for one in self._periodic.values()]
+
     def add(self, task: Task[..., Any]) -> None:
         """Add a task made elsewhere.
 
@@ -199,6 +271,22 @@ class App:
     def names(self) -> list[str]:
         """The names of all tasks, sorted."""
         return sorted(self._tasks)
+
+
+def _periodic(
+    name: str, task: Task[..., Any], *, priority: str, starting_deadline: Any, **fields: Any
+) -> NewPeriodicTask:
+    """A checked periodic task."""
+    task.parse_arguments(fields["args"])
+    try:
+        deadline = None if starting_deadline is None else parse_duration(starting_deadline)
+        if priority not in ("high", "low"):
+            raise ValueError(f"priority: expected 'high' or 'low'; got {priority!r}")
+        return NewPeriodicTask(
+            id=name, task=task.name, priority=Priority(priority), starting_deadline=deadline, submitter="joex", **fields
+        )
+    except ValueError as error:
+        raise ConfigError(f"periodic task {name!r}: {error}") from error
 
 
 class _Arguments:

@@ -6,14 +6,14 @@ one that this namespace owns, and no object asks for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from joex.core.job import Priority
+from joex.core.periodic import NewPeriodicTask
 from joex.errors import JoexError
-from joex.store import pools as store
-from joex.store.pools import NewPeriodicTask
+from joex.store import periodic as store
 from joex_operator.conditions import Condition, refused
 from joex_operator.database import Database, Databases, trouble
 from joex_operator.events import events_of_change
@@ -84,8 +84,8 @@ class Mirror:
     async def _store(self, task: Periodic, pool: Pool) -> Condition:
         database = await self._database(pool)
         async with database.connection() as connection:
-            is_ours = await store.put_periodic_task(connection, _row(task, pool))
-        if not is_ours:
+            answer = await store.put(connection, _row(task, pool), owner(task.namespace))
+        if answer == "not_yours":
             said = f"the database has a periodic task {row_id(task.namespace, task.name)!r} that somebody else owns"
             return Condition(_READY, "False", "OwnedByOther", said, bad=True)
         if task.spec.suspend:
@@ -111,7 +111,7 @@ class Mirror:
                     continue
                 done.add(id(database))
                 async with database.connection() as connection:
-                    await store.keep_periodic_tasks(connection, owner(namespace), ids)
+                    await store.keep(connection, owner(namespace), ids)
             except (UrlUnknown, JoexError, OSError):  # that pool's own conditions say so
                 settled = False
         return settled
@@ -124,16 +124,15 @@ def _row(task: Periodic, pool: Pool) -> NewPeriodicTask:
     spec = task.spec
     return NewPeriodicTask(
         id=row_id(task.namespace, task.name),
-        owner=owner(task.namespace),
         enabled=not spec.suspend,
         task=spec.task,
         timer=spec.timer,
         zone=spec.time_zone,
         queue=spec.queue or pool.spec.queues[0],
         group=spec.group,
-        args=json.dumps(spec.args),
+        args=spec.args,
         subject=spec.subject,
         submitter=spec.submitter,
-        priority=spec.priority,
+        priority=Priority(spec.priority),
         starting_deadline=spec.starting_deadline,
     )

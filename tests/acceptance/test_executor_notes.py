@@ -9,7 +9,6 @@ import pytest
 
 import joex
 from joex.core.events import LogLinesDropped, RunStarted
-from joex.runtime import chores
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import eventually
@@ -120,9 +119,8 @@ async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(
 
 
 async def test_old_finished_jobs_are_deleted_by_a_job_of_the_system_group_and_younger_ones_kept(
-    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
-    monkeypatch.setattr(chores, "_EVERY", timedelta(milliseconds=100))
     app = joex.App()
 
     @app.task("task", retries=0)
@@ -142,6 +140,10 @@ async def test_old_finished_jobs_are_deleted_by_a_job_of_the_system_group_and_yo
                 ids[name],
                 days,
             )
+
+        await connection.execute(
+            "UPDATE joex.periodic_task SET enabled = true, timer = '*:*:*' WHERE id = 'joex.retention'"
+        )
 
         async def are_deleted() -> bool:
             kept = [name for name in names if await client.get(ids[name]) is not None]

@@ -496,26 +496,7 @@ async def test_a_rescue_that_meets_a_take_leaves_no_job_with_a_dead_executor(ben
     assert await bench.state(job_id) == "waiting"
 
 
-# Chores, and rows of executors long gone.
-
-
-async def test_a_chore_is_submitted_once_in_its_time_however_many_executors_want_it(bench, another_connection):
-    connections = [await another_connection() for _ in range(4)]
-    call = [executors.submit_chore(c, "joex.tidy", '{"x": 1}', "default", HOUR) for c in connections]
-    ids = [found for found in await asyncio.gather(*call) if found is not None]
-    assert len(ids) == 1
-    job = await bench.job(ids[0])
-    assert (job.task, job.group, job.args, job.submitter) == ("joex.tidy", "system", {"x": 1}, "joex")
-    await bench.finish(await bench.take_one(await bench.executor()))
-    assert await executors.submit_chore(bench.connection, "joex.tidy", "{}", "default", HOUR) is None
-    await bench.connection.execute("UPDATE joex.chore SET submitted_at = submitted_at - interval '2 hours'")
-    assert await executors.submit_chore(bench.connection, "joex.tidy", "{}", "default", HOUR) is not None
-
-
-async def test_a_chore_is_not_submitted_again_while_the_last_one_is_unfinished(bench):
-    every = timedelta(0)
-    assert await executors.submit_chore(bench.connection, "joex.tidy", "{}", "default", every) is not None
-    assert await executors.submit_chore(bench.connection, "joex.tidy", "{}", "default", every) is None
+# Rows of executors long gone.
 
 
 async def test_executors_that_ended_long_ago_are_forgotten_and_others_are_not(bench, another_connection):

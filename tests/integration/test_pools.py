@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from joex.store import executors, jobs, pools
-from joex.store.pools import CHANNEL, NewPeriodicTask
+from joex.store.pools import CHANNEL
 from tests.support.waiting import eventually
 
 MOST = 100
@@ -251,38 +251,3 @@ class TestWatch:
         assert await pools.oldest_transaction(bench.connection) < horizon
         await transaction.commit()
         assert await pools.oldest_transaction(bench.connection) >= horizon
-
-
-class TestPeriodicTasks:
-    def task(self, name: str = "p/nightly", owner: str = "kubernetes:p", timer: str = "daily") -> NewPeriodicTask:
-        return NewPeriodicTask(
-            id=name,
-            owner=owner,
-            enabled=True,
-            task="tidy",
-            timer=timer,
-            zone="UTC",
-            queue="default",
-            group="default",
-            args='{"days": 3}',
-            subject="",
-            submitter="",
-            priority="low",
-            starting_deadline=timedelta(minutes=5),
-        )
-
-    async def test_a_row_follows_its_owner(self, bench) -> None:
-        assert await pools.put_periodic_task(bench.connection, self.task())
-        assert await pools.put_periodic_task(bench.connection, self.task(timer="hourly"))
-        assert await bench.connection.fetchval("SELECT timer FROM joex.periodic_task") == "hourly"
-
-    async def test_somebody_else_s_row_is_left_alone(self, bench) -> None:
-        await pools.put_periodic_task(bench.connection, self.task(owner="app:shop"))
-        assert not await pools.put_periodic_task(bench.connection, self.task(timer="hourly"))
-        assert await pools.keep_periodic_tasks(bench.connection, "kubernetes:p", []) == []
-        assert await bench.connection.fetchval("SELECT timer FROM joex.periodic_task") == "daily"
-
-    async def test_what_an_owner_does_not_ask_for_any_more_goes(self, bench) -> None:
-        for name in ("p/a", "p/b", "p/c"):
-            await pools.put_periodic_task(bench.connection, self.task(name))
-        assert sorted(await pools.keep_periodic_tasks(bench.connection, "kubernetes:p", ["p/b"])) == ["p/a", "p/c"]

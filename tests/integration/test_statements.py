@@ -72,6 +72,13 @@ CALLS = {
     "highest_rank": "joex.highest_rank()",
     "is_heard": "joex.is_heard(true)",
     "horizon": "joex.horizon()",
+    "enable_periodic_task": "joex.enable_periodic_task('a')",
+    "fire_periodic": "joex.fire_periodic('me', ARRAY['a'], ARRAY[1]::bigint[], ARRAY[now()], ARRAY[now()], ARRAY[now()], \
+                      ARRAY[NULL]) FROM joex.put_periodic_task('a', 't', 'daily')",
+    "periodic_task_changes": None,  # a trigger
+    "remove_periodic_task": "joex.remove_periodic_task('a')",
+    "run_periodic_task": "joex.run_periodic_task('a') FROM joex.put_periodic_task('a', 't', 'daily')",
+    "submit_periodic": "joex.submit_periodic(t) FROM joex.periodic_task t",
     "keep_periodic_tasks": "joex.keep_periodic_tasks('nobody', ARRAY['a'])",
     "lane": "joex.lane('high')",
     "lock_class": "joex.lock_class(1)",
@@ -83,8 +90,7 @@ CALLS = {
     "pod_gone": "joex.pod_gone('nothing', 5)",
     "promote": "joex.promote('default')",
     "promote_due": "joex.promote_due(ARRAY['default'])",
-    "put_periodic_task": "joex.put_periodic_task('a', 'me', true, 't', 'daily', 'UTC', 'default', 'default', '{}', '', \
-                          '', 'low', NULL)",
+    "put_periodic_task": "joex.put_periodic_task('a', 't', 'daily')",
     "put_back": f"joex.put_back(ARRAY[{NO_JOB}], 1, 5, 'why')",
     "recover_overdue": "joex.recover_overdue(5)",
     "register": "joex.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)",
@@ -105,7 +111,6 @@ CALLS = {
     "start_many": f"joex.start_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0])",
     "state_after": "joex.state_after('success', false, true)",
     "submit": "joex.submit('a')",
-    "submit_chore": "joex.submit_chore('tidy', '{}', 'default', '1 hour')",
     "submit_many": "joex.submit_many(ARRAY['a', 'b'])",
     "subscribe": "joex.subscribe('me', '1 minute')",
     "take": "joex.take(1, ARRAY['default'], 3)",

@@ -145,7 +145,7 @@ def test_every_number_has_the_prefix_and_no_label_is_unbounded(metrics):
     assert content_type.startswith("text/plain")
     assert all(family.name.startswith("joex_") for family in families)
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels == {"task", "queue", "result", "cause", "reason", "service", "le"}
+    assert labels == {"task", "queue", "result", "cause", "reason", "service", "outcome", "le"}
 
 
 def test_an_event_that_moves_no_number_is_welcome(metrics):

@@ -33,6 +33,7 @@ def load_app(place: str) -> App:
         raise ConfigError(f"--app: module {module_name} has no {attribute!r}; {_apps_of(module)}") from None
     if not isinstance(app, App):
         raise ConfigError(f"--app: {place} is a {type(app).__name__}, not a joex.App; {_apps_of(module)}")
+    app.name = app.name or place
     return app
 
 

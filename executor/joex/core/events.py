@@ -103,6 +103,21 @@ class Woken:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeated:
+    """A periodic task was due, and ``outcome`` says what came of it.
+
+    ``submitted`` (as this job), ``overlapping`` (the job before is not finished), ``late`` (it was missed by more
+    than its starting deadline), ``refused`` (it can't run: ``error``, or the task's own, says why), ``trouble`` (it is
+    tried again).
+    """
+
+    id: str
+    outcome: str
+    job: UUID | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class LogLinesDropped:
     """Log lines of jobs were not written: the buffer was full, or their runs had lost their jobs."""
 
@@ -160,6 +175,7 @@ Event: TypeAlias = (
     | Overdue
     | FellAsleep
     | Woken
+    | Repeated
     | LogLinesDropped
     | TrustEnded
     | LeaseEnded

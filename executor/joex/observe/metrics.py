@@ -61,6 +61,7 @@ class Metrics:
             events.WorkerConflict: lambda _: self._conflicts.inc(),
             events.Rescued: self._rescued,
             events.Overdue: lambda event: self._overdue.inc(event.jobs),
+            events.Repeated: lambda event: self._repeated.labels(event.outcome).inc(),
             events.LogLinesDropped: self._lines_dropped,
             events.TrustEnded: lambda _: self._trust_ended.inc(),
             events.DatabaseTrouble: lambda event: self._trouble.labels(event.service).inc(),
@@ -106,6 +107,15 @@ class Metrics:
         self._overdue = self._counter(
             "joex_runs_overdue", "Runs put back, of whatever executor or worker, that did not report in time."
         )
+        self._repeated = self._counter(
+            "joex_periodic_decisions",
+            "Times at which a periodic task was due, by what this executor made of it: submitted, overlapping (its "
+            "job before is not finished), late (missed by more than its starting deadline), refused, trouble (tried "
+            "again).",
+            "outcome",
+        )
+        for outcome in ("submitted", "overlapping", "late", "refused", "trouble"):  # there from the start
+            self._repeated.labels(outcome)
         self._dropped = self._counter("joex_log_lines_dropped", "Log lines of jobs that were not written.", "reason")
         for reason in _DROPPED:  # there from the start, so that their first increase is seen
             self._dropped.labels(reason)

@@ -14,7 +14,7 @@ from joex.core.events import Event
 from joex.core.job import TakenJob
 from joex.core.lease import Lease
 from joex.errors import JoexError, LeaseLost
-from joex.runtime.chores import Chores
+from joex.repeating import Repeater
 from joex.runtime.finisher import Finisher
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
 from joex.runtime.notes import NoteWriter
@@ -67,9 +67,11 @@ class Incarnation:
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
+        self.repeater = Repeater(pool, executor.app_id, self._emit)
         self.keeper = LeaseKeeper(
             executor.url,
             executor=executor_id,
+            queues=settings.queues,
             lease=Lease(settings.lease),
             most_losses=settings.most_losses,
             pooled=settings.poll_interval is not None,
@@ -90,7 +92,7 @@ class Incarnation:
                     for service in (
                         self.finisher.run,
                         self.notes.run,
-                        Chores(self._pool, self._executor.settings, self._emit).run,
+                        self.repeater.run,
                     )
                 ]
                 await self._until_over(taking)
@@ -163,6 +165,10 @@ class Incarnation:
     def on_wake(self) -> None:
         """Look for work."""
         self.taker.wake()
+
+    def on_periodic(self) -> None:
+        """Look at the periodic tasks."""
+        self.repeater.wake()
 
     def on_drain(self) -> None:
         """Drain."""

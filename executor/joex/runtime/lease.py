@@ -34,7 +34,7 @@ from joex.core.events import DatabaseTrouble, Event, Overdue, Rescued, Woken
 from joex.core.lease import Lease
 from joex.errors import JoexError
 from joex.runtime.text import error_trace
-from joex.store import executors, keyed
+from joex.store import executors, keyed, periodic
 from joex.store.database import connect
 from joex.store.errors import translated
 
@@ -61,6 +61,9 @@ class Listener(Protocol):
 
     def on_wake(self) -> None:
         """There may be work."""
+
+    def on_periodic(self) -> None:
+        """A periodic task has changed."""
 
     def on_drain(self) -> None:
         """Somebody asks this executor to drain."""
@@ -204,6 +207,7 @@ class LeaseKeeper:
             with translated():
                 await connection.add_listener("joex_wake", self._hear_wake)
                 await connection.add_listener("joex_control", self._hear_control)
+                await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
         has_lock = self._pooled
         while not broken.is_set() and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
@@ -283,6 +287,9 @@ class LeaseKeeper:
             self._tell(self._listener.on_cancel, UUID(message["job"]))
         elif message["do"] == "drain":
             self._tell(self._listener.on_drain)
+
+    def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
+        self._tell(self._listener.on_periodic)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -11,7 +11,7 @@ still open, and its job is seen only after that has committed::
     sleep ...                         commit                            <- nobody comes
 
 So the executor, once it has said that it sleeps, takes a transaction id, and goes on looking, ever more seldom, until
-all transactions below that have ended. Whoever starts later sees that it sleeps.
+all transactions below that have ended (`joex.core.looks`). Whoever starts later sees that it sleeps.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.counting import CountingScheme
 from joex.core.events import DatabaseTrouble, Emit, FellAsleep, Taken
+from joex.core.looks import LATEST, Looks
 from joex.errors import JoexError, LeaseLost
 from joex.runtime.runner import Runner
 from joex.store import executors, runs
@@ -31,10 +32,6 @@ from joex.store.database import borrowed
 if TYPE_CHECKING:
     import asyncpg
 
-_FIRST_LOOK, _LATEST_LOOK = (
-    0.005,
-    1.0,
-)  # seconds between looks while transactions are open that may not have seen us sleep
 _LONGEST_RETRY = 2.0
 _LOCKED_RETRY_IN = 0.2
 _DELIVERED_WITHIN = 60.0
@@ -68,8 +65,7 @@ class Taker:
         self._emit = emit
         self._ring = asyncio.Event()
         self._is_declared = False  # the database knows that we sleep
-        self._horizon: int | None = None  # transactions below it may not have seen that yet
-        self._look_in = _FIRST_LOOK
+        self._looks: Looks | None = None  # for the work of transactions that may not have seen that yet
         # The answer to a take was lost: the database may have given us jobs, or may yet, as long as the network can
         # deliver the statement. Up to this time of the loop's clock, and once after it, they are looked for; 0: none.
         self._unknown_until = 0.0
@@ -134,8 +130,8 @@ class Taker:
                 return await self._until_due(connection)
             if not self._is_declared:
                 await executors.fall_asleep(connection, self._executor)
-                self._horizon = await executors.horizon(connection)
-                self._is_declared, self._look_in = True, _FIRST_LOOK
+                self._looks = Looks(await executors.horizon(connection))
+                self._is_declared = True
                 return 0  # and look once more
             return await self._until_due(connection)
 
@@ -146,18 +142,14 @@ class Taker:
 
     async def _until_due(self, connection: Any) -> float:
         look = await executors.look(connection, self._queues)
-        sleep = min(self._longest_sleep, _LATEST_LOOK) if self._unknown_until else self._longest_sleep
+        sleep = min(self._longest_sleep, LATEST) if self._unknown_until else self._longest_sleep
         if look.next_due is not None:
             # Due and not taken: somebody has locked the row. It is looked for again, but not without a pause.
             sleep = min(sleep, look.next_due if look.next_due > 0 else _LOCKED_RETRY_IN)
-        if self._horizon is not None and look.oldest_xid < self._horizon:
-            sleep = min(sleep, self._look_in)
-            self._look_in = min(self._look_in * 2, _LATEST_LOOK)
-            return sleep
-        if self._horizon is not None:
-            # They have all ended, but maybe only since the take: it must be done once more.
-            self._horizon = None
-            return 0
+        if self._looks is not None:
+            look_in, self._looks = self._looks.look_in, self._looks.after(look.oldest_xid)
+            # Where they have all ended: maybe only since the take, so it must be done once more.
+            return 0 if self._looks is None else min(sleep, look_in)
         if not self._runner.runs:
             self._emit(FellAsleep(look.next_due))
         return sleep

@@ -36,7 +36,6 @@ _HORIZON = statement("SELECT joex.horizon()")
 _SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex.drain($1::text)")
 _NOTIFY = statement("SELECT joex.notify($1::text)")
-_CHORE = statement("SELECT joex.submit_chore($1::text, $2::text::jsonb, $3::text, $4::interval)")
 _LIST = statement("""
     SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at,
            heartbeat_at, left_at, silent_seconds
@@ -236,13 +235,6 @@ async def notify(connection: Connection, queue: str) -> int:
     """Ask all executors of a queue to look for work now; returns how many take from it."""
     with translated():
         return int(await connection.fetchval(_NOTIFY, queue))
-
-
-async def submit_chore(connection: Connection, name: str, args: str, queue: str, every: timedelta) -> UUID | None:
-    """Submit a chore of the system group unless it was submitted less than ``every`` ago; its id, or None."""
-    with translated():
-        found: UUID | None = await connection.fetchval(_CHORE, name, args, queue, every)
-    return found
 
 
 async def list_executors(connection: Connection, *, ended: bool = False, most: int = 1000) -> list[Executor]:

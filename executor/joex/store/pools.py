@@ -21,11 +21,6 @@ _OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigin
 _RETIRE = statement("SELECT joex.retire($1::text, $2::boolean)")
 _FORGET = statement("SELECT joex.forget_retired($1::text, $2::timestamptz)")
 _POD_GONE = statement("SELECT joex.pod_gone($1::text, $2::integer)")
-_PUT_PERIODIC = statement("""
-    SELECT joex.put_periodic_task($1::text, $2::text, $3::boolean, $4::text, $5::text, $6::text, $7::text, $8::text,
-                                  $9::text::jsonb, $10::text, $11::text, $12::text, $13::interval)
-""")
-_KEEP_PERIODIC = statement("SELECT joex.keep_periodic_tasks($1::text, $2::text[])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +33,6 @@ class Known:
     held: int
     draining: bool
     retired_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class NewPeriodicTask:
-    """A periodic task as it is set by its owner; ``args`` is JSON."""
-
-    id: str
-    owner: str
-    enabled: bool
-    task: str
-    timer: str
-    zone: str
-    queue: str
-    group: str
-    args: str
-    subject: str
-    submitter: str
-    priority: str
-    starting_deadline: timedelta | None
 
 
 async def look(
@@ -111,32 +87,3 @@ async def pod_gone(connection: Connection, pod_uid: str, most_losses: int) -> in
     """End the executor of a pod that does certainly not run any more; returns how many jobs wait again."""
     with translated():
         return int(await connection.fetchval(_POD_GONE, pod_uid, most_losses))
-
-
-async def put_periodic_task(connection: Connection, task: NewPeriodicTask) -> bool:
-    """Set a periodic task; False: somebody else owns the one with this id."""
-    with translated():
-        return bool(
-            await connection.fetchval(
-                _PUT_PERIODIC,
-                task.id,
-                task.owner,
-                task.enabled,
-                task.task,
-                task.timer,
-                task.zone,
-                task.queue,
-                task.group,
-                task.args,
-                task.subject,
-                task.submitter,
-                task.priority,
-                task.starting_deadline,
-            )
-        )
-
-
-async def keep_periodic_tasks(connection: Connection, owner: str, ids: Sequence[str]) -> list[str]:
-    """Remove the periodic tasks of an owner, all but these; returns the ids of those removed."""
-    with translated():
-        return [row[0] for row in await connection.fetch(_KEEP_PERIODIC, owner, ids)]

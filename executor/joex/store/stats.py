@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
@@ -16,6 +17,17 @@ _GROUPS = statement("""
            max_running
     FROM joex.group_stats WHERE $1::text IS NULL OR queue = $1
     ORDER BY waiting + running DESC, queue, grp LIMIT $2::integer
+""")
+_NOW = statement("SELECT clock_timestamp()")
+# Two parts, as there are two indexes; and with two ends, so that no planner takes this for a large part of the table.
+_FINISHED = statement("""
+    SELECT queue, count(*) FROM (
+        SELECT queue FROM joex.job
+        WHERE finished_at > $1::timestamptz AND finished_at <= $2::timestamptz AND key IS NULL
+        UNION ALL
+        SELECT queue FROM joex.job
+        WHERE finished_at > $1::timestamptz AND finished_at <= $2::timestamptz AND key IS NOT NULL
+    ) ended GROUP BY queue
 """)
 _SETTINGS = statement("""
     SELECT queue, grp, weight, paused, max_running FROM joex.group_setting
@@ -70,6 +82,19 @@ async def queue_stats(connection: Connection) -> list[QueueStats]:
     """The queues that have unfinished jobs."""
     with translated():
         return [QueueStats(*row) for row in await connection.fetch(_QUEUES)]
+
+
+async def now(connection: Connection) -> datetime:
+    """The time of the database's clock, which gives jobs their times."""
+    with translated():
+        found: datetime = await connection.fetchval(_NOW)
+    return found
+
+
+async def finished_between(connection: Connection, after: datetime, until: datetime) -> dict[str, int]:
+    """How many jobs of each queue have ended in this time; reads these alone."""
+    with translated():
+        return {row[0]: row[1] for row in await connection.fetch(_FINISHED, after, until)}
 
 
 async def group_stats(connection: Connection, queue: str | None = None, most: int = 100) -> list[GroupStats]:

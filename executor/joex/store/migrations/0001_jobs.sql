@@ -204,25 +204,29 @@ CREATE TABLE joex.watch (
 
 -- Jobs that are submitted again and again. `owner` says who made a row; nobody else changes it by accident.
 CREATE TABLE joex.periodic_task (
-    id                 text PRIMARY KEY CHECK (id <> '' AND octet_length(id) <= 254),
-    owner              text NOT NULL CHECK (owner <> '' AND octet_length(owner) <= 254),
-    enabled            boolean NOT NULL,
+    id                 text PRIMARY KEY CHECK (id <> '' AND octet_length(id) <= 240),    -- it is also in a tracker
+    owner              text NOT NULL DEFAULT 'user' CHECK (owner <> '' AND octet_length(owner) <= 254),
+    enabled            boolean NOT NULL DEFAULT true,
     task               text NOT NULL CHECK (task <> '' AND octet_length(task) <= 254),
-    grp                text NOT NULL CHECK (grp <> '' AND octet_length(grp) <= 254),
-    args               jsonb NOT NULL CHECK (jsonb_typeof(args) = 'object'),
-    subject            text NOT NULL CHECK (octet_length(subject) <= 1000),
-    submitter          text NOT NULL CHECK (octet_length(submitter) <= 254),
-    priority           joex.job_priority NOT NULL,
-    queue              text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
+    grp                text NOT NULL DEFAULT 'default' CHECK (grp <> '' AND octet_length(grp) <= 254),
+    args               jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(args) = 'object'),
+    subject            text NOT NULL DEFAULT '' CHECK (octet_length(subject) <= 1000),
+    submitter          text NOT NULL DEFAULT '' CHECK (octet_length(submitter) <= 254),
+    priority           joex.job_priority NOT NULL DEFAULT 'low',
+    queue              text NOT NULL DEFAULT 'default' CHECK (queue <> '' AND octet_length(queue) <= 254),
     timer              text NOT NULL CHECK (timer <> '' AND octet_length(timer) <= 254),
-    zone               text NOT NULL CHECK (zone <> '' AND octet_length(zone) <= 64),
+    zone               text NOT NULL DEFAULT 'UTC' CHECK (zone <> '' AND octet_length(zone) <= 64),
     starting_deadline  interval CHECK (starting_deadline >= interval '0'),
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
-    changed_at         timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
--- Chores that some executor submits as a job of the system group every so often.
-CREATE TABLE joex.chore (
-    name          text PRIMARY KEY,
-    submitted_at  timestamptz NOT NULL
-);
+    changed_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- What schedulers write; all above is its owner's.
+    revision           bigint NOT NULL DEFAULT 0,       -- counts the owner's changes
+    nextrun            timestamptz,                     -- null: not worked out yet; infinity: it has no next time
+    worker             text,                            -- who has decided about it last, and when
+    marked             timestamptz,
+    last_run           timestamptz,                     -- the latest time of the timer that was decided
+    last_outcome       text CHECK (last_outcome IN ('submitted', 'overlapping', 'late')),
+    last_job           uuid,                            -- the latest job that was submitted
+    error              text                             -- why it can't run: its timer, its zone, or its submission
+) WITH (fillfactor = 50);
+CREATE INDEX periodic_task_next ON joex.periodic_task (nextrun NULLS FIRST) WHERE enabled AND error IS NULL;

@@ -221,20 +221,6 @@ BEGIN
     END LOOP;
 END $$;
 
--- Submit a chore of the system group, unless it was submitted less than `every` ago or an earlier one is unfinished.
-CREATE OR REPLACE FUNCTION joex.submit_chore(p_name text, p_args jsonb, p_queue text, p_every interval) RETURNS uuid
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    INSERT INTO joex.chore AS c (name, submitted_at) VALUES (p_name, clock_timestamp())
-    ON CONFLICT (name) DO UPDATE SET submitted_at = clock_timestamp()
-    WHERE c.submitted_at < clock_timestamp() - p_every;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    RETURN joex.submit(p_name, p_args, grp => 'system', queue => p_queue, priority => 'low', subject => p_name,
-                       submitter => 'joex', tracker => p_name);
-END $$;
-
 -- Ask all executors of a queue to look for work now. A submission wakes those it needs by itself: this is for people, and for
 -- those who tell of work as Docspell does. Returns how many executors take from the queue.
 CREATE OR REPLACE FUNCTION joex.notify(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$

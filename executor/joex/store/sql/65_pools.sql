@@ -137,27 +137,3 @@ BEGIN
     SELECT q.name, p_name, clock_timestamp() + p_for FROM unnest(p_queues) q(name) ORDER BY q.name
     ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;
 END $$;
-
--- Set a periodic task. A row that somebody else owns is left alone: false.
-CREATE OR REPLACE FUNCTION joex.put_periodic_task(
-    p_id text, p_owner text, p_enabled boolean, p_task text, p_timer text, p_zone text, p_queue text, p_grp text, p_args jsonb,
-    p_subject text, p_submitter text, p_priority text, p_starting_deadline interval
-) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    INSERT INTO joex.periodic_task AS t (id, owner, enabled, task, timer, zone, queue, grp, args, subject, submitter,
-                                         priority, starting_deadline)
-    VALUES (p_id, p_owner, p_enabled, p_task, p_timer, p_zone, p_queue, p_grp, p_args, p_subject, p_submitter,
-            p_priority::joex.job_priority, p_starting_deadline)
-    ON CONFLICT (id) DO UPDATE SET
-        enabled = excluded.enabled, task = excluded.task, timer = excluded.timer, zone = excluded.zone,
-        queue = excluded.queue, grp = excluded.grp, args = excluded.args, subject = excluded.subject,
-        submitter = excluded.submitter, priority = excluded.priority, starting_deadline = excluded.starting_deadline,
-        changed_at = clock_timestamp()
-    WHERE t.owner = excluded.owner;
-    RETURN FOUND;
-END $$;
-
--- Remove the periodic tasks of an owner, all but these. Returns the ids of those removed.
-CREATE OR REPLACE FUNCTION joex.keep_periodic_tasks(p_owner text, p_ids text[]) RETURNS SETOF text
-LANGUAGE sql VOLATILE AS $$
-    DELETE FROM joex.periodic_task t WHERE t.owner = p_owner AND t.id <> ALL (p_ids) RETURNING t.id $$;

@@ -1,0 +1,105 @@
+"""Periodic tasks: jobs that are made again and again, as a timer says. What they are, and when one is due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from joex.core.job import NewJob, Priority, check_name
+from joex.core.timers import Timer, parse_zone
+from joex.core.timers.zone import TICK
+
+SYSTEM_OWNER = "joex"
+"""The owner of Joex's own periodic tasks."""
+USER = "user"
+"""The owner of those that people make: on the command line, over HTTP, in SQL."""
+_LONGEST_ID = 240
+
+
+@dataclass(frozen=True, slots=True)
+class NewPeriodicTask:
+    """A periodic task as its owner sets it.
+
+    Attributes:
+        id: its name, unique in the database.
+        task: the task that its jobs run.
+        timer: when: a systemd calendar event, or a cron line.
+        zone: the time zone of a timer that names none.
+        args, group, queue, priority, subject, submitter: of its jobs; without a subject they have its id for one.
+        starting_deadline: a time that was missed by more than this is left out; None: one is always caught up.
+        enabled: None: as it is; a new one is.
+    """
+
+    id: str
+    task: str
+    timer: str
+    zone: str = "UTC"
+    args: Mapping[str, Any] = field(default_factory=dict)
+    group: str = "default"
+    queue: str = "default"
+    priority: Priority = Priority.LOW
+    subject: str = ""
+    submitter: str = ""
+    starting_deadline: timedelta | None = None
+    enabled: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_name("id", self.id)
+        if len(self.id.encode()) > _LONGEST_ID:
+            raise ValueError(f"id: at most {_LONGEST_ID} bytes; got {len(self.id.encode())}")
+        NewJob(self.task, self.args, self.group, self.queue, self.priority, self.subject, self.submitter)
+        Timer.parse(self.timer)
+        parse_zone(self.zone)
+        if self.starting_deadline is not None and self.starting_deadline < timedelta(0):
+            raise ValueError(f"starting_deadline: expected 0 or more; got {self.starting_deadline}")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is known of a periodic task when it is decided.
+
+    Attributes:
+        timer, zone: as set.
+        nextrun: when it was to run; None: that has not been worked out yet.
+        last_run: the latest time of its timer that was decided; None: none was.
+        starting_deadline: see `NewPeriodicTask`.
+    """
+
+    timer: str
+    zone: str
+    nextrun: datetime | None
+    last_run: datetime | None
+    starting_deadline: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done: ``fire``, the time of the timer that is due (None: none is); ``next``, the one after it.
+
+    ``next`` is None where there never is one. ``error``: it can't run, and why.
+    """
+
+    fire: datetime | None = None
+    next: datetime | None = None
+    error: str | None = None
+
+
+def decide(schedule: Schedule, now: datetime) -> Decision:
+    """What is to be done about a periodic task that has no next time yet, or whose time has come.
+
+    However many times were missed, at most one is caught up: the first that is not older than the starting deadline.
+    The next time is after now, and after each that was decided: where the clock was set back, none comes twice.
+    """
+    try:
+        timer, zone = Timer.parse(schedule.timer), parse_zone(schedule.zone)
+    except ValueError as error:
+        return Decision(error=str(error))
+    fire = schedule.nextrun
+    deadline = schedule.starting_deadline
+    if fire is not None and deadline is not None and now - fire > deadline:
+        fire = timer.next(now - deadline - TICK, zone)
+        fire = None if fire is None or fire > now else fire
+    decided = [time for time in (now, schedule.last_run, fire) if time is not None]
+    return Decision(fire, timer.next(max(decided), zone))

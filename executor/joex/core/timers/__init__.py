@@ -1,0 +1,6 @@
+"""When a periodic task is due: systemd's calendar events and cron lines. See docs/timers.md."""
+
+from joex.core.timers.timer import Timer
+from joex.core.timers.zone import parse_zone
+
+__all__ = ["Timer", "parse_zone"]

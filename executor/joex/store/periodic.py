@@ -1,0 +1,223 @@
+"""Periodic tasks: their rows, and the decisions about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from joex.core.periodic import SYSTEM_OWNER, Decision, NewPeriodicTask, Schedule
+from joex.store.errors import translated
+from joex.store.jobs import json_text
+from joex.store.statement import Connection, statement
+
+CHANNEL = "joex_periodic"
+"""Where is heard that an owner has changed a periodic task; the payload is its id."""
+
+_DUE = statement("""
+    SELECT id, revision, timer, zone, nextrun, last_run, starting_deadline, clock_timestamp() AS now
+    FROM joex.periodic_task
+    WHERE enabled AND error IS NULL AND (nextrun IS NULL OR nextrun <= clock_timestamp()) AND owner <> ALL ($1::text[])
+    ORDER BY nextrun NULLS FIRST LIMIT $2::integer FOR NO KEY UPDATE SKIP LOCKED
+""")
+_NEXT = statement("""
+    SELECT extract(epoch FROM nextrun - clock_timestamp())::float8 FROM joex.periodic_task
+    WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[]) ORDER BY nextrun LIMIT 1
+""")
+_FIRE = statement("""
+    SELECT id, outcome, job FROM joex.fire_periodic($1::text, $2::text[], $3::bigint[], $4::timestamptz[],
+                                                    $5::timestamptz[], $6::timestamptz[], $7::text[])
+""")
+_PUT = statement("""
+    SELECT joex.put_periodic_task($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::text, $7::text, $8::text,
+                                  $9::text, $10::text, $11::interval, $12::boolean, $13::text)
+""")
+_REMOVE = statement("SELECT joex.remove_periodic_task($1::text, $2::text, $3::boolean)")
+_ENABLE = statement("SELECT joex.enable_periodic_task($1::text, $2::boolean, $3::text, $4::boolean)")
+_KEEP = statement("SELECT joex.keep_periodic_tasks($1::text, $2::text[])")
+_RUN = statement("SELECT answer, job FROM joex.run_periodic_task($1::text)")
+_LIST = statement("""
+    SELECT id, owner, enabled, task, timer, zone, args::text, grp, queue, priority::text, subject, submitter,
+           starting_deadline, nextrun, last_run, last_outcome, last_job, last_job_state::text, error, worker, marked,
+           created_at, changed_at
+    FROM joex.periodic_tasks
+    WHERE ($1::text[] IS NULL OR id = ANY ($1)) AND ($2::text IS NULL OR owner = $2) AND ($3::text IS NULL OR id > $3)
+    ORDER BY id LIMIT $4::integer
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A task that is to be decided. ``now`` is the database's time when it was read."""
+
+    id: str
+    revision: int
+    schedule: Schedule
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What has become of a decision; joex.fire_periodic in sql/85_periodic.sql says which outcomes there are."""
+
+    id: str
+    outcome: str
+    job: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicTask:
+    """A periodic task as it is stored.
+
+    Attributes:
+        id, owner, enabled, task, timer, zone: as set; and so the next seven.
+        nextrun: when it is due; None: it is disabled, has an error, or there never is a next time.
+        last_run: the latest time of its timer that was decided, and ``last_outcome`` how: ``submitted``,
+            ``overlapping`` (the job before was not finished: left out), ``late`` (it was missed by more than the
+            deadline: left out).
+        last_job: the latest job that was made, and ``last_job_state`` where it stands (None: it has been deleted).
+        error: why it can't run, until that is changed.
+        worker: who has decided about it last, and ``marked`` when.
+    """
+
+    id: str
+    owner: str
+    enabled: bool
+    task: str
+    timer: str
+    zone: str
+    args: dict[str, Any]
+    group: str
+    queue: str
+    priority: str
+    subject: str
+    submitter: str
+    starting_deadline: timedelta | None
+    nextrun: datetime | None
+    last_run: datetime | None
+    last_outcome: str | None
+    last_job: UUID | None
+    last_job_state: str | None
+    error: str | None
+    worker: str | None
+    marked: datetime | None
+    created_at: datetime
+    changed_at: datetime
+
+
+async def due(connection: Connection, most: int, *, system: bool) -> list[Due]:
+    """The tasks that are to be decided, the first first. ``system``: also Joex's own.
+
+    Those that somebody is changing at this moment are left out, so that they don't stand in the way of the others.
+    """
+    with translated():
+        rows = await connection.fetch(_DUE, _left_out(system), most)
+    return [
+        Due(
+            row["id"],
+            row["revision"],
+            Schedule(row["timer"], row["zone"], row["nextrun"], row["last_run"], row["starting_deadline"]),
+            row["now"],
+        )
+        for row in rows
+    ]
+
+
+async def next_in(connection: Connection, *, system: bool) -> float | None:
+    """Seconds until the next task is due (less than 0: it is); None: there is none."""
+    with translated():
+        found: float | None = await connection.fetchval(_NEXT, _left_out(system))
+    return found
+
+
+async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:
+    """Carry out decisions, as far as nobody was faster. Nothing: somebody else is doing so at this moment."""
+    with translated():
+        rows = await connection.fetch(
+            _FIRE,
+            worker,
+            [due.id for due, _ in decided],
+            [due.revision for due, _ in decided],
+            [due.schedule.nextrun for due, _ in decided],
+            [decision.fire for _, decision in decided],
+            [decision.next for _, decision in decided],
+            [decision.error for _, decision in decided],
+        )
+    return [Fired(*row) for row in rows]
+
+
+async def put(connection: Connection, task: NewPeriodicTask, owner: str) -> str:
+    """Set a periodic task; answers set, same, or not_yours (somebody else owns the one with this id)."""
+    with translated():
+        return str(
+            await connection.fetchval(
+                _PUT,
+                task.id,
+                task.task,
+                task.timer,
+                task.zone,
+                json_text("args", task.args),
+                task.group,
+                task.queue,
+                str(task.priority),
+                task.subject,
+                task.submitter,
+                task.starting_deadline,
+                task.enabled,
+                owner,
+            )
+        )
+
+
+async def remove(connection: Connection, task_id: str, owner: str, *, any_owner: bool = False) -> str:
+    """Remove a periodic task; answers removed, not_found or not_yours."""
+    with translated():
+        return str(await connection.fetchval(_REMOVE, task_id, owner, any_owner))
+
+
+async def enable(connection: Connection, task_id: str, owner: str, *, enabled: bool, any_owner: bool = False) -> str:
+    """Enable or disable a periodic task; answers set, same, not_found or not_yours."""
+    with translated():
+        return str(await connection.fetchval(_ENABLE, task_id, enabled, owner, any_owner))
+
+
+async def keep(connection: Connection, owner: str, ids: Sequence[str]) -> list[str]:
+    """Remove the periodic tasks of an owner, all but these; returns the ids of those removed."""
+    with translated():
+        return [row[0] for row in await connection.fetch(_KEEP, owner, ids)]
+
+
+async def run_now(connection: Connection, task_id: str) -> tuple[str, UUID | None]:
+    """Make the job of a periodic task now; answers submitted (and which), overlapping or not_found."""
+    with translated():
+        row: Any = await connection.fetchrow(_RUN, task_id)
+    return row["answer"], row["job"]
+
+
+async def list_tasks(
+    connection: Connection,
+    ids: Sequence[str] | None = None,
+    *,
+    owner: str | None = None,
+    after: str | None = None,
+    most: int = 1000,
+) -> list[PeriodicTask]:
+    """Periodic tasks in the order of their ids, after one of them."""
+    with translated():
+        rows = await connection.fetch(_LIST, ids, owner, after, most)
+    return [_task_of(row) for row in rows]
+
+
+def _left_out(system: bool) -> list[str]:  # noqa: FBT001 - passed on
+    return [] if system else [SYSTEM_OWNER]
+
+
+def _task_of(row: Any) -> PeriodicTask:
+    values = dict(row)
+    values["group"] = values.pop("grp")
+    values["args"] = from_json(values["args"])
+    return PeriodicTask(**values)
