@@ -20,6 +20,7 @@ from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
 from joex.store.watching import ExecutorEvent, JobEvent, read_jobs
 from joex.typed import TypedJobs
+from joex.watching.bell import Bell
 from joex.watching.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Client:
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
         self.watcher = Watcher(self._borrow)
         """What `wait`, `subscribe` and `events` are made of."""
+        self.bell = Bell(self._borrow)
+        """What an accept that waits is made of."""
 
     @property
     def typed(self) -> TypedJobs:
@@ -68,6 +71,7 @@ class Client:
     async def close(self) -> None:
         """End all waiting, and close the pool, if it is the client's own."""
         await self.watcher.close()
+        await self.bell.close()
         if self._url is not None and self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()

@@ -7,6 +7,7 @@ stuck here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,9 +17,9 @@ from uuid import UUID
 
 from joex.core import tuples
 from joex.core.duration import parse_duration
-from joex.core.job import check_name
+from joex.core.job import LONGEST_NAME, LONGEST_SUBJECT, check_name, check_text
 from joex.core.outcome import Ending, Outcome, decide
-from joex.errors import InvalidJob, JobExists
+from joex.errors import DatabaseUnavailable, InvalidJob, JobExists
 from joex.store import jobs, keyed
 from joex.store.errors import translated
 from joex.store.jobs import json_text
@@ -42,6 +43,8 @@ _STATES: dict[str, JobState] = {
 }
 _KNOWN = ("priority", "data", "cancel", "resubmit")
 _NO_LIMIT = object()
+_MOST_LISTED = 1_000_000
+_RETRY_IN = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +128,24 @@ class TypedJobs:
             if value is not None:
                 with _invalid():
                     check_name(field, value)
-        said = _checked(opts or {}, may_cancel=True)
-        shown = to_text(job_id) if subject is None else subject
+        opts = {} if opts is None else opts
+        said = _checked(opts, may_cancel=True)
+        key = _pack("id", job_id)
+        shown = to_text(job_id)[:250] if subject is None else subject
+        with _invalid():
+            check_text("subject", shown, LONGEST_SUBJECT)
+            check_text("submitter", submitter, LONGEST_NAME)
         new = NewKeyedJob(
             type=name,
-            key=_pack("id", job_id),
+            key=key,
             data=said.data or "{}",
             opts=said.opts or "{}",
             rank=said.rank or b"",
             group=group,
             queue=queue,
-            subject=shown[:250],
+            subject=shown,
             submitter=submitter,
-            cancel=bool((opts or {}).get("cancel")),
+            cancel=opts.get("cancel", False),
             resubmit=said.resubmit,
         )
         async with self._client.acquire(connection) as used:
@@ -187,10 +195,11 @@ class TypedJobs:
         job_type: Any,
         max_priority: Any = _NO_LIMIT,
         *,
+        wait: timedelta | float | str = 0,
         worker: str = "worker",
         connection: Connection | None = None,
     ) -> TypedJob | None:
-        """Take the next job of a type for a run of one's own, or None: there is none now.
+        """Take the next job of a type for a run of one's own, or None: there is none.
 
         The run has the job to itself, as long as it calls `update` within the type's timeout (see `set_timeout`; 60
         seconds where none is set), and says `finish` in the end.
@@ -198,6 +207,8 @@ class TypedJobs:
         Args:
             job_type: the type; or the name of any other queue, whose jobs may have any task for their type.
             max_priority: nothing above it is taken: with times for priorities, nothing that is not due.
+            wait: the longest time to wait for one; by default it says at once that there is none. While the database is
+                away, the wait goes on.
             worker: the name of the worker, for people.
             connection: take it in this connection's transaction: if that rolls back, nothing was taken.
         """
@@ -205,9 +216,54 @@ class TypedJobs:
         with _invalid():
             check_name("worker", worker)
         limit = None if max_priority is _NO_LIMIT else _pack("max_priority", max_priority)
-        async with self._client.acquire(connection) as used:
-            found = await keyed.accept(used, queue, 1, worker, limit)
-        return replace(typed_job(found[0]), lock_id=found[0].lock_id) if found else None
+        with _invalid("wait"):
+            patience = parse_duration(wait).total_seconds()
+        if patience and connection is not None:
+            raise InvalidJob("wait: not in a transaction: what comes while it is open is not seen there; got both")
+        found = await self._accept(queue, worker, limit, connection)
+        if found is None and patience:
+            found = await self._accept_later(queue, worker, limit, patience)
+        return found
+
+    async def _accept(
+        self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
+    ) -> TypedJob | None:
+        """Take a job, or nothing: where this is cancelled in the middle, what was taken is given back."""
+
+        async def take() -> TypedJob | None:
+            async with self._client.acquire(connection) as used:
+                found = await keyed.accept(used, queue, 1, worker, limit)
+            return replace(typed_job(found[0]), lock_id=found[0].lock_id) if found else None
+
+        if connection is not None:
+            return await take()
+        taking = asyncio.ensure_future(take())
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            job = await taking
+            if job is not None and job.lock_id is not None:
+                await self.give_back(job.type, job.id, job.lock_id)
+            raise
+
+    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, patience: float) -> TypedJob | None:
+        deadline = asyncio.get_running_loop().time() + patience
+        async with self._client.bell.waiting(queue, limit) as bell:
+            while True:
+                look_at = deadline
+                try:
+                    found = await self._accept(queue, worker, limit, None)
+                except DatabaseUnavailable:
+                    found, look_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
+                if found is not None:
+                    self._client.bell.ring(queue)  # there may be more, for the next in line
+                    return found
+                try:
+                    async with asyncio.timeout_at(look_at):
+                        await bell.rung()
+                except TimeoutError:
+                    if look_at == deadline:
+                        return None
 
     async def update(
         self,
@@ -235,6 +291,7 @@ class TypedJobs:
             connection: say it in this connection's transaction.
         """
         said = _checked(opts, progress=progress, message=message)
+        _check_lock(lock_id)
         async with self._found(job_type, job_id, connection) as (used, found):
             return _answer("worker_conflict" if found is None else await keyed.update(used, found, lock_id, said))
 
@@ -269,8 +326,10 @@ class TypedJobs:
             connection: say it in this connection's transaction.
         """
         said = _checked(opts)
+        _check_lock(lock_id)
+        _check_texts(message=message, error=error)
         text = None if result is None else json_text("result", result)
-        async with self._found(job_type, job_id, connection) as (used, found), _transaction(used, connection):
+        async with self._found(job_type, job_id, connection) as (used, found), _transaction(used) as is_ours:
             row = None if found is None else await keyed.get(used, found)
             if row is None or found is None:
                 return "worker_conflict"
@@ -292,16 +351,21 @@ class TypedJobs:
                     error=verdict.error,
                     delay=verdict.delay,
                 )
-            if answer == "canceled" and connection is None:
-                await keyed.finish(used, found, lock_id, "cancelled")
-            return _answer(answer)
+            return await _end_canceled(used, found, lock_id, answer) if is_ours else _answer(answer)
 
     async def give_back(
         self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
     ) -> Answer:
-        """End a run that does not count: the job waits again, at its old place in the line, for others to take it."""
-        async with self._found(job_type, job_id, connection) as (used, found):
-            return _answer("worker_conflict" if found is None else await keyed.finish(used, found, lock_id, "waiting"))
+        """End a run that does not count: the job waits again, at its old place in the line, for others to take it.
+
+        Where the job was cancelled, it is as with `finish`.
+        """
+        _check_lock(lock_id)
+        async with self._found(job_type, job_id, connection) as (used, found), _transaction(used) as is_ours:
+            if found is None:
+                return "worker_conflict"
+            answer = await keyed.finish(used, found, lock_id, "waiting")
+            return await _end_canceled(used, found, lock_id, answer) if is_ours else _answer(answer)
 
     async def list_jobs(
         self,
@@ -312,7 +376,14 @@ class TypedJobs:
         most: int = 1000,
         connection: Connection | None = None,
     ) -> list[TypedJob]:
-        """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the page before."""
+        """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the page before.
+
+        A page costs what it shows; with ``state``, also what it passes over: for running ones see `active`.
+        """
+        if state is not None and state not in _STATES.values():
+            raise InvalidJob(f"state: expected pending, running or finished; got {state!r}")
+        if not isinstance(most, int) or not 1 <= most <= _MOST_LISTED:
+            raise InvalidJob(f"most: expected 1 to {_MOST_LISTED}; got {most!r}")
         states = None if state is None else [ours for ours, theirs in _STATES.items() if theirs == state]
         start = None if after is _NO_LIMIT else _pack("after", after)
         async with self._client.acquire(connection) as used:
@@ -350,6 +421,8 @@ class TypedJobs:
             raise InvalidJob("activity, visibility: a type has one timeout; got both")
         with _invalid("visibility" if activity is None else "activity"):
             given = visibility if activity is None else activity
+            if not isinstance(given, timedelta | int | float | str | None):
+                raise ValueError(f"expected a duration such as '30s'; got {given!r}")  # noqa: TRY004 - one error for callers
             timeout = None if given is None else parse_duration(given)
             if timeout is not None and timeout <= timedelta(0):
                 raise ValueError(f"expected more than 0; got {given!r}")
@@ -401,8 +474,9 @@ def _checked(
             raise InvalidJob(f"{flag}: expected true or false; got {opts[flag]!r}")
     if opts.get("cancel") and not may_cancel:
         raise InvalidJob("cancel: a run can't cancel its own job; finish it, or call cancel()")
-    if progress is not None and not 0 <= progress <= 100:  # noqa: PLR2004 - a percentage
+    if progress is not None and not (isinstance(progress, int | float) and 0 <= progress <= 100):  # noqa: PLR2004 - a percentage
         raise InvalidJob(f"progress: expected 0 to 100; got {progress!r}")
+    _check_texts(message=message)
     free = {name: value for name, value in opts.items() if name not in _KNOWN}
     return Report(
         data=None if data is None else json_text("data", data),
@@ -414,21 +488,40 @@ def _checked(
     )
 
 
+def _check_texts(**texts: str | None) -> None:
+    with _invalid():
+        for field, text in texts.items():
+            if text is not None:
+                check_text(field, text)
+
+
+def _check_lock(lock_id: UUID) -> None:
+    if not isinstance(lock_id, UUID):
+        raise InvalidJob(f"lock_id: expected the UUID that accept gave; got {lock_id!r}")
+
+
 def _outcome(error: str | None, *, retry: bool) -> Outcome:
     if error is None:
         return Outcome(Ending.RETURNED)
     return Outcome(Ending.RAISED if retry else Ending.FAILED, error)
 
 
+async def _end_canceled(used: Connection, found: UUID, lock_id: UUID, answer: str) -> Answer:
+    """The answer to the end of a run, which has ended even so where its job was cancelled."""
+    if answer == "canceled":
+        await keyed.finish(used, found, lock_id, "cancelled")
+    return _answer(answer)
+
+
 @asynccontextmanager
-async def _transaction(used: Connection, given: Connection | None) -> AsyncIterator[None]:
-    """A transaction of our own, where the caller has given none."""
-    if given is not None:
-        yield
+async def _transaction(used: Connection) -> AsyncIterator[bool]:
+    """A transaction of our own (True), unless the caller has one on this connection."""
+    if used.is_in_transaction():
+        yield False
         return
     with translated():
         async with used.transaction():
-            yield
+            yield True
 
 
 class _invalid:  # noqa: N801 - it reads like a statement

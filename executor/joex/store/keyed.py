@@ -254,6 +254,12 @@ async def watch(connection: Connection, name: str, queue: str, seconds: float) -
         await connection.execute(_WATCH, name, queue, timedelta(seconds=seconds))
 
 
+async def watch_no_more(connection: Connection, name: str) -> None:
+    """Be told of nothing any more."""
+    with translated():
+        await connection.execute(_WATCH, name, "", timedelta(0))
+
+
 def _job_of(row: Any) -> KeyedJob:
     values = dict(row)
     values["type"], values["group"] = values.pop("task"), values.pop("grp")

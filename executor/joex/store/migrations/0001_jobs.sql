@@ -119,7 +119,7 @@ CREATE TABLE joex.job (
 CREATE INDEX job_runnable ON joex.job (queue, ring, lane, rank, seq) WHERE lane IS NOT NULL;
 CREATE INDEX job_due ON joex.job (queue, due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX job_held ON joex.job (queue, ring, executor_id) WHERE executor_id IS NOT NULL;
-CREATE INDEX job_overdue ON joex.job (overdue_at) WHERE overdue_at IS NOT NULL;
+CREATE INDEX job_overdue ON joex.job (queue, overdue_at) WHERE overdue_at IS NOT NULL;
 -- (Retention leaves jobs with a key alone, so they must not lie in its way.)
 CREATE INDEX job_finished ON joex.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NULL;
 CREATE INDEX job_finished_with_key ON joex.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NOT NULL;

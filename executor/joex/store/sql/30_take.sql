@@ -44,9 +44,11 @@ END $$;
 -- One pass over the ring of one queue; the caller holds the ring. Returns the jobs taken, in the order of service.
 -- p_from is the cursor at the start of the call (place * 256 + services already given there), the same for all passes;
 -- p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
+-- A row without an id names (in seq) the place of a group that was to be served, and all of whose jobs others have locked. The
+-- next pass must leave it out (p_without), else it would keep those from their turn that come after it on the ring.
 CREATE OR REPLACE FUNCTION joex.take_pass(
     p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_executor integer, p_app_id text, p_free integer,
-    p_high integer, p_low integer, p_most bytea
+    p_high integer, p_low integer, p_most bytea, p_without bigint[]
 ) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
@@ -87,7 +89,9 @@ BEGIN
             WHERE j.queue = p_queue AND j.ring = n.ring AND j.executor_id IS NOT NULL) o
         CROSS JOIN LATERAL (
             SELECT coalesce(max(g.weight), 1) AS weight,
-                   CASE WHEN bool_or(g.paused) OR v_limited AND NOT joex.has_below(p_queue, n.ring, p_most) THEN 0 WHEN min(g.max_running) IS NULL THEN p_free
+                   CASE WHEN bool_or(g.paused) OR n.ring = ANY (p_without)
+                             OR v_limited AND NOT joex.has_below(p_queue, n.ring, p_most) THEN 0
+                        WHEN min(g.max_running) IS NULL THEN p_free
                         ELSE least(joex.room(p_queue, n.ring, min(g.max_running)), p_free) END AS room
             FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
         WHERE w.idle < p_free
@@ -203,9 +207,12 @@ BEGIN
         RETURNING j.id, j.lock_id, j.seq, j.queue, j.grp, j.task, j.args, j.priority, j.subject, j.submitter, j.attempt,
                   j.failures, j.retries, extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr
     )
-    SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task, t.args, t.priority, t.subject, t.submitter, t.attempt,
-           t.failures, t.retries, t.waited
-    FROM taken t, moved ORDER BY t.nr;
+    (SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task, t.args, t.priority, t.subject, t.submitter, t.attempt,
+            t.failures, t.retries, t.waited
+     FROM taken t, moved ORDER BY t.nr)
+    UNION ALL
+    SELECT NULL, NULL, r.ring, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    FROM (SELECT ring FROM reached EXCEPT SELECT ring FROM locked) r WHERE (SELECT count(*) FROM chosen) < p_free;
 END $$;
 
 -- A rank above all others: what a tuple is packed into never begins with this byte.
@@ -236,7 +243,8 @@ DECLARE
     v_from bigint;
     v_again boolean;
     v_want integer := p_free;
-    v_got integer;
+    v_taken joex.taken;
+    v_without bigint[];
 BEGIN
     IF p_executor = 0 THEN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
@@ -261,13 +269,19 @@ BEGIN
         BEGIN
             v_from := coalesce(pg_sequence_last_value(v_queue.cursor), -9223372036854775808);
             v_again := false;
+            v_without := '{}';
             LOOP
-                RETURN QUERY SELECT * FROM joex.take_pass(
-                    v_queue.name, v_from, v_again, v_queue.cursor, p_executor, v_executor.app_id, v_want, p_high, p_low,
-                    p_most);
-                GET DIAGNOSTICS v_got = ROW_COUNT;
-                v_want := v_want - v_got;
-                EXIT WHEN v_got = 0 OR v_want = 0;
+                FOR v_taken IN SELECT * FROM joex.take_pass(
+                        v_queue.name, v_from, v_again, v_queue.cursor, p_executor, v_executor.app_id, v_want, p_high, p_low,
+                        p_most, v_without) LOOP
+                    IF v_taken.id IS NULL THEN
+                        v_without := v_without || v_taken.seq;
+                    ELSE
+                        v_want := v_want - 1;
+                        RETURN NEXT v_taken;
+                    END IF;
+                END LOOP;
+                EXIT WHEN NOT FOUND OR v_want = 0;
                 v_again := true;
             END LOOP;
         EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN

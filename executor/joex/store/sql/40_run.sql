@@ -65,11 +65,13 @@ BEGIN
             due_at = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'stuck'
                           THEN v_now + make_interval(secs => coalesce(g.delay, 0)) END,
             seq = CASE WHEN j.resubmit_requested THEN nextval('joex.job_seq_seq') ELSE j.seq END,
-            runnable_since = v_now + make_interval(secs => coalesce(g.delay, 0)),
+            runnable_since = v_now + CASE WHEN j.resubmit_requested THEN interval '0'
+                                          ELSE make_interval(secs => coalesce(g.delay, 0)) END,
             attempt = j.attempt + CASE WHEN g.state = 'waiting' THEN 0 ELSE 1 END
                                 - CASE WHEN j.state = 'running' THEN 1 ELSE 0 END,
             failures = CASE WHEN j.resubmit_requested THEN 0
                             ELSE j.failures + CASE WHEN g.state IN ('stuck', 'failed') THEN 1 ELSE 0 END END,
+            losses = CASE WHEN j.resubmit_requested THEN 0 ELSE j.losses END,
             started_at = CASE WHEN j.state = 'running' THEN j.started_at
                               ELSE v_now - make_interval(secs => g.age) END,
             progress = CASE WHEN j.resubmit_requested THEN 0 WHEN g.state = 'success' THEN 100 ELSE j.progress END,
@@ -248,10 +250,19 @@ DECLARE
     v_batch record;
 BEGIN
     FOR v_batch IN
+        WITH RECURSIVE timed AS (       -- the queues in which runs have a timeout: a probe of the index for each
+            (SELECT j.queue FROM joex.job j WHERE p_queues IS NULL AND j.overdue_at IS NOT NULL ORDER BY j.queue LIMIT 1)
+            UNION ALL
+            SELECT n.queue FROM timed t CROSS JOIN LATERAL (
+                SELECT j.queue FROM joex.job j WHERE j.overdue_at IS NOT NULL AND j.queue > t.queue
+                ORDER BY j.queue LIMIT 1) n
+        )
         SELECT o.app_id, o.executor_id = 0 AS by_worker, array_agg(o.id) AS ids FROM (
-            SELECT j.id, j.app_id, j.executor_id FROM joex.job j
-            WHERE j.overdue_at <= clock_timestamp() AND (p_queues IS NULL OR j.queue = ANY (p_queues))
-            ORDER BY j.overdue_at LIMIT 500 FOR UPDATE SKIP LOCKED) o
+            SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues)) q(name) CROSS JOIN LATERAL (
+                SELECT j.id, j.app_id, j.executor_id FROM joex.job j
+                WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= clock_timestamp()
+                ORDER BY j.overdue_at LIMIT 500 FOR UPDATE SKIP LOCKED) found
+            LIMIT 500) o
         GROUP BY 1, 2 LOOP
         app_id := v_batch.app_id;
         jobs := joex.put_back(v_batch.ids, 1, CASE WHEN NOT v_batch.by_worker THEN p_most_losses END,

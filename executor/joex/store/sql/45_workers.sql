@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION joex.accept(
 DECLARE
     v_ids uuid[];
 BEGIN
-    PERFORM joex.serve_queue(p_queue);
+    PERFORM joex.serve_queue(p_queue, false);
     PERFORM joex.recover_overdue(NULL, ARRAY[p_queue]);     -- where no executor does so
     SELECT array_agg(t.id) INTO v_ids FROM joex.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;
     RETURN QUERY
@@ -29,16 +29,24 @@ LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_g
 BEGIN
     RETURN QUERY SELECT least(l.next_due, (
         SELECT extract(epoch FROM j.overdue_at - clock_timestamp())::float8 FROM joex.job j
-        WHERE j.overdue_at IS NOT NULL ORDER BY j.overdue_at LIMIT 1)), l.oldest_xid
+        WHERE j.queue = p_queue AND j.overdue_at IS NOT NULL ORDER BY j.overdue_at LIMIT 1)), l.oldest_xid
     FROM joex.look(ARRAY[p_queue]) l;
 END $$;
 
--- Be told, for so long, of each job of this queue that comes: on the channel joex_wake. When this has committed, a transaction
--- below the joex.horizon may still have submitted a job without seeing it.
+-- Be told, for so long (a length of zero: not any more, in any queue), of each job of this queue that comes: on the channel joex_wake. When this
+-- has committed, a transaction below the joex.horizon may still have submitted a job without seeing it.
 CREATE OR REPLACE FUNCTION joex.watch_for_workers(p_name text, p_queue text, p_for interval) RETURNS void
-LANGUAGE sql VOLATILE AS $$
-    INSERT INTO joex.watch AS w (queue, name, until, for_workers) VALUES (p_queue, p_name, clock_timestamp() + p_for, true)
-    ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until $$;
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM joex.watch w WHERE w.name <> p_name AND w.until < clock_timestamp() - interval '1 hour';
+    IF p_for <= interval '0' THEN
+        DELETE FROM joex.watch w WHERE w.name = p_name;
+    ELSE
+        INSERT INTO joex.watch AS w (queue, name, until, for_workers)
+        VALUES (p_queue, p_name, clock_timestamp() + p_for, true)
+        ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;
+    END IF;
+END $$;
 
 -- How long a run of this task may go without a report (progress is one) before it is put back, and others may run the job: its
 -- activity timeout; or, p_renewable false, how long it may take in all: its visibility timeout. Null: no limit (for a worker

@@ -82,19 +82,27 @@ BEGIN
     END LOOP;
 END $$;
 
--- Serve a queue: make its row and its ring cursor, once.
-CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Serve a queue: make its row and its ring cursor, once. Where another transaction is just doing so, this waits for its end; or,
+-- p_wait false, does nothing: that transaction may be a caller's own, and open for long.
+CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text, p_wait boolean DEFAULT true) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
+    v_id integer;
     v_name text;
 BEGIN
     IF EXISTS (SELECT FROM joex.queue q WHERE q.name = p_queue) THEN
         RETURN;
+    ELSIF p_wait THEN
+        PERFORM pg_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue));
+    ELSIF NOT pg_try_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue)) THEN
+        RETURN;
     END IF;
-    PERFORM pg_advisory_xact_lock(joex.lock_class(0), 1);
     IF NOT EXISTS (SELECT FROM joex.queue q WHERE q.name = p_queue) THEN
-        v_name := 'joex.ring_cursor_' || (SELECT count(*) + 1 FROM joex.queue);
+        v_id := nextval(pg_get_serial_sequence('joex.queue', 'id'));
+        v_name := 'joex.ring_cursor_' || v_id;
         EXECUTE format('CREATE SEQUENCE %s MINVALUE %s', v_name, '-9223372036854775808');
-        INSERT INTO joex.queue (name, cursor) VALUES (p_queue, v_name::regclass);
+        INSERT INTO joex.queue (name, id, cursor) OVERRIDING SYSTEM VALUE VALUES (p_queue, v_id, v_name::regclass)
+        ON CONFLICT (name) DO NOTHING;      -- under an old snapshot: then a serialization error
     END IF;
 END $$;
 
@@ -119,7 +127,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    FOREACH v_queue IN ARRAY p_queues LOOP
+    FOR v_queue IN SELECT q.name FROM unnest(p_queues) q(name) ORDER BY q.name LOOP
         PERFORM joex.serve_queue(v_queue);
     END LOOP;
     SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;

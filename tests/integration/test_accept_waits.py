@@ -1,0 +1,165 @@
+"""An accept that waits: woken by submissions, one job wakes one worker, and nothing is missed or taken for nobody."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+import joex
+from joex.errors import JoexError
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+async def client(database_url):
+    async with joex.Client(database_url) as client:
+        yield client
+
+
+@pytest.fixture
+async def watched(connection):
+    """Waits until so many wait in the database."""
+
+    async def is_watched(queues: int = 1) -> None:
+        async def found() -> bool:
+            return await connection.fetchval("SELECT count(*) FROM joex.watch WHERE until > now()") == queues
+
+        await eventually(found)
+
+    return is_watched
+
+
+def waiting(client, queue="mail", *limit, wait="1m"):
+    return asyncio.create_task(client.typed.accept(queue, *limit, wait=wait))
+
+
+async def test_a_submission_wakes_who_waits(client, watched):
+    worker = waiting(client)
+    await watched()
+    job_id = await client.submit("mail.send", {"to": "a"}, queue="mail")
+    job = await worker
+    assert (job.type, job.id, job.data) == ("mail.send", job_id, {"to": "a"})
+
+
+async def test_an_added_job_wakes_who_waits(client, watched):
+    worker = waiting(client, ("a", 1))
+    await watched()
+    await client.typed.add(("a", 1), "x")
+    assert (await worker).id == "x"
+
+
+async def test_without_a_wait_there_is_nothing_at_once(client):
+    assert await client.typed.accept("mail") is None
+
+
+async def test_a_wait_ends_with_nothing(client):
+    assert await client.typed.accept("mail", wait="50ms") is None
+
+
+async def test_a_submission_whose_transaction_was_open_before_anybody_waited_is_not_missed(client, connection, watched):
+    transaction = connection.transaction()
+    await transaction.start()
+    await client.submit("mail.send", queue="mail", connection=connection)
+    worker = waiting(client)
+    async with joex.Client(client._url) as other, other.acquire() as another:
+
+        async def is_watched() -> bool:
+            return await another.fetchval("SELECT count(*) FROM joex.watch") == 1
+
+        await eventually(is_watched)
+    await transaction.commit()
+    assert (await worker).type == "mail.send"
+
+
+async def test_each_of_many_jobs_wakes_one_of_many_workers(client, watched):
+    workers = [waiting(client) for _ in range(20)]
+    await watched()
+    await client.submit_many([{"task": "mail.send", "queue": "mail", "group": str(nr % 3)} for nr in range(20)])
+    jobs = await asyncio.gather(*workers)
+    assert len({job.id for job in jobs}) == 20
+
+
+async def test_who_takes_nothing_above_a_limit_does_not_keep_others_from_a_job(client, watched):
+    low, high = waiting(client, "mail", 1), waiting(client, "mail", 9)
+    await watched()
+    await client.typed.add("mail", "a", {"priority": 5})
+    assert (await high).id == "a"
+    assert not low.done()
+    await client.typed.add("mail", "b", {"priority": 1})
+    assert (await low).id == "b"
+
+
+async def test_a_job_that_becomes_due_wakes_who_waits(client, watched):
+    await client.submit("mail.send", queue="mail", not_before="200ms")
+    assert (await waiting(client)).type == "mail.send"
+
+
+async def test_a_run_that_becomes_overdue_wakes_who_waits(client):
+    await client.typed.set_timeout("mail.send", activity="200ms")
+    await client.submit("mail.send", queue="mail")
+    first = await client.typed.accept("mail")
+    second = await waiting(client)
+    assert second.id == first.id
+    assert await client.typed.finish(first.type, first.id, {}, first.lock_id) == "worker_conflict"
+
+
+async def test_who_is_cancelled_while_it_waits_takes_nothing(client, connection, watched):
+    worker, other = waiting(client), waiting(client)
+    await watched()
+    worker.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await worker
+    await client.submit("mail.send", queue="mail")
+    assert (await other).type == "mail.send"
+    assert await connection.fetchval("SELECT count(*) FROM joex.job WHERE executor_id IS NOT NULL") == 1
+
+
+async def test_who_is_cancelled_in_the_middle_of_taking_gives_back(client, connection):
+    await client.submit("mail.send", queue="mail")
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE")  # the take waits for it
+        worker = asyncio.create_task(client.typed.accept("mail"))
+
+        async def is_blocked() -> bool:
+            return await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1
+
+        await eventually(is_blocked)
+        worker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+    assert await connection.fetchval("SELECT state::text FROM joex.jobs") == "waiting"
+
+
+async def test_a_wait_survives_the_end_of_all_connections(client, connection, watched):
+    worker = waiting(client)
+    await watched()
+    await connection.execute("""
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE application_name = 'joex client' AND datname = current_database()
+    """)
+    await client.submit("mail.send", queue="mail")
+    assert (await worker).type == "mail.send"
+
+
+async def test_nothing_is_left_behind(database_url, connection, watched):
+    async with joex.Client(database_url) as client:
+        assert await client.typed.accept("mail", wait="10ms") is None
+        worker = waiting(client)
+        await watched()
+    with pytest.raises(JoexError, match="closed"):
+        await worker
+    assert await connection.fetchval("SELECT count(*) FROM joex.watch") == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_nobody_is_notified_of_work_while_nobody_waits(client, connection, watched):
+    heard = []
+    await connection.add_listener("joex_wake", lambda *told: heard.append(told[-1]))
+    await client.submit("mail.send", queue="mail")
+    await connection.execute("SELECT 1")
+    assert heard == []
+
+
+async def test_a_wait_within_a_transaction_is_refused(client, connection):
+    with pytest.raises(joex.InvalidJob, match=r"^wait: not in a transaction"):
+        await client.typed.accept("mail", wait=1, connection=connection)
