@@ -137,7 +137,7 @@ async def test_a_wait_survives_the_end_of_all_connections(client, connection, wa
         SELECT pg_terminate_backend(pid) FROM pg_stat_activity
         WHERE application_name = 'joex client' AND datname = current_database()
     """)
-    await client.submit("mail.send", queue="mail")
+    await client.submit("mail.send", queue="mail", connection=connection)
     assert (await worker).type == "mail.send"
 
 

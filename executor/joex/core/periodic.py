@@ -9,13 +9,13 @@ from typing import Any
 
 from joex.core.job import NewJob, Priority, check_name
 from joex.core.timers import Timer, parse_zone
-from joex.core.timers.zone import TICK
 
 SYSTEM_OWNER = "joex"
 """The owner of Joex's own periodic tasks."""
 USER = "user"
 """The owner of those that people make: on the command line, over HTTP, in SQL."""
 _LONGEST_ID = 240
+_TICK = timedelta(microseconds=1)  # a timer gives what is strictly after a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def decide(schedule: Schedule, now: datetime) -> Decision:
     fire = schedule.nextrun
     deadline = schedule.starting_deadline
     if fire is not None and deadline is not None and now - fire > deadline:
-        fire = timer.next(now - deadline - TICK, zone)
+        fire = timer.next(now - deadline - _TICK, zone)
         fire = None if fire is None or fire > now else fire
     decided = [time for time in (now, schedule.last_run, fire) if time is not None]
     return Decision(fire, timer.next(max(decided), zone))
