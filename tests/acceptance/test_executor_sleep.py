@@ -171,6 +171,25 @@ async def test_one_submission_with_many_jobs_wakes_as_many_executors_as_it_needs
             await inside.log.wait_for(RunEnded)
 
 
+async def test_a_notification_wakes_all_sleeping_executors_of_its_queue_and_no_others(
+    app: joex.App, client: AnyClient, database_url: str
+) -> None:
+    async with (
+        executor_inside(app, database_url, lease=LONG) as one,
+        executor_inside(app, database_url, lease=LONG, queues=["more", "default"]) as two,
+        executor_inside(app, database_url, lease=LONG, queues=["other"]) as other,
+    ):
+        for inside in (one, two, other):
+            await inside.log.wait_for(FellAsleep)
+        seen = len(one.log.events), len(two.log.events)
+        assert await client.notify() == 2
+        for inside, before in zip((one, two), seen, strict=True):
+            await inside.log.wait_for(Woken, after=before)
+            await inside.log.wait_for(Taken, after=before)
+        assert await client.notify("other") == 1
+        assert (await other.log.wait_for(Woken)).queue == "other"  # notifications come in order: there was none before
+
+
 async def test_an_executor_that_polls_finds_work_without_notifications(
     app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
 ) -> None:

@@ -23,6 +23,7 @@ from joex.store import executors, runs
 pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is
 
 HERE = "http://127.0.0.1:7878"
+JSON = {"Content-Type": "application/json"}
 NOBODY = uuid4()
 
 
@@ -142,6 +143,13 @@ async def test_a_job_needs_no_more_than_a_task(http, client):
     assert (job.args, job.group, job.queue, job.priority, job.state) == ({}, "default", "default", "low", "waiting")
 
 
+async def test_a_whole_number_may_be_written_with_a_point(http, client):
+    answer = await http.post("/api/v1/jobs", content='{"task": "t", "retries": 2.0}', headers=JSON)
+    assert (await client.get(UUID(answer.json()["id"]))).retries == 2
+    answer = await http.post("/api/v1/jobs", content='{"task": "t", "retries": 2.5}', headers=JSON)
+    assert (answer.status_code, answer.json()) == (400, {"detail": "retries: Input should be a valid integer"})
+
+
 async def test_a_job_can_be_put_off_by_a_delay(http, client):
     answer = await http.post("/api/v1/jobs", json={"task": "mail.send", "not_before": "10m"})
     job = await client.get(UUID(answer.json()["id"]))
@@ -232,28 +240,6 @@ async def test_of_many_jobs_none_is_submitted_when_one_is_wrong(http):
 async def test_no_jobs_at_all_are_submitted_too(http):
     answer = await http.post("/api/v1/jobs/many", json=[])
     assert (answer.status_code, answer.json()) == (201, {"ids": []})
-
-
-async def test_jobber_submits_to_the_queue_of_the_type(http, client):
-    answer = await http.post("/jobber/queue", json={"type": "resize", "payload": {"width": 10}})
-    assert answer.status_code == 201
-    assert list(answer.json()) == ["job-id"]
-    job = await client.get(UUID(answer.json()["job-id"]))
-    assert (job.task, job.queue, job.args) == ("resize", "resize", {"width": 10})
-
-
-@pytest.mark.parametrize(
-    ("body", "detail"),
-    [
-        ({"payload": {}}, "type: is required"),
-        ({"type": "resize"}, "payload: is required"),
-        ({"type": "resize", "payload": "text"}, "payload: Input should be a valid dictionary"),
-        ({"type": "", "payload": {}}, "task: must not be empty"),
-    ],
-)
-async def test_jobber_refuses_wrong_bodies(alone, body, detail):
-    answer = await alone.post("/jobber/queue", json=body)
-    assert (answer.status_code, answer.json()) == (400, {"detail": detail})
 
 
 # Reading
@@ -363,8 +349,26 @@ async def test_the_state_of_the_queue_has_three_parts(http, client):
     assert [job["id"] for job in state["progress"]] == [str(held.id)]
     assert [job["id"] for job in state["completed"]] == [str(done.id)]
     assert [job["state"] for job in state["queued"]] == ["waiting"]
+    assert state["progress"][0]["scheduled_at"] < state["completed"][0]["finished_at"] < state["now"]
     elsewhere = (await http.get("/api/v1/queue/state", params={"queue": "other"})).json()
-    assert elsewhere == {"progress": [], "queued": [], "completed": []}
+    assert (elsewhere["progress"], elsewhere["queued"], elsewhere["completed"]) == ([], [], [])
+
+
+async def test_the_state_of_the_queue_has_the_latest_lines_of_each_log(http, client):
+    for _ in range(3):
+        await client.submit("t")
+    done, held, silent = await take(client, 3)
+    texts = [f"line {nr}" for nr in range(60)]
+    lines = [runs.LogLine(job.id, job.lock_id, 1, 0.0, "info", text) for text in texts for job in (done, held)]
+    async with client.acquire() as connection:
+        await runs.note_many(connection, lines[:-3], [])
+    await end(client, done, "failed")
+    state = (await http.get("/api/v1/queue/state")).json()
+    found = {job["id"]: [line["message"] for line in job["log"]] for job in state["progress"] + state["completed"]}
+    assert found == {str(done.id): texts[9:59], str(held.id): texts[8:58], str(silent.id): []}
+    whole = (await http.get(f"/api/v1/job/{held.id}")).json()
+    (shown,) = (job for job in state["progress"] if job["id"] == str(held.id))
+    assert shown == {**whole["job"], "log": whole["log"][-50:]}
 
 
 async def test_queues_are_counted(http, client):
@@ -504,6 +508,16 @@ async def test_the_executor_is_told_to_look_for_work_and_to_exit(alone, executor
     assert executor.asked == ["wake", "drain"]
 
 
+async def test_all_executors_of_a_queue_are_told_to_look_for_work(http, client, executor):
+    await take(client)  # which registers an executor of the queue default
+    for queue, count in (("default", 1), ("other", 0)):
+        answer = await http.post("/api/v1/notify", params={"queue": queue})
+        said = f"executors of the queue {queue!r} asked to look for work: {count}"
+        assert (answer.status_code, answer.json()) == (200, {"success": True, "message": said})
+    assert executor.asked == []
+    assert (await http.post("/api/v1/notify", params={"queue": ""})).status_code == 400
+
+
 async def test_the_probes_say_what_the_executor_says(alone, executor):
     assert (await alone.get("/healthz")).json() == {"ok": True, "phase": "running"}
     assert (await alone.get("/readyz")).status_code == 200
@@ -519,6 +533,12 @@ async def test_numbers_are_served_for_prometheus(alone):
     answer = await alone.get("/metrics")
     assert answer.text == "joex_slots 2.0\n"
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def test_a_method_that_is_not_served_is_refused_with_those_that_are(alone):
+    answer = await alone.put("/api/v1/jobs")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+    assert answer.json() == {"detail": "PUT is not served here: use GET, POST"}
 
 
 # Who may

@@ -1,4 +1,4 @@
-"""``joex executors`` and ``joex drain``."""
+"""``joex executors``, ``joex notify`` and ``joex drain``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joex.cli.database import with_connection
+from joex.cli.database import with_client, with_connection
 from joex.cli.options import AsJson, DatabaseUrl
 from joex.cli.output import ago, print_json, print_table, say, span
 from joex.errors import ConfigError, JoexError
@@ -47,8 +47,24 @@ def executors(
         say("no executors" if ended else "no living executors; --all shows those that have ended")
 
 
+def notify(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")] = "default",
+    *,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Ask all executors of a queue to look for work now.
+
+    A submission wakes those it needs by itself: this is for work that came in another way.
+    """
+    count = with_client(database_url, lambda client: client.notify(queue))
+    if count:
+        say(f"{count} {'executor' if count == 1 else 'executors'} of the queue {queue} asked to look for work")
+    else:
+        say(f"no executor takes from the queue {queue}")
+
+
 def drain(
-    app_id: Annotated[str | None, typer.Argument(metavar="[APP_ID]", help="The executor's app-id.")] = None,
+    app_id: Annotated[str | None, typer.Argument(metavar="APP_ID", help="The executor's app-id.")] = None,
     *,
     every: Annotated[bool, typer.Option("--all", help="All executors.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Come back when they have left.")] = False,

@@ -11,9 +11,14 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from joex.core.duration import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 _WIDEST_CELL = 60
 _WIDEST_TABLE = 10_000
@@ -30,7 +35,7 @@ def say(line: str = "") -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a JSON value: dataclasses become objects, times are ISO 8601 in UTC."""
+    """Print a JSON value: dataclasses become objects, times are ISO 8601 in UTC, durations as in settings."""
     sys.stdout.write(json.dumps(value, default=_json_value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -41,20 +46,29 @@ def print_json_line(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[str] = ()) -> None:
-    """Print a table; the columns named in ``numbers`` are flush right.
+    """Print a table; the columns named in ``numbers`` are flush right."""
+    print_block(make_table(columns, rows, numbers=numbers))
 
-    It is as wide as it is, in a terminal too: an id that is cut could not be copied.
-    """
+
+def print_block(block: RenderableType) -> None:
+    """Print a table and the like as wide as it is, in a terminal too: an id that is cut could not be copied."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, and --json does not need it
-    from rich.table import Table  # noqa: PLC0415
+
+    Console(width=_WIDEST_TABLE).print(block)
+
+
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[str] = ()) -> Table:
+    """Return a table as `print_table` prints it."""
+    from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+        is_number = name in numbers
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cut(shown(cell))) for cell in row))
-    Console(width=_WIDEST_TABLE).print(table)
+    return table
 
 
 def shown(cell: object) -> str:
@@ -117,6 +131,8 @@ def _json_value(value: object) -> object:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, datetime):
         return iso(value)
+    if isinstance(value, timedelta):
+        return format_duration(value)
     if isinstance(value, UUID):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")

@@ -2,27 +2,116 @@
 
 from __future__ import annotations
 
-from joex.cli.database import with_connection
+import dataclasses
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joex.cli.database import with_client, with_connection
 from joex.cli.options import AsJson, DatabaseUrl
-from joex.cli.output import print_json, print_table, say, span
-from joex.store.stats import queue_stats
+from joex.cli.output import iso, make_table, print_json, print_json_line, print_table, say, span
+from joex.cli.watch import display, looks, read_seconds
+from joex.errors import ConfigError
+from joex.store.stats import QueueStats, finished_between, now, queue_stats
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from joex.client import Client
+    from joex.store.statement import Connection
 
 _COLUMNS = ("QUEUE", "GROUPS", "WAITING", "DEFERRED", "STUCK", "SCHEDULED", "RUNNING", "OLDEST")
+_NOTHING = "no unfinished jobs"
 
 
-def stats(*, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
+def stats(
+    seconds: Annotated[str | None, typer.Argument(metavar="SECONDS", help="How often to look.")] = None,
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look every 2, or SECONDS, seconds, until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
+    database_url: DatabaseUrl = None,
+) -> None:
     """Count the unfinished jobs of each queue.
 
-    OLDEST is how long the oldest job that may run has waited.
+    OLDEST is how long the oldest job that may run has waited. With --watch, ENDED/S is how many jobs have ended in a
+    second since the look before, and --json prints an object per line.
     """
+    if seconds is not None and not watch:
+        raise ConfigError("stats: SECONDS goes with --watch")
+    if watch:
+        every = read_seconds("stats", "2" if seconds is None else seconds)
+        with_client(database_url, lambda client: _watch(client, every, as_json=as_json))
+        return
     queues = with_connection(database_url, queue_stats)
     if as_json:
         print_json(queues)
     elif queues:
-        rows = [
-            (q.queue, q.groups, q.waiting, q.deferred, q.stuck, q.scheduled, q.running, span(q.oldest_runnable_seconds))
-            for q in queues
-        ]
-        print_table(_COLUMNS, rows, numbers=_COLUMNS[1:])
+        print_table(_COLUMNS, map(_row, queues), numbers=_COLUMNS[1:])
     else:
-        say("no unfinished jobs")
+        say(_NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The queues at a time of the database's clock, and how many jobs a second have ended since the last look."""
+
+    at: datetime
+    queues: list[QueueStats]
+    ended: dict[str, float] | None
+
+    @classmethod
+    async def take(cls, connection: Connection, last: _Look | None) -> _Look:
+        """Look."""
+        at, queues = await now(connection), await queue_stats(connection)
+        if last is None:
+            return cls(at, queues, None)
+        seconds = (at - last.at).total_seconds()
+        ended = {name: count / seconds for name, count in (await finished_between(connection, last.at, at)).items()}
+        idle = ended.keys() - {queue.queue for queue in queues}
+        queues += [QueueStats(name, 0, 0, 0, 0, 0, None, 0) for name in idle]
+        return cls(at, sorted(queues, key=lambda queue: queue.queue), ended)
+
+    def rate(self, queue: str) -> float | None:
+        """How many jobs of the queue have ended in a second; None: this is the first look."""
+        return None if self.ended is None else round(self.ended.get(queue, 0.0), 1)
+
+
+async def _watch(client: Client, every: float, *, as_json: bool) -> None:
+    last: _Look | None = None
+
+    async def look(connection: Connection) -> _Look:
+        nonlocal last
+        last = await _Look.take(connection, last)
+        return last
+
+    found = looks(client, look, every)
+    if as_json:
+        async for one in found:
+            print_json_line(_as_json(one))
+        return
+    with display() as show:
+        async for one in found:
+            show(_block(one))
+
+
+def _as_json(look: _Look) -> dict[str, object]:
+    queues = [{**dataclasses.asdict(q), "ended_per_second": look.rate(q.queue)} for q in look.queues]
+    return {"at": look.at, "queues": queues}
+
+
+def _block(look: _Look) -> RenderableType:
+    from rich.console import Group  # noqa: PLC0415 - slow to import, and --json does not need it
+    from rich.text import Text  # noqa: PLC0415
+
+    rows = [(*_row(queue), look.rate(queue.queue)) for queue in look.queues]
+    columns = (*_COLUMNS, "ENDED/S")
+    return Group(Text(iso(look.at)), make_table(columns, rows, numbers=columns[1:]) if rows else _NOTHING)
+
+
+def _row(q: QueueStats) -> tuple[object, ...]:
+    oldest = span(q.oldest_runnable_seconds)
+    return (q.queue, q.groups, q.waiting, q.deferred, q.stuck, q.scheduled, q.running, oldest)

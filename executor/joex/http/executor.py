@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response, status
+from fastapi import APIRouter, Query, Request, Response, status
 
-from joex.http.access import CHANGING, Done, TheExecutor, refusals
+from joex.http.access import CHANGING, Done, TheClient, TheExecutor, refusals
+from joex.http.bodies import Name
 from joex.http.face import RunningJob
 
 routes = APIRouter(tags=["executor"])
@@ -59,11 +61,17 @@ async def info_version(executor: TheExecutor) -> Version:
     return Version(_VERSION, executor.app_id)
 
 
-@routes.post("/api/v1/notify", dependencies=CHANGING, responses=refusals())
-async def notify(executor: TheExecutor) -> Done:
-    """Look for work now."""
-    executor.wake()
-    return Done("looking for work")
+@routes.post("/api/v1/notify", dependencies=CHANGING, responses=refusals(400, 503))
+async def notify(
+    executor: TheExecutor,
+    client: TheClient,
+    queue: Annotated[Name | None, Query(description="ask all executors of this queue")] = None,
+) -> Done:
+    """Look for work now: this executor, or all that serve a queue."""
+    if queue is None:
+        executor.wake()
+        return Done("looking for work")
+    return Done(f"executors of the queue {queue!r} asked to look for work: {await client.notify(queue)}")
 
 
 @routes.get("/api/v1/running")

@@ -9,11 +9,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from starlette.routing import Match
 
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError
 
 _RETRY_AFTER = {"Retry-After": "2"}
 _MOST_SHOWN = 5
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _MEANINGS = {
     400: "The call is wrong: the detail names the field. Nothing was done.",
     401: "A token is set, and the call does not bear it.",
@@ -47,6 +49,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def add_handlers(api: FastAPI) -> None:
     """Translate what the routes raise."""
     api.add_exception_handler(RequestValidationError, _bad_request)
+    api.add_exception_handler(405, _no_such_method)
     api.add_exception_handler(InvalidJob, _invalid)
     api.add_exception_handler(DatabaseUnavailable, _unavailable)
     api.add_exception_handler(ConfigError, _unavailable)  # the database has another schema, or another password now
@@ -60,6 +63,17 @@ async def _bad_request(_: Request, error: Exception) -> JSONResponse:
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more")
     return problem(400, "; ".join(lines))
+
+
+async def _no_such_method(request: Request, _: Exception) -> JSONResponse:
+    # The router knows the methods of the first route with this path; others may have more.
+    allowed = ", ".join(method for method in _METHODS if _is_served(request, method))
+    return problem(405, f"{request.method} is not served here: use {allowed}", {"Allow": allowed})
+
+
+def _is_served(request: Request, method: str) -> bool:
+    scope = {**request.scope, "method": method}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 async def _invalid(_: Request, error: Exception) -> JSONResponse:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Path, Query
 
@@ -13,7 +16,7 @@ from joex.http.bodies import GroupBody, Name
 from joex.http.problems import problems
 from joex.store import executors, stats
 from joex.store.executors import Executor
-from joex.store.jobs import Job
+from joex.store.jobs import Job, LogEntry, latest_log
 from joex.store.listing import Filter, list_jobs
 from joex.store.stats import GroupSetting, GroupStats, QueueStats
 
@@ -24,13 +27,25 @@ _QUEUED = (State.WAITING, State.STUCK)
 _ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
 
 
+_LINES = 50
+"""Of a job's log in the state of the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobWithLog(Job):
+    """A job, and the latest lines of its log, at most 50."""
+
+    log: list[LogEntry] = field(kw_only=True)
+
+
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The jobs that executors hold, with their progress; those that wait; those that ended last."""
+    """The jobs that executors hold, with their progress; those that wait; those that ended last; at a time, ``now``."""
 
-    progress: list[Job]
+    now: datetime
+    progress: list[JobWithLog]
     queued: list[Job]
-    completed: list[Job]
+    completed: list[JobWithLog]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +74,14 @@ class Stats:
 async def queue_state(client: TheClient, queue: QueueFilter = None, limit: Limit = 50) -> QueueState:
     """Read the state of the queue, at most ``limit`` jobs of each kind."""
     async with client.acquire() as connection:
-        return QueueState(
-            progress=(await list_jobs(connection, Filter(queue, states=_HELD), most=limit)).jobs,
-            queued=(await list_jobs(connection, Filter(queue, states=_QUEUED), most=limit)).jobs,
-            completed=(await list_jobs(connection, Filter(queue, states=_ENDED), most=limit)).jobs,
-        )
+        held, queued, ended = [
+            (await list_jobs(connection, Filter(queue, states=states), most=limit)).jobs
+            for states in (_HELD, _QUEUED, _ENDED)
+        ]
+        logs = await latest_log(connection, [job.id for job in (*held, *ended)], _LINES)
+        now = await stats.now(connection)
+    progress, completed = ([_with_log(job, logs) for job in jobs] for jobs in (held, ended))
+    return QueueState(now, progress, queued, completed)
 
 
 @routes.get("/api/v1/stats", responses=problems(503))
@@ -102,3 +120,7 @@ async def list_executors(
     """List the executors."""
     async with client.acquire() as connection:
         return Executors(await executors.list_executors(connection, ended=ended, most=limit))
+
+
+def _with_log(job: Job, logs: Mapping[UUID, list[LogEntry]]) -> JobWithLog:
+    return JobWithLog(**{one.name: getattr(job, one.name) for one in fields(job)}, log=logs.get(job.id, []))

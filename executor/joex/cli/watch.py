@@ -1,0 +1,75 @@
+"""Looking again and again, until Ctrl-C: what ``--watch`` does."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from joex.cli.output import note, print_block, say
+from joex.core.duration import parse_duration
+from joex.errors import ConfigError, DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from joex.client import Client
+    from joex.store.statement import Connection
+
+T = TypeVar("T")
+
+_SHORTEST = 0.1
+
+
+def read_seconds(command: str, text: str) -> float:
+    """Return the seconds between two looks.
+
+    Raises:
+        ConfigError: it is no duration, or too short.
+
+    """
+    try:
+        seconds = parse_duration(text).total_seconds()
+    except ValueError as error:
+        raise ConfigError(f"{command} --watch: {error}") from error
+    if seconds < _SHORTEST:
+        raise ConfigError(f"{command} --watch: expected {_SHORTEST} seconds or more; got {text!r}")
+    return seconds
+
+
+async def looks(client: Client, look: Callable[[Connection], Awaitable[T]], every: float) -> AsyncIterator[T]:
+    """Give what each look finds. Where the database goes away meanwhile, this is told in one line, and it goes on."""
+    is_first, is_lost = True, False
+    while True:
+        try:
+            async with client.acquire() as connection:
+                found = await look(connection)
+        except DatabaseUnavailable as error:
+            if is_first:
+                raise
+            if not is_lost:
+                note(f"{error}; looking again")
+            is_lost = True
+        else:
+            is_first = is_lost = False
+            yield found
+        await asyncio.sleep(every)
+
+
+@contextmanager
+def display() -> Iterator[Callable[[RenderableType], None]]:
+    """Give a function that shows a block: on a terminal in the place of the last one, else below it."""
+    from rich.live import Live  # noqa: PLC0415 - slow to import, and --json does not need it
+
+    if not sys.stdout.isatty():
+        yield _print_below
+        return
+    with Live(auto_refresh=False) as live:
+        yield lambda block: live.update(block, refresh=True)
+
+
+def _print_below(block: RenderableType) -> None:
+    print_block(block)
+    say()

@@ -1,0 +1,161 @@
+"""The HTTP interface is held to its own description: each route, also one that is added tomorrow.
+
+schemathesis reads the description, makes right and wrong calls of it, and judges the answers: status, headers, type and
+schema, that what is wrong is refused and what is right is not, and that nothing is changed without the token. It works
+in a process of its own, against the real server, with a real executor beside it; its choices are the same each time.
+"""
+
+import asyncio
+import socket
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import joex
+from joex import Client
+from joex.config import Settings
+from joex.core.events import RunStarted
+from joex.http import create_api, listen, serve
+from joex.observe.metrics import Metrics
+from joex.runtime.executor import Executor
+from tests.support import schemathesis_hooks
+from tests.support.apps import AnyClient
+from tests.support.processes_inside import LONG, Inside, executor_inside
+
+pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is
+
+TOKEN = "s3cret"
+CHANGING = {"post", "put", "patch", "delete"}
+EXAMPLES = 10
+"""Of each kind for each route, besides those for each limit in its schema."""
+WITHIN = 200
+"""Seconds, of which a machine that does nothing else needs a tenth."""
+CONFIGURATION = f"""
+hooks = "{schemathesis_hooks.__file__}"
+request-timeout = 20
+parameters = {{ "query.wait" = 0, "body.wait" = 0 }}  # where a call can wait, it does not
+auth.openapi.HTTPBearer.bearer = "{TOKEN}"
+generation = {{ deterministic = true, max-examples = {EXAMPLES} }}
+"""
+
+
+class Face:
+    """The executor as it is, but that it only notes when it is to drain."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.drains = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def drain(self) -> None:
+        self.drains += 1
+
+
+@pytest.fixture
+def app() -> joex.App:
+    app = joex.App()
+
+    @app.task("echo")
+    async def echo(ctx: joex.Context, text: str) -> dict[str, str]:
+        ctx.log.info("%s", text)
+        return {"text": text}
+
+    @app.task("hold")
+    async def hold(ctx: joex.Context) -> None:
+        ctx.progress(50, "half")
+        await asyncio.Event().wait()
+
+    @app.task("fail", retries=0)
+    async def fail(ctx: joex.Context) -> None:
+        raise ValueError("broken")
+
+    return app
+
+
+async def jobs_of_all_kinds(client: AnyClient, inside: Inside) -> None:
+    """So that the lists have something in them."""
+    await client.submit("hold", group="acme", subject="a long one")
+    await inside.log.wait_for(RunStarted)
+    for job_id in (await client.submit("echo", {"text": "hello"}), await client.submit("fail", tracker="one")):
+        await inside.ended(job_id)
+    await client.submit("echo", not_before="1h", tracker="two")
+    await client.cancel(await client.submit("echo", queue="nobody's"))
+    await client.submit("echo", queue="nobody's", priority="high")
+
+
+@asynccontextmanager
+async def served(settings: Settings, client: Client, executor: Any) -> AsyncIterator[str]:
+    """The address of a server."""
+    metrics = Metrics(slots=4, busy=lambda: 1)
+    with listen("127.0.0.1:0") as listener:
+        # The executor's own loop does this by itself; without it each answer waits 40 ms for an acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        serving = asyncio.create_task(serve(create_api(settings, client, executor, metrics.render), listener))
+        try:
+            yield "http://{}:{}".format(*listener.getsockname())
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+
+async def judge(address: str, folder: Path) -> tuple[int | None, str]:
+    """Let schemathesis judge; its exit code, and what it says."""
+    configuration = folder / "schemathesis.toml"
+    configuration.write_text(CONFIGURATION)
+    command = (sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", configuration)
+    process = await asyncio.create_subprocess_exec(
+        *(*command, "run", f"{address}/openapi.json", "--checks", "all", "--continue-on-failure"),
+        cwd=folder,
+        stdout=PIPE,
+        stderr=STDOUT,
+    )
+    try:
+        async with asyncio.timeout(WITHIN):
+            said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode, said.decode()
+
+
+@pytest.mark.timeout(WITHIN + 40)
+async def test_every_answer_is_as_the_description_says(client, database_url, app, tmp_path):
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await jobs_of_all_kinds(client, inside)
+        face = Face(inside.executor)
+        async with served(Settings(api_token=TOKEN), client, face) as address:
+            operations = await described(httpx.AsyncHTTPTransport(), address)
+            code, said = await judge(address, tmp_path)
+    assert code == 0, said
+    assert f"Selected: {len(operations)}/{len(operations)}\n  Tested: {len(operations)}\n" in said
+    assert "❌" not in said, said
+    assert face.drains > 0
+
+
+async def test_without_the_token_each_changing_call_is_refused_and_each_reading_one_is_not(app):
+    async with Client("postgresql://nobody@127.0.0.1:1/nothing") as nowhere:
+        executor = Executor(app, Settings(), "")
+        api = create_api(Settings(api_token=TOKEN), nowhere, executor, lambda: (b"", "text/plain"))
+        transport = httpx.ASGITransport(api, client=("10.1.2.3", 1234))
+        operations = await described(transport, "http://joex.example.org")
+        async with httpx.AsyncClient(transport=transport, base_url="http://joex.example.org") as http:
+            for method, path in operations:
+                answer = await http.request(method, path)
+                assert (answer.status_code == 401) == (method in CHANGING), (method, path)
+    assert {method for method, _ in operations} >= {"get", "post"}
+
+
+async def described(transport: Any, address: str) -> list[tuple[str, str]]:
+    """The methods and paths in the description."""
+    async with httpx.AsyncClient(transport=transport, base_url=address) as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+    return [(method, path) for path, methods in paths.items() for method in methods]
