@@ -15,11 +15,15 @@ from joex.errors import (
     JobExists,
     JoexError,
     LeaseLost,
+    NotYours,
     Retry,
     SchemaError,
     WorkerConflict,
 )
+from joex.periodic_tasks import PeriodicTasks, TimerCheck, check_timer
 from joex.store.jobs import Job, LogEntry
+from joex.store.periodic import PeriodicTask
+from joex.store.watching import ExecutorEvent, JobEvent
 from joex.task import App, Task
 from joex.typed import TypedJob, TypedJobs
 
@@ -33,21 +37,28 @@ __all__ = [
     "ConfigError",
     "Context",
     "DatabaseUnavailable",
+    "ExecutorEvent",
     "Fail",
     "InvalidJob",
     "Job",
+    "JobEvent",
     "JobExists",
     "JobLog",
     "JoexError",
     "LeaseLost",
     "LogEntry",
     "NewJob",
+    "NotYours",
+    "PeriodicTask",
+    "PeriodicTasks",
     "Priority",
     "Retry",
     "SchemaError",
     "State",
     "Task",
+    "TimerCheck",
     "TypedJob",
     "TypedJobs",
     "WorkerConflict",
+    "check_timer",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +12,8 @@ from uuid import UUID
 from joex.core.duration import parse_duration
 from joex.core.job import NewJob, Priority, State
 from joex.core.why import Reason
-from joex.errors import ConfigError, InvalidJob
+from joex.errors import ConfigError, InvalidJob, JoexError
+from joex.periodic_tasks import PeriodicTasks
 from joex.store import executors, jobs
 from joex.store.database import borrowed, create_pool
 from joex.store.errors import translated
@@ -58,6 +59,11 @@ class Client:
     def typed(self) -> TypedJobs:
         """Jobs with ids of the caller's own, and workers with loops of their own."""
         return TypedJobs(self)
+
+    @property
+    def periodic(self) -> PeriodicTasks:
+        """Periodic tasks: their jobs are made again and again, as timers say."""
+        return PeriodicTasks(self)
 
     async def __aenter__(self) -> Self:
         await self._get_pool()
@@ -280,7 +286,9 @@ class Client:
         try:
             yield used
         finally:
-            await pool.release(used)
+            # What was done is done, even where the connection is lost before it can be reset: the pool then drops it.
+            with suppress(JoexError), translated():
+                await pool.release(used)
 
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[Connection]:

@@ -6,6 +6,7 @@
     ├── ConfigError          mend the configuration or the call; nothing was done
     │   ├── InvalidJob       mend the submission (also a ValueError); nothing was stored
     │   ├── JobExists        a type has a job with this id already; nothing was stored
+    │   ├── NotYours         somebody else owns it: change it there, or force it; nothing was done
     │   └── SchemaError      run `joex migrate`, or a newer joex; nothing was done
     ├── DatabaseUnavailable  try again later; nothing is lost
     ├── AppIdInUse           another executor lives under this app-id
@@ -36,6 +37,10 @@ class InvalidJob(ConfigError, ValueError):
 
 class JobExists(ConfigError):
     """A job with an id of the caller's own is there already. Nothing was stored."""
+
+
+class NotYours(ConfigError):
+    """Somebody else owns this periodic task: the message says who, and where it is changed. Nothing was done."""
 
 
 class SchemaError(ConfigError):

@@ -6,14 +6,16 @@ holds while it decides is held by the server, for as long as that one statement 
 off in between leaves nothing behind.
 
 Time is the database's: it says what is due, and how long it is until the next; our own clock only measures how long
-we sleep. If the database's clock is set forward, what has become due is found at the latest when the longest sleep ends;
-if it is set back, no time of a timer that was decided comes again.
+we sleep. Where the database's clock is set forward, what has become due is found at the latest when the longest sleep
+ends. Where it is set back, no time of a timer that was decided comes again; and next times that were worked out in what
+has become the future are worked out anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from joex.core.events import DatabaseTrouble, Emit, Repeated
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
 _BATCH = 200
 _LONGEST_SLEEP = 60.0
 _JITTER = 0.02  # seconds: of many that wake at one moment, most find that it is done
-_BUSY_RETRY_IN = 0.1
+_BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
 _TROUBLE_RETRY_IN = 1.0
+_ASIDE_FOR = 10.0
 
 
 class Repeater:
@@ -40,14 +43,27 @@ class Repeater:
         worker: the name under which it decides, for people.
         emit: where events go.
         system: Joex's own tasks too: an operator leaves them alone, so that they don't start executors.
+        poll_every: seconds between two looks where nobody calls `wake`; None: somebody does.
     """
 
-    def __init__(self, pool: asyncpg.Pool[Any], worker: str, emit: Emit, *, system: bool = True) -> None:
+    def __init__(
+        self,
+        pool: asyncpg.Pool[Any],
+        worker: str,
+        emit: Emit,
+        *,
+        system: bool = True,
+        poll_every: float | None = None,
+    ) -> None:
         self._pool = pool
         self._worker = worker
         self._emit = emit
         self._system = system
+        self._longest_sleep = min(_LONGEST_SLEEP, poll_every or _LONGEST_SLEEP)
         self._ring = asyncio.Event()
+        self._busy_for = _BUSY_RETRY_IN
+        self._aside: dict[str, float] = {}  # tasks that could not be submitted now, and when they are tried again
+        self._clock_checked_at = float("-inf")
 
     def wake(self) -> None:
         """A periodic task may have changed."""
@@ -66,19 +82,43 @@ class Repeater:
 
     async def _round(self) -> float:
         """Decide what is due now; returns for how long to sleep."""
+        now = asyncio.get_running_loop().time()
+        self._aside = {task: until for task, until in self._aside.items() if until > now}
         async with borrowed(self._pool) as connection:
-            tasks = await periodic.due(connection, _BATCH, system=self._system)
-            if not tasks:
-                return _until(await periodic.next_in(connection, system=self._system))
+            if now >= self._clock_checked_at + _LONGEST_SLEEP:
+                await periodic.work_out_anew(connection)
+                self._clock_checked_at = now
+            which: Any = {"system": self._system, "aside": list(self._aside)}
+            seconds = await periodic.next_in(connection, **which)
+            if seconds is None or seconds > 0:
+                self._busy_for = _BUSY_RETRY_IN
+                return self._until(
+                    [*([] if seconds is None else [seconds]), *(at - now for at in self._aside.values())]
+                )
+            tasks = await periodic.due(connection, _BATCH, **which)
             decided = [(task, decide(task.schedule, task.now)) for task in tasks]
-            fired = await periodic.fire(connection, self._worker, decided)
-        errors = {task.id: decision.error for task, decision in decided}
+            fired = await periodic.fire(connection, self._worker, decided) if decided else []
+        self._tell(fired, {task.id: decision.error for task, decision in decided})
+        if all(one.outcome == "stale" for one in fired):
+            return self._until_free()
+        self._busy_for = _BUSY_RETRY_IN
+        # Those that are in trouble must not stand in the way of the others that are due.
+        self._aside |= {one.id: now + _ASIDE_FOR for one in fired if one.outcome == "trouble"}
+        return 0.0
+
+    def _tell(self, fired: Iterable[periodic.Fired], errors: dict[str, str | None]) -> None:
         for one in fired:
             if one.outcome not in ("set", "stale"):
                 self._emit(Repeated(one.id, one.outcome, one.job, errors[one.id]))
-        if all(one.outcome == "stale" for one in fired):
-            return _BUSY_RETRY_IN  # somebody else is at work on these
-        return _TROUBLE_RETRY_IN if all(one.outcome in ("stale", "trouble") for one in fired) else 0.0
+
+    def _until(self, seconds: list[float]) -> float:
+        """How long to sleep until the first of these."""
+        return min([*seconds, self._longest_sleep]) + random.random() * _JITTER  # noqa: S311 - there is no secret
+
+    def _until_free(self) -> float:
+        """How long to sleep where somebody else is at work on what is due, or has locked it."""
+        self._busy_for, sleep = min(self._busy_for * 2, _BUSY_RETRY_LATEST), self._busy_for
+        return sleep
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -86,12 +126,3 @@ class Repeater:
                 await self._ring.wait()
         except TimeoutError:
             pass
-
-
-def _until(seconds: float | None) -> float:
-    """How long to sleep until the next task is due."""
-    if seconds is None:
-        return _LONGEST_SLEEP
-    if seconds <= 0:
-        return _BUSY_RETRY_IN  # it is due, and somebody has locked it
-    return min(seconds, _LONGEST_SLEEP) + random.random() * _JITTER  # noqa: S311 - there is no secret in it

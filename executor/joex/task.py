@@ -12,7 +12,7 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from joex.core.duration import parse_duration
-from joex.core.job import Priority, check_name
+from joex.core.job import check_name
 from joex.core.periodic import NewPeriodicTask
 from joex.errors import ConfigError, InvalidJob
 
@@ -273,18 +273,12 @@ class App:
         return sorted(self._tasks)
 
 
-def _periodic(
-    name: str, task: Task[..., Any], *, priority: str, starting_deadline: Any, **fields: Any
-) -> NewPeriodicTask:
+def _periodic(name: str, task: Task[..., Any], *, starting_deadline: Any, **fields: Any) -> NewPeriodicTask:
     """A checked periodic task."""
     task.parse_arguments(fields["args"])
+    deadline = _duration(name, "starting_deadline", starting_deadline)
     try:
-        deadline = None if starting_deadline is None else parse_duration(starting_deadline)
-        if priority not in ("high", "low"):
-            raise ValueError(f"priority: expected 'high' or 'low'; got {priority!r}")
-        return NewPeriodicTask(
-            id=name, task=task.name, priority=Priority(priority), starting_deadline=deadline, submitter="joex", **fields
-        )
+        return NewPeriodicTask(id=name, task=task.name, starting_deadline=deadline, submitter="joex", **fields)
     except ValueError as error:
         raise ConfigError(f"periodic task {name!r}: {error}") from error
 

@@ -13,7 +13,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from joex import Client
 from joex.cli import main
 from joex.config import Settings
 from joex.store.executors import Registration, register
+from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
 
 NOWHERE = "019f0000-0000-7000-8000-000000000000"
@@ -92,16 +93,27 @@ class Joex:
             self.environment["JOEX_DATABASE_URL"] = database_url
         self._turns = asyncio.Semaphore(3)
 
-    async def start(self, *arguments: str, **environment: str) -> Process:
+    async def start(self, *arguments: str, stdout: Any = PIPE, **environment: str) -> Process:
         """Start a command."""
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "joex", *arguments),
             cwd=self.folder,
             env={**self.environment, **environment},
             stdin=PIPE,
-            stdout=PIPE,
+            stdout=stdout,
             stderr=PIPE,
         )
+
+    @asynccontextmanager
+    async def started(self, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Process]:
+        """A command that goes on. Killed in the end, if it is still there."""
+        process = await self.start(*arguments, stdout=stdout)
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
 
     async def __call__(self, *arguments: str, given: str = "", **environment: str) -> Answer:
         """Run a command to its end. No command ever shows a traceback of its own."""
@@ -170,6 +182,21 @@ def folder_for_a_server() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+async def line_of(process: Process) -> str:
+    """The next line that a command prints."""
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
+    assert line, await process.communicate()
+    return line.decode()
+
+
+async def interrupted(process: Process) -> tuple[int | None, str]:
+    """Ctrl-C: the exit code, and what is said on stderr from now on."""
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    return process.returncode, err.decode()
 
 
 async def test_a_job_is_submitted_and_listed_and_shown_and_steered(joex):
@@ -300,6 +327,94 @@ async def test_groups_are_listed_with_their_settings_which_can_be_set(joex, clie
     assert "other" not in limited.out
 
 
+async def test_periodic_tasks_are_added_listed_shown_and_steered(joex, client):
+    add = ("periodic", "add", "prod/nightly", "report", "Mon..Fri 3:00", "--zone", "Europe/Zurich")
+    options = ("--args", '{"a": 1}', "--group", "acme", "--queue", "q", "--priority", "high", "--subject", "a report")
+    added = await joex.done(*add, *options, "--submitter", "ann", "--starting-deadline", "90m")
+    assert re.fullmatch(
+        r"prod/nightly set: Mon\.\.Fri \*-\*-\* 03:00:00, zone Europe/Zurich, "
+        r"next \w{3} \d{4}-\d\d-\d\d 03:00:00 CES?T \(in \w+\)",
+        added,
+    )
+    listed, shown, as_json = await asyncio.gather(
+        joex.done("periodic", "list", "--owner", "user"),
+        joex.done("periodic", "show", "prod/nightly"),
+        joex("periodic", "list", "--json"),
+    )
+    header, row = listed.splitlines()
+    assert header.split() == ["ID", "TASK", "TIMER", "ZONE", "NEXT", "LAST", "JOB", "OWNER", "STATUS"]
+    assert re.search(r"prod/nightly +report +Mon\.\.Fri 3:00 +Europe/Zurich +in \w+ +- +- +user +enabled", row)
+    assert re.search(r"^next +\w{3} .* 03:00:00 CES?T \(in \w+\)$", shown, re.MULTILINE)
+    assert re.search(r"^starting deadline +1h30m$", shown, re.MULTILINE)
+    nightly, retention = sorted(as_json.json, key=lambda task: task["owner"], reverse=True)
+    assert (nightly["args"], nightly["starting_deadline"], nightly["submitter"]) == ({"a": 1}, "1h30m", "ann")
+    assert (retention["id"], retention["owner"], retention["enabled"]) == ("joex.retention", "joex", False)
+
+    assert await joex.done("periodic", "disable", "prod/nightly") == "prod/nightly disabled"
+    again = await joex.done(*add)  # all of it is set, but for whether it is enabled
+    assert again.endswith("zone Europe/Zurich, disabled")
+    assert (await client.periodic.get("prod/nightly")).args == {}
+    assert (await joex.done(*add)).startswith("prod/nightly unchanged: ")
+    assert await joex.done("periodic", "enable", "prod/nightly") == "prod/nightly enabled"
+    job_id = await joex.done("periodic", "run-now", "prod/nightly")
+    assert (await joex("jobs", "--json")).json[0]["id"] == job_id
+    overlapping = await joex("periodic", "run-now", "prod/nightly")
+    assert (overlapping.code, overlapping.out) == (1, "")
+    assert overlapping.complaint.startswith("periodic task 'prod/nightly': its job before is not finished")
+    assert f"{job_id} (waiting)" in await joex.done("periodic", "show", "prod/nightly")
+    assert (await joex.done(*add, "--disabled")).endswith(", disabled")
+    assert await joex.done("periodic", "remove", "prod/nightly") == "prod/nightly removed"
+    assert await joex.done("periodic", "list", "--owner", "user") == "no periodic tasks"
+
+
+async def test_what_others_own_is_changed_with_force_only(joex, client, connection):
+    await connection.execute("SELECT joex.put_periodic_task('shop/a', 't', 'daily', owner => 'app:shop')")
+    refused = await asyncio.gather(*(joex("periodic", verb, "shop/a") for verb in ("remove", "enable", "disable")))
+    for answer in refused:
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.complaint == (
+            "periodic task 'shop/a': it is owned by app:shop: change it in the code of the app; or add --force"
+        )
+    added = await joex("periodic", "add", "shop/a", "t", "daily")
+    assert (added.code, added.complaint) == (
+        2,
+        "periodic task 'shop/a': it is owned by app:shop: choose another id",
+    )
+    assert (await client.periodic.get("shop/a")).enabled is True
+    assert await joex.done("periodic", "disable", "shop/a", "--force") == "shop/a disabled"
+    assert (await client.periodic.get("shop/a")).enabled is False
+    assert await joex.done("periodic", "remove", "shop/a", "--force") == "shop/a removed"
+    assert await client.periodic.get("shop/a") is None
+
+
+async def test_periodic_tasks_are_listed_page_by_page_and_say_why_they_can_not_run(joex, connection):
+    await connection.execute("SELECT joex.put_periodic_task(id, 't', '25:00') FROM unnest('{a,b,c}'::text[]) g(id)")
+    await connection.execute("UPDATE joex.periodic_task SET error = 'it is wrong' WHERE id = 'b'")
+    first = await joex("periodic", "list", "--owner", "user", "--limit", "2")
+    assert first.complaint == "there are more: add --after 'b'"
+    a, b = first.out.splitlines()[1:]
+    assert (a.split()[-1], b.partition("user")[2].strip()) == ("enabled", "it is wrong")
+    assert "it is wrong" in await joex.done("periodic", "show", "b")
+    rest = await joex.done("periodic", "list", "--owner", "user", "--after", "b")
+    assert [line.split()[0] for line in rest.splitlines()] == ["ID", "c"]
+
+
+async def test_a_timer_is_checked_without_a_database(folder):
+    joex = Joex(folder, "postgresql://127.0.0.1:1/none")
+    said = await joex.done("periodic", "check", "Mon..Fri 8:00", "--zone", "Europe/Zurich")
+    normal, *times = said.splitlines()
+    assert normal == "Mon..Fri *-*-* 08:00:00, zone Europe/Zurich"
+    assert len(times) == 5
+    for time in times:
+        assert re.fullmatch(r"  (Mon|Tue|Wed|Thu|Fri) \d{4}-\d\d-\d\d 08:00:00 CES?T \(in \w+\)", time)
+    never, cron = await asyncio.gather(
+        joex.done("periodic", "check", "2001-01-01"), joex("periodic", "check", "30 2 * * *", "--json")
+    )
+    assert never == "2001-01-01 00:00:00, zone UTC\n  never"
+    assert (cron.json["normal"], cron.json["zone"]) == ("30 2 * * *", "UTC")
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT02:30:00Z", time) for time in cron.json["next"])
+
+
 def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, capfd, folder):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
@@ -333,6 +448,16 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
         ("groups", "set", "g"): "groups set: say what to change: --weight,",
         ("groups", "set", "g", "--max-running", "1", "--no-limit"): "groups set: give --max-running or --no-limit",
         ("groups", "--queue", "q", "set", "g", "--pause"): "groups set: give its options after it",
+        ("periodic", "add", "a", "t"): "Missing argument 'TIMER' (see 'joex periodic add --help')",
+        ("periodic", "add", "a", "t", "25:00"): "timer '25:00': hour: expected 0 to 23; got '25'",
+        ("periodic", "add", "a", "t", "daily", "--zone", "Moon"): "time zone: expected a name like 'Europe/Zurich'",
+        ("periodic", "add", "a", "t", "daily", "--args", "[]"): "--args: expected a JSON object,",
+        ("periodic", "add", "a", "t", "daily", "--starting-deadline", "x"): "starting_deadline: duration: expected",
+        ("periodic", "check", "25:00"): "timer '25:00': hour: expected 0 to 23; got '25'",
+        ("periodic", "show", ""): "id: must not be empty",
+        ("stats", "5"): "stats: SECONDS goes with --watch",
+        ("stats", "--watch", "soon"): "stats --watch: duration: expected something like '30s'",
+        ("stats", "--watch", "0"): "stats --watch: expected 0.1 seconds or more; got '0'",
         ("stats", "--database-url", "mysql://u:secret@h/d"): "--database-url: expected postgresql://",
         ("executor",): "Missing option '--app' (see 'joex executor --help')",
         ("executor", "--app", "tasks:app", "--pool-size", "x"): "--pool-size: Input should be a valid integer",
@@ -381,6 +506,7 @@ async def test_an_app_that_cannot_be_found_is_explained_part_by_part(joex, folde
 async def test_what_cannot_be_done_is_one_line_and_exit_code_1(joex, client):
     job_id = await client.submit("t")
     nowhere = f"there is no job {NOWHERE}; 'joex jobs' lists them"
+    no_task = "there is no periodic task 'x'; 'joex periodic list' lists them"
     refused = "the database is not available: "
     wrong = {
         ("show", NOWHERE): nowhere,
@@ -388,6 +514,11 @@ async def test_what_cannot_be_done_is_one_line_and_exit_code_1(joex, client):
         ("why", NOWHERE): nowhere,
         ("priority", NOWHERE, "high"): nowhere,
         ("retry", NOWHERE): nowhere,
+        ("periodic", "show", "x"): no_task,
+        ("periodic", "remove", "x", "--force"): no_task,
+        ("periodic", "enable", "x"): no_task,
+        ("periodic", "disable", "x"): no_task,
+        ("periodic", "run-now", "x"): no_task,
         ("drain", "nobody"): "no living executor has the app-id 'nobody'; 'joex executors' lists them",
         ("stats", "--database-url", "postgresql://127.0.0.1:1/d"): refused,
         ("executor", "--app", "tasks:app", "--database-url", "postgresql://127.0.0.1:1/d"): refused,
@@ -435,12 +566,46 @@ async def test_an_executor_runs_jobs_until_it_is_asked_to_drain(joex, client):
         assert (living["app_id"], living["pid"]) == ("it", executor.process.pid)
         assert not living["http_address"].endswith(":0")  # the port that it found
 
+        asked, nobody = await asyncio.gather(joex.done("notify"), joex.done("notify", "mail"))
+        assert asked == "1 executor of the queue default asked to look for work"
+        assert nobody == "no executor takes from the queue mail"
+
         drained = await joex("drain", "it", "--wait")
         assert (drained.code, drained.out, drained.err) == (0, "it drains\nit has left\n", "")
         assert await asyncio.wait_for(executor.process.wait(), PATIENCE) == 0
     assert await joex.done("executors") == "no living executors; --all shows those that have ended"
     assert [e["state"] for e in (await joex("executors", "--all", "--json")).json] == ["left"]
     assert await joex.done("drain", "--all", "--wait") == "no living executors"
+
+
+async def test_a_submission_waits_for_the_result_where_it_is_told_to(joex, client):
+    async with joex.executor():
+        good, bad = await asyncio.gather(
+            joex("submit", "echo", "--arg", "text=hü", "--arg", "times:=2", "--wait"), joex("submit", "boom", "--wait")
+        )
+    assert (good.code, good.out) == (0, '"hühü"\n')
+    job_id = good.complaint.removeprefix("job ")
+    assert (await client.get(job_id)).state == "success"
+    assert (bad.code, bad.out) == (1, "")
+    first, second = bad.err.splitlines()
+    assert second == f"{first}: failed, ValueError: broken"
+
+
+async def test_a_submission_that_waits_fails_where_the_job_is_cancelled_removed_or_skipped(joex, client, pool):
+    async def when_submitted(tracker, end):
+        job_id = await eventually(lambda: pool.fetchval("SELECT id FROM joex.job WHERE tracker = $1", tracker))
+        await pool.fetchval(end, job_id)
+
+    await client.submit("t", tracker="three")
+    cancelled, removed, skipped, *_ = await asyncio.gather(
+        *(joex("submit", "t", "--wait", "--tracker", tracker) for tracker in ("one", "two", "three")),
+        when_submitted("one", "SELECT joex.cancel($1)"),
+        when_submitted("two", "SELECT joex.remove($1)"),
+    )
+    assert [(answer.code, answer.out) for answer in (cancelled, removed, skipped)] == [(1, "")] * 3
+    assert cancelled.err.endswith(": cancelled\n")
+    assert removed.err.endswith(": it was removed\n")
+    assert skipped.complaint == "skipped: an unfinished job has the tracker 'three'"
 
 
 async def test_the_first_signal_drains_and_the_second_gives_the_runs_back(joex, client):
@@ -478,6 +643,86 @@ async def test_ctrl_c_ends_a_command_quietly_with_130(joex, client, pool):
     assert (process.returncode, err) == (130, b"")
 
 
+async def test_stats_are_watched_in_blocks_until_ctrl_c(joex, client):
+    await client.submit("t", queue="mail")
+    async with joex.started("stats", "--watch", "100ms") as process:
+        block = [(await line_of(process)).rstrip() for _ in range(8)]
+        assert await interrupted(process) == (130, "")
+    assert block[0] < block[4]
+    assert TIME.fullmatch(block[0])
+    assert TIME.fullmatch(block[4])
+    assert block[1] == block[5] == "QUEUE  GROUPS  WAITING  DEFERRED  STUCK  SCHEDULED  RUNNING  OLDEST  ENDED/S"
+    assert re.fullmatch(r"mail +1 +1 +0 +0 +0 +0 +\S+ +-", block[2])
+    assert re.fullmatch(r"mail +1 +1 +0 +0 +0 +0 +\S+ +0\.0", block[6])
+    assert block[3] == block[7] == ""
+
+
+async def test_watched_stats_say_how_many_jobs_have_ended(joex, client):
+    job_id = await client.submit("t", queue="mail")
+    async with joex.started("stats", "--watch", "100ms", "--json") as process:
+        first = json.loads(await line_of(process))
+        assert TIME.fullmatch(first["at"])
+        assert [(q["queue"], q["waiting"], q["ended_per_second"]) for q in first["queues"]] == [("mail", 1, None)]
+        await client.cancel(job_id)
+        before, look = first, json.loads(await line_of(process))
+        async with asyncio.timeout(PATIENCE):
+            while not any(queue["ended_per_second"] for queue in look["queues"]):
+                before, look = look, json.loads(await line_of(process))
+        assert await interrupted(process) == (130, "")
+    (mail,) = look["queues"]  # it is shown, though it has no unfinished jobs
+    assert (mail["queue"], mail["waiting"], mail["groups"]) == ("mail", 0, 0)
+    took = datetime.fromisoformat(look["at"]) - datetime.fromisoformat(before["at"])
+    assert mail["ended_per_second"] == pytest.approx(1 / took.total_seconds(), abs=0.1)
+
+
+async def test_stats_are_watched_in_place_on_a_terminal(joex, client):
+    await client.submit("t", queue="mail")
+    terminal, end = os.openpty()
+    async with joex.started("stats", "--watch", "100ms", stdout=end) as process:
+        os.close(end)
+        shown = ""
+        while shown.count("ENDED/S") < 2:
+            shown += (await asyncio.to_thread(os.read, terminal, 4096)).decode()
+        assert await interrupted(process) == (130, "")
+    os.close(terminal)
+    assert "\x1b[1A" in shown.split("ENDED/S")[1]  # back to the line above
+
+
+async def test_watching_goes_on_when_the_database_was_away(folder, client, postgres, database_name):
+    await client.submit("t")
+    async with Proxy(postgres.port) as proxy:
+        joex = Joex(folder, postgres.tcp_url(database_name, port=proxy.port))
+        async with joex.started("stats", "--watch", "100ms", "--json") as process:
+            await line_of(process)
+            await proxy.refuse()
+            assert process.stderr is not None
+            told = (await asyncio.wait_for(process.stderr.readline(), PATIENCE)).decode()
+            await some_calls(proxy.port)  # it looks in vain again and again, and says so once
+            await proxy.accept()
+            await client.submit("t")
+            while json.loads(await line_of(process))["queues"][0]["waiting"] < 2:
+                pass
+            assert await interrupted(process) == (130, "")
+        assert re.fullmatch(
+            r"joex: the (database is not available|connection to .* is closed): .*; looking again\n", told
+        )
+        await proxy.refuse()
+        assert (await joex("stats", "--watch")).code == 1  # it was never there
+
+
+async def some_calls(port: int) -> None:
+    """Wait until somebody has tried to connect a few times; each time in vain."""
+    tried = asyncio.Semaphore(0)
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        tried.release()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", port), asyncio.timeout(PATIENCE):
+        for _ in range(6):
+            await tried.acquire()
+
+
 @pytest.mark.parametrize("jobs", [1, 100])  # less, and more, than the output is buffered
 async def test_a_pipe_that_nobody_reads_is_quiet(joex, client, jobs):
     await client.submit_many([{"task": "t", "subject": "x" * 500}] * jobs)
@@ -502,7 +747,10 @@ async def test_the_help_names_every_command_and_every_setting(joex):
         joex.done("--help"), joex.done(), joex.done("executor", "--help")
     )
     assert without == overview
-    commands = "migrate executor submit jobs show logs cancel retry priority groups stats executors drain version"
+    commands = (
+        "migrate executor submit jobs show logs cancel retry priority groups periodic stats executors notify drain "
+        "version"
+    )
     for name in commands.split():
         assert re.search(rf"^│ {name} +\w", overview, re.MULTILINE), name
     for name, field in Settings.model_fields.items():

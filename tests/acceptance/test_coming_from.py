@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import done, running
-from tests.support.waiting import eventually
+from joex import check_timer
+from tests.support.commands import running
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
 ORDERS = "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, item text)"
@@ -21,7 +21,7 @@ def blocks(language, part=PAGE):
 
 OURS = PAGE.partition("\n## Joex\n")[2].partition("\n## ")[0]
 [CODE], [CONSOLE], [SQL] = (blocks(language, OURS) for language in ("python", "console", "sql"))
-EXECUTOR, REPORT = re.findall(r"^\$ ([^#\n]*[^#\s])", CONSOLE, re.MULTILINE)
+[EXECUTOR] = re.findall(r"^\$ ([^#\n]*[^#\s])", CONSOLE, re.MULTILINE)
 
 
 @pytest.fixture
@@ -76,19 +76,13 @@ async def test_one_comes_later_and_one_comes_first_and_its_end_is_waited_for(
     assert (first.args, first.state, first.priority) == ({"order": 8}, "success", "high")
 
 
-async def test_a_report_is_submitted_from_the_command_line_and_not_twice_at_a_time(
-    folder, connection, client, database_url
-):
-    await done(REPORT, folder, database_url)
-    await done(REPORT, folder, database_url)
-    [job_id] = [row["id"] for row in await connection.fetch("SELECT id FROM joex.job")]
-
-    async def finished():
-        return (await client.get(job_id)).finished_at
-
+async def test_every_night_there_is_a_report(folder, client, database_url):
     async with running(EXECUTOR, folder, database_url, "registered"):
-        await eventually(finished, why="the report is finished")
-    assert (await client.get(job_id)).state == "success"
+        [report] = await client.periodic.list("app:shop:app")
+        normal = check_timer(report.timer, report.zone).normal
+        assert (report.task, normal, report.zone) == ("orders.report", "*-*-* 03:00:00", "Europe/Zurich")
+        _, job_id = await client.periodic.run_now(report.id)
+        assert (await client.wait(job_id)).state == "success"
 
 
 def test_a_failed_confirmation_is_tried_three_times_more(shop):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shlex
 import sys
 import tempfile
 from asyncio.subprocess import STDOUT, Process
@@ -26,7 +27,7 @@ async def started(
     """A command in a folder and a process of its own, and what it has printed. In the end it is asked to leave."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "PG", "DJANGO_"))}
     ours = {"JOEX_DATABASE_URL": url, "JOEX_HTTP_ADDRESS": "", **environment}
-    module = command.removeprefix("python -m ").split()
+    module = shlex.split(command.removeprefix("python -m "))
     with tempfile.NamedTemporaryFile() as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-u", "-m", *module), cwd=folder, env=clean | ours, stdout=output, stderr=STDOUT

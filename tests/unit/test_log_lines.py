@@ -29,6 +29,7 @@ EXAMPLES: dict[type, Any] = {
     events.Overdue: events.Overdue("other", 3),
     events.FellAsleep: events.FellAsleep(None),
     events.Woken: events.Woken("default"),
+    events.PeriodicNotRegistered: events.PeriodicNotRegistered("shop/nightly"),
     events.Repeated: events.Repeated("nightly", "submitted", UUID(int=1), None),
     events.LogLinesDropped: events.LogLinesDropped(1, "buffer full"),
     events.TrustEnded: events.TrustEnded(1),

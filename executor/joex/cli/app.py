@@ -9,16 +9,18 @@ import typer
 from joex.cli.brought import PANEL, Commands
 from joex.cli.demo import demo
 from joex.cli.executor import executor
-from joex.cli.executors import drain, executors
+from joex.cli.executors import drain, executors, notify
 from joex.cli.groups import groups_app
 from joex.cli.jobs import jobs
 from joex.cli.migrate import migrate
 from joex.cli.options import AsJson
 from joex.cli.output import print_json, say
+from joex.cli.periodic import periodic_app
 from joex.cli.show import logs, show
 from joex.cli.stats import stats
 from joex.cli.steer import cancel, priority, retry
 from joex.cli.submit import submit
+from joex.cli.timeouts import timeouts_app
 from joex.cli.why import why
 
 app = typer.Typer(
@@ -63,13 +65,15 @@ def _add_commands() -> None:
     panels = {
         PANEL: (migrate, executor, demo),
         "Jobs": (submit, jobs, show, logs, why, cancel, retry, priority),
-        "Queues, groups, executors": (stats, executors, drain),
+        "Queues, groups, executors": (stats, executors, notify, drain),
         "More": (version,),
     }
     for panel, commands in panels.items():
         for command in commands:
             app.command(rich_help_panel=panel)(command)
     app.add_typer(groups_app, name="groups", rich_help_panel="Queues, groups, executors")
+    app.add_typer(timeouts_app, name="timeouts", rich_help_panel="Queues, groups, executors")
+    app.add_typer(periodic_app, name="periodic", rich_help_panel="Queues, groups, executors")
 
 
 _add_commands()

@@ -26,9 +26,11 @@ def with_client(database_url: str | None, work: Callable[[Client], Awaitable[T]]
     async def main(url: str) -> T:
         # Nothing is prepared for the few statements of a command, so that it works behind any pooler.
         pool = await create_pool(url, most=1, pooled=True, name="joex cli")
+        client = Client(pool)
         try:
-            return await work(Client(pool))
+            return await work(client)
         finally:
+            await client.close()
             await pool.close()
 
     with database(configured_url(database_url)) as url:

@@ -14,11 +14,11 @@ import typer
 
 from joex.cli.database import with_client
 from joex.cli.options import DatabaseUrl
-from joex.cli.output import note, say
+from joex.cli.output import note, print_json, say
 from joex.client import Client
 from joex.core.duration import parse_duration
-from joex.core.job import Priority
-from joex.errors import ConfigError
+from joex.core.job import Priority, State
+from joex.errors import ConfigError, JoexError
 
 
 def submit(
@@ -42,6 +42,9 @@ def submit(
         str | None, typer.Option(metavar="TEXT", help="Skip it while an unfinished job has the same tracker.")
     ] = None,
     retries: Annotated[int | None, typer.Option(help="Re-runs of a failed run.", show_default="the task's")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it is finished, and print its result; fail where it has failed.")
+    ] = False,
     database_url: DatabaseUrl = None,
 ) -> None:
     """Submit a job, and print its id."""
@@ -57,14 +60,34 @@ def submit(
         "retries": retries,
     }
 
-    async def work(client: Client) -> UUID | None:
-        return await client.submit(task, **fields)
+    async def work(client: Client) -> None:
+        job_id = await client.submit(task, **fields)
+        if job_id is None:
+            skipped = f"skipped: an unfinished job has the tracker {tracker!r}"
+            if wait:
+                raise JoexError(skipped)
+            note(skipped)
+        elif wait:
+            note(f"job {job_id}")
+            print_json(await _result(client, job_id))
+        else:
+            say(str(job_id))
 
-    job_id = with_client(database_url, work)
-    if job_id is None:
-        note(f"skipped: an unfinished job has the tracker {tracker!r}")
-    else:
-        say(str(job_id))
+    with_client(database_url, work)
+
+
+async def _result(client: Client, job_id: UUID) -> Any:
+    """Return the result of a job when it has one.
+
+    Raises:
+        JoexError: it has come to another end.
+    """
+    job = await client.wait(job_id)
+    if job is None:
+        raise JoexError(f"job {job_id}: it was removed")
+    if job.state != State.SUCCESS:
+        raise JoexError(f"job {job_id}: {job.state}{f', {job.error}' if job.error else ''}")
+    return job.result
 
 
 def _arguments(text: str | None, file: str | None, pairs: Sequence[str]) -> dict[str, Any]:
@@ -73,16 +96,21 @@ def _arguments(text: str | None, file: str | None, pairs: Sequence[str]) -> dict
         raise ConfigError("--args and --args-file: give one of them")
     arguments: dict[str, Any] = {}
     if text is not None:
-        arguments = _object("--args", text)
+        arguments = json_object("--args", text)
     elif file is not None:
-        arguments = _object("--args-file", _read(file))
+        arguments = json_object("--args-file", _read(file))
     for pair in pairs:
         name, value = _argument(pair)
         arguments[name] = value
     return arguments
 
 
-def _object(flag: str, text: str) -> dict[str, Any]:
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """Read the JSON object that a flag gives.
+
+    Raises:
+        ConfigError: it is none; the message names the flag.
+    """
     value = _json(flag, text)
     if not isinstance(value, dict):
         raise ConfigError(f'{flag}: expected a JSON object, such as {{"path": "/tmp/a"}}; got {text.strip()[:80]}')

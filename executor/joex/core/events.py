@@ -103,6 +103,13 @@ class Woken:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodicNotRegistered:
+    """A periodic task of the app has no row: somebody else owns the one with this id."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Repeated:
     """A periodic task was due, and ``outcome`` says what came of it.
 
@@ -175,6 +182,7 @@ Event: TypeAlias = (
     | Overdue
     | FellAsleep
     | Woken
+    | PeriodicNotRegistered
     | Repeated
     | LogLinesDropped
     | TrustEnded

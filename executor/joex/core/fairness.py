@@ -18,7 +18,8 @@ class Group:
 
     Attributes:
         place: its place on the ring.
-        due: due retries (any values that stand for jobs), first submitted first; ``high`` and ``low`` likewise.
+        due: due retries (any values that stand for jobs), in order: by rank, then first submitted first; ``high`` and
+            ``low`` likewise.
         running: how many of its jobs executors hold.
         weight: its share of the slots, against the weights of others.
         paused: nothing of it is taken.

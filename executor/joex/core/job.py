@@ -12,8 +12,9 @@ from uuid import UUID
 SYSTEM_GROUP = "system"
 """The group of Joex's own jobs, such as the deletion of old finished jobs."""
 
-_LONGEST_NAME = 254
-_LONGEST_SUBJECT = 1000
+LONGEST_NAME = 254
+LONGEST_SUBJECT = 1000
+"""Bytes."""
 _MOST_RETRIES = 1_000_000
 _FIRST_YEAR, _LAST_YEAR = 2, 9998  # so that no change of the zone leaves the calendar
 
@@ -76,8 +77,8 @@ class NewJob:
         check_name("queue", self.queue)
         if self.tracker is not None:
             check_name("tracker", self.tracker)
-        _check_text("subject", self.subject, _LONGEST_SUBJECT)
-        _check_text("submitter", self.submitter, _LONGEST_NAME)
+        check_text("subject", self.subject, LONGEST_SUBJECT)
+        check_text("submitter", self.submitter, LONGEST_NAME)
         if self.priority not in ("high", "low"):
             raise ValueError(f"priority: expected 'high' or 'low'; got {self.priority!r}")
         _check_time("not_before", self.not_before)
@@ -133,10 +134,15 @@ def check_name(field: str, name: str) -> None:
     Raises:
         ValueError: it is empty, longer than 254 bytes, or has a NUL character.
     """
-    _check_text(field, name, _LONGEST_NAME, may_be_empty=False)
+    check_text(field, name, LONGEST_NAME, may_be_empty=False)
 
 
-def _check_text(name: str, value: str, longest: int, *, may_be_empty: bool = True) -> None:
+def check_text(name: str, value: str, longest: int | None = None, *, may_be_empty: bool = True) -> None:
+    """Check a text that people give.
+
+    Raises:
+        ValueError: it is none, is longer than so many bytes, or PostgreSQL can't store it.
+    """
     if not isinstance(value, str):
         raise ValueError(f"{name}: expected text; got {type(value).__name__}")  # noqa: TRY004 - one error for callers
     if not value and not may_be_empty:
@@ -147,5 +153,5 @@ def _check_text(name: str, value: str, longest: int, *, may_be_empty: bool = Tru
         size = len(value.encode())
     except UnicodeEncodeError:
         raise ValueError(f"{name}: must be valid Unicode; it has a lone surrogate") from None
-    if size > longest:
+    if longest is not None and size > longest:
         raise ValueError(f"{name}: at most {longest} bytes; got {size}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from joex.core.job import NewJob, Priority, check_name
@@ -15,6 +16,7 @@ SYSTEM_OWNER = "joex"
 USER = "user"
 """The owner of those that people make: on the command line, over HTTP, in SQL."""
 _LONGEST_ID = 240
+_LONGEST_DEADLINE = timedelta(days=365_000)
 _TICK = timedelta(microseconds=1)  # a timer gives what is strictly after a time
 
 
@@ -52,8 +54,8 @@ class NewPeriodicTask:
         NewJob(self.task, self.args, self.group, self.queue, self.priority, self.subject, self.submitter)
         Timer.parse(self.timer)
         parse_zone(self.zone)
-        if self.starting_deadline is not None and self.starting_deadline < timedelta(0):
-            raise ValueError(f"starting_deadline: expected 0 or more; got {self.starting_deadline}")
+        if self.starting_deadline is not None and not timedelta(0) <= self.starting_deadline <= _LONGEST_DEADLINE:
+            raise ValueError(f"starting_deadline: expected 0 to 1,000 years; got {self.starting_deadline}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,18 @@ def decide(schedule: Schedule, now: datetime) -> Decision:
 
     However many times were missed, at most one is caught up: the first that is not older than the starting deadline.
     The next time is after now, and after each that was decided: where the clock was set back, none comes twice.
+    Whatever is wrong with it is an error of this task alone.
     """
     try:
-        timer, zone = Timer.parse(schedule.timer), parse_zone(schedule.zone)
+        return _decide(schedule, now)
     except ValueError as error:
         return Decision(error=str(error))
+    except Exception as error:  # noqa: BLE001 - who decides about one goes on with the others
+        return Decision(error=f"timer {schedule.timer!r}: {type(error).__name__}: {error}")
+
+
+def _decide(schedule: Schedule, now: datetime) -> Decision:
+    timer, zone = _read_timer(schedule.timer), parse_zone(schedule.zone)
     fire = schedule.nextrun
     deadline = schedule.starting_deadline
     if fire is not None and deadline is not None and now - fire > deadline:
@@ -103,3 +112,9 @@ def decide(schedule: Schedule, now: datetime) -> Decision:
         fire = None if fire is None or fire > now else fire
     decided = [time for time in (now, schedule.last_run, fire) if time is not None]
     return Decision(fire, timer.next(max(decided), zone))
+
+
+@lru_cache(maxsize=1024)
+def _read_timer(text: str) -> Timer:
+    """A timer; to read one takes longer than to ask it."""
+    return Timer.parse(text)

@@ -7,7 +7,8 @@ FoundationDB client does it).
 They have two more forms. In JSON (HTTP) most are what they look like, tuples are arrays, and what JSON lacks is an
 object of one name: ``{"bytes": "aGk="}``, ``{"uuid": "..."}``, ``{"double": "7ff0000000000000"}`` (only for those that
 are no finite numbers), ``{"single": "3fc00000"}``, ``{"versionstamp": "..."}`` (24 hexadecimal digits). And as a name
-(of a task, a queue) a text is itself, and each other value a ``#`` and its JSON.
+(of a task, a queue) a text is itself, and each other value a ``#`` and its JSON. (A text that is such a name of another
+value is a ``#`` and its JSON too.)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -75,14 +77,19 @@ def to_name(field: str, value: Any) -> str:
         ValueError: as with `pack`.
     """
     pack(field, value)
-    if isinstance(value, str) and not value.startswith("#") and "\0" not in value:
+    if isinstance(value, str) and "\0" not in value and from_name(value) == value:
         return value
     return "#" + json.dumps(to_json(value), separators=(",", ":"), sort_keys=True)
 
 
 def from_name(name: str) -> Any:
-    """The value that has this name."""
-    return from_json("name", json.loads(name[1:])) if name.startswith("#") else name
+    """The value that has this name: there is one for each text."""
+    if name.startswith("#"):
+        with suppress(ValueError, RecursionError):
+            value = from_json("name", json.loads(name[1:]))
+            if to_name("name", value) == name:
+                return value
+    return name
 
 
 def to_json(value: Any) -> Any:

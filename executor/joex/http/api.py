@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -12,16 +13,17 @@ from fastapi.routing import APIRoute
 from joex.client import Client
 from joex.config import Settings
 from joex.http import executor as of_executor
-from joex.http import jobs, queues
+from joex.http import jobs, periodic, queues, typed, workers
 from joex.http.face import ExecutorFace
 from joex.http.guard import Guard
 from joex.http.problems import add_handlers
+from joex.typed import TypedJobs
 
 LARGEST_BODY = 10_000_000
 """Bytes of a body."""
 
 _ABOUT = """
-Submit jobs, steer and read them, and look after this executor.
+Submit jobs, steer and read them, run them in programs of your own, and look after this executor.
 
 Calls that change something need `Authorization: Bearer <token>` when JOEX_API_TOKEN is set; without a token they are
 served on loopback only. A call that is not served answers with `{"detail": "why"}`.
@@ -34,7 +36,7 @@ def create_api(
     """The HTTP interface of an executor, as an ASGI application.
 
     Args:
-        settings: of which the token counts here.
+        settings: of which the token counts here, and the retries of workers' jobs.
         client: for what is in the database.
         executor: for what is in this process.
         metrics: gives the page for Prometheus, and its content type.
@@ -48,7 +50,9 @@ def create_api(
         generate_unique_id_function=_operation_id,
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
-    for part in (of_executor, jobs, queues):
+    api.state.closing = asyncio.Event()  # it stops: calls that wait end (see joex.http.patience)
+    api.state.typed = TypedJobs(client, retries=settings.retries, retry_delay=settings.retry_delay)
+    for part in (of_executor, jobs, typed, workers, queues, periodic):
         api.include_router(part.routes)
     add_handlers(api)
     # An empty token counts as none: it would let everybody in.

@@ -10,9 +10,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from joex.core.duration import parse_duration
+from joex.core.job import check_name
 from joex.errors import InvalidJob
 
 MOST_AT_ONCE = 10_000
@@ -32,20 +33,34 @@ def _text(longest: int, *, least: int = 0) -> dict[str, Any]:
     return {"minLength": least, "maxLength": longest, "pattern": _STORABLE}
 
 
-Name = Annotated[
-    str,
-    Field(min_length=1, max_length=254, json_schema_extra={"pattern": _STORABLE}),
-    AfterValidator(_storable),
-]
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _named(text: str) -> str:
+    try:
+        check_name("", text)
+    except ValueError as error:  # which names the field itself
+        raise ValueError(str(error).removeprefix(": ")) from error
+    return text
+
+
+Name = Annotated[str, Field(json_schema_extra=_text(254, least=1)), AfterValidator(_named)]
 """The name of a queue, a group or a task: 1 to 254 bytes."""
+Text = Annotated[str, Field(json_schema_extra={"pattern": _STORABLE}), AfterValidator(_storable)]
+"""A text of any length."""
+Whole = BeforeValidator(_whole)
+"""JSON has one kind of number: 5.0 is as much of an integer as 5 is."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What all bodies share: a field that does not exist, or is of another type, is refused."""
+
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
-class JobBody(_Body):
-    """A submission."""
+class WorkBody(Body):
+    """What is to be done, and where it stands in line."""
 
     task: str = Field(description="the name of the task", json_schema_extra=_text(254, least=1))
     args: dict[str, Any] = Field({}, description="its arguments by name")
@@ -56,6 +71,11 @@ class JobBody(_Body):
     priority: Literal["high", "low"] = Field("low", description="within its group")
     subject: str = Field("", description="what it is about, for people", json_schema_extra=_text(1000))
     submitter: str = Field("", description="who submits it, for people", json_schema_extra=_text(254))
+
+
+class JobBody(WorkBody):
+    """A submission."""
+
     not_before: str | None = Field(
         None,
         description="run it no sooner: a time with a zone (ISO 8601), or a delay",
@@ -66,7 +86,9 @@ class JobBody(_Body):
         description="skip this submission while an unfinished job has the same tracker",
         json_schema_extra=_text(254, least=1),
     )
-    retries: int | None = Field(None, ge=0, le=1_000_000, description="re-runs after a failed run; null: the default")
+    retries: Annotated[int, Field(ge=0, le=1_000_000), Whole] | None = Field(
+        None, description="re-runs after a failed run; null: the default"
+    )
 
     def fields(self) -> dict[str, Any]:
         """The arguments of `joex.Client.submit`, which checks them.
@@ -77,27 +99,36 @@ class JobBody(_Body):
         return {**dict(self), "not_before": _not_before(self.not_before)}
 
 
-class JobberBody(_Body):
+class JobberBody(Body):
     """A submission in the words of Jobber: each type has a task, and a queue, of this name."""
 
-    type: str = Field(description="the name of the task and of the queue", json_schema_extra=_text(254, least=1))
-    payload: dict[str, Any] = Field(description="the arguments of the task by name")
+    type: Name = Field(description="the name of the task and of the queue")
+    payload: Any = Field(
+        description="an object: the arguments of the task by name; any other JSON value: its argument 'payload'"
+    )
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments of the task."""
+        return self.payload if isinstance(self.payload, dict) else {"payload": self.payload}
 
 
-class PriorityBody(_Body):
+class PriorityBody(Body):
     """A new priority."""
 
     priority: Literal["high", "low"]
 
 
-class GroupBody(_Body):
+class GroupBody(Body):
     """Settings of a group in a queue. A field that is left out stays as it is."""
 
     queue: Name = "default"
-    weight: int | None = Field(None, ge=1, le=100, description="its share of the slots against other groups")
+    weight: Annotated[int, Field(ge=1, le=100), Whole] | None = Field(
+        None, description="its share of the slots against other groups"
+    )
     paused: bool | None = Field(None, description="no job of it is started")
-    max_running: int | None = Field(
-        None, ge=0, le=_INT32, description="at most so many of its jobs run at a time; null takes the limit away"
+    max_running: Annotated[int, Field(ge=0, le=_INT32), Whole] | None = Field(
+        None, description="at most so many of its jobs run at a time; null takes the limit away"
     )
 
     @property

@@ -186,7 +186,7 @@ async def retry_job(client: TheClient, job_id: UUID) -> Done:
 )
 async def submit_by_type(body: JobberBody, client: TheClient) -> JobberAnswer:
     """Submit a job in the words of Jobber: the task, and its own queue, have the name of the type."""
-    job_id = await client.submit(body.type, body.payload, queue=body.type)
+    job_id = await client.submit(body.type, body.args, queue=body.type)
     return JobberAnswer.model_validate({"job-id": job_id})
 
 

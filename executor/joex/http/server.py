@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from joex.config import split_address
 from joex.errors import ConfigError
@@ -42,11 +42,11 @@ def listen(address: str) -> socket.socket:
         ) from error
 
 
-async def serve(api: ASGIApp, listener: socket.socket) -> None:
-    """Answer calls until this is cancelled; it then stops listening and lets the calls under way end.
+async def serve(api: FastAPI, listener: socket.socket) -> None:
+    """Answer calls until this is cancelled; it then stops listening and lets the calls under way end, without waiting.
 
     Args:
-        api: what answers.
+        api: what answers, from `joex.http.create_api`.
         listener: from `listen`; it is closed in the end (by the caller, where this is cancelled before it began).
     """
     config = uvicorn.Config(
@@ -67,6 +67,7 @@ async def serve(api: ASGIApp, listener: socket.socket) -> None:
     try:
         await asyncio.shield(serving)
     finally:
+        api.state.closing.set()
         server.stop()
         await serving
 

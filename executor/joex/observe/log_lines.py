@@ -30,6 +30,10 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Overdue: ("warning", "runs did not report within their task's timeout: their jobs wait again"),
     events.FellAsleep: ("debug", "fell asleep"),
     events.Woken: ("debug", "woken"),
+    events.PeriodicNotRegistered: (
+        "warning",
+        "a periodic task of the app is not registered, for somebody else owns the row of this id: joex periodic show ID",
+    ),
     events.Repeated: ("info", "a periodic task was due"),
     events.LogLinesDropped: ("warning", "log lines of jobs are dropped"),
     events.TrustEnded: ("warning", "the lease could not be renewed in time: interrupting the runs"),

@@ -130,7 +130,7 @@ class Executor:
                 await check_schema(connection)
                 add_system_tasks(self.app)
                 for refused in await register_periodic_tasks(connection, self.app, self.settings):
-                    self.emit(events.Repeated(refused, "refused", None, "somebody else owns the row of this id"))
+                    self.emit(events.PeriodicNotRegistered(refused))
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
                 await self._run_incarnations(pool)

@@ -64,12 +64,10 @@ def system_periodic_tasks(settings: Settings) -> list[NewPeriodicTask]:
 
 async def register_periodic_tasks(connection: Connection, app: App, settings: Settings) -> list[str]:
     """Bring the rows of the app's periodic tasks, and of the system's, in line; returns the ids that others own."""
+    wanted = [(task, SYSTEM_OWNER) for task in system_periodic_tasks(settings)]
+    wanted += [(task, app.owner) for task in app.periodic_tasks]
+    # Executors that start at the same time wait for each other at the first row, which is the system's.
     async with connection.transaction():
-        refused = []
-        for task in system_periodic_tasks(settings):
-            await periodic.put(connection, task, SYSTEM_OWNER)
-        for task in app.periodic_tasks:
-            if await periodic.put(connection, task, app.owner) == "not_yours":
-                refused.append(task.id)
+        answers = [(task.id, await periodic.put(connection, task, owner)) for task, owner in wanted]
         await periodic.keep(connection, app.owner, [task.id for task in app.periodic_tasks])
-    return refused
+    return [task_id for task_id, answer in answers if answer == "not_yours"]

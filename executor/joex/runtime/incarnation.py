@@ -38,6 +38,7 @@ class Incarnation:
 
     def __init__(self, executor: Executor, pool: asyncpg.Pool[Any], executor_id: int, since: float) -> None:
         settings = executor.settings
+        poll_interval = settings.poll_interval.total_seconds() if settings.poll_interval else None
         self._executor = executor
         self._pool = pool
         self._id = executor_id
@@ -63,11 +64,11 @@ class Incarnation:
             queues=settings.queues,
             scheme=settings.counting_scheme,
             wakeup_period=settings.wakeup_period.total_seconds(),
-            poll_interval=settings.poll_interval.total_seconds() if settings.poll_interval else None,
+            poll_interval=poll_interval,
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
-        self.repeater = Repeater(pool, executor.app_id, self._emit)
+        self.repeater = Repeater(pool, executor.app_id, self._emit, poll_every=poll_interval)
         self.keeper = LeaseKeeper(
             executor.url,
             executor=executor_id,

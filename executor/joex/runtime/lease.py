@@ -208,6 +208,7 @@ class LeaseKeeper:
                 await connection.add_listener("joex_wake", self._hear_wake)
                 await connection.add_listener("joex_control", self._hear_control)
                 await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
+            self._tell(self._listener.on_periodic)  # what was told while nobody listened is not told again
         has_lock = self._pooled
         while not broken.is_set() and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.

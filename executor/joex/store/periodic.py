@@ -19,14 +19,25 @@ CHANNEL = "joex_periodic"
 """Where is heard that an owner has changed a periodic task; the payload is its id."""
 
 _DUE = statement("""
-    SELECT id, revision, timer, zone, nextrun, last_run, starting_deadline, clock_timestamp() AS now
-    FROM joex.periodic_task
-    WHERE enabled AND error IS NULL AND (nextrun IS NULL OR nextrun <= clock_timestamp()) AND owner <> ALL ($1::text[])
-    ORDER BY nextrun NULLS FIRST LIMIT $2::integer FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run, starting_deadline,
+           clock_timestamp() AS now
+    FROM joex.periodic_task t
+    WHERE enabled AND error IS NULL AND nextrun <= statement_timestamp() AND owner <> ALL ($1::text[])
+          AND id <> ALL ($2::text[])
+    ORDER BY t.nextrun LIMIT $3::integer FOR NO KEY UPDATE SKIP LOCKED
 """)
 _NEXT = statement("""
-    SELECT extract(epoch FROM nextrun - clock_timestamp())::float8 FROM joex.periodic_task
-    WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[]) ORDER BY nextrun LIMIT 1
+    SELECT CASE WHEN nextrun <= statement_timestamp() THEN 0
+                ELSE extract(epoch FROM nextrun - statement_timestamp()) END::float8
+    FROM joex.periodic_task
+    WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[]) AND id <> ALL ($2::text[])
+    ORDER BY nextrun LIMIT 1
+""")
+_WORK_OUT_ANEW = statement("""
+    UPDATE joex.periodic_task SET nextrun = '-infinity' WHERE id IN (
+        SELECT id FROM joex.periodic_task
+        WHERE enabled AND error IS NULL AND marked > clock_timestamp() + interval '1 minute' AND nextrun > '-infinity'
+        FOR NO KEY UPDATE SKIP LOCKED)
 """)
 _FIRE = statement("""
     SELECT id, outcome, job FROM joex.fire_periodic($1::text, $2::text[], $3::bigint[], $4::timestamptz[],
@@ -109,13 +120,13 @@ class PeriodicTask:
     changed_at: datetime
 
 
-async def due(connection: Connection, most: int, *, system: bool) -> list[Due]:
-    """The tasks that are to be decided, the first first. ``system``: also Joex's own.
+async def due(connection: Connection, most: int, *, system: bool = True, aside: Sequence[str] = ()) -> list[Due]:
+    """The tasks that are to be decided, the first first. ``system``: also Joex's own; ``aside``: none of these.
 
     Those that somebody is changing at this moment are left out, so that they don't stand in the way of the others.
     """
     with translated():
-        rows = await connection.fetch(_DUE, _left_out(system), most)
+        rows = await connection.fetch(_DUE, _left_out(system), aside, most)
     return [
         Due(
             row["id"],
@@ -127,11 +138,17 @@ async def due(connection: Connection, most: int, *, system: bool) -> list[Due]:
     ]
 
 
-async def next_in(connection: Connection, *, system: bool) -> float | None:
-    """Seconds until the next task is due (less than 0: it is); None: there is none."""
+async def next_in(connection: Connection, *, system: bool = True, aside: Sequence[str] = ()) -> float | None:
+    """Seconds until the next task is due (0: it is); None: there is none. The rest is as with `due`."""
     with translated():
-        found: float | None = await connection.fetchval(_NEXT, _left_out(system))
+        found: float | None = await connection.fetchval(_NEXT, _left_out(system), aside)
     return found
+
+
+async def work_out_anew(connection: Connection) -> None:
+    """Let the next times be worked out anew that were decided by a clock that has been set back since."""
+    with translated():
+        await connection.execute(_WORK_OUT_ANEW)
 
 
 async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:

@@ -14,28 +14,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TypeVar
 from uuid import uuid4
 
-from joex.core.backoff import retry_delay
 from joex.core.looks import Looks
-from joex.errors import DatabaseUnavailable, JoexError
 from joex.store import executors, keyed
-from joex.store.errors import translated
 from joex.store.statement import Connection
-
-T = TypeVar("T")
+from joex.watching.link import LINGER, Attendant, Connect, Link
 
 _LEASE = 60.0
 _RENEW_EVERY = 20.0
 _LOCKED_RETRY_IN = 0.2  # a job that is due and not taken: somebody has locked its row
-_STATEMENT_WITHIN = 10.0
-_LINGER = 1.0  # seconds for which an idle connection is kept: a worker that has done its job comes again
-_FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
 class Waiter:
@@ -76,15 +67,14 @@ class Bell:
     """Rings for workers.
 
     Args:
-        connect: gives a connection for the time of a block, with errors translated.
+        connect: gives a connection.
     """
 
-    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect) -> None:
         self._name = f"worker {uuid4()}"
         self._waiting: dict[str, dict[bytes | None, deque[Waiter]]] = {}
         self._changed = asyncio.Event()
-        self._work: asyncio.Task[None] | None = None
+        self._attendant = Attendant("joex bell", connect, self._serve, lambda: self._waiting, self._fail)
 
     @asynccontextmanager
     async def waiting(self, queue: str, limit: bytes | None) -> AsyncIterator[Waiter]:
@@ -92,8 +82,7 @@ class Bell:
         waiter = Waiter()
         self._waiting.setdefault(queue, {}).setdefault(limit, deque()).append(waiter)
         self._changed.set()
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._serve(), name="joex bell")
+        self._attendant.call()
         try:
             yield waiter
         finally:
@@ -107,11 +96,7 @@ class Bell:
 
     async def close(self) -> None:
         """End the connection. Who still waits gets an error."""
-        self._fail(JoexError("the client was closed"))
-        work, self._work = self._work, None
-        if work is not None:
-            work.cancel()
-            await asyncio.wait([work])
+        await self._attendant.close()
 
     def _remove(self, queue: str, limit: bytes | None, waiter: Waiter) -> None:
         lines = self._waiting[queue]
@@ -130,19 +115,8 @@ class Bell:
                 for waiter in line:
                     waiter.ring(error)
 
-    async def _serve(self) -> None:
-        failures = 0
-        while self._waiting:
-            try:
-                async with self._connect() as connection:
-                    await _Session(self, connection, self._name, self._waiting, self._changed).run()
-                failures = 0
-            except DatabaseUnavailable:
-                failures += 1
-                await asyncio.sleep(retry_delay(_FIRST_RETRY, failures, _LONGEST_RETRY).total_seconds())
-            except Exception as error:  # noqa: BLE001 - whatever it is, who waits must not wait for ever
-                self._fail(error)
-                return
+    async def _serve(self, connection: Connection) -> None:
+        await _Session(self, Link(connection, self._changed), self._name, self._waiting, self._changed).run()
 
 
 class _Session:
@@ -151,18 +125,18 @@ class _Session:
     def __init__(
         self,
         bell: Bell,
-        connection: Connection,
+        link: Link,
         name: str,
         waiting: dict[str, dict[bytes | None, deque[Waiter]]],
         changed: asyncio.Event,
     ) -> None:
         self._bell = bell
-        self._connection = connection
+        self._link = link
+        self._connection = link.connection
         self._name = name
         self._waiting = waiting
         self._changed = changed
         self._lines: dict[str, _Line] = {}
-        self._is_lost = False
         self._clock = asyncio.get_running_loop().time
 
     async def run(self) -> None:
@@ -171,30 +145,29 @@ class _Session:
         Raises:
             DatabaseUnavailable: the connection is lost.
         """
-        try:
-            self._connection.add_termination_listener(self._lose)
-            with translated():
-                await self._within(self._connection.add_listener("joex_wake", self._hear))
-            while self._waiting or (await self._has_changed(self._clock() + _LINGER) and self._waiting):
+        async with self._link.held(lambda connection: keyed.watch_no_more(connection, self._name)):
+            await self._link.listen("joex_wake", self._hear)
+            while True:
                 self._changed.clear()
-                if self._is_lost:
-                    raise DatabaseUnavailable("the connection to the database is lost")
                 for queue in list(self._waiting):
                     await self._attend(queue)
-                await self._has_changed(min(line.look_at for line in self._lines.values()))
-        finally:
-            await self._leave()
+                if self._waiting:
+                    # (A line where nobody waits any more stays as it is: its time must not count.)
+                    looks = (line.look_at for queue, line in self._lines.items() if queue in self._waiting)
+                    await self._link.rung(min(looks, default=0.0))
+                elif not await self._link.rung(self._clock() + LINGER):
+                    return
 
     async def _attend(self, queue: str) -> None:
         """Say that somebody waits in the queue, and look at it, each when it is time."""
         line = self._lines.get(queue)
         if line is None or self._clock() >= line.renew_at:
-            await self._within(keyed.watch(self._connection, self._name, queue, _LEASE))
-            horizon = await self._within(executors.horizon(self._connection))
+            await self._link.ask(keyed.watch(self._connection, self._name, queue, _LEASE))
+            horizon = await self._link.ask(executors.horizon(self._connection))
             now = self._clock()
             line = self._lines[queue] = _Line(Looks(horizon), now, now + _RENEW_EVERY)
         if self._clock() >= line.look_at:
-            next_due, oldest_xid = await self._within(keyed.look(self._connection, queue))
+            next_due, oldest_xid = await self._link.ask(keyed.look(self._connection, queue))
             self._bell.ring(queue)
             line.look_at = line.renew_at
             if next_due is not None:
@@ -203,35 +176,5 @@ class _Session:
                 line.look_at = min(line.look_at, self._clock() + line.looks.look_in)
                 line.looks = line.looks.after(oldest_xid)
 
-    async def _has_changed(self, until: float) -> bool:
-        """Wait for a change, until then at the latest; whether there was one."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                return await self._changed.wait()
-        return False
-
-    async def _leave(self) -> None:
-        """Leave no listener on a connection that others use after us."""
-        is_left = False
-        try:
-            with suppress(JoexError, OSError), translated():
-                self._connection.remove_termination_listener(self._lose)
-                async with asyncio.timeout(0 if self._is_lost else _STATEMENT_WITHIN):
-                    await keyed.watch_no_more(self._connection, self._name)
-                    await self._connection.remove_listener("joex_wake", self._hear)
-                is_left = True
-        finally:
-            if not is_left:
-                with suppress(JoexError), translated():
-                    self._connection.terminate()
-
-    async def _within(self, answer: Awaitable[T]) -> T:
-        async with asyncio.timeout(_STATEMENT_WITHIN):
-            return await answer
-
-    def _lose(self, _connection: object) -> None:
-        self._is_lost = True
-        self._changed.set()
-
-    def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self._bell.ring(json.loads(str(payload))["queue"])
+    def _hear(self, payload: str) -> None:
+        self._bell.ring(json.loads(payload)["queue"])

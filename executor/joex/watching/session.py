@@ -18,34 +18,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from joex.core.looks import Looks
-from joex.errors import DatabaseUnavailable, JoexError
 from joex.store import executors, watching
-from joex.store.errors import translated
-from joex.store.statement import Connection
 from joex.store.watching import EVENTS, JOBS, Look
+from joex.watching.link import LINGER, Link
 from joex.watching.streams import Read, Streams
-
-T = TypeVar("T")
 
 _LEASE = timedelta(seconds=60)
 _RENEW_EVERY = 20.0
-_STATEMENT_WITHIN = 10.0  # seconds: a link that has gone silent is noticed so
-_LINGER = (
-    1.0  # seconds for which an idle connection is kept: who waits in turn for one job after the other needs it again
-)
 _BATCH = 500
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Unsure:
     """Jobs that transactions may have changed which did not see that somebody waits, and the looks still to be made."""
 
@@ -57,17 +48,16 @@ class _Unsure:
 class Session:
     """Serves the streams with one connection, under the name of one subscriber."""
 
-    def __init__(self, connection: Connection, name: str, streams: Streams) -> None:
-        self._connection = connection
+    def __init__(self, link: Link, name: str, streams: Streams) -> None:
+        self._link = link
+        self._connection = link.connection
         self._name = name
         self._streams = streams
         self._registered: set[UUID] = set()
         self._unsure: list[_Unsure] = []
         self._renew_at = 0.0
         self._tells_events = False
-        self._is_lost = False
         self._clock = asyncio.get_running_loop().time
-        self.has_worked = False
 
     async def run(self) -> None:
         """Serve, until nobody has waited for a moment.
@@ -75,25 +65,18 @@ class Session:
         Raises:
             DatabaseUnavailable: the connection is lost.
         """
-        try:
-            self._connection.add_termination_listener(self._lose)
-            with translated():
-                await self._within(self._connection.add_listener(JOBS, self._hear_jobs))
+        async with self._link.held(lambda connection: watching.unsubscribe(connection, self._name)):
+            await self._link.listen(JOBS, self._hear_jobs)
             self._streams.unsettled |= self._streams.of.keys()
             while True:
                 self._streams.ring.clear()
                 await self._round()
-                self.has_worked = True
                 if self._streams:
-                    await self._rung(min([self._renew_at, *(unsure.due for unsure in self._unsure)]))
-                elif not await self._rung(self._clock() + _LINGER) and not self._streams:
+                    await self._link.rung(min([self._renew_at, *(unsure.due for unsure in self._unsure)]))
+                elif not await self._link.rung(self._clock() + LINGER):
                     return
-        finally:
-            await self._leave()
 
     async def _round(self) -> None:
-        if self._is_lost:
-            raise DatabaseUnavailable("the connection to the database is lost")
         ids, self._streams.unsettled = self._streams.unsettled, set()
         is_due = self._clock() >= self._renew_at
         if is_due or ids - self._registered or bool(self._streams.events) != self._tells_events:
@@ -107,7 +90,7 @@ class Session:
         due = self._due()
         ids.update(*(unsure.ids for unsure in due))
         if ids := ids & self._streams.of.keys():
-            look = await self._within(watching.look(self._connection, ids))
+            look = await self._link.ask(watching.look(self._connection, ids))
             self._make_sure(due, look)
             await self._pass_on(ids, look)
         if self._tells_events:
@@ -118,25 +101,23 @@ class Session:
         """Subscribe, or renew that."""
         events = bool(self._streams.events)
         if events != self._tells_events:
-            listen = self._connection.add_listener if events else self._connection.remove_listener
-            with translated():
-                await self._within(listen(EVENTS, self._hear_event))
-        if not await self._within(watching.subscribe(self._connection, self._name, _LEASE, events=events)):
+            await (self._link.listen(EVENTS, self._hear_event) if events else self._link.unlisten(EVENTS))
+        if not await self._link.ask(watching.subscribe(self._connection, self._name, _LEASE, events=events)):
             self._registered.clear()
         self._tells_events = events
         self._renew_at = self._clock() + _RENEW_EVERY
 
     async def _register(self, new: set[UUID]) -> None:
         """Be told of these jobs from now on."""
-        await self._within(watching.wait_for(self._connection, self._name, new))
-        horizon = await self._within(executors.horizon(self._connection))
+        await self._link.ask(watching.wait_for(self._connection, self._name, new))
+        horizon = await self._link.ask(executors.horizon(self._connection))
         self._registered |= new
         self._unsure.append(_Unsure(new, Looks(horizon), self._clock()))
 
     async def _forget_who_waits_no_more(self) -> None:
         """Only now and then: until then it costs no more than a notification that nobody needs."""
         if old := self._registered - self._streams.of.keys():
-            await self._within(watching.wait_no_more(self._connection, self._name, old))
+            await self._link.ask(watching.wait_no_more(self._connection, self._name, old))
             self._registered -= old
 
     def _due(self) -> list[_Unsure]:
@@ -164,49 +145,18 @@ class Session:
         for read, changed in wanted.items():
             rest = iter(changed)
             while batch := list(islice(rest, _BATCH)):
-                jobs = await self._within(read(self._connection, batch))
+                jobs = await self._link.ask(read(self._connection, batch))
                 for job_id in batch:
                     version = look.versions.get(job_id)
                     for stream in self._streams.of.get(job_id, ()):
                         if stream.read == read and stream.wants(job_id, version):
                             stream.put(job_id, version, jobs.get(job_id))
 
-    async def _rung(self, until: float) -> bool:
-        """Wait for the ring, until then at the latest; whether it has rung."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                return await self._streams.ring.wait()
-        return False
+    def _hear_jobs(self, payload: str) -> None:
+        self._streams.heard(watching.heard_jobs(payload))
 
-    async def _leave(self) -> None:
-        """Leave nothing behind: no subscription, and no listener on a connection that others use after us."""
-        is_left = False
-        try:
-            with suppress(JoexError, OSError), translated():
-                self._connection.remove_termination_listener(self._lose)
-                async with asyncio.timeout(0 if self._is_lost else _STATEMENT_WITHIN):
-                    await watching.unsubscribe(self._connection, self._name)
-                    await self._connection.remove_listener(JOBS, self._hear_jobs)
-                    await self._connection.remove_listener(EVENTS, self._hear_event)
-                is_left = True
-        finally:
-            if not is_left:
-                with suppress(JoexError), translated():
-                    self._connection.terminate()
-
-    async def _within(self, answer: Awaitable[T]) -> T:
-        async with asyncio.timeout(_STATEMENT_WITHIN):
-            return await answer
-
-    def _lose(self, _connection: object) -> None:
-        self._is_lost = True
-        self._streams.ring.set()
-
-    def _hear_jobs(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self._streams.heard(watching.heard_jobs(str(payload)))
-
-    def _hear_event(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        event = watching.heard_event(str(payload))
+    def _hear_event(self, payload: str) -> None:
+        event = watching.heard_event(payload)
         if event is not None:
             for stream in self._streams.events:
                 stream.put(event)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
-from joex.core.backoff import retry_delay
 from joex.core.duration import format_duration, parse_duration
-from joex.errors import ConfigError, DatabaseUnavailable, JoexError
+from joex.errors import ConfigError
 from joex.store.statement import Connection
+from joex.watching.link import Attendant, Connect, Link
 from joex.watching.session import Session
 from joex.watching.streams import Changes, Event, Events, Read, Streams
 
 T = TypeVar("T")
-
-_FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
 class Watcher:
@@ -29,14 +27,13 @@ class Watcher:
     wrong URL or a missing schema, come to all who wait.
 
     Args:
-        connect: gives a connection for the time of a block, with errors translated.
+        connect: gives a connection.
     """
 
-    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect) -> None:
         self._name = f"client {uuid4()}"
-        self._streams = Streams()
-        self._work: asyncio.Task[None] | None = None
+        self._streams = streams = Streams()
+        self._attendant = Attendant("joex watcher", connect, self._serve, lambda: bool(streams), streams.fail)
 
     @asynccontextmanager
     async def watch(
@@ -106,36 +103,19 @@ class Watcher:
 
     async def close(self) -> None:
         """End the connection and the subscription. Who still waits gets an error."""
-        self._streams.fail(JoexError("the client was closed"))
-        work, self._work = self._work, None
-        if work is not None:
-            work.cancel()
-            await asyncio.wait([work])
+        await self._attendant.close()
 
     @contextmanager
     def _added(self, stream: Changes[Any] | Events) -> Iterator[None]:
         self._streams.add(stream)
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._serve(), name="joex watcher")
+        self._attendant.call()
         try:
             yield
         finally:
             self._streams.remove(stream)
 
-    async def _serve(self) -> None:
-        failures = 0
-        while self._streams:
-            session: Session | None = None
-            try:
-                async with self._connect() as connection:
-                    session = Session(connection, self._name, self._streams)
-                    await session.run()
-            except DatabaseUnavailable:
-                failures = 1 if session is not None and session.has_worked else failures + 1
-                await asyncio.sleep(retry_delay(_FIRST_RETRY, failures, _LONGEST_RETRY).total_seconds())
-            except Exception as error:  # noqa: BLE001 - whatever it is, who waits must not wait for ever
-                self._streams.fail(error)
-                return
+    async def _serve(self, connection: Connection) -> None:
+        await Session(Link(connection, self._streams.ring), self._name, self._streams).run()
 
 
 def _limit(timeout: timedelta | float | str | None) -> timedelta | None:

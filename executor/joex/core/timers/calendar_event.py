@@ -15,7 +15,8 @@ from zoneinfo import ZoneInfo
 from oncalendar import BaseIterator
 
 from joex.core.timers.chain import DAY, HOUR, LAST_DAY, MINUTE, MONTH, SECOND, YEAR, Chain
-from joex.core.timers.zone import TICK, first_instant, parse_zone
+from joex.core.timers.wall_clock import TICK, as_systemd
+from joex.core.timers.zone import parse_zone
 
 _SHORTHANDS = {
     "minutely": "*:*", "hourly": "*:00", "daily": "00:00", "weekly": "Mon", "monthly": "*-01",
@@ -70,7 +71,10 @@ class CalendarEvent:
         time = fields.pop() if fields and ":" in fields[-1] else "00:00"
         date = fields.pop() if fields else "*-*-*"
         if fields:
-            raise ValueError("expected weekdays, a date, a time and a time zone, or some of them in this order")
+            expected = (
+                "weekdays, a date, a time and a zone, or some of them in this order, or a cron line's five fields"
+            )
+            raise ValueError(f"expected {expected}; got {len(text.split())} fields")
         return cls._of(weekdays, _parse_date(date), _parse_time(time), zone)
 
     @classmethod
@@ -85,23 +89,21 @@ class CalendarEvent:
 
     def next(self, after: datetime, zone: ZoneInfo) -> datetime | None:
         """The first instant after ``after``, in UTC; None: there is none. Wall clocks are those of ``zone``."""
-        return first_instant(after, zone, self._later)
+        return as_systemd(after, zone, self._later)
 
     def _later(self, wall: datetime) -> datetime | None:
         """The first wall clock time later than ``wall``."""
         if not self._is_possible:  # finding that out takes the iterator many milliseconds
             return None
-        this_minute = wall.replace(second=0, microsecond=0)
-        for minute in BaseIterator(self._minutes, this_minute - _MINUTE):
-            passed = (wall + TICK - minute) // TICK if minute == this_minute else 0
-            if (found := self._seconds.at_least(passed)) is not None:
+        for minute in BaseIterator(self._minutes, wall.replace(second=0, microsecond=0) - _MINUTE):
+            if (found := self._seconds.at_least((wall + TICK - minute) // TICK)) is not None:
                 return minute + found * TICK
         return None
 
 
 def _is_possible(months: Chain, days: Chain) -> bool:
     """Whether any of the months may have any of the days: ``*-02-30`` never comes."""
-    first = 1 if days.unit.from_end else days.at_least(1)
+    first = days.at_least(1)  # from the end of the month, at most 28, which all months have
     return first is not None and any(
         first <= longest for month, longest in enumerate(_LONGEST_MONTHS, 1) if months.at_least(month) == month
     )

@@ -85,7 +85,7 @@ class Chain:
         return cls(unit, tuple(sorted(spans)))
 
     def at_least(self, value: int) -> int | None:
-        """The least wanted value that is not less than ``value``; None: there is none. Not for values from the end."""
+        """The least wanted value that is not less than ``value``; None: there is none. Steps lead to larger values."""
         hits = [hit for span in self.spans or (Span(self.unit.first, step=1),) if (hit := self._hit(span, value)) >= 0]
         return min(hits, default=None)
 

@@ -1,4 +1,8 @@
-"""Cron lines: ``30 2 * * MON-FRI``, read by `cronsim`, which follows Debian's cron."""
+"""Cron lines: ``30 2 * * MON-FRI``, with the rules of Debian's cron.
+
+`cronsim` reads them, and finds the times on wall clocks. It is given no zones: with some it leaves out an hour that is
+there, or runs in a circle (``* 1 * * *`` where a gap ends at 01:00, ``2 */5 * * *`` where clocks go back at 00:01).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
+
+from joex.core.timers.wall_clock import as_cron_at_times, as_cron_often
 
 FIELDS = {
     "minute": "0 to 59",
@@ -50,9 +56,11 @@ class CronLine:
         return cls(" ".join(fields))
 
     def next(self, after: datetime, zone: ZoneInfo) -> datetime | None:
-        """The first instant after ``after``, in UTC; None: there is none within 50 years."""
-        for wall in CronSim(self.normal, after.astimezone(zone)):
-            # In the second pass of a repeated hour the first answer may be one of the first pass.
-            if (instant := wall.astimezone(UTC)) > after:
-                return instant
-        return None
+        """The first instant after ``after``, in UTC; None: there is none within 50 years. Clocks are of ``zone``."""
+        minute, hour, *_ = self.normal.split()
+        rule = as_cron_often if minute.startswith("*") or hour.startswith("*") else as_cron_at_times
+        return rule(after, zone, self._later)
+
+    def _later(self, wall: datetime) -> datetime | None:
+        """The first wall clock time later than ``wall``."""
+        return next(CronSim(self.normal, wall), None)

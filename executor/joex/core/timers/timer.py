@@ -64,5 +64,6 @@ class Timer:
             raise ValueError("after: expected a time with its time zone")
         if after >= _END:
             return None
-        found = self._times.next(max(after, _FIRST), self.zone or zone)
+        # In UTC from here on: times of one zone compare by their wall clocks, which a repeated hour confuses.
+        found = self._times.next(max(after, _FIRST).astimezone(UTC), self.zone or zone)
         return found if found is None or found < _END else None

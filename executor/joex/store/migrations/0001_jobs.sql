@@ -216,17 +216,20 @@ CREATE TABLE joex.periodic_task (
     queue              text NOT NULL DEFAULT 'default' CHECK (queue <> '' AND octet_length(queue) <= 254),
     timer              text NOT NULL CHECK (timer <> '' AND octet_length(timer) <= 254),
     zone               text NOT NULL DEFAULT 'UTC' CHECK (zone <> '' AND octet_length(zone) <= 64),
-    starting_deadline  interval CHECK (starting_deadline >= interval '0'),
+    starting_deadline  interval CHECK (starting_deadline BETWEEN interval '0' AND interval '1000 years'),
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- What schedulers write; all above is its owner's.
     revision           bigint NOT NULL DEFAULT 0,       -- counts the owner's changes
-    nextrun            timestamptz,                     -- null: not worked out yet; infinity: it has no next time
+    -- -infinity: not worked out yet; infinity: it has no next time. (All others are times that Joex can read.)
+    nextrun            timestamptz NOT NULL DEFAULT '-infinity'
+                       CHECK (nextrun >= '1970-01-01 00:00+00' AND nextrun < '2300-01-01 00:00+00' OR NOT isfinite(nextrun)),
     worker             text,                            -- who has decided about it last, and when
     marked             timestamptz,
-    last_run           timestamptz,                     -- the latest time of the timer that was decided
+    last_run           timestamptz                      -- the latest time of the timer that was decided
+                       CHECK (last_run >= '1970-01-01 00:00+00' AND last_run < '2300-01-01 00:00+00'),
     last_outcome       text CHECK (last_outcome IN ('submitted', 'overlapping', 'late')),
     last_job           uuid,                            -- the latest job that was submitted
     error              text                             -- why it can't run: its timer, its zone, or its submission
 ) WITH (fillfactor = 50);
-CREATE INDEX periodic_task_next ON joex.periodic_task (nextrun NULLS FIRST) WHERE enabled AND error IS NULL;
+CREATE INDEX periodic_task_next ON joex.periodic_task (nextrun) WHERE enabled AND error IS NULL;

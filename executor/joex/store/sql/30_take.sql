@@ -105,14 +105,25 @@ BEGIN
         SELECT ceil((p_free + c.runs)::float8 / c.weights)::integer AS level FROM candidate c
         WHERE c.weights * (c.running::float8 / c.weight) - c.runs < p_free
         ORDER BY c.weights DESC LIMIT 1
+    ), due AS (
+        -- The turns that the free slots are for, in the order of `chosen`; the last visit is not cut, so that its services are
+        -- counted. No row of a group is locked whose turn it is not: others pass over what is locked here until this
+        -- transaction ends, and that may be long (see accept).
+        SELECT t.ring, t.pos, t.running, t.weight, count(*)::integer AS jobs FROM (
+            SELECT c.ring, c.pos, c.running, c.weight, (c.running + n.kth) / c.weight AS level
+            FROM candidate c, water, generate_series(0, least(c.room, c.weight * water.level - c.running) - 1) n(kth)
+            ORDER BY level, c.ring = v_here AND v_left > 0
+                            AND (p_again OR n.kth >= v_left
+                                 OR (c.running + n.kth) / c.weight > (SELECT min(c.running / c.weight) FROM candidate c)),
+                     c.pos FETCH FIRST p_free ROWS WITH TIES) t
+        GROUP BY t.ring, t.pos, t.running, t.weight
     ), reached AS MATERIALIZED (
-        SELECT c.*, least(c.room, c.weight * water.level - c.running) AS jobs,
-               v_limited OR
-               EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = c.ring AND j.lane = 2)
-               AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = c.ring AND j.lane = 1) AS mixed,
-               coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = c.ring), 0)
+        SELECT d.*, v_limited OR
+               EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2)
+               AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 1) AS mixed,
+               coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = d.ring), 0)
                    % (p_high + p_low) AS turn
-        FROM candidate c, water WHERE c.weight * water.level > c.running
+        FROM due d
     ), depth AS MATERIALIZED (
         -- Where both priorities wait: how many jobs each lane has, as far as that matters, and how many of each to take. The
         -- scheme's turns for a priority that runs out go to the other one.

@@ -115,13 +115,10 @@ DECLARE
     v_id uuid;
     v_all bigint := 0;
 BEGIN
-    FOR v_id IN SELECT f.id FROM (
-                    SELECT j.* FROM joex.job j WHERE j.finished_at IS NOT NULL AND j.key IS NULL
-                    UNION ALL
-                    SELECT j.* FROM joex.job j WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL) f
-                WHERE f.state = 'failed' AND (queue IS NULL OR f.queue = queue)
-                      AND (grp IS NULL OR f.grp = grp) AND (task IS NULL OR f.task = task)
-                ORDER BY f.finished_at LIMIT most LOOP
+    FOR v_id IN SELECT j.id FROM joex.job j
+                WHERE j.finished_at IS NOT NULL AND j.state = 'failed' AND (queue IS NULL OR j.queue = queue)
+                      AND (grp IS NULL OR j.grp = grp) AND (task IS NULL OR j.task = task)
+                ORDER BY j.finished_at LIMIT most LOOP
         BEGIN
             v_all := v_all + joex.retry(v_id)::integer;
         EXCEPTION WHEN unique_violation THEN

@@ -1,8 +1,8 @@
 -- Periodic tasks: rows of which jobs are made again and again.
 --
 -- Timers are read by Joex's own code, not here. So whoever schedules (any number of executors and operators) reads the rows that
--- are due, works out when each is due next, and says both in one call of fire_periodic. That call decides, in one
--- transaction of the server: a row is fired only as it was read (its revision and its nextrun), so that of many who say the same
+-- are due, works out when each is due next, and says both in one call of fire_periodic. That call decides, in one transaction
+-- of the server: a row is fired only as it was read (its revision and its nextrun), so that of many who say the same
 -- one is right; and nobody who dies, hangs or loses the network can leave a mark behind, or keep others waiting.
 
 -- What owners change: the schedule is worked out anew, and whoever schedules is told.
@@ -18,7 +18,7 @@ BEGIN
     -- Other arguments do not move a time that stands.
     IF TG_OP = 'INSERT' OR (NEW.timer, NEW.zone, NEW.enabled) IS DISTINCT FROM (OLD.timer, OLD.zone, OLD.enabled)
        OR OLD.error IS NOT NULL THEN
-        NEW.nextrun := NULL;
+        NEW.nextrun := '-infinity';
     END IF;
     PERFORM pg_notify('joex_periodic', NEW.id);
     RETURN NEW;
@@ -106,10 +106,12 @@ CREATE OR REPLACE FUNCTION joex.keep_periodic_tasks(p_owner text, p_ids text[]) 
 LANGUAGE sql VOLATILE AS $$
     DELETE FROM joex.periodic_task t WHERE t.owner = p_owner AND t.id <> ALL (p_ids) RETURNING t.id $$;
 
--- The job of a periodic task: null where an earlier one is unfinished.
+-- The job of a periodic task: null where an earlier one is unfinished. The tracker sees to that, but not alone: to insert beside
+-- a job that somebody is finishing in an open transaction would wait for the end of it.
 CREATE OR REPLACE FUNCTION joex.submit_periodic(p joex.periodic_task) RETURNS uuid LANGUAGE sql VOLATILE AS $$
     SELECT joex.submit(p.task, p.args, p.grp, p.queue, p.priority::text, CASE p.subject WHEN '' THEN p.id ELSE p.subject END,
-                       p.submitter, tracker => 'periodic ' || p.id) $$;
+                       p.submitter, tracker => 'periodic ' || p.id)
+    WHERE NOT EXISTS (SELECT FROM joex.job j WHERE j.tracker = 'periodic ' || p.id AND j.finished_at IS NULL) $$;
 
 -- Make the job of a periodic task now, whatever its timer says. Answers submitted (with the job), overlapping (the job before is
 -- not finished) or not_found.
@@ -132,14 +134,14 @@ END $$;
 -- Decide about tasks that somebody has read, and found due, or without a time: fires[i] is the time of the timer that is due (null:
 -- none is), nexts[i] the next one (null: never again), errors[i] why it can't run. revisions and nextruns: as they were read.
 -- Returns what has become of each: submitted, overlapping, late (its time was too long ago), set (it has its next time now),
--- refused (it can't run), trouble (it could not be
--- submitted now), or stale (somebody else was faster, or it has changed). Nothing at all is returned, and done, while
--- another call is under way: it may have them all.
+-- refused (it can't run), trouble (it could not be submitted now), or stale (somebody else was faster, or it has changed).
+-- Nothing at all is returned, and done, while another call is under way: it may have them all.
 CREATE OR REPLACE FUNCTION joex.fire_periodic(
     p_worker text, ids text[], revisions bigint[], nextruns timestamptz[], fires timestamptz[], nexts timestamptz[],
     errors text[]
 ) RETURNS TABLE (id text, outcome text, job uuid) LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+-- A submission that has to wait for somebody's lock (a trigger's, say) is trouble: meanwhile nobody else could fire.
+SET lock_timeout = '20ms' SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_given record;
@@ -155,7 +157,7 @@ BEGIN
         outcome := 'stale';
         -- A row that its owner changes at this moment is passed over: it will have another revision.
         SELECT * INTO v_task FROM joex.periodic_task t
-        WHERE t.id = v_given.id AND t.revision = v_given.revision AND t.nextrun IS NOT DISTINCT FROM v_given.nextrun
+        WHERE t.id = v_given.id AND t.revision = v_given.revision AND t.nextrun = coalesce(v_given.nextrun, '-infinity')
               AND t.enabled AND t.error IS NULL FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             -- One row that can't be submitted must not stop the others.
@@ -178,9 +180,9 @@ BEGIN
                 CONTINUE;
             END IF;
             UPDATE joex.periodic_task t SET
-                nextrun = CASE WHEN outcome <> 'refused' THEN coalesce(v_given.next, 'infinity') END,
+                nextrun = CASE outcome WHEN 'refused' THEN '-infinity' ELSE coalesce(v_given.next, 'infinity') END,
                 worker = p_worker, marked = clock_timestamp(), error = v_given.error,
-                last_run = coalesce(v_given.fire, CASE outcome WHEN 'late' THEN v_given.nextrun END, t.last_run),
+                last_run = greatest(t.last_run, coalesce(v_given.fire, CASE outcome WHEN 'late' THEN v_given.nextrun END)),
                 last_outcome = CASE WHEN outcome IN ('submitted', 'overlapping', 'late') THEN outcome ELSE t.last_outcome END,
                 last_job = coalesce(job, t.last_job)
             WHERE t.id = v_given.id;
@@ -191,6 +193,6 @@ END $$;
 
 CREATE OR REPLACE VIEW joex.periodic_tasks AS
 SELECT t.id, t.owner, t.enabled, t.task, t.timer, t.zone, t.args, t.grp, t.queue, t.priority, t.subject, t.submitter,
-       t.starting_deadline, nullif(t.nextrun, 'infinity') AS nextrun, t.last_run, t.last_outcome, t.last_job,
+       t.starting_deadline, CASE WHEN isfinite(t.nextrun) THEN t.nextrun END AS nextrun, t.last_run, t.last_outcome, t.last_job,
        j.state AS last_job_state, t.error, t.worker, t.marked, t.created_at, t.changed_at
 FROM joex.periodic_task t LEFT JOIN joex.job j ON j.id = t.last_job;

@@ -1,0 +1,194 @@
+"""Routes for workers in any language: accept a job, report, finish it; and the timeouts of types."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+from fastapi import APIRouter, Request, Response, status
+from pydantic import BaseModel
+
+from joex.client import Client
+from joex.core import tuples
+from joex.http.access import CHANGING, Done, TheClient, refusals
+from joex.http.patience import while_heard
+from joex.http.problems import problems
+from joex.http.typed import RUN_REFUSALS, Ok, ShownOpts, TheJobs, answered, named
+from joex.http.values import Shown
+from joex.http.worker_bodies import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
+from joex.store import keyed, runs
+from joex.store.errors import translated
+from joex.store.statement import Connection
+from joex.typed import TypedJob, TypedJobs
+
+routes = APIRouter(tags=["workers"])
+
+_ENDED = ("success", "failed", "stuck")
+
+
+class Accepted(BaseModel):
+    """A job for a run of the worker's own. ``job`` and ``lock_id`` come first, for programs that can't read JSON."""
+
+    job: UUID
+    lock_id: UUID
+    attempt: int
+    type: Shown
+    id: Shown
+    opts: ShownOpts
+
+
+class TypeTimeout(BaseModel):
+    """When runs of a type are put back, in seconds: after the last report (activity), or after their start."""
+
+    type: Shown
+    activity: float | None
+    visibility: float | None
+
+
+class Timeouts(BaseModel):
+    """The types that have a timeout."""
+
+    timeouts: list[TypeTimeout]
+
+
+@routes.post(
+    "/api/v1/accept",
+    response_model=Accepted,
+    response_model_exclude_unset=True,
+    dependencies=CHANGING,
+    responses=refusals(400, 503) | {204: {"description": "There is nothing now"}},
+)
+async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accepted | Response:
+    """Take the next job of a type, for a run of one's own.
+
+    The run has the job to itself as long as it reports (update) within the timeout of the type; where none is set,
+    within 60 seconds. It ends with finish or give-back. A caller that hangs up while it waits takes nothing.
+    """
+    limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
+    accepting = jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit)
+    job = await (while_heard(request, accepting) if body.wait else accepting)
+    if job is None or await _is_given_back(job, jobs, request):
+        return Response(status_code=status.HTTP_204_NO_CONTENT)
+    opts = ShownOpts.model_validate(job.opts)
+    return Accepted(job=job.job, lock_id=_lock_of(job), attempt=job.attempt, type=job.type, id=job.id, opts=opts)
+
+
+@routes.post("/api/v1/update", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
+async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+    """Report that a run goes on, and change what its job says."""
+    name = await named(client, body)
+    if name is None:
+        return answered("worker_conflict")
+    async with _transaction(client) as connection:
+        answer = await jobs.update(
+            *name,
+            body.opts.given(),
+            body.lock_id,
+            progress=body.progress,
+            message=body.message,
+            connection=connection,
+        )
+        await _write_log(jobs, name, body.lock_id, body.log, connection)
+    return answered(answer)
+
+
+@routes.post("/api/v1/finish", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
+async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+    """End a run: the job is finished; with an error it is tried again, after a delay, until its retries are used up.
+
+    Where it was cancelled, the run has ended too. A call whose answer was lost may be repeated.
+    """
+    name = await named(client, body)
+    if name is None:
+        return answered("worker_conflict")
+    async with _transaction(client) as connection:
+        answer: str = await jobs.finish(
+            *name,
+            body.opts.given(),
+            body.lock_id,
+            result=body.result,
+            message=body.message,
+            error=body.error,
+            retry=body.retry,
+            connection=connection,
+        )
+        await _write_log(jobs, name, body.lock_id, body.log, connection)
+    if answer == "canceled":  # in a transaction that could roll back this is not the end of the run yet
+        answer = await jobs.finish(*name, {}, body.lock_id)
+    if answer == "worker_conflict":
+        answer = await _first_answer(client, jobs, name, body.lock_id)
+    return answered(answer)
+
+
+@routes.post("/api/v1/give-back", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
+async def give_back_job(body: RunBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+    """End a run that does not count: the job waits again, at its old place in the line, for others to take it."""
+    name = await named(client, body)
+    return answered("worker_conflict" if name is None else await jobs.give_back(*name, body.lock_id))
+
+
+@routes.get("/api/v1/timeouts", responses=problems(503))
+async def list_timeouts(client: TheClient) -> Timeouts:
+    """List the timeouts of types."""
+    async with client.acquire() as connection:
+        return Timeouts(timeouts=[_timeout(one) for one in await keyed.timeouts(connection)])
+
+
+@routes.post("/api/v1/timeouts", dependencies=CHANGING, responses=refusals(400, 503))
+async def set_timeout(body: TimeoutBody, jobs: TheJobs) -> Done:
+    """Set when runs of a type are put back, and others may have its jobs. It holds for runs that begin later."""
+    await jobs.set_timeout(body.type, activity=body.activity, visibility=body.visibility)
+    taken_away = body.activity is None and body.visibility is None
+    return Done("the type has no timeout" if taken_away else "the timeout of the type is set")
+
+
+async def _is_given_back(job: TypedJob, jobs: TypedJobs, request: Request) -> bool:
+    """Give a job back whose worker has hung up meanwhile."""
+    if not await request.is_disconnected():
+        return False
+    await jobs.give_back(job.type, job.id, _lock_of(job))
+    return True
+
+
+def _lock_of(job: TypedJob) -> UUID:
+    assert job.lock_id is not None  # noqa: S101 - it was accepted
+    return job.lock_id
+
+
+@asynccontextmanager
+async def _transaction(client: Client) -> AsyncIterator[Connection]:
+    async with client.acquire() as connection:
+        with translated():
+            async with connection.transaction():
+                yield connection
+
+
+async def _write_log(
+    jobs: TypedJobs, name: tuple[Any, Any], lock_id: UUID, lines: Sequence[str], connection: Connection
+) -> None:
+    """Write what the run says into the log; nothing, where it has lost its job."""
+    job = await jobs.get_job(*name, connection=connection) if lines else None
+    if job is not None:
+        said = [runs.LogLine(job.job, lock_id, job.attempt, 0.0, "info", line) for line in lines]
+        await runs.note_many(connection, said, [])
+
+
+async def _first_answer(client: Client, jobs: TypedJobs, name: tuple[Any, Any], lock_id: UUID) -> str:
+    """What a run was answered that has ended already, by its own word: it has not heard that."""
+    async with client.acquire() as connection:
+        job = await jobs.get_job(*name, connection=connection)
+        row = None if job is None else await keyed.get(connection, job.job)
+    if row is None or row.lock_id != lock_id:
+        return "worker_conflict"
+    return "ok" if row.state in _ENDED else "canceled" if row.state == "cancelled" else "worker_conflict"
+
+
+def _timeout(one: keyed.TaskTimeout) -> TypeTimeout:
+    seconds = one.timeout.total_seconds()
+    return TypeTimeout(
+        type=tuples.from_name(one.task),
+        activity=seconds if one.renewable else None,
+        visibility=None if one.renewable else seconds,
+    )

@@ -1,0 +1,160 @@
+"""A connection on which somebody listens, for as long as somebody waits for what is heard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from joex.core.backoff import retry_delay
+from joex.errors import DatabaseUnavailable, JoexError
+from joex.store.errors import translated
+from joex.store.statement import Connection
+
+T = TypeVar("T")
+Connect = Callable[[], AbstractAsyncContextManager[Connection]]
+"""Gives a connection for the time of a block, with errors translated."""
+
+LINGER = 1.0
+"""Seconds for which an idle connection is kept: who waits in turn for one thing after the other needs it again."""
+
+_ANSWER_WITHIN = 10.0
+_FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
+
+
+class Link:
+    """A connection that tells, and answers in time.
+
+    Args:
+        connection: one of a pool: nothing of ours is left on it.
+        ring: set when there is something to do, also when the connection is lost.
+    """
+
+    def __init__(self, connection: Connection, ring: asyncio.Event) -> None:
+        self.connection = connection
+        self._ring = ring
+        self._listeners: dict[str, Callable[..., None]] = {}
+        self._is_lost = False
+
+    @asynccontextmanager
+    async def held(self, farewell: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[None]:
+        """Use it for the time of a block; ``farewell`` is said in the end, if it can be."""
+        try:
+            with translated():
+                self.connection.add_termination_listener(self._lose)
+            yield
+        finally:
+            await self._leave(farewell)
+
+    async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
+        """Have the payloads on a channel."""
+
+        def heard(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+            hear(str(payload))
+
+        await self.ask(self.connection.add_listener(channel, heard))
+        self._listeners[channel] = heard
+
+    async def unlisten(self, channel: str) -> None:
+        """Have no more of them."""
+        await self.ask(self.connection.remove_listener(channel, self._listeners.pop(channel)))
+
+    async def ask(self, answer: Awaitable[T]) -> T:
+        """An answer of the server. One that does not come in time means that the link has gone silent.
+
+        Raises:
+            DatabaseUnavailable: the connection is lost, or silent.
+        """
+        with translated():
+            async with asyncio.timeout(_ANSWER_WITHIN):
+                return await answer
+
+    async def rung(self, until: float) -> bool:
+        """Wait for the ring, until then (on the loop's clock) at the latest; whether it has rung.
+
+        Raises:
+            DatabaseUnavailable: the connection is lost.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._ring.wait()
+        if self._is_lost:
+            raise DatabaseUnavailable("the connection to the database is lost")
+        return self._ring.is_set()
+
+    async def _leave(self, farewell: Callable[[Connection], Awaitable[None]]) -> None:
+        is_left = False
+        try:
+            with suppress(JoexError), translated():
+                self.connection.remove_termination_listener(self._lose)
+                async with asyncio.timeout(0 if self._is_lost else _ANSWER_WITHIN):
+                    await farewell(self.connection)
+                    for channel, heard in self._listeners.items():
+                        await self.connection.remove_listener(channel, heard)
+                is_left = True
+        finally:
+            if not is_left:
+                with suppress(JoexError), translated():
+                    self.connection.terminate()
+
+    def _lose(self, _connection: object) -> None:
+        self._is_lost = True
+        self._ring.set()
+
+
+class Attendant:
+    """A task that serves those who wait, on one connection after the other, for as long as somebody does.
+
+    Args:
+        name: of the task.
+        connect: gives the connections.
+        serve: serves with a connection until nobody waits; raises `DatabaseUnavailable` when that is lost.
+        is_needed: whether somebody waits.
+        fail: called with an error that does not pass (a wrong URL, no schema): who waits must know.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        serve: Callable[[Connection], Awaitable[None]],
+        is_needed: Callable[[], Any],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._name = name
+        self._connect = connect
+        self._serve = serve
+        self._is_needed = is_needed
+        self._fail = fail
+        self._work: asyncio.Task[None] | None = None
+
+    def call(self) -> None:
+        """Somebody waits."""
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._run(), name=self._name)
+
+    async def close(self) -> None:
+        """Leave. Who still waits gets an error."""
+        self._fail(JoexError("the client was closed"))
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+            await asyncio.wait([work])
+
+    async def _run(self) -> None:
+        failures, clock = 0, asyncio.get_running_loop().time
+        while self._is_needed():
+            begun = clock()
+            try:
+                async with self._connect() as connection:
+                    begun = clock()
+                    await self._serve(connection)
+            except DatabaseUnavailable:
+                has_worked = clock() - begun > _LONGEST_RETRY.total_seconds()
+                failures = 1 if has_worked else failures + 1
+                await asyncio.sleep(retry_delay(_FIRST_RETRY, failures, _LONGEST_RETRY).total_seconds())
+            except Exception as error:  # noqa: BLE001 - whatever it is, who waits must not wait for ever
+                self._fail(error)
+                return
