@@ -75,7 +75,7 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
 class PeriodicTasks:
     """The periodic tasks of a database, through a client: ``client.periodic``.
 
-    Each has an owner: people (`user`), an app (`app:...`), a namespace of Kubernetes (`kubernetes:...`), or Joex itself
+    Each has an owner: people (`user`), an app (`app:...`), a pool of Kubernetes (`kubernetes:...`), or Joex itself
     (`joex`). All are seen here, and all can be run now. What is set here is owned by people; to change what others own
     raises `NotYours`, unless ``any_owner`` is said.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from joex.core.duration import format_duration
 from joex_operator.actions import CreateSlot
-from joex_operator.objects import Pool
+from joex_operator.objects import Pool, SpecError
 from joex_operator.reconcile import Decision, Seen, may_be_missing
 from joex_operator.scaling import Limit, Mode
 from joex_operator.slots import Phase, Slot, draining, ready, takers
@@ -38,9 +38,9 @@ def conditions(pool: Pool, seen: Seen, decision: Decision, failure: str = "") ->
     ]
 
 
-def refused(error: Exception) -> Condition:
+def refused(error: SpecError) -> Condition:
     """What holds of an object that can't be worked with: nothing of it is changed until it is mended."""
-    return Condition("Ready", "False", "InvalidSpec", str(error), bad=True)
+    return Condition("Ready", "False", error.reason, str(error), bad=True)
 
 
 def _ready(pool: Pool, seen: Seen, decision: Decision) -> Condition:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from joex.errors import JoexError
@@ -23,6 +24,7 @@ from joex_operator.names import slot_of
 from joex_operator.objects import Pool, SpecError, parse_pool, reference
 from joex_operator.periodic import Mirror
 from joex_operator.reconciler import Reconciler
+from joex_operator.repeating import Repeating
 from joex_operator.status import with_conditions
 
 _log = logging.getLogger("joex.operator")
@@ -49,16 +51,18 @@ class Controller:
 
     Args:
         fleet: where executors run.
-        poll: seconds after which a pool is looked at though nothing was heard.
+        poll: seconds after which a pool, or a periodic task, is looked at though nothing was heard.
+        worker: who makes the jobs of periodic tasks.
         migrate: bring databases to this version's schema before their first use.
         metrics: what is counted.
     """
 
     def __init__(
-        self, fleet: Fleet, *, poll: float = 15.0, migrate: bool = True, metrics: Metrics | None = None
+        self, fleet: Fleet, *, worker: str, poll: float = 15.0, migrate: bool = True, metrics: Metrics | None = None
     ) -> None:
         self.metrics = metrics or Metrics()
-        self.databases = Databases(self._heard, migrate=migrate)
+        repeat = partial(Repeating, worker=worker, poll=poll, metrics=self.metrics)
+        self.databases = Databases(self._heard, migrate=migrate, repeat=repeat)
         self._fleet = fleet
         self._poll = poll
         self._agenda: Agenda[Key] = Agenda()
@@ -69,7 +73,7 @@ class Controller:
         self._failures: dict[Key, int] = {}
         self._looking: dict[Key, float] = {}
         self._reconciler = Reconciler(fleet, self.databases, self.metrics, poll=poll)
-        self._mirror = Mirror(fleet, self.databases)
+        self._mirror = Mirror(fleet, self.databases, poll=poll)
 
     def put(self, manifest: Mapping[str, Any]) -> None:
         """Take an object that is new, or has changed."""
@@ -169,19 +173,23 @@ class Controller:
             url = await self._fleet.database_url(pool)
         except UrlUnknown:
             return
-        if self._urls.get(key) != url:
+        if key in self._pools and self._urls.get(key) != url:  # it may have gone meanwhile
             self._urls[key] = url
-            await self.databases.keep(set(self._urls.values()))
+            await self._close_unused()
 
     async def _look_at_periodic(self, key: Key) -> float | None:
-        tasks = [
-            manifest
-            for other, manifest in self._objects.items()
-            if other.kind == PERIODIC and other.namespace == key.namespace
-        ]
-        pools = {pool.name: pool for other, pool in self._pools.items() if other.namespace == key.namespace}
-        settled = await self._mirror.look(key.namespace, tasks, pools)
-        return None if settled else self._poll
+        here = {other: manifest for other, manifest in self._objects.items() if other.namespace == key.namespace}
+        tasks = [manifest for other, manifest in here.items() if other.kind == PERIODIC]
+        pools = {other: self._pools.get(other) for other in here if other.kind == POOL}
+        for other, pool in pools.items():
+            if pool is not None:
+                await self._note_url(other, pool)
+        after = await self._mirror.look(key.namespace, tasks, {other.name: pool for other, pool in pools.items()})
+        await self._close_unused()  # of a pool that is gone, the database was wanted just now, for the last time
+        return after
+
+    async def _close_unused(self) -> None:
+        await self.databases.keep({*self._urls.values(), *self._mirror.visited})
 
     async def _refuse(self, manifest: Mapping[str, Any], error: SpecError) -> None:
         ref = reference(manifest)

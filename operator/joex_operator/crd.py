@@ -73,8 +73,10 @@ def periodic_crd() -> dict[str, Any]:
             _column("Timer", "string", ".spec.timer", "when"),
             _column("Zone", "string", ".spec.timeZone", "time zone of the timer", wide=True),
             _column("Suspended", "boolean", ".spec.suspend", "it submits nothing"),
-            _column("Next", "date", ".status.nextRun", "next run"),
-            _column("Last", "date", ".status.lastRun", "last run"),
+            _column("Next", "string", ".status.nextRun", "when it is due next"),  # a date that is to come is "invalid"
+            _column("Last", "date", ".status.lastRun", "how long ago it was due last"),
+            _column("Outcome", "string", ".status.lastOutcome", "what came of it then"),
+            _column("Job", "string", ".status.lastJob.state", "where the job made last stands", wide=True),
             *_READY_COLUMNS,
         ],
     )
@@ -234,6 +236,18 @@ _POOL_STATUS = _status(
 )
 _PERIODIC_STATUS = _status(
     nextRun={**_TIME, "description": "when it is due next"},
-    lastRun={**_TIME, "description": "when it was submitted last"},
-    lastJob={"type": "string", "description": "id of the job submitted last"},
+    lastRun={**_TIME, "description": "the latest time of its timer that was decided"},
+    lastOutcome={
+        "type": "string",
+        "description": "what came of that time: submitted; left out, for the job before is not finished (overlapping), "
+        "or the time was missed by more than startingDeadline (late)",
+    },
+    lastJob={
+        "type": "object",
+        "description": "the job made last",
+        "properties": {
+            "id": {"type": "string", "description": "its id"},
+            "state": {"type": "string", "description": "where it stands; none: it has been deleted"},
+        },
+    },
 )

@@ -1,4 +1,7 @@
-"""The databases of the pools: one set of connections for each URL, however many pools use it."""
+"""The databases of the pools: one set of connections for each URL, however many pools use it.
+
+In each the jobs of periodic tasks are made, for as long as it is in use: its pools may have no executor to do so.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
-from joex.store import pools, stats
+from joex.store import periodic, pools, stats
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import translated
 from joex.store.migrate import check_schema, migrate
 from joex.store.stats import QueueStats
 from joex_operator.metrics import database_name
 from joex_operator.reconcile import Trouble
+from joex_operator.repeating import Repeating
 
 if TYPE_CHECKING:
     import asyncpg
@@ -34,6 +38,8 @@ _TRY_AGAIN_IN = 1.0
 Heard = Callable[[str, str], None]
 """Called with what was heard: ``queue`` and its name, ``executor`` and its app-id; or ``all`` and no name, when
 something may have been missed."""
+Repeat = Callable[["asyncpg.Pool[Any]", str], Repeating]
+"""Called with connections to a database, and its name."""
 
 
 class Database:
@@ -43,15 +49,19 @@ class Database:
         url: where it is.
         heard: told of notifications.
         migrate: bring it to this version's schema before it is used for the first time.
+        repeat: begins to make the jobs of its periodic tasks.
     """
 
-    def __init__(self, url: str, heard: Heard, *, migrate: bool) -> None:
+    def __init__(self, url: str, heard: Heard, *, migrate: bool, repeat: Repeat) -> None:
         self.name = database_name(url)
         self._url = url
         self._heard = heard
         self._migrate = migrate
+        self._repeat = repeat
         self._pool: asyncpg.Pool[Any] | None = None
+        self._repeating: Repeating | None = None
         self._is_prepared = False
+        self._is_closed = False
         self._silence: DatabaseUnavailable | None = None
         self._try_again_at = 0.0
         self._preparing = asyncio.Lock()
@@ -59,9 +69,12 @@ class Database:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._is_closed = True
         self._listening.cancel()
         with suppress(asyncio.CancelledError):
             await self._listening
+        if self._repeating is not None:
+            await self._repeating.close()
         if self._pool is not None:
             self._pool.terminate()
 
@@ -85,6 +98,11 @@ class Database:
         except DatabaseUnavailable as error:
             self._silence, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
             raise
+
+    def periodic_changed(self) -> None:
+        """Periodic tasks have changed, or may have: what is due is worked out anew."""
+        if self._repeating is not None:
+            self._repeating.wake()
 
     def _fail_fast(self) -> None:
         """While the database is away, one of many tries to reach it: others would only wait for their time limits."""
@@ -118,6 +136,11 @@ class Database:
             if not self._is_prepared:
                 await self._prepare()
                 self._is_prepared = True
+            if self._is_closed:  # meanwhile
+                self._pool.terminate()
+                raise DatabaseUnavailable("the database is not used any more")
+            if self._repeating is None:
+                self._repeating = self._repeat(self._pool, self.name)
             return self._pool
 
     async def _prepare(self) -> None:
@@ -150,7 +173,9 @@ class Database:
             connection.add_termination_listener(lambda _: broken.set())
             with translated():
                 await connection.add_listener(pools.CHANNEL, self._hear)
+                await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
             self._heard("all", "")
+            self.periodic_changed()
             while not broken.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_CHECK_LINK_EVERY):
@@ -164,24 +189,30 @@ class Database:
         for kind, name in json.loads(str(payload)).items():
             self._heard(kind, name)
 
+    def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
+        self.periodic_changed()
+
 
 class Databases:
     """The databases in use, by their URL.
 
     Args:
         heard: told of notifications, with the URL before the rest.
-        migrate: as for `Database`.
+        migrate, repeat: as for `Database`.
     """
 
-    def __init__(self, heard: Callable[[str, str, str], None], *, migrate: bool) -> None:
+    def __init__(self, heard: Callable[[str, str, str], None], *, migrate: bool, repeat: Repeat) -> None:
         self._heard = heard
         self._migrate = migrate
+        self._repeat = repeat
         self._open: dict[str, Database] = {}
 
     def get(self, url: str) -> Database:
         """The database with this URL."""
         if url not in self._open:
-            self._open[url] = Database(url, lambda kind, name: self._heard(url, kind, name), migrate=self._migrate)
+            self._open[url] = Database(
+                url, lambda kind, name: self._heard(url, kind, name), migrate=self._migrate, repeat=self._repeat
+            )
         return self._open[url]
 
     def opened(self) -> dict[str, Database]:
@@ -191,7 +222,8 @@ class Databases:
     async def keep(self, urls: set[str]) -> None:
         """Close all databases but these."""
         for url in [url for url in self._open if url not in urls]:
-            await self._open.pop(url).close()
+            if (unused := self._open.pop(url, None)) is not None:  # somebody else may be closing it
+                await unused.close()
 
     async def close(self) -> None:
         """Close all."""

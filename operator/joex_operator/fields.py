@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 from joex.core.counting import CountingScheme
 from joex.core.duration import format_duration, parse_duration
 from joex.core.job import check_name
+from joex.core.timers import Timer, parse_zone
 
 _DURATION = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
 _TURNS = "(1000|[1-9][0-9]{0,2})"
@@ -76,6 +77,22 @@ def _checked(value: str) -> str:
     return value
 
 
+def _checked_timer(value: str) -> str:
+    try:
+        Timer.parse(value)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("timer: ").removeprefix(f"timer {value!r}: ")) from None
+    return value
+
+
+def _checked_zone(value: str) -> str:
+    try:
+        parse_zone(value)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("time zone: ")) from None
+    return value
+
+
 Duration = Annotated[
     timedelta,
     BeforeValidator(_read_duration),
@@ -99,5 +116,20 @@ Name = Annotated[str, Field(min_length=1, max_length=254), AfterValidator(_check
 
 Queue = Annotated[str, Field(min_length=1, max_length=254, pattern=r"^[^,\s]([^,]*[^,\s])?$"), AfterValidator(_checked)]
 """Executors are given their queues in one variable, separated by commas."""
+
+_TIMER_RULE = (
+    r"self.matches('^\\s*[A-Za-z0-9*@][A-Za-z0-9*@:.,~/#_+\\s-]*$')",
+    "expected a systemd calendar event such as 'Mon..Fri 08:30', or a cron line such as '30 8 * * 1-5'",
+)
+_ZONE_RULE = ("self.matches('^[A-Za-z][A-Za-z0-9_+/-]*$')", "expected a name such as 'Europe/Zurich', or 'UTC'")
+
+TimerText = Annotated[
+    str, Field(min_length=1, max_length=254, json_schema_extra=rules(_TIMER_RULE)), AfterValidator(_checked_timer)
+]
+"""The API server sees what can't be one by its characters; the rest is seen by whoever reads it."""
+
+Zone = Annotated[
+    str, Field(min_length=1, max_length=64, json_schema_extra=rules(_ZONE_RULE)), AfterValidator(_checked_zone)
+]
 
 AnyObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]

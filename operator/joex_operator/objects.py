@@ -17,7 +17,19 @@ from joex_operator.spec import JoexPoolSpec, PeriodicTaskSpec
 
 
 class SpecError(ConfigError):
-    """An object is wrong: one line that names each wrong field, and what is expected there."""
+    """An object is wrong: one line that names each wrong field, and what is expected there.
+
+    Attributes:
+        reason: in one word, for a condition.
+    """
+
+    def __init__(self, message: str, reason: str = "InvalidSpec") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+_REASONS: dict[tuple[int | str, ...], str] = {("timer",): "InvalidTimer", ("timeZone",): "UnknownZone"}
+"""Where just this field is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,10 @@ def _parse(manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: 
     try:
         spec = model.model_validate(manifest.get("spec"))
     except ValidationError as error:
-        raise SpecError("; ".join(_problem(problem) for problem in error.errors(include_url=False))) from error
+        problems = error.errors(include_url=False)
+        reasons = {_REASONS.get(problem["loc"], "InvalidSpec") for problem in problems}
+        reason = reasons.pop() if len(reasons) == 1 else "InvalidSpec"
+        raise SpecError("; ".join(map(_problem, problems)), reason) from error
     deleted_at = metadata.get("deletionTimestamp")
     return Resource(
         name=name,

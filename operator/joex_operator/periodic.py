@@ -1,138 +1,160 @@
-"""PeriodicTask objects -> rows of the table of periodic tasks, in the database of their pool.
+"""PeriodicTask objects -> rows of the table of periodic tasks, in the database of their pool; and back: their status.
 
 All tasks of a namespace are looked at together, so that a row whose object has gone while nobody looked is found: it is
-one that this namespace owns, and no object asks for.
+one that a pool of this namespace owns, and no object asks for. Databases are looked at side by side: a silent one holds
+up no task of another.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
-from joex.core.job import Priority
-from joex.core.periodic import NewPeriodicTask
 from joex.errors import JoexError
 from joex.store import periodic as store
-from joex_operator.conditions import Condition, refused
-from joex_operator.database import Database, Databases, trouble
+from joex.store.periodic import PeriodicTask
+from joex.store.statement import Connection
+from joex_operator.database import Databases, trouble
 from joex_operator.events import events_of_change
-from joex_operator.fleet import Fleet, UrlUnknown
-from joex_operator.objects import Periodic, Pool, SpecError, parse_periodic, reference
-from joex_operator.status import with_conditions
+from joex_operator.fleet import Fleet, FleetError, UrlUnknown
+from joex_operator.objects import Pool
+from joex_operator.reconcile import Trouble
+from joex_operator.rows import Asked, ask, changes, condition, next_look, owner, worked_out
+from joex_operator.status import periodic_status, with_conditions
 
-_READY = "Ready"
-
-
-def row_id(namespace: str, name: str) -> str:
-    """The id of the row of a PeriodicTask.
-
-    >>> row_id("prod", "nightly")
-    'prod/nightly'
-    """
-    return f"{namespace}/{name}"
+_PAGE = 1000
 
 
-def owner(namespace: str) -> str:
-    """The owner of the rows of a namespace.
-
-    >>> owner("prod")
-    'kubernetes:prod'
-    """
-    return f"kubernetes:{namespace}"
+_Answer: TypeAlias = dict[str, PeriodicTask] | Trouble
+"""Rows by their ids; or why nobody knows them."""
 
 
 class Mirror:
-    """Keeps the rows as the objects ask for."""
+    """Keeps the rows as the objects ask for, and the objects' statuses as the rows are.
 
-    def __init__(self, fleet: Fleet, databases: Databases) -> None:
+    Args:
+        fleet: knows the URLs, and stores statuses.
+        databases: where the rows are.
+        poll: seconds after which the tasks of a namespace are looked at again, at the latest.
+    """
+
+    def __init__(self, fleet: Fleet, databases: Databases, *, poll: float) -> None:
         self._fleet = fleet
         self._databases = databases
+        self._poll = poll
+        self._known_urls: dict[str, dict[str, str]] = {}
+        self._last_visits: dict[str, set[str]] = {}
 
-    async def look(self, namespace: str, manifests: Sequence[Mapping[str, Any]], pools: Mapping[str, Pool]) -> bool:
-        """Bring the rows of a namespace in line; returns whether all is as it should be, or can't be without a change.
+    @property
+    def visited(self) -> set[str]:
+        """The URLs that are used at this moment though no pool has them any more."""
+        return {url for urls in self._last_visits.values() for url in urls}
+
+    async def look(
+        self, namespace: str, manifests: Sequence[Mapping[str, Any]], pools: Mapping[str, Pool | None]
+    ) -> float | None:
+        """Bring the rows of a namespace in line; returns the seconds until the next look, None: until it changes.
 
         Args:
             namespace: which.
             manifests: all its PeriodicTasks.
-            pools: its pools, by name.
+            pools: all its pools, by name; None: one that can't be worked with as it is.
+
+        Raises:
+            FleetError: a status could not be stored, and all else was done.
         """
-        settled = True
-        for manifest in manifests:
-            condition = await self._set(manifest, pools)
-            await self._say(manifest, condition)
-            settled = settled and condition.status != "Unknown"
-        ids = [row_id(namespace, manifest["metadata"]["name"]) for manifest in manifests]
-        return await self._tidy(namespace, ids, pools) and settled
-
-    async def _set(self, manifest: Mapping[str, Any], pools: Mapping[str, Pool]) -> Condition:
+        asked = [ask(manifest, pools) for manifest in manifests]
+        urls, silent = await self._urls(pools)
+        known = self._known_urls.get(namespace, {}) | urls
+        self._known_urls[namespace] = {name: url for name, url in known.items() if name in pools}
+        gone = {name: url for name, url in known.items() if name not in pools}  # their rows go, where they are reached
+        here: dict[str, dict[str, list[Asked]]] = {}
+        for name, url in (urls | gone).items():
+            here.setdefault(url, {})[name] = [one for one in asked if one.pool == name and name not in gone]
+        self._last_visits[namespace] = set(gone.values())
         try:
-            task = parse_periodic(manifest)
-            pool = pools.get(task.spec.pool)
+            answers = await asyncio.gather(*(self._follow(namespace, url, some) for url, some in here.items()))
+        finally:
+            del self._last_visits[namespace]
+        at = dict(zip(here, answers, strict=True))
+        found = silent | {name: at[url] for name, url in urls.items()}
+        await self._say(asked, found)
+        if not asked and not any(isinstance(at[url], Trouble) for url in urls.values()):
+            return None
+        rows = [row for some in found.values() if not isinstance(some, Trouble) for row in some.values()]
+        return next_look(rows, datetime.now(UTC), self._poll)
+
+    async def _urls(self, pools: Mapping[str, Pool | None]) -> tuple[dict[str, str], dict[str, _Answer]]:
+        """Where the database of each pool is, or why that is not known."""
+        urls: dict[str, str] = {}
+        silent: dict[str, _Answer] = {}
+        for name, pool in pools.items():
             if pool is None:
-                said = f"spec.pool: there is no JoexPool {task.spec.pool!r} in this namespace"
-                return Condition(_READY, "False", "UnknownPool", said, bad=True)
-            return await self._store(task, pool)
-        except SpecError as error:
-            return refused(error)
-        except UrlUnknown as error:
-            return Condition(_READY, "Unknown", error.reason, error.message, bad=True)
-        except (JoexError, OSError) as error:
-            silent = trouble(error)
-            return Condition(_READY, "Unknown", silent.reason, silent.message, bad=True)
-
-    async def _store(self, task: Periodic, pool: Pool) -> Condition:
-        database = await self._database(pool)
-        async with database.connection() as connection:
-            answer = await store.put(connection, _row(task, pool), owner(task.namespace))
-        if answer == "not_yours":
-            said = f"the database has a periodic task {row_id(task.namespace, task.name)!r} that somebody else owns"
-            return Condition(_READY, "False", "OwnedByOther", said, bad=True)
-        if task.spec.suspend:
-            return Condition(_READY, "False", "Suspended", "spec.suspend is set")
-        return Condition(_READY, "True", "Stored", "the database has it")
-
-    async def _say(self, manifest: Mapping[str, Any], condition: Condition) -> None:
-        ref = reference(manifest)
-        stored = self._fleet.status(ref)
-        status = with_conditions([condition], ref.generation, stored, datetime.now(UTC))
-        if status != stored:
-            await self._fleet.set_status(ref, status)
-            await self._fleet.tell(ref, events_of_change([condition], stored))
-
-    async def _tidy(self, namespace: str, ids: Sequence[str], pools: Mapping[str, Pool]) -> bool:
-        """Remove the rows whose objects are gone, in each database that is known; False: one of them is silent."""
-        done: set[int] = set()
-        settled = True
-        for pool in pools.values():
+                silent[name] = Trouble("InvalidPool", f"JoexPool {name!r} can't be worked with: its conditions say why")
+                continue
             try:
-                database = await self._database(pool)
-                if id(database) in done:
-                    continue
-                done.add(id(database))
-                async with database.connection() as connection:
-                    await store.keep(connection, owner(namespace), ids)
-            except (UrlUnknown, JoexError, OSError):  # that pool's own conditions say so
-                settled = False
-        return settled
+                urls[name] = await self._fleet.database_url(pool)
+            except UrlUnknown as error:
+                silent[name] = Trouble(error.reason, error.message)
+        return urls, silent
 
-    async def _database(self, pool: Pool) -> Database:
-        return self._databases.get(await self._fleet.database_url(pool))
+    async def _follow(self, namespace: str, url: str, asked: Mapping[str, Sequence[Asked]]) -> _Answer:
+        """Bring the rows of the pools of a database in line, and return them. ``asked``: the objects of each pool."""
+        database = self._databases.get(url)
+        try:
+            async with database.connection() as connection:
+                owned = {owner(namespace, pool): some for pool, some in asked.items()}
+                found = {name: await _rows(connection, name) for name in owned}
+                todo = {name: changes(some, found[name]) for name, some in owned.items()}
+                for name, some in todo.items():  # first of all pools: a task may have gone to another
+                    for row_id in some.remove:
+                        await store.remove(connection, row_id, name)
+                for name, some in todo.items():
+                    for row in some.put:
+                        await store.put(connection, row, name)
+                    for row_id in some.disable:
+                        await store.enable(connection, row_id, name, enabled=False)
+                    if some:
+                        found[name] = await _rows(connection, name)
+                if any(todo.values()):
+                    database.periodic_changed()  # a notification may not come through a pooler
+        except (JoexError, OSError) as error:
+            return trouble(error)
+        now = datetime.now(UTC)
+        return {row.id: worked_out(row, now) for rows in found.values() for row in rows.values()}
+
+    async def _say(self, asked: Sequence[Asked], found: Mapping[str, _Answer]) -> None:
+        """Store and tell what was found of each; ``found``: by its pool."""
+        failed: FleetError | None = None
+        for one in asked:
+            now, stored = datetime.now(UTC), self._fleet.status(one.ref)
+            rows = found.get(one.pool, {})
+            row = rows if isinstance(rows, Trouble) else rows.get(one.id)
+            ready = condition(one, row)
+            if isinstance(row, Trouble):
+                status = with_conditions([ready], one.ref.generation, stored, now)
+            else:
+                status = periodic_status(ready, row, one.ref.generation, stored, now)
+            if status == stored:
+                continue
+            try:
+                await self._fleet.set_status(one.ref, status)
+                await self._fleet.tell(one.ref, events_of_change([ready], stored))
+            except FleetError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
 
-def _row(task: Periodic, pool: Pool) -> NewPeriodicTask:
-    spec = task.spec
-    return NewPeriodicTask(
-        id=row_id(task.namespace, task.name),
-        enabled=not spec.suspend,
-        task=spec.task,
-        timer=spec.timer,
-        zone=spec.time_zone,
-        queue=spec.queue or pool.spec.queues[0],
-        group=spec.group,
-        args=spec.args,
-        subject=spec.subject,
-        submitter=spec.submitter,
-        priority=Priority(spec.priority),
-        starting_deadline=spec.starting_deadline,
-    )
+async def _rows(connection: Connection, name: str) -> dict[str, PeriodicTask]:
+    """The rows of an owner, by id."""
+    found: dict[str, PeriodicTask] = {}
+    after: str | None = None
+    while page := await store.list_tasks(connection, owner=name, after=after, most=_PAGE):
+        found.update((row.id, row) for row in page)
+        after = page[-1].id
+        if len(page) < _PAGE:
+            break
+    return found

@@ -89,6 +89,7 @@ class Operator:
         cluster = Cluster(self._api, image=settings.image, identity=settings.own_identity)
         controller = self._controller = Controller(
             cluster,
+            worker=settings.own_identity,
             poll=settings.poll_interval.total_seconds(),
             migrate=settings.migrate,
             metrics=self._metrics,

@@ -11,7 +11,19 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from joex.core.counting import CountingScheme
-from joex_operator.fields import AnyObject, Duration, IntOrShare, Name, Part, Queue, Scheme, between, rules
+from joex_operator.fields import (
+    AnyObject,
+    Duration,
+    IntOrShare,
+    Name,
+    Part,
+    Queue,
+    Scheme,
+    TimerText,
+    Zone,
+    between,
+    rules,
+)
 from joex_operator.names import LABEL, LONGEST_POOL, MOST_SLOTS
 
 _ZERO, _MINUTE, _HOUR = timedelta(0), timedelta(minutes=1), timedelta(hours=1)
@@ -199,10 +211,8 @@ class PeriodicTaskSpec(Part):
         json_schema_extra=rules(("self == oldSelf", "pool can't be changed: make another PeriodicTask")),
     )
     task: Name = Field(description="name of the task")
-    timer: str = Field(
-        min_length=1, max_length=254, description="when: a systemd calendar event such as '*-*-* 03:00', or a cron line"
-    )
-    time_zone: str = Field("UTC", min_length=1, max_length=64, description="time zone of the timer")
+    timer: TimerText = Field(description="when: a systemd calendar event such as '*-*-* 03:00', or a cron line")
+    time_zone: Zone = Field("UTC", description="time zone of a timer that names none")
     suspend: bool = Field(False, description="submit nothing")  # noqa: FBT003 - a default
     group: Name = Field("default", description="group of its jobs")
     args: AnyObject = Field({}, description="arguments of the task, by name")

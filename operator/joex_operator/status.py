@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from joex.store.periodic import PeriodicTask
 from joex_operator.conditions import Condition, conditions
 from joex_operator.names import selector
 from joex_operator.objects import Pool
@@ -37,6 +38,23 @@ def pool_status(
     }
     history = decision.sizing.history.to_dict()
     return {**status, "history": history} if history else status
+
+
+def periodic_status(
+    ready: Condition, row: PeriodicTask | None, generation: int, previous: Mapping[str, Any], now: datetime
+) -> dict[str, Any]:
+    """The whole status of a periodic task. ``row``: as the database has it; None: it has none of this object."""
+    status = {"observedGeneration": generation, "conditions": dated([ready], previous, generation, now)}
+    if row is None:
+        return status
+    job = None if row.last_job is None else {"id": str(row.last_job), "state": row.last_job_state}
+    found = {
+        "nextRun": row.nextrun and _time(row.nextrun),
+        "lastRun": row.last_run and _time(row.last_run),
+        "lastOutcome": row.last_outcome,
+        "lastJob": job and {key: value for key, value in job.items() if value is not None},
+    }
+    return {**status, **{key: value for key, value in found.items() if value is not None}}
 
 
 def with_conditions(
@@ -70,7 +88,11 @@ def dated(
 def _since(condition: Condition, before: Mapping[str, Any] | None, now: datetime) -> str:
     if before is not None and before["status"] == condition.status:
         return str(before["lastTransitionTime"])
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _time(now)
+
+
+def _time(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def by_type(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

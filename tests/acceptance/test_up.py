@@ -274,7 +274,7 @@ async def test_sighup_reads_the_file_again(up, client, effects, database):
     await up.write(pool("one", queues=["a"]), pool("two", queues=["b"]), periodic("nightly", "one")).start()
     (busy,) = await hold(client, "go", queue="b")
     run = await effects.begun(busy)
-    await eventually(lambda: database.fetchval("SELECT count(*) = 1 FROM joex.periodic_task"), why="it is stored")
+    await eventually(lambda: database.fetchval("SELECT id FROM joex.periodic_task WHERE id = 'here/nightly'"))
 
     up.write(pool("one", queues=["a", "c"], scaling={"minReplicas": 1}), pool("three", queues=["d"]))
     up.process.send_signal(signal.SIGHUP)
@@ -282,7 +282,8 @@ async def test_sighup_reads_the_file_again(up, client, effects, database):
     await up.told("Changed", "one 1 to 3 executors")
     await up.told("Loaded", "three")
     await up.told("Removed", "two")
-    await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM joex.periodic_task"), why="it is removed")
+    gone = "SELECT NOT EXISTS (SELECT FROM joex.periodic_task WHERE id = 'here/nightly')"
+    await eventually(lambda: database.fetchval(gone), why="it is removed")
     new = await hold(client, "go", queue="c")
     await effects.begun(new[0])
 
@@ -313,6 +314,28 @@ async def test_an_invalid_new_file_changes_nothing(up, client, effects, database
     await effects.flag("go")
     assert await effects.all_finished([job]) == {"success": 1}
     assert await living(database) == before
+
+
+async def test_a_due_periodic_task_starts_the_first_executor(up, effects, database):
+    ticks = periodic("ticks", "docs", task="effect", timer="*:*:*")
+    await up.write(pool(), ticks).start()
+    last_job = "SELECT last_job FROM joex.periodic_task WHERE id = 'here/ticks'"
+    first = await eventually(lambda: database.fetchval(last_job), why=f"it is due: {up}")
+    assert await effects.all_finished([first]) == {"success": 1}
+    await up.told("Added", "docs docs-0: demand")
+
+    async def another() -> UUID | None:
+        job = await database.fetchval(last_job)
+        return job if job != first else None
+
+    assert await effects.all_finished([await eventually(another, why="it is due again")]) == {"success": 1}
+    assert await effects.overlapping() == []
+
+    ticks["spec"]["suspend"] = True
+    up.write(pool(), ticks)
+    up.process.send_signal(signal.SIGHUP)
+    assert (await up.told("Suspended", "ticks"))["type"] == "Normal"
+    assert not await database.fetchval("SELECT enabled FROM joex.periodic_task WHERE id = 'here/ticks'")
 
 
 async def test_a_changed_pool_replaces_its_executors(up, client, effects, database):

@@ -71,7 +71,7 @@ class Session:
             output=output,
             changed=self._wake,
         )
-        self._controller = Controller(self._processes)
+        self._controller = Controller(self._processes, worker=f"{_ITSELF} {namespace}")
 
     async def run(self) -> None:
         """Run until a signal says that it is enough, and all executors have drained."""

@@ -98,6 +98,10 @@ class Metrics:
         """A request to the Kubernetes API was answered, with this HTTP status; a word of ours where none came."""
         self._itself.api_request(method, code)
 
+    def repeated(self, outcome: str) -> None:
+        """A periodic task was due, and this operator was the one who decided about it."""
+        self._itself.repeated(outcome)
+
     def render(self) -> tuple[bytes, str]:
         """The page for Prometheus, and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4

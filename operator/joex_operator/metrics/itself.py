@@ -1,4 +1,4 @@
-"""The operator's own work: reconciles, the API server's answers, whether it leads."""
+"""The operator's own work: reconciles, periodic tasks, the API server's answers, whether it leads."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ class Itself(Collector):
         self._requests = Counter(
             "joex_operator_api_requests", "Requests to the Kubernetes API.", ("method", "code"), registry=registry
         )
+        self._repeated = Counter(
+            "joex_periodic_decisions",
+            "Times at which a periodic task was due, by what this operator made of it: submitted, overlapping (its "
+            "job before is not finished), late (missed by more than its starting deadline), refused, trouble (tried "
+            "again).",
+            ("outcome",),
+            registry=registry,
+        )
+        for outcome in ("submitted", "overlapping", "late", "refused", "trouble"):  # there from the start
+            self._repeated.labels(outcome)
         self._leader = Gauge("joex_operator_leader", "1: this operator leads; 0: it waits.", registry=registry)
         Gauge(
             "joex_operator_info", "Always 1: an operator of this version runs.", ("version",), registry=registry
@@ -55,6 +65,10 @@ class Itself(Collector):
     def api_request(self, method: str, code: str) -> None:
         """A request to the Kubernetes API has ended."""
         self._requests.labels(method, code).inc()
+
+    def repeated(self, outcome: str) -> None:
+        """A periodic task was due."""
+        self._repeated.labels(outcome).inc()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Called for each page."""

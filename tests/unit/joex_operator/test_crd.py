@@ -1,11 +1,14 @@
 """The CRDs: structural, complete, and as committed."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from zoneinfo import available_timezones
 
 import pytest
 
+from joex.core.timers import Timer
 from joex_operator.crd import _structural, periodic_crd, pool_crd
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,6 +108,34 @@ def test_printed_columns_show_what_there_is(crd):
 def test_what_people_may_not_change_is_guarded_by_a_rule():
     for crd, path in ((CRDS[0], ".spec.database"), (CRDS[1], ".spec.pool")):
         assert any(rule["rule"] == "self == oldSelf" for rule in at(crd, path)["x-kubernetes-validations"])
+
+
+def rule_at(path):
+    """The one rule of a text, as a regular expression of Python's: CEL's are alike as far as these go."""
+    (rule,) = at(CRDS[1], path)["x-kubernetes-validations"]
+    return re.compile(rule["rule"].removeprefix("self.matches('").removesuffix("')").replace("\\\\", "\\"))
+
+
+TIMERS = [
+    "*:*:*", "minutely", "Mon..Fri 08:30", "Mon,Sat *-1..6/2,12-* 00/2:30:07.5", "*-02~1", "@1735689600",
+    "Sun 2020..2030-01-01 Europe/Zurich", "12:00 Etc/GMT+5", "0 3 * * *", "\t*/5 9-17\tL JAN,MAR MON#2 ", "0 0 LW * 5L",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("timer", TIMERS)
+def test_no_timer_that_can_be_read_is_refused_by_the_api_server(timer):
+    assert Timer.parse(timer).normal
+    assert rule_at(".spec.timer").search(timer)
+
+
+def test_no_zone_that_there_is_is_refused_by_the_api_server():
+    rule = rule_at(".spec.timeZone")
+    assert [zone for zone in available_timezones() if not rule.search(zone)] == []
+
+
+@pytest.mark.parametrize("text", ["", " ", "-", "daily!", "(0 3 * * *)", "Mon\N{EN DASH}Fri"])
+def test_what_can_not_be_a_timer_by_its_characters_is_refused_by_the_api_server(text):
+    assert not rule_at(".spec.timer").search(text)
 
 
 def test_numbers_have_the_format_that_fits_them():

@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["cluster.api", "local.slot", "manifests.environment", "names", "periodic"])
+@pytest.mark.parametrize("name", ["cluster.api", "local.slot", "manifests.environment", "names", "rows"])
 def test_the_examples_of_a_module_are_true(name):
     result = doctest.testmod(importlib.import_module(f"joex_operator.{name}"))
     assert result.attempted > 0

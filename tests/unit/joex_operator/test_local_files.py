@@ -47,6 +47,12 @@ def test_several_documents_in_several_files_become_objects_of_one_namespace(writ
     assert found["PeriodicTask", "nightly"].place == f"{other}, document 1"
 
 
+def test_the_examples_are_right():
+    folder = Path(__file__).parents[3] / "examples"
+    found = read_files(sorted(folder.glob("*.yaml")), HERE)
+    assert set(found) == {("JoexPool", "documents"), ("PeriodicTask", "count-nightly")}
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [
@@ -62,6 +68,8 @@ def test_several_documents_in_several_files_become_objects_of_one_namespace(writ
         (with_spec(POOL, template={"spec": 5}), "spec.template.spec: expected an object; got 5"),
         (with_spec(TASK, pool="other"), "spec.pool: there is no JoexPool 'other' in these files"),
         (with_spec(TASK, timer=5), "spec.timer: Input should be a valid string; got 5"),
+        (with_spec(TASK, timer="0 25 * * *"), "spec.timer: hour: expected 0 to 23; got '25'"),
+        (with_spec(TASK, timeZone="Mars"), "spec.timeZone: expected a name like 'Europe/Zurich' or 'UTC'; got 'Mars'"),
     ],
 )
 def test_a_wrong_document_is_named_with_its_field(write, document, said):

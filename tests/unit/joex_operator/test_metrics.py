@@ -348,6 +348,14 @@ def test_reclaimed_jobs_and_requests_are_counted(metrics):
     assert value(metrics, "joex_operator_api_requests_total", method="PATCH", code="200") == 1
 
 
+def test_what_became_of_periodic_tasks_is_counted_from_the_start(metrics):
+    metrics.repeated("submitted")
+    metrics.repeated("submitted")
+    metrics.repeated("late")
+    counted = {"submitted": 2, "late": 1, "overlapping": 0, "refused": 0, "trouble": 0}
+    assert by("outcome", metrics, "joex_periodic_decisions_total") == counted
+
+
 def test_an_operator_that_does_not_lead_tells_nothing_that_only_the_leader_sees(metrics):
     assert value(metrics, "joex_operator_leader") == 0
     metrics.leading(value=True)

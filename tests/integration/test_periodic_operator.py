@@ -1,0 +1,251 @@
+"""PeriodicTask objects and their database, without a cluster: the operator's controller over pools of no executors."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from joex_operator.controller import PERIODIC, POOL, Controller
+from joex_operator.events import Event
+from joex_operator.fleet import FleetError
+from joex_operator.local.processes import Processes
+from joex_operator.objects import Ref
+from tests.support.waiting import eventually
+
+EVERY_SECOND = "*:*:*"
+SPACE = "here"
+OURS = "SELECT {} FROM joex.periodic_task WHERE starts_with(owner, 'kubernetes:')"
+
+
+class Output:
+    """Keeps what people are told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def event(self, kind: str, name: str, event: Event) -> None:
+        self.events.append((f"{kind} {name}", event.reason))
+
+    def log_line(self, slot: str, line: str) -> None:
+        raise AssertionError(f"no executor is to be started: {slot} {line}")
+
+
+class Fleet(Processes):
+    """A fleet that can't store the statuses of some objects."""
+
+    def __init__(self, url: str, output: Output) -> None:
+        super().__init__({}, url, log_format="json", output=output, changed=lambda *_: None)
+        self.refuses: set[str] = set()
+
+    async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
+        if ref.name in self.refuses:
+            raise FleetError(f"{ref.name}: refused")
+        await super().set_status(ref, status)
+
+
+class Operator:
+    """An operator that works on the test's database, and looks every ``poll`` seconds though it hears nothing."""
+
+    def __init__(self, url: str, poll: float) -> None:
+        self.output = Output()
+        self.fleet = Fleet(url, self.output)
+        self.controller = Controller(self.fleet, worker="the operator", poll=poll)
+        self._generation = 0
+
+    def pool(self, name: str = "pool", **spec: Any) -> None:
+        given = {"app": "shop:app", "database": {"secretName": "db"}, "replicas": 0, "queues": [name]}
+        self._put(POOL, name, {**given, **spec})
+
+    def task(self, name: str, timer: str = EVERY_SECOND, pool: str = "pool", **spec: Any) -> None:
+        self._put(PERIODIC, name, {"pool": pool, "task": "a", "timer": timer, **spec})
+
+    def remove(self, kind: str, name: str) -> None:
+        self.controller.remove(kind, SPACE, name)
+
+    def status(self, name: str) -> Mapping[str, Any]:
+        return self.fleet.status(Ref(PERIODIC, SPACE, name))
+
+    def ready(self, name: str) -> str | None:
+        """The reason of a task's condition."""
+        conditions = self.status(name).get("conditions") or [{}]
+        reason: str | None = conditions[0].get("reason")
+        return reason
+
+    async def until_ready(self, name: str, reason: str = "Stored") -> None:
+        await eventually(lambda: self.ready(name) == reason, why=f"{name} is {reason}")
+
+    def _put(self, kind: str, name: str, spec: dict[str, Any]) -> None:
+        self._generation += 1
+        metadata = {"name": name, "namespace": SPACE, "uid": f"{kind} {name}", "generation": self._generation}
+        self.controller.put({"apiVersion": "joex.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
+
+    async def until_marked(self, connection: asyncpg.Connection, task_id: str) -> None:
+        """Wait until somebody has decided about a task."""
+        marked = "SELECT marked FROM joex.periodic_task WHERE id = $1"
+        await eventually(lambda: connection.fetchval(marked, task_id), why=f"{task_id} is decided about")
+
+
+@asynccontextmanager
+async def running_operator(url: str, poll: float) -> AsyncIterator[Operator]:
+    operator = Operator(url, poll)
+    running = asyncio.create_task(operator.controller.run())
+    try:
+        yield operator
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+    assert running.cancelled()
+
+
+@pytest.fixture
+async def operator(database_url: str) -> AsyncIterator[Operator]:
+    async with running_operator(database_url, poll=0.2) as operator:
+        yield operator
+
+
+async def test_an_operator_makes_jobs_where_there_is_no_executor_and_counts_them(
+    operator: Operator, connection: asyncpg.Connection
+) -> None:
+    operator.pool()
+    operator.task("ticks")
+    await eventually(lambda: operator.status("ticks").get("lastOutcome") == "overlapping", why="it was due twice")
+    (job,) = await connection.fetch("SELECT id, queue FROM joex.job")
+    assert operator.status("ticks")["lastJob"] == {"id": str(job["id"]), "state": "waiting"}
+    assert job["queue"] == "pool"
+    assert await connection.fetchval(OURS.format("worker")) == "the operator"
+    page = operator.controller.metrics.render()[0].decode()
+    assert 'joex_periodic_decisions_total{outcome="submitted"} 1.0' in page
+
+
+async def test_a_status_follows_the_job(operator: Operator, connection: asyncpg.Connection) -> None:
+    operator.pool()
+    operator.task("ticks")
+    await eventually(lambda: operator.status("ticks").get("lastJob"), why="there is a job")
+    operator.task("ticks", suspend=True)
+    await operator.until_ready("ticks", "Suspended")
+    job = operator.status("ticks")["lastJob"]["id"]
+    await connection.execute("SELECT joex.cancel($1)", job)
+    await eventually(lambda: operator.status("ticks")["lastJob"].get("state") == "cancelled")
+    await connection.execute("DELETE FROM joex.job")
+    await eventually(lambda: operator.status("ticks")["lastJob"] == {"id": job}, why="it says that it is deleted")
+
+
+async def test_an_operator_leaves_the_tasks_of_joex_itself_to_executors(
+    operator: Operator, connection: asyncpg.Connection
+) -> None:
+    await connection.execute("""
+        INSERT INTO joex.periodic_task (id, owner, task, timer) VALUES ('joex.a', 'joex', 'a', '*:*:*')
+    """)
+    operator.pool()
+    operator.task("ticks")
+    await eventually(lambda: operator.status("ticks").get("lastOutcome") == "overlapping")
+    assert await connection.fetchval("SELECT marked FROM joex.periodic_task WHERE id = 'joex.a'") is None
+
+
+@pytest.mark.parametrize("hears", [True, False], ids=["heard of", "found by looking"])
+async def test_an_operator_makes_the_jobs_of_every_owner(
+    database_url: str, connection: asyncpg.Connection, *, hears: bool
+) -> None:
+    async with running_operator(database_url, poll=1000.0 if hears else 0.2) as operator:
+        operator.pool()
+        operator.task("nightly", "03:00")
+        await operator.until_marked(connection, f"{SPACE}/nightly")
+        if not hears:
+            await connection.execute("ALTER TABLE joex.periodic_task DISABLE TRIGGER changes")  # as through a pooler
+        await connection.execute("SELECT joex.put_periodic_task('mine', 'a', '*:*:*')")
+        await operator.until_marked(connection, "mine")
+
+
+async def test_jobs_go_on_when_all_connections_were_cut(operator: Operator, connection: asyncpg.Connection) -> None:
+    operator.pool()
+    operator.task("ticks")
+    await eventually(lambda: operator.status("ticks").get("lastOutcome"))
+    await connection.execute("""
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND starts_with(application_name, 'joex operator')
+    """)
+    last_run = operator.status("ticks")["lastRun"]
+    await eventually(lambda: operator.status("ticks")["lastRun"] > last_run, why="it goes on")
+
+
+async def test_a_database_that_no_pool_uses_any_more_is_left_without_rows_and_connections(
+    operator: Operator, connection: asyncpg.Connection
+) -> None:
+    operator.pool("one")
+    operator.pool("two")
+    operator.task("a", pool="one")
+    operator.task("b", pool="two")
+    await operator.until_ready("a")
+    await operator.until_ready("b")
+    operator.remove(POOL, "one")
+    await operator.until_ready("a", "UnknownPool")
+    assert [row["id"] for row in await connection.fetch(OURS.format("id"))] == [f"{SPACE}/b"]
+    assert len(operator.controller.databases.opened()) == 1
+
+    operator.remove(POOL, "two")
+    await operator.until_ready("b", "UnknownPool")
+    await eventually(lambda: not operator.controller.databases.opened(), why="it is closed")
+    assert await connection.fetch(OURS.format("id")) == []
+    assert "nextRun" not in operator.status("b")
+
+    async def nobody_is_there() -> bool:
+        return bool(
+            await connection.fetchval("""
+                SELECT count(*) = 0 FROM pg_stat_activity
+                WHERE datname = current_database() AND starts_with(application_name, 'joex operator')
+            """)
+        )
+
+    await eventually(nobody_is_there, why="its connections are closed")
+
+
+async def test_the_row_of_a_pool_that_can_not_be_worked_with_stays_as_it_is(
+    operator: Operator, connection: asyncpg.Connection
+) -> None:
+    operator.pool()
+    operator.task("nightly", "03:00")
+    await operator.until_ready("nightly")
+    operator.pool(poolSize=0)
+    await operator.until_ready("nightly", "InvalidPool")
+    assert "nextRun" in operator.status("nightly"), "it is due all the same"
+    assert await connection.fetchval(OURS.format("enabled"))
+    operator.pool()
+    await operator.until_ready("nightly")
+
+
+async def test_a_task_that_is_gone_goes_from_the_database(operator: Operator, connection: asyncpg.Connection) -> None:
+    operator.pool()
+    operator.task("goes")
+    operator.task("stays", "03:00")
+    await operator.until_ready("goes")
+    await operator.until_ready("stays")
+    operator.remove(PERIODIC, "goes")
+
+    async def has_gone() -> bool:
+        return [row["id"] for row in await connection.fetch(OURS.format("id"))] == [f"{SPACE}/stays"]
+
+    await eventually(has_gone)
+
+
+async def test_a_status_that_can_not_be_stored_keeps_no_other_from_being_told(operator: Operator) -> None:
+    operator.fleet.refuses.add("a")
+    operator.pool()
+    operator.task("a")
+    operator.task("b")
+    await operator.until_ready("b")
+    assert operator.ready("a") is None
+    operator.fleet.refuses.clear()
+    await operator.until_ready("a")
+
+
+async def test_nothing_is_said_twice(operator: Operator) -> None:
+    operator.pool()
+    operator.task("wrong", "whenever")
+    operator.task("ticks")
+    await eventually(lambda: operator.status("ticks").get("lastOutcome") == "overlapping")
+    assert [said for said in operator.output.events if said[0].startswith(PERIODIC)] == [
+        ("PeriodicTask wrong", "InvalidTimer")
+    ]
