@@ -382,7 +382,7 @@ class TypedJobs:
         """
         if state is not None and state not in _STATES.values():
             raise InvalidJob(f"state: expected pending, running or finished; got {state!r}")
-        if not isinstance(most, int) or not 1 <= most <= _MOST_LISTED:
+        if not 1 <= most <= _MOST_LISTED:
             raise InvalidJob(f"most: expected 1 to {_MOST_LISTED}; got {most!r}")
         states = None if state is None else [ours for ours, theirs in _STATES.items() if theirs == state]
         start = None if after is _NO_LIMIT else _pack("after", after)
@@ -457,7 +457,7 @@ def to_text(value: Any) -> str:
 
 
 def _checked(
-    opts: Mapping[str, Any], *, may_cancel: bool = False, progress: float | None = None, message: str | None = None
+    opts: Mapping[str, Any], *, may_cancel: bool = False, progress: Any = None, message: str | None = None
 ) -> Report:
     """What these options say.
 
@@ -474,7 +474,7 @@ def _checked(
             raise InvalidJob(f"{flag}: expected true or false; got {opts[flag]!r}")
     if opts.get("cancel") and not may_cancel:
         raise InvalidJob("cancel: a run can't cancel its own job; finish it, or call cancel()")
-    if progress is not None and not (isinstance(progress, int | float) and 0 <= progress <= 100):  # noqa: PLR2004 - a percentage
+    if progress is not None and not 0 <= progress <= 100:  # noqa: PLR2004 - a percentage
         raise InvalidJob(f"progress: expected 0 to 100; got {progress!r}")
     _check_texts(message=message)
     free = {name: value for name, value in opts.items() if name not in _KNOWN}

@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from joex import InvalidJob, NewJob, Priority
+from joex import Client, InvalidJob, NewJob, Priority
+from tests.support.proxy import At, Proxy
 
 
 async def count(connection):
@@ -204,6 +205,17 @@ async def test_not_a_number_and_infinity_travel_as_text_because_json_has_none(cl
     assert job.args == {"x": "NaN", "y": "Infinity"}
 
 
+async def test_arguments_that_could_not_be_read_again_are_refused(client, connection):
+    deep: list[Any] = []
+    for _ in range(230):
+        deep = [deep]
+    with pytest.raises(InvalidJob, match=r"^args: can't be stored as JSON that is read again"):
+        await client.submit("a", {"deep": deep})
+    assert await count(connection) == 0
+    flat = {"flat": [[] for _ in range(500)]}
+    assert (await client.get(await client.submit("a", flat))).args == flat
+
+
 async def test_a_backslash_and_a_u_are_not_taken_for_a_nul_character(client):
     args = {"path": "C:\\u0000", "more": "\\\\u0000", "quote": '"\\"'}
     assert (await client.get(await client.submit("a", args))).args == args
@@ -377,3 +389,13 @@ async def test_a_transaction_with_an_old_snapshot_notifies_in_any_case(bench, he
     async with bench.connection.transaction(isolation="repeatable_read"):
         await bench.submit()
     assert await heard() == [{"queue": "default", "executors": []}]
+
+
+async def test_what_was_submitted_is_not_taken_back_by_the_loss_of_its_connection(postgres, database_name, connection):
+    """The connection is lost when it has done its work, on its way back into the pool."""
+    async with Proxy(postgres.port) as proxy, Client(postgres.tcp_url(database_name, port=proxy.port)) as client:
+        trap = proxy.trap("pg_advisory_unlock_all", At.CUT)
+        job_id = await client.submit("a")
+        assert trap.sprung.is_set()
+        assert await connection.fetchval("SELECT id FROM joex.job") == job_id
+        assert await client.submit("a") is not None

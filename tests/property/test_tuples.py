@@ -31,6 +31,14 @@ leaves = (
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4).map(tuple), max_leaves=8)
 
 
+def nested(depth):
+    """So many tuples within each other."""
+    value = ()
+    for _ in range(depth - 1):
+        value = (value,)
+    return value
+
+
 def same(one, other):
     """Equal, and of the same type all the way down: 1, 1.0 and True are three values here, and so are 0.0 and -0.0."""
     if isinstance(one, tuple):
@@ -103,6 +111,7 @@ def test_a_uuid_in_json_is_an_object():
         (2**3000, "id: not a value that FoundationDB's tuple layer orders"),
         ("\ud800", "id: not a value that FoundationDB's tuple layer orders"),
         ("x" * 1000, "id: at most 1000 bytes when packed; got 1002"),
+        (nested(101), "id: not a value that FoundationDB's tuple layer orders: at most 100 tuples within each other"),
         (object(), "id: not a value that FoundationDB's tuple layer orders"),
     ],
 )

@@ -40,7 +40,7 @@ class ExecutorProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log if output is None else output,
             stderr=subprocess.STDOUT,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
         )
         self.pid = self._process.pid
 
@@ -171,6 +171,6 @@ class ExecutorProcesses:
         return int(await eventually(found, why=f"{process.app_id} is registered"))
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the new process: be killed when the tests are, so that none stays behind."""
     _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _TRY_AGAIN_IN = 0.5
+_CLOSE_WITHIN = 2.0
 
 
 @with_settings
@@ -118,9 +119,13 @@ def _address(listener: socket.socket) -> str:
 @asynccontextmanager
 async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
     pool = await create_pool(url, most=5, pooled=settings.poll_interval is not None, name="joex http")
+    client = Client(pool)
     try:
-        yield Client(pool)
+        yield client
     finally:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_WITHIN):
+                await client.close()
         pool.terminate()  # the calls under way have ended, and whatever has not must not keep the executor
 
 

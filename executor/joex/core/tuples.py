@@ -30,6 +30,7 @@ from fdb.tuple import unpack as _unpack
 
 LONGEST = 1000
 """Bytes of a packed id or priority."""
+_DEEPEST = 100  # so that every value has a form in JSON that is read again
 
 
 class Versionstamp(_Versionstamp):  # type: ignore[misc] # the library has no types
@@ -59,9 +60,11 @@ def pack(field: str, value: Any) -> bytes:
     return packed
 
 
-def _packable(value: Any) -> Any:
+def _packable(value: Any, depth: int = 0) -> Any:
     if isinstance(value, tuple | list):
-        return tuple(_packable(part) for part in value)
+        if depth == _DEEPEST:
+            raise ValueError(f"at most {_DEEPEST} tuples within each other")
+        return tuple(_packable(part, depth + 1) for part in value)
     return Versionstamp(value.tr_version, value.user_version) if isinstance(value, _Versionstamp) else value
 
 

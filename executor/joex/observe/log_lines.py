@@ -32,7 +32,7 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Woken: ("debug", "woken"),
     events.PeriodicNotRegistered: (
         "warning",
-        "a periodic task of the app is not registered, for somebody else owns the row of this id: joex periodic show ID",
+        "a periodic task of the app is not registered: somebody else owns the row of this id (joex periodic show ID)",
     ),
     events.Repeated: ("info", "a periodic task was due"),
     events.LogLinesDropped: ("warning", "log lines of jobs are dropped"),

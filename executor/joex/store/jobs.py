@@ -32,6 +32,7 @@ _BRING_FORWARD = statement("""
     UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at > clock_timestamp() AND queue = ANY ($1::text[])
 """)
 _DELETE_FINISHED = statement("SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)")
+_SURELY_SHALLOW = 100
 COLUMNS = """
     id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
     failures, losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at,
@@ -108,6 +109,12 @@ def json_text(field: str, value: Any) -> str:
         raise InvalidJob(f"{field}: can't be stored as JSON: {error}") from error
     if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
         raise InvalidJob(f"{field}: must not contain a NUL character (PostgreSQL can't store it)")
+    if text.count("[") + text.count("{") > _SURELY_SHALLOW:
+        # What writes JSON goes deeper than what reads it, and a job that is stored must be read again.
+        try:
+            from_json(text)
+        except ValueError as error:
+            raise InvalidJob(f"{field}: can't be stored as JSON that is read again: {error}") from error
     return text
 
 

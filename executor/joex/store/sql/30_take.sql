@@ -15,9 +15,11 @@
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker.
 CREATE OR REPLACE FUNCTION joex.promote(p_queue text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();     -- an index is not searched for what may change from row to row
 BEGIN
     UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
-    FROM (SELECT id FROM joex.job WHERE queue = p_queue AND due_at IS NOT NULL AND due_at <= clock_timestamp()
+    FROM (SELECT id FROM joex.job WHERE queue = p_queue AND due_at IS NOT NULL AND due_at <= v_now
           ORDER BY due_at LIMIT 500 FOR UPDATE SKIP LOCKED) due
     WHERE j.id = due.id;
 END $$;

@@ -248,6 +248,7 @@ SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_batch record;
+    v_now timestamptz := clock_timestamp();
 BEGIN
     FOR v_batch IN
         WITH RECURSIVE timed AS (       -- the queues in which runs have a timeout: a probe of the index for each
@@ -260,7 +261,7 @@ BEGIN
         SELECT o.app_id, o.executor_id = 0 AS by_worker, array_agg(o.id) AS ids FROM (
             SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues)) q(name) CROSS JOIN LATERAL (
                 SELECT j.id, j.app_id, j.executor_id FROM joex.job j
-                WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= clock_timestamp()
+                WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= v_now
                 ORDER BY j.overdue_at LIMIT 500 FOR UPDATE SKIP LOCKED) found
             LIMIT 500) o
         GROUP BY 1, 2 LOOP

@@ -172,6 +172,7 @@ LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_g
 #variable_conflict use_column
 DECLARE
     v_queues text[];
+    v_now timestamptz := clock_timestamp();
 BEGIN
     UPDATE joex.executor e SET heartbeat_at = clock_timestamp() WHERE e.id = p_id AND e.left_at IS NULL
     RETURNING e.draining, e.queues INTO draining, v_queues;
@@ -179,7 +180,7 @@ BEGIN
     work := EXISTS (SELECT FROM unnest(v_queues) q(name) WHERE
         EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.lane IS NOT NULL)
         OR EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
-                   AND j.due_at <= clock_timestamp()));
+                   AND j.due_at <= v_now));
     SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)

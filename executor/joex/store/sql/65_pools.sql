@@ -60,11 +60,12 @@ CREATE OR REPLACE FUNCTION joex.promote_due(p_queues text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_queue text;
+    v_now timestamptz := clock_timestamp();
 BEGIN
     FOREACH v_queue IN ARRAY p_queues LOOP
         FOR batch IN 1..10 LOOP
             PERFORM joex.promote(v_queue);
-            EXIT WHEN NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue AND j.due_at <= clock_timestamp());
+            EXIT WHEN NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue AND j.due_at <= v_now);
         END LOOP;
     END LOOP;
     PERFORM joex.recover_overdue(NULL, p_queues);

@@ -5,13 +5,9 @@
 -- of the server: a row is fired only as it was read (its revision and its nextrun), so that of many who say the same
 -- one is right; and nobody who dies, hangs or loses the network can leave a mark behind, or keep others waiting.
 
--- What owners change: the schedule is worked out anew, and whoever schedules is told.
+-- What owners change: the schedule is worked out anew,
 CREATE OR REPLACE FUNCTION joex.periodic_task_changes() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF TG_OP = 'DELETE' THEN
-        PERFORM pg_notify('joex_periodic', OLD.id);
-        RETURN OLD;
-    END IF;
     NEW.changed_at := clock_timestamp();
     NEW.revision := NEW.revision + 1;
     NEW.error := NULL;
@@ -20,12 +16,21 @@ BEGIN
        OR OLD.error IS NOT NULL THEN
         NEW.nextrun := '-infinity';
     END IF;
-    PERFORM pg_notify('joex_periodic', NEW.id);
     RETURN NEW;
 END $$;
-CREATE OR REPLACE TRIGGER changes BEFORE INSERT OR DELETE OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
+CREATE OR REPLACE TRIGGER changes BEFORE INSERT OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
     priority, queue, timer, zone, starting_deadline ON joex.periodic_task
 FOR EACH ROW EXECUTE FUNCTION joex.periodic_task_changes();
+
+-- and whoever schedules is told. (Not before: an insert that finds the row there, and leaves it as it is, would tell too.)
+CREATE OR REPLACE FUNCTION joex.periodic_task_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
+    priority, queue, timer, zone, starting_deadline ON joex.periodic_task
+FOR EACH ROW EXECUTE FUNCTION joex.periodic_task_changed();
 
 -- Set a periodic task of an owner. enabled null: as it is (true for a new one). Answers set, same (nothing has changed), or
 -- not_yours: somebody else owns it, and it is left alone.

@@ -1,0 +1,50 @@
+"""Executors that deliver parcels beside workers that are no executors (examples/workers), and what all of them note.
+
+A run is a row of ``delivery``: when it began, and when it ended. Both are written only by who has the job at this
+moment: in the transaction of an update, or of the end of the run. So a job that two runs had at a time shows as two
+rows that overlap, however late and slow a worker was.
+"""
+
+import asyncio
+
+import joex
+
+TABLE = """
+    CREATE TABLE delivery (
+        run uuid PRIMARY KEY, job uuid NOT NULL, worker text NOT NULL, began timestamptz NOT NULL, ended timestamptz
+    )
+"""
+OVERLAPPING = """
+    SELECT a.job, a.run, a.worker, a.began, a.ended, b.run AS other, b.worker AS by, b.began AS other_began
+    FROM delivery a JOIN delivery b ON b.job = a.job AND b.run <> a.run
+    WHERE b.began >= a.began AND b.began < coalesce(a.ended, a.began)
+"""
+EXECUTOR = "executor"
+
+# What a shell runs for each job, with $PSQL; it is told the end of its run by worker.sh.
+COMMAND = """
+fenced() { "$PSQL" "$DATABASE" -qc "$1 AND joex.update('$JOEX_JOB', '$JOEX_LOCK_ID') = 'ok'"; }
+seconds=$(sed -n 's/.*"seconds":\\([0-9.]*\\).*/\\1/p')
+fenced "INSERT INTO delivery SELECT '$JOEX_LOCK_ID', '$JOEX_JOB', '$JOEX_WORKER', clock_timestamp() WHERE true"
+sleep "$seconds"
+fenced "UPDATE delivery SET ended = clock_timestamp() WHERE run = '$JOEX_LOCK_ID'"
+echo "delivered"
+"""
+
+app = joex.App()
+
+
+@app.task("deliver")
+async def deliver(ctx: joex.Context, parcel: int, seconds: float) -> None:
+    async with ctx.connection() as connection:
+        await connection.execute(
+            """
+            INSERT INTO delivery SELECT $1, $2, $3, clock_timestamp() WHERE joex.update($2, $1) = 'ok'
+            """,
+            ctx.lock_id,
+            ctx.job_id,
+            EXECUTOR,
+        )
+    await asyncio.sleep(seconds)
+    async with ctx.transaction() as connection:
+        await connection.execute("UPDATE delivery SET ended = clock_timestamp() WHERE run = $1", ctx.lock_id)
