@@ -240,8 +240,15 @@ class App:
 
     @property
     def periodic_tasks(self) -> list[NewPeriodicTask]:
-        """Its periodic tasks. Their ids begin with its name."""
-        return [replace(one, id=f"{self.name or 'app'}/{one.id}") for one in self._periodic.values()]
+        """Its periodic tasks. Their ids begin with its name.
+
+        Raises:
+            ConfigError: with its name an id is too long.
+        """
+        try:
+            return [replace(one, id=f"{self.name or 'app'}/{one.id}") for one in self._periodic.values()]
+        except ValueError as error:
+            raise ConfigError(f"app {self.name!r}: periodic tasks: {error}") from error
 
     def add(self, task: Task[..., Any]) -> None:
         """Add a task made elsewhere.

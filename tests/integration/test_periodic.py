@@ -1,0 +1,808 @@
+"""Periodic tasks: each time once, by whoever comes first; and nothing stands in the way of the others."""
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import asyncpg
+import pytest
+
+from joex import App, repeating
+from joex.config import Settings
+from joex.core.events import PeriodicNotRegistered, Repeated
+from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask, decide
+from joex.core.timers import Timer
+from joex.repeating import Repeater
+from joex.runtime.housekeeping import RETENTION, register_periodic_tasks
+from joex.store import periodic
+from tests.support.processes_inside import executor_inside
+from tests.support.waiting import EventLog, eventually
+
+YEARLY, MONTHLY, EVERY_SECOND = "yearly", "monthly", "*:*:*"
+LONG_AGO = "2020-01-01"  # a timer without a future
+RAISE = """
+    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE 'not this one' USING ERRCODE = '{}'; END $$;
+    CREATE TRIGGER refuse BEFORE INSERT ON joex.job FOR EACH ROW WHEN (NEW.task = 'bad') EXECUTE FUNCTION refuse();
+"""
+
+
+class Tasks:
+    """Periodic tasks, driven by hand through a connection."""
+
+    def __init__(self, connection):
+        self.connection = connection
+
+    async def put(self, *ids, timer=YEARLY, task="a", owner=USER, **more):
+        """Set tasks; the last answer."""
+        new = [NewPeriodicTask(task_id, task, timer, **more) for task_id in ids]
+        return [await periodic.put(self.connection, one, owner) for one in new][-1]
+
+    async def due(self, *ids, ago=timedelta(milliseconds=1)):
+        """Let the next time of tasks have come, as long ago as this; returns it."""
+        return await self.connection.fetchval(
+            "UPDATE joex.periodic_task SET nextrun = clock_timestamp() - $2::interval "
+            "WHERE id = ANY ($1) RETURNING nextrun",
+            ids,
+            ago,
+        )
+
+    async def put_due(self, *ids, **more):
+        """Set tasks that are due."""
+        await self.put(*ids, **more)
+        return await self.due(*ids)
+
+    async def change(self, task_id, what):
+        """Change a row in raw SQL."""
+        await self.connection.execute(f"UPDATE joex.periodic_task SET {what} WHERE id = $1", task_id)  # noqa: S608
+
+    async def read(self, **which):
+        """What is due, with the decisions about it."""
+        return [(one, decide(one.schedule, one.now)) for one in await periodic.due(self.connection, 200, **which)]
+
+    async def fire(self, decided, worker="me"):
+        """What has become of decisions, by id."""
+        return {one.id: one.outcome for one in await periodic.fire(self.connection, worker, decided)}
+
+    async def decide(self, worker="me"):
+        """Decide what is due; the outcomes, by id."""
+        return await self.fire(await self.read(), worker)
+
+    async def get(self, task_id="a"):
+        """A task as it is stored."""
+        [one] = await periodic.list_tasks(self.connection, [task_id])
+        return one
+
+    async def jobs(self, task_id=None):
+        """How many jobs have been made of a task, or of all."""
+        return await self.connection.fetchval(
+            "SELECT count(*) FROM joex.job WHERE $1::text IS NULL OR tracker = 'periodic ' || $1", task_id
+        )
+
+    async def now(self):
+        return await self.connection.fetchval("SELECT clock_timestamp()")
+
+
+@pytest.fixture
+def tasks(connection):
+    return Tasks(connection)
+
+
+@pytest.fixture
+def repeater(pool, monkeypatch):
+    """A block with a repeater at work, which is not woken by the end of its longest sleep; it gives its events."""
+    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+
+    @asynccontextmanager
+    async def at_work(**more):
+        log = EventLog()
+        work = asyncio.create_task(Repeater(pool, "repeater", log, **more).run())
+        try:
+            yield log
+            assert not work.done()
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+    return at_work
+
+
+# A time is decided once.
+
+
+async def test_a_task_gets_its_next_time_and_makes_its_job_when_that_has_come(tasks, bench):
+    wanted = {"args": {"x": 1}, "group": "acme", "queue": "mail", "subject": "the report", "submitter": "ann"}
+    assert await tasks.put("a", **wanted) == "set"
+    assert await tasks.decide() == {"a": "set"}
+    new = await tasks.get()
+    assert (new.nextrun, new.last_run, new.last_job) == (
+        Timer.parse(YEARLY).next(await tasks.now(), ZoneInfo("UTC")),
+        None,
+        None,
+    )
+    assert await tasks.decide() == {}
+    time = await tasks.due("a")
+    assert await tasks.decide("ann's laptop") == {"a": "submitted"}
+    task = await tasks.get()
+    assert (task.last_run, task.last_outcome, task.last_job_state) == (time, "submitted", "waiting")
+    assert task.nextrun == new.nextrun
+    assert task.worker == "ann's laptop"
+    assert time < task.marked <= await tasks.now()
+    job = await bench.job(task.last_job)
+    assert {name: getattr(job, name) for name in wanted} == wanted
+    assert (job.task, job.priority) == ("a", "low")
+
+
+async def test_a_job_without_a_subject_has_the_id_of_its_task(tasks, bench):
+    await tasks.put_due("nightly", priority="high")
+    await tasks.decide()
+    job = await bench.job((await tasks.get("nightly")).last_job)
+    assert (job.subject, job.priority) == ("nightly", "high")
+
+
+async def test_of_many_who_have_read_that_it_is_due_one_makes_the_job(tasks, another_connection):
+    others = [Tasks(await another_connection()) for _ in range(8)]
+    await tasks.put_due("a", "b")
+    read = [await one.read() for one in others]
+    assert [len(decided) for decided in read] == [2] * 8
+    answers = await asyncio.gather(*(one.fire(decided) for one, decided in zip(others, read, strict=True)))
+    # Some find that another call is under way, and are told nothing.
+    outcomes = [outcome for answer in answers for outcome in answer.values()]
+    assert outcomes.count("submitted") == 2
+    assert set(outcomes) <= {"submitted", "stale"}
+    assert await tasks.jobs() == 2
+
+
+async def test_who_has_read_it_before_another_one_decided_comes_too_late(tasks):
+    await tasks.put_due("a")
+    before = await tasks.read()
+    assert await tasks.decide() == {"a": "submitted"}
+    task = await tasks.get()
+    assert await tasks.fire(before, "late") == {"a": "stale"}
+    assert await tasks.get() == task
+
+
+async def test_the_earliest_comes_first(tasks):
+    for number, task_id in enumerate("cab"):
+        await tasks.put(task_id)
+        await tasks.due(task_id, ago=timedelta(hours=3 - number))
+    await tasks.put("new")
+    assert [one.id for one, _ in await tasks.read()] == ["new", "c", "a", "b"]
+
+
+async def test_it_is_told_how_long_it_is_until_the_next(tasks):
+    assert await periodic.next_in(tasks.connection) is None
+    await tasks.put("a", "b")
+    await tasks.due("a", ago=timedelta(hours=-1))
+    await tasks.due("b", ago=timedelta(hours=-2))
+    assert 3000 < (await periodic.next_in(tasks.connection) or 0) <= 3600
+    assert 6000 < (await periodic.next_in(tasks.connection, aside=["a"]) or 0) <= 7200
+    await tasks.due("b")
+    assert await periodic.next_in(tasks.connection) == 0
+
+
+async def test_an_operator_leaves_the_tasks_of_joex_itself_alone(tasks):
+    await tasks.put_due("a")
+    await tasks.put_due("b", owner=SYSTEM_OWNER)
+    assert [one.id for one, _ in await tasks.read(system=False)] == ["a"]
+    await periodic.remove(tasks.connection, "a", USER)
+    assert await periodic.next_in(tasks.connection, system=False) is None
+    assert await periodic.next_in(tasks.connection) == 0
+
+
+# Not while the job before is unfinished.
+
+
+async def test_while_the_job_before_is_unfinished_times_are_left_out(tasks, bench):
+    executor = await bench.executor()
+
+    async def is_left_out():
+        time = await tasks.due("a")
+        assert await tasks.decide() == {"a": "overlapping"}
+        task = await tasks.get()
+        assert (task.last_run, task.last_outcome, task.last_job) == (time, "overlapping", job_id)
+        assert task.nextrun > time
+
+    await tasks.put_due("a")
+    await tasks.decide()
+    job_id = (await tasks.get()).last_job
+    await is_left_out()  # it is waiting
+    taken = await bench.take_one(executor)
+    await is_left_out()  # scheduled
+    await bench.start(taken)
+    await is_left_out()  # running
+    await bench.finish(taken, "stuck", delay=3600.0, age=1.0)
+    assert await bench.state(job_id) == "stuck"
+    await is_left_out()
+    assert await tasks.jobs() == 1
+    await bench.connection.execute("SELECT joex.cancel($1)", job_id)
+    await tasks.due("a")
+    assert await tasks.decide() == {"a": "submitted"}
+    assert (await tasks.get()).last_job != job_id
+
+
+async def test_a_job_that_somebody_finishes_in_an_open_transaction_keeps_nobody_waiting(
+    tasks, bench, another_connection
+):
+    await tasks.put_due("a", "b")
+    assert await tasks.decide() == {"a": "submitted", "b": "submitted"}
+    await bench.connection.execute("SELECT joex.cancel($1)", (await tasks.get("b")).last_job)
+    job_id = (await tasks.get("a")).last_job
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT joex.cancel($1)", job_id)
+        await tasks.due("a", "b")
+        assert await asyncio.wait_for(tasks.decide(), 30) == {"a": "overlapping", "b": "submitted"}
+
+
+async def test_a_submission_that_has_to_wait_for_somebody_is_tried_again_and_the_others_go_on(
+    tasks, another_connection
+):
+    await tasks.put_due("a", "b")
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT joex.submit('a', tracker => 'periodic a')")
+        assert await asyncio.wait_for(tasks.decide(), 30) == {"a": "trouble", "b": "submitted"}
+        assert await tasks.decide() == {"a": "trouble"}
+    assert await tasks.decide() == {"a": "overlapping"}
+
+
+# What was missed.
+
+
+@pytest.mark.parametrize("deadline", [None, timedelta(days=3650)])
+async def test_of_all_times_that_were_missed_one_is_caught_up(tasks, deadline):
+    await tasks.put("a", timer=MONTHLY, starting_deadline=deadline)
+    time = await tasks.due("a", ago=timedelta(days=365))
+    assert await tasks.decide() == {"a": "submitted"}
+    task = await tasks.get()
+    assert task.last_run == time
+    assert task.nextrun > await tasks.now()
+    assert await tasks.decide() == {}
+    assert await tasks.jobs() == 1
+
+
+async def test_times_missed_by_more_than_the_deadline_are_left_out_and_the_first_other_is_caught_up(tasks):
+    deadline = timedelta(days=70)
+    await tasks.put("a", timer=MONTHLY, starting_deadline=deadline)
+    await tasks.due("a", ago=timedelta(days=365))
+    first = Timer.parse(MONTHLY).next(await tasks.now() - deadline, ZoneInfo("UTC"))
+    assert await tasks.decide() == {"a": "submitted"}
+    task = await tasks.get()
+    assert task.last_run == first
+    assert task.nextrun > await tasks.now()
+    assert await tasks.decide() == {}
+
+
+async def test_where_all_were_missed_by_more_than_the_deadline_none_is_caught_up(tasks):
+    await tasks.put("a", starting_deadline=timedelta(seconds=30))
+    time = await tasks.due("a", ago=timedelta(minutes=1))
+    assert await tasks.decide() == {"a": "late"}
+    task = await tasks.get()
+    assert (task.last_run, task.last_outcome, task.last_job) == (time, "late", None)
+    assert task.nextrun > await tasks.now()
+    await tasks.put("b", starting_deadline=timedelta(minutes=1))
+    await tasks.due("b")
+    assert await tasks.decide() == {"b": "submitted"}
+
+
+async def test_an_expression_without_a_future_never_fires(tasks):
+    await tasks.put("a", timer=LONG_AGO)
+    assert await tasks.decide() == {"a": "set"}
+    assert await tasks.decide() == {}
+    assert await periodic.next_in(tasks.connection) is None
+    task = await tasks.get()
+    assert (task.nextrun, task.error, task.enabled) == (None, None, True)
+    await tasks.put("a", timer=YEARLY)
+    assert await tasks.decide() == {"a": "set"}
+    assert (await tasks.get()).nextrun is not None
+
+
+async def test_the_last_time_of_an_expression_fires(tasks):
+    await tasks.put("a", timer=LONG_AGO)
+    await tasks.decide()
+    time = datetime(2020, 1, 1, tzinfo=UTC)
+    await tasks.connection.execute("UPDATE joex.periodic_task SET nextrun = $1 WHERE id = 'a'", time)
+    assert await tasks.decide() == {"a": "submitted"}
+    task = await tasks.get()
+    assert (task.last_run, task.nextrun) == (time, None)
+    assert await tasks.decide() == {}
+
+
+# Nobody stands in the way.
+
+
+async def test_a_row_that_is_changed_in_an_open_transaction_does_not_stop_the_others(tasks, another_connection):
+    await tasks.put_due("a", "b")
+    read = await tasks.read()
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("UPDATE joex.periodic_task SET args = '{\"x\": 1}' WHERE id = 'a'")
+        assert await asyncio.wait_for(tasks.fire(read), 30) == {"a": "stale", "b": "submitted"}
+        assert await tasks.decide() == {}
+    assert await tasks.decide() == {"a": "submitted"}
+
+
+async def test_hundreds_of_locked_rows_do_not_starve_the_next_one(tasks, another_connection, repeater):
+    locked = [f"a {number}" for number in range(500)]
+    await tasks.put_due(*locked)
+    await tasks.put("z")
+    await tasks.due("z", ago=timedelta(0))
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.periodic_task WHERE id = ANY ($1) FOR UPDATE", locked)
+        async with repeater() as log:
+            assert (await log.wait_for(Repeated)).id == "z"
+    async with repeater() as log:
+        await log.wait_for(Repeated, count=500)
+    assert await tasks.jobs() == 501
+
+
+async def test_the_marks_of_a_session_that_dies_are_gone_with_it(tasks, another_connection):
+    """It has decided, and not committed: nobody else decides anything, and nobody waits for it."""
+    await tasks.put_due("a", "b")
+    other = Tasks(await another_connection())
+    pid = await other.connection.fetchval("SELECT pg_backend_pid()")
+    await other.connection.execute("BEGIN")
+    read = await tasks.read()
+    assert await other.fire(read) == {"a": "submitted", "b": "submitted"}
+    assert await asyncio.wait_for(tasks.fire(read), 30) == {}
+    await tasks.connection.execute("SELECT pg_terminate_backend($1)", pid)
+
+    async def is_fired():
+        return await tasks.fire(read)
+
+    assert await eventually(is_fired) == {"a": "submitted", "b": "submitted"}
+    assert (await tasks.get()).worker == "me"
+    assert await tasks.jobs() == 2
+
+
+# Broken rows.
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("timer", "every day", "every day"),
+        ("zone", "Europe/Atlantis", "Europe/Atlantis"),
+        ("zone", "../etc", "time zone"),
+    ],
+)
+async def test_a_row_that_can_not_be_read_is_told_and_stops_no_other(tasks, column, value, said):
+    await tasks.put_due("a", "b")
+    await tasks.change("a", f"{column} = '{value}'")
+    assert await tasks.decide() == {"a": "refused", "b": "submitted"}
+    broken = await tasks.get()
+    assert said in broken.error
+    assert (broken.nextrun, broken.enabled) == (None, True)
+    assert await tasks.decide() == {}
+    await tasks.put("a")
+    assert (await tasks.get()).error is None
+    assert await tasks.decide() == {"a": "set"}
+
+
+async def test_a_row_with_which_the_database_refuses_a_job_is_told_and_stops_no_other(tasks):
+    await tasks.connection.execute(RAISE.format("23514"))
+    await tasks.put_due("a", task="bad")
+    await tasks.put_due("b")
+    assert await tasks.decide() == {"a": "refused", "b": "submitted"}
+    assert (await tasks.get()).error == "not this one"
+    assert await tasks.decide() == {}
+
+
+async def test_a_job_that_can_not_be_made_now_is_made_later_and_stops_no_other(tasks):
+    await tasks.connection.execute(RAISE.format("53000"))
+    time = await tasks.put_due("a", task="bad")
+    await tasks.put_due("b")
+    assert await tasks.decide() == {"a": "trouble", "b": "submitted"}
+    assert (await tasks.get()).error is None
+    assert await tasks.decide() == {"a": "trouble"}
+    await tasks.connection.execute("DROP TRIGGER refuse ON joex.job")
+    assert await tasks.decide() == {"a": "submitted"}
+    assert (await tasks.get()).last_run == time
+
+
+async def test_hundreds_of_rows_in_trouble_do_not_starve_the_next_one(tasks, repeater, monkeypatch):
+    await tasks.connection.execute(RAISE.format("53000"))
+    await tasks.put_due(*(f"a {number}" for number in range(300)), task="bad")
+    await tasks.put("z")
+    await tasks.due("z", ago=timedelta(0))
+    async with repeater() as log:
+        await log.wait_for(Repeated, lambda event: event.outcome == "submitted")
+    monkeypatch.setattr(repeating, "_ASIDE_FOR", 0.2)
+    async with repeater() as log:
+        await log.wait_for(Repeated, lambda event: event.outcome == "trouble", count=600)  # they are tried again
+        await tasks.connection.execute("DROP TRIGGER refuse ON joex.job")
+        await log.wait_for(Repeated, lambda event: event.outcome == "submitted", count=300)
+
+
+async def test_what_joex_could_not_read_is_not_let_into_a_row(tasks):
+    await tasks.put("a")
+    for column, value in [
+        ("starting_deadline", "178000000 years"),
+        ("starting_deadline", "-1 second"),
+        ("nextrun", "4000-01-01 BC"),
+        ("last_run", "infinity"),
+        ("args", "[]"),
+    ]:
+        with pytest.raises(asyncpg.CheckViolationError):
+            await tasks.change("a", f"{column} = '{value}'")
+    with pytest.raises(ValueError, match="starting_deadline: expected 0 to 1,000 years"):
+        NewPeriodicTask("a", "a", YEARLY, starting_deadline=timedelta(days=400_000))
+
+
+# Owners' changes, while it is due and not.
+
+
+async def test_what_is_changed_while_it_is_due_is_decided_as_it_is_now(tasks, bench):
+    time = await tasks.put_due("a")
+    read = await tasks.read()
+    await tasks.put("a", args={"x": 1})
+    assert await tasks.fire(read) == {"a": "stale"}
+    assert await tasks.decide() == {"a": "submitted"}  # other arguments do not move its time
+    task = await tasks.get()
+    assert (task.last_run, (await bench.job(task.last_job)).args) == (time, {"x": 1})
+
+
+@pytest.mark.parametrize("change", ["timer = 'monthly'", "zone = 'Europe/Zurich'", "enabled = false"])
+async def test_a_time_that_is_due_goes_with_the_timer_that_it_was_of(tasks, change):
+    await tasks.put_due("a")
+    read = await tasks.read()
+    await tasks.change("a", change)
+    assert await tasks.fire(read) == {"a": "stale"}
+    assert await tasks.decide() in ({"a": "set"}, {})
+    assert await tasks.jobs() == 0
+
+
+async def test_what_is_deleted_while_it_is_due_is_gone(tasks):
+    await tasks.put_due("a", "b")
+    read = await tasks.read()
+    assert await periodic.remove(tasks.connection, "a", USER) == "removed"
+    assert await tasks.fire(read) == {"a": "stale", "b": "submitted"}
+    assert await tasks.jobs() == 1
+
+
+async def test_a_task_that_is_made_anew_does_not_overlap_with_the_job_of_its_predecessor(tasks):
+    await tasks.put_due("a")
+    await tasks.decide()
+    await periodic.remove(tasks.connection, "a", USER)
+    await tasks.put_due("a")
+    assert await tasks.decide() == {"a": "overlapping"}
+
+
+async def test_a_change_waits_for_a_decision_that_is_under_way_and_comes_after_it(
+    tasks, another_connection, waiting_for_a_lock
+):
+    await tasks.put_due("a")
+    other = Tasks(await another_connection())
+    observer = await another_connection()
+    read = await tasks.read()
+    await other.connection.execute("BEGIN")
+    assert await other.fire(read) == {"a": "submitted"}
+    async with waiting_for_a_lock(observer, tasks.put("a", timer=MONTHLY)) as change:
+        await other.connection.execute("COMMIT")
+    assert change.result() == "set"
+    assert (await tasks.get()).last_outcome == "submitted"
+    assert await tasks.decide() == {"a": "set"}
+
+
+async def test_putting_the_same_again_changes_nothing(tasks):
+    wanted = {"args": {"x": [1, {"y": None}]}, "starting_deadline": timedelta(hours=1), "subject": "s"}
+    await tasks.put("a", **wanted)
+    await tasks.decide()
+    before = await tasks.connection.fetchrow("SELECT * FROM joex.periodic_task WHERE id = 'a'")
+    assert await tasks.put("a", **wanted) == "same"
+    assert await tasks.put("a", **wanted, enabled=True) == "same"
+    assert await tasks.connection.fetchrow("SELECT * FROM joex.periodic_task WHERE id = 'a'") == before
+
+
+async def test_a_task_stays_disabled_until_it_is_enabled(tasks):
+    await tasks.put("a", enabled=False)
+    assert await tasks.decide() == {}
+    assert await tasks.put("a", timer=MONTHLY) == "set"  # nothing is said of enabled
+    assert not (await tasks.get()).enabled
+    assert await tasks.put("a", timer=MONTHLY, enabled=True) == "set"
+    assert await tasks.decide() == {"a": "set"}
+    assert await periodic.enable(tasks.connection, "a", USER, enabled=False) == "set"
+    assert await periodic.enable(tasks.connection, "a", USER, enabled=False) == "same"
+    assert (await tasks.get()).nextrun is None
+    assert await tasks.decide() == {}
+
+
+async def test_nobody_changes_what_another_one_owns(tasks):
+    await tasks.put("a", owner="app:shop")
+    before = await tasks.get()
+    assert await tasks.put("a", timer=MONTHLY) == "not_yours"
+    assert await periodic.remove(tasks.connection, "a", USER) == "not_yours"
+    assert await periodic.enable(tasks.connection, "a", USER, enabled=False) == "not_yours"
+    assert await periodic.keep(tasks.connection, USER, []) == []
+    assert await tasks.get() == before
+    assert await periodic.enable(tasks.connection, "a", USER, enabled=False, any_owner=True) == "set"
+    assert await periodic.remove(tasks.connection, "a", USER, any_owner=True) == "removed"
+    assert await periodic.remove(tasks.connection, "a", USER) == "not_found"
+    assert await periodic.enable(tasks.connection, "a", USER, enabled=True) == "not_found"
+
+
+async def test_an_owner_keeps_some_of_its_tasks(tasks):
+    await tasks.put("a", "b", "c", owner="app:shop")
+    await tasks.put("d")
+    assert sorted(await periodic.keep(tasks.connection, "app:shop", ["b", "unknown"])) == ["a", "c"]
+    assert [one.id for one in await periodic.list_tasks(tasks.connection)] == ["b", "d", RETENTION]
+
+
+async def test_many_put_one_task_at_once(tasks, another_connection):
+    others = [Tasks(await another_connection()) for _ in range(6)]
+    answers = await asyncio.gather(*(one.put("a", owner=f"app:{number % 2}") for number, one in enumerate(others)))
+    owner = int((await tasks.get()).owner.removeprefix("app:"))
+    assert [answers[number] for number in range(6) if number % 2 != owner] == ["not_yours"] * 3
+    assert sorted(answers[number] for number in range(6) if number % 2 == owner) == ["same", "same", "set"]
+
+
+# Now.
+
+
+async def test_run_now_makes_a_job_and_moves_no_time(tasks, bench):
+    await tasks.put("a", enabled=False)
+    answer, job_id = await periodic.run_now(tasks.connection, "a")
+    assert (answer, (await bench.job(job_id)).task) == ("submitted", "a")
+    assert await periodic.run_now(tasks.connection, "a") == ("overlapping", None)
+    task = await tasks.get()
+    assert (task.last_job, task.last_run, task.last_outcome, task.nextrun) == (job_id, None, None, None)
+    assert await periodic.run_now(tasks.connection, "b") == ("not_found", None)
+    await bench.connection.execute("SELECT joex.cancel($1)", job_id)
+    assert (await periodic.run_now(tasks.connection, "a"))[0] == "submitted"
+
+
+async def test_a_job_that_was_made_by_hand_does_not_overlap_with_the_next(tasks):
+    await tasks.put_due("a")
+    await periodic.run_now(tasks.connection, "a")
+    assert await tasks.decide() == {"a": "overlapping"}
+    assert await tasks.jobs() == 1
+
+
+async def test_of_many_who_want_it_now_one_makes_the_job(tasks, another_connection):
+    others = [await another_connection() for _ in range(6)]
+    await tasks.put_due("a")
+    read = await tasks.read()
+    *answers, _ = await asyncio.gather(*(periodic.run_now(one, "a") for one in others), tasks.fire(read))
+    assert [answer for answer, _ in answers].count("submitted") <= 1
+    assert await tasks.jobs() == 1
+
+
+async def test_a_run_now_that_has_not_committed_stops_no_other_task(tasks, another_connection):
+    await tasks.put_due("a", "b")
+    other = await another_connection()
+    async with other.transaction():
+        await periodic.run_now(other, "a")
+        assert await asyncio.wait_for(tasks.decide(), 30) == {"b": "submitted"}
+    assert await tasks.decide() == {"a": "overlapping"}
+
+
+# The clock.
+
+
+async def test_a_task_that_is_enabled_again_does_not_fire_a_time_again(tasks):
+    """That was decided by a clock that was fast."""
+    await tasks.put("a", timer=MONTHLY)
+    last = await tasks.connection.fetchval(
+        "UPDATE joex.periodic_task SET last_run = date_trunc('month', now() + interval '100 days') WHERE id = 'a' "
+        "RETURNING last_run"
+    )
+    for enabled in (False, True):
+        await periodic.enable(tasks.connection, "a", USER, enabled=enabled)
+    assert await tasks.decide() == {"a": "set"}
+    assert (await tasks.get()).nextrun == Timer.parse(MONTHLY).next(last, ZoneInfo("UTC")) > last
+
+
+async def test_a_time_that_was_decided_is_not_decided_again_whatever_is_in_the_row(tasks):
+    time = await tasks.put_due("a")
+    await tasks.decide()
+    await tasks.connection.execute("UPDATE joex.periodic_task SET nextrun = $1 WHERE id = 'a'", time)
+    assert await tasks.decide() == {"a": "late"}
+    await tasks.due("a", ago=timedelta(hours=1))
+    assert await tasks.decide() == {"a": "late"}
+    assert (await tasks.get()).last_run == time
+    assert await tasks.jobs() == 1
+
+
+async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked_out_anew(tasks, repeater):
+    """Decided by a clock that was ten years fast, as nobody's next times are."""
+    await tasks.put("a", "b", timer=MONTHLY)
+    await tasks.decide()
+    right = await tasks.get()
+    await tasks.connection.execute(
+        "UPDATE joex.periodic_task SET nextrun = nextrun + interval '10 years', marked = marked + interval '10 years' "
+        "WHERE id = 'a'"
+    )
+
+    async def is_mended():
+        task = await tasks.get()
+        return task if task.nextrun is not None and task.marked < await tasks.now() else None
+
+    async with repeater():
+        task = await eventually(is_mended)
+    assert task.nextrun == right.nextrun
+    assert await tasks.jobs() == 0
+
+
+# Sleeping and waking.
+
+
+@pytest.mark.parametrize(
+    ("statement", "heard"),
+    [
+        ("INSERT INTO joex.periodic_task (id, task, timer) VALUES ('b', 'a', 'daily')", ["b"]),
+        ("UPDATE joex.periodic_task SET timer = 'daily' WHERE id = 'a'", ["a"]),
+        ("UPDATE joex.periodic_task SET enabled = false WHERE id = 'a'", ["a"]),
+        ("DELETE FROM joex.periodic_task WHERE id = 'a'", ["a"]),
+        ("SELECT joex.put_periodic_task('a', 'a', 'monthly')", ["a"]),
+        ("SELECT joex.put_periodic_task('a', 'a', 'yearly')", []),
+        ("SELECT joex.put_periodic_task('a', 'a', 'monthly', owner => 'another')", []),
+        ("UPDATE joex.periodic_task SET nextrun = now(), worker = 'me', last_job = NULL WHERE id = 'a'", []),
+    ],
+)
+async def test_changes_of_owners_are_told_also_in_raw_sql_and_what_changes_nothing_is_not(
+    tasks, another_connection, statement, heard
+):
+    await tasks.put("a")
+    told = []
+    listener = await another_connection()
+    await listener.add_listener(periodic.CHANNEL, lambda *heard: told.append(heard[3]))
+    await tasks.connection.execute(statement)
+    await tasks.connection.execute("SELECT pg_notify($1, 'the end')", periodic.CHANNEL)
+    await eventually(lambda: "the end" in told)
+    assert told == [*heard, "the end"]
+
+
+async def test_a_repeater_sleeps_until_the_next_time(tasks, repeater):
+    await tasks.put("a")
+    await tasks.decide()
+    await tasks.connection.execute(
+        "UPDATE joex.periodic_task SET nextrun = clock_timestamp() + interval '0.3 seconds' WHERE id = 'a'"
+    )
+    async with repeater() as log:
+        fired = await log.wait_for(Repeated)
+    assert (fired.id, fired.outcome, fired.job) == ("a", "submitted", (await tasks.get()).last_job)
+    assert (await tasks.get()).worker == "repeater"
+
+
+@pytest.mark.parametrize("change", ["insert", "update", "enable"])
+async def test_a_change_in_raw_sql_wakes_an_executor(tasks, database_url, monkeypatch, change):
+    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    if change != "insert":
+        await tasks.put("a", timer=YEARLY if change == "update" else EVERY_SECOND, enabled=change == "update")
+    async with executor_inside(App(), database_url) as inside:
+        await eventually(lambda: _hears(tasks.connection))
+        if change == "insert":
+            await tasks.connection.execute(
+                "INSERT INTO joex.periodic_task (id, task, timer) VALUES ('a', 'a', $1)", EVERY_SECOND
+            )
+        else:
+            await tasks.change("a", "enabled = true" if change == "enable" else f"timer = '{EVERY_SECOND}'")
+        assert (await inside.log.wait_for(Repeated)).id == "a"
+
+
+async def test_what_has_changed_while_nobody_could_hear_it_is_found_when_somebody_listens_again(
+    tasks, database_url, monkeypatch
+):
+    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    async with executor_inside(App(), database_url) as inside:
+        pid = await eventually(lambda: _hears(tasks.connection))
+        await tasks.connection.execute(
+            "SELECT pg_terminate_backend($1, 10000); "
+            "INSERT INTO joex.periodic_task (id, task, timer) VALUES ('a', 'a', '*:*:*')".replace("$1", str(pid))
+        )
+        assert (await inside.log.wait_for(Repeated)).id == "a"
+
+
+async def test_an_executor_that_polls_makes_the_jobs_of_what_has_changed(tasks, database_url, monkeypatch):
+    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    async with executor_inside(App(), database_url, poll_interval=timedelta(milliseconds=50)) as inside:
+        await eventually(lambda: _is_registered(tasks.connection))
+        await tasks.put("a", timer=EVERY_SECOND)
+        assert (await inside.log.wait_for(Repeated)).id == "a"
+
+
+async def test_repeaters_of_whatever_number_make_each_job_once(tasks, repeater):
+    await tasks.put_due(*(f"a {number}" for number in range(700)))
+    async with repeater() as one, repeater() as two, repeater() as three:
+
+        def submitted():
+            return [event.id for log in (one, two, three) for event in log.of(Repeated)]
+
+        await eventually(lambda: len(submitted()) >= 700)
+    assert len(set(submitted())) == len(submitted()) == 700
+    assert await tasks.jobs() == 700
+
+
+# Those of an app, and Joex's own.
+
+
+async def test_the_periodic_tasks_of_an_app_run_in_its_executor(tasks, database_url):
+    app, ran = App("shop"), asyncio.Event()
+
+    @app.periodic(EVERY_SECOND, args={"x": 1})
+    @app.task("tidy")
+    async def tidy(ctx, x: int):
+        ran.set()
+
+    async with executor_inside(app, database_url):
+        await asyncio.wait_for(ran.wait(), 30)
+    task = await tasks.get("shop/tidy")
+    assert (task.owner, task.args, task.last_outcome) == ("app:shop", {"x": 1}, "submitted")
+
+
+async def test_an_app_that_has_fewer_tasks_than_before_removes_the_others_and_those_of_no_other_app(tasks):
+    before, other = App("shop"), App("bank")
+    for app in (before, other):
+        for name in ("a", "b"):
+            app.periodic(YEARLY)(app.task(name)(_nothing))
+    after = App("shop")
+    after.periodic(MONTHLY)(after.task("b")(_nothing))
+    for app in (before, other, after):
+        assert await register_periodic_tasks(tasks.connection, app, Settings()) == []
+    assert [(one.id, one.timer) for one in await periodic.list_tasks(tasks.connection) if one.id != RETENTION] == [
+        ("bank/a", YEARLY), ("bank/b", YEARLY), ("shop/b", MONTHLY),
+    ]  # fmt: skip
+
+
+async def test_executors_that_start_at_the_same_time_do_not_stand_in_each_others_way(tasks, another_connection):
+    """Of two versions of an app, which have other tasks, and the same ones in another order."""
+    apps = App("shop"), App("shop")
+    for app, names in zip(apps, ("abcd", "edcb"), strict=True):
+        for name in names:
+            app.periodic(YEARLY)(app.task(name)(_nothing))
+    connections = [await another_connection() for _ in range(6)]
+    for _ in range(5):
+        await asyncio.gather(
+            *(register_periodic_tasks(one, apps[number % 2], Settings()) for number, one in enumerate(connections))
+        )
+        left = {one.id.removeprefix("shop/") for one in await periodic.list_tasks(tasks.connection, owner="app:shop")}
+        assert left in (set("abcd"), set("bcde"))
+
+
+async def test_a_task_whose_id_somebody_else_has_is_told(tasks, database_url):
+    await tasks.put("shop/a")
+    await tasks.connection.execute("UPDATE joex.periodic_task SET owner = 'user' WHERE id = $1", RETENTION)
+    app = App("shop")
+    app.periodic(YEARLY)(app.task("a")(_nothing))
+    async with executor_inside(app, database_url) as inside:
+        told = inside.log.of(PeriodicNotRegistered)
+    assert told == [PeriodicNotRegistered(RETENTION), PeriodicNotRegistered("shop/a")]
+
+
+async def test_housekeeping_is_a_periodic_task_and_follows_the_settings(tasks):
+    await tasks.connection.execute("DELETE FROM joex.periodic_task")
+    settings = Settings(retention=timedelta(hours=1), retention_failed=timedelta(hours=2), queues=["docs", "mail"])
+    await register_periodic_tasks(tasks.connection, App(), settings)
+    task = await tasks.get(RETENTION)
+    assert (task.owner, task.group, task.queue, task.enabled) == (SYSTEM_OWNER, "system", "docs", True)
+    assert task.args == {"keep": 3600, "keep_failed": 7200}
+    await register_periodic_tasks(tasks.connection, App(), Settings(retention=timedelta(hours=5)))
+    task = await tasks.get(RETENTION)
+    assert (task.args["keep"], task.queue) == (5 * 3600, "default")
+
+
+async def test_housekeeping_that_was_disabled_stays_disabled(tasks):
+    await periodic.enable(tasks.connection, RETENTION, USER, enabled=False, any_owner=True)
+    await register_periodic_tasks(tasks.connection, App(), Settings(retention=timedelta(hours=5)))
+    task = await tasks.get(RETENTION)
+    assert (task.enabled, task.args["keep"]) == (False, 5 * 3600)
+
+
+async def _nothing(ctx):
+    pass
+
+
+async def _hears(connection):
+    """The session on which the executor listens."""
+    return await connection.fetchval(
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'joex lease%' AND datname = current_database() "
+        "AND query LIKE '%joex.%'"
+    )
+
+
+async def _is_registered(connection):
+    return await connection.fetchval("SELECT count(*) > 0 FROM joex.executor")
