@@ -124,9 +124,11 @@ async def pool(database_url: str) -> AsyncIterator[asyncpg.Pool]:
 
 
 @pytest.fixture
-def client(pool: asyncpg.Pool) -> Client:
+async def client(pool: asyncpg.Pool) -> AsyncIterator[Client]:
     """A client on the test's database."""
-    return Client(pool)
+    client = Client(pool)
+    yield client
+    await client.close()
 
 
 async def _nothing_leaked(administrator: asyncpg.Connection, database: str) -> None:

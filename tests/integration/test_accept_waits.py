@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import asyncpg
 import pytest
 
 import joex
@@ -141,11 +142,40 @@ async def test_a_wait_survives_the_end_of_all_connections(client, connection, wa
     assert (await worker).type == "mail.send"
 
 
+async def test_who_waits_sleeps_between_the_looks_when_those_at_another_queue_have_gone(
+    database_url, connection, watched
+):
+    rounds, looks = [], []
+
+    class Ring(asyncio.Event):
+        def clear(self):
+            rounds.append(self)
+            super().clear()
+
+    async def count(made):
+        made.add_query_logger(lambda asked: looks.append(asked) if "look_for_worker" in asked.query else None)
+
+    async with asyncpg.create_pool(database_url, min_size=0, max_size=3, init=count) as pool:
+        client = joex.Client(pool)
+        client.bell._changed = Ring()
+        async with connection.transaction():
+            await connection.fetchval("SELECT pg_current_xact_id()")  # as long as this is open, there are looks
+            gone, stays = waiting(client, "another"), waiting(client)
+            await watched(2)
+            gone.cancel()
+            before = len(looks)
+            await eventually(lambda: len(looks) > before + 10)
+            assert len(rounds) < len(looks) + 20
+        await client.close()
+        with pytest.raises(JoexError, match="closed"):
+            await stays
+
+
 async def test_nothing_is_left_behind(database_url, connection, watched):
     async with joex.Client(database_url) as client:
-        assert await client.typed.accept("mail", wait="10ms") is None
+        assert await client.typed.accept("another", wait="10ms") is None
         worker = waiting(client)
-        await watched()
+        await watched(2)
     with pytest.raises(JoexError, match="closed"):
         await worker
     assert await connection.fetchval("SELECT count(*) FROM joex.watch") == 0
