@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from datetime import timedelta
 
 import asyncpg
 import pytest

@@ -23,7 +23,7 @@ async def watched(connection):
 
     async def is_watched(queues: int = 1) -> None:
         async def found() -> bool:
-            return await connection.fetchval("SELECT count(*) FROM joex.watch WHERE until > now()") == queues
+            return bool(await connection.fetchval("SELECT count(*) FROM joex.watch WHERE until > now()") == queues)
 
         await eventually(found)
 
@@ -65,7 +65,7 @@ async def test_a_submission_whose_transaction_was_open_before_anybody_waited_is_
     async with joex.Client(client._url) as other, other.acquire() as another:
 
         async def is_watched() -> bool:
-            return await another.fetchval("SELECT count(*) FROM joex.watch") == 1
+            return bool(await another.fetchval("SELECT count(*) FROM joex.watch") == 1)
 
         await eventually(is_watched)
     await transaction.commit()
@@ -122,7 +122,7 @@ async def test_who_is_cancelled_in_the_middle_of_taking_gives_back(client, conne
         worker = asyncio.create_task(client.typed.accept("mail"))
 
         async def is_blocked() -> bool:
-            return await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1
+            return bool(await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
 
         await eventually(is_blocked)
         worker.cancel()

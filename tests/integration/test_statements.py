@@ -73,8 +73,8 @@ CALLS = {
     "is_heard": "joex.is_heard(true)",
     "horizon": "joex.horizon()",
     "enable_periodic_task": "joex.enable_periodic_task('a')",
-    "fire_periodic": "joex.fire_periodic('me', ARRAY['a'], ARRAY[1]::bigint[], ARRAY[now()], ARRAY[now()], ARRAY[now()], \
-                      ARRAY[NULL]) FROM joex.put_periodic_task('a', 't', 'daily')",
+    "fire_periodic": "joex.fire_periodic('me', ARRAY['a'], ARRAY[1]::bigint[], ARRAY[now()], ARRAY[now()], \
+                      ARRAY[now()], ARRAY[NULL]) FROM joex.put_periodic_task('a', 't', 'daily')",
     "periodic_task_changed": None,  # a trigger
     "periodic_task_changes": None,  # a trigger
     "remove_periodic_task": "joex.remove_periodic_task('a')",

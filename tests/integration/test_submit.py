@@ -212,7 +212,7 @@ async def test_arguments_that_could_not_be_read_again_are_refused(client, connec
     with pytest.raises(InvalidJob, match=r"^args: can't be stored as JSON that is read again"):
         await client.submit("a", {"deep": deep})
     assert await count(connection) == 0
-    flat = {"flat": [[] for _ in range(500)]}
+    flat: dict[str, list[list[int]]] = {"flat": [[] for _ in range(500)]}
     assert (await client.get(await client.submit("a", flat))).args == flat
 
 

@@ -5,11 +5,12 @@ import struct
 from uuid import UUID
 
 import pytest
+from fdb.tuple import SingleFloat
 from hypothesis import given
 from hypothesis import strategies as st
 
 from joex.core import tuples
-from joex.core.tuples import SingleFloat, Versionstamp
+from joex.core.tuples import Versionstamp
 
 pytestmark = pytest.mark.property
 
@@ -33,7 +34,7 @@ values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4).map(tupl
 
 def nested(depth):
     """So many tuples within each other."""
-    value = ()
+    value: tuple[object, ...] = ()
     for _ in range(depth - 1):
         value = (value,)
     return value
