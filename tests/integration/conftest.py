@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from joex import Client, TypedJobs
 from joex.core.counting import CountingScheme
 from joex.core.job import NewJob, Priority, TakenJob
 from joex.store import executors, jobs, runs
@@ -166,3 +167,20 @@ async def _waiting_for_a_lock(observer: asyncpg.Connection, blocked: Awaitable[A
     finally:
         if not task.done():
             task.cancel()
+
+
+@pytest.fixture
+def typed(client: Client) -> TypedJobs:
+    """The API of jobs whose ids are the caller's own."""
+    return client.typed
+
+
+@pytest.fixture
+def rows(connection: asyncpg.Connection) -> Callable[[], Awaitable[Any]]:
+    """Reads all that is stored of jobs, for comparison."""
+
+    async def read() -> Any:
+        tables = [await connection.fetch(f"TABLE joex.{name}") for name in ("job", "task_timeout", "job_log")]
+        return [sorted(str(tuple(row)) for row in table) for table in tables]
+
+    return read

@@ -17,8 +17,9 @@ import pytest
 
 import joex.store
 from joex import NewJob
+from joex.core import tuples
 from joex.core.counting import CountingScheme
-from joex.store import executors, jobs, listing, runs, stats
+from joex.store import executors, jobs, keyed, listing, runs, stats
 from joex.store.database import connect
 from joex.store.listing import Filter, list_jobs
 from joex.store.runs import EndedRun, LogLine, Progress
@@ -30,13 +31,18 @@ pytestmark = [pytest.mark.plans, pytest.mark.postgres(18)]
 
 JOBS, GROUPS = 1_000_000, 10_000
 FOUR_ONE = CountingScheme(4, 1)
+NOW = 1_000_000  # a time, as a priority
 # Index entries, and pages of table and indexes, that a job of a batch may cost, over those of the call itself. A page
 # is counted each time it is visited; an index of a million entries is three pages high.
 ENTRIES, PAGES = (100, 12), (400, 80)
 
 
 async def load(connection: asyncpg.Connection) -> None:
-    """A fifth is finished; of the rest a fifth has high priority; one group has 100,000 jobs more than the others."""
+    """A fifth is finished; of the rest a fifth has high priority; one group has 100,000 jobs more than the others.
+
+    And a type of its own, with 100,000 jobs that finished long ago, and 10,000 in each lane whose priorities are times
+    to come. In the default queue 10,000 more jobs wait for theirs (due_at).
+    """
     await connection.execute("SET synchronous_commit = off")
     await connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")  # it would be counted too
     await connection.execute(
@@ -52,6 +58,23 @@ async def load(connection: asyncpg.Connection) -> None:
         JOBS,
         GROUPS,
     )
+    await connection.execute(
+        r"""
+        INSERT INTO joex.job (task, queue, grp, key, rank, priority, state, lane, finished_at)
+        SELECT 'typed', 'typed', 'typed', '\x02'::bytea || convert_to('job ' || nr, 'UTF8') || '\x00', rank,
+               CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex.job_priority,
+               CASE WHEN lane IS NULL THEN 'success' WHEN lane = 0 THEN 'stuck' ELSE 'waiting' END::joex.job_state,
+               lane, CASE WHEN lane IS NULL THEN now() - make_interval(days => 60, secs => nr) END
+        FROM (SELECT nr, '\x17'::bytea || substr(int4send($1 + nr), 2) AS rank,
+                     CASE WHEN nr <= 30000 THEN nr % 3 END AS lane
+              FROM generate_series(1, 130000) nr) jobs
+        """,
+        NOW,
+    )
+    await connection.execute("""
+        INSERT INTO joex.job (grp, task, due_at)
+        SELECT 'group ' || nr, 'a', now() + make_interval(days => 1, secs => nr) FROM generate_series(1, 10000) nr
+    """)
     await connection.execute("VACUUM ANALYZE joex.job")
 
 
@@ -186,7 +209,7 @@ async def test_promoting_due_jobs_costs_as_much_as_there_are(bench):
         await some(bench, 300),
     )
     _, reading = await read_by(bench, bench.connection.execute("SELECT joex.promote('default')"))
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE due_at IS NOT NULL") == 0
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE due_at < now()") == 0
     assert_bounded(reading, 300)
 
 
@@ -299,6 +322,121 @@ async def test_the_list_of_executors_costs_as_much_as_is_held(bench, executor):
     shown, reading = await read_by(bench, executors.list_executors(bench.connection))
     assert [found.held for found in shown] == [100]
     assert_bounded(reading, 100)
+
+
+async def test_counting_the_jobs_that_have_ended_costs_as_much_as_have_ended(bench):
+    until = await bench.connection.fetchval("SELECT max(finished_at) FROM joex.job WHERE finished_at IS NOT NULL")
+    counted, reading = await read_by(
+        bench, stats.finished_between(bench.connection, until - timedelta(seconds=200), until)
+    )
+    assert counted == {"default": 200}
+    assert_bounded(reading, 200)
+
+
+async def test_the_latest_lines_of_logs_cost_as_much_as_are_shown(bench, executor):
+    taken = await bench.take(executor, 20)
+    lines = [LogLine(job.id, job.lock_id, 1, 0.0, "info", "x") for job in taken for _ in range(100)]
+    await runs.note_many(bench.connection, lines, [])
+    logs, reading = await read_by(bench, jobs.latest_log(bench.connection, [job.id for job in taken], 5))
+    assert {job_id: len(log) for job_id, log in logs.items()} == {job.id: 5 for job in taken}
+    assert_bounded(reading, 20)
+
+
+# Jobs with types, ids and priorities of their callers' own.
+
+
+async def accepted(bench: Bench, number: int, queue: str = "typed") -> list[keyed.KeyedJob]:
+    """Jobs that a worker has accepted."""
+    return await keyed.accept(bench.connection, queue, number, "worker", None)
+
+
+@pytest.mark.parametrize("is_any_due", [False, True], ids=["nothing is due", "one is due"])
+async def test_an_accept_up_to_a_priority_passes_over_nothing_that_is_above_it(bench, is_any_due):
+    if is_any_due:
+        await bench.connection.execute("SELECT joex.add('typed', '\\x01', rank => $1)", tuples.pack("priority", NOW))
+    limit = tuples.pack("priority", NOW)
+    taken, reading = await read_by(bench, keyed.accept(bench.connection, "typed", 1, "worker", limit))
+    assert [job.rank for job in taken] == [limit] * is_any_due
+    assert_bounded(reading, 1)
+
+
+async def test_an_accept_costs_as_much_as_it_takes(bench):
+    taken, reading = await read_by(bench, accepted(bench, 20))
+    assert len(taken) == 20
+    assert_bounded(reading, 20)
+
+
+async def test_an_accept_reads_nothing_of_runs_that_are_overdue_in_other_queues(bench):
+    await accepted(bench, 1000)
+    await bench.connection.execute("UPDATE joex.job SET overdue_at = now() WHERE overdue_at IS NOT NULL")
+    taken, reading = await read_by(bench, accepted(bench, 1, "default"))
+    assert len(taken) == 1
+    assert_bounded(reading, 1)
+
+
+@pytest.mark.parametrize("queues", [None, ["typed"]], ids=["all", "of a queue"])
+async def test_putting_back_what_is_overdue_costs_as_much_as_there_is(bench, queues):
+    taken = await accepted(bench, 1000)
+    assert await keyed.recover_overdue(bench.connection, 5) == []  # what other tests have undone is met once
+    for batch in ([], taken[::4]):
+        ids = [job.id for job in batch]
+        await bench.connection.execute("UPDATE joex.job SET overdue_at = now() WHERE id = ANY ($1)", ids)
+        found, reading = await read_by(
+            bench, bench.connection.fetch("SELECT * FROM joex.recover_overdue(5, $1)", queues)
+        )
+        assert [tuple(row) for row in found] == ([("worker", 250)] if batch else [])
+        assert_bounded(reading, len(batch))
+
+
+async def test_each_word_of_a_worker_costs_what_one_job_costs(bench):
+    [job, _] = await accepted(bench, 2)
+    assert job.key is not None
+    assert job.lock_id is not None
+    report = keyed.Report(data="{}", opts="{}", rank=b"\x00", progress=50)
+    for call in (
+        keyed.find(bench.connection, "typed", job.key),
+        keyed.get(bench.connection, job.id),
+        keyed.update(bench.connection, job.id, job.lock_id, report),
+        keyed.resubmit(bench.connection, job.id),
+        keyed.finish(bench.connection, job.id, job.lock_id, "success"),
+        keyed.remove(bench.connection, job.id),
+    ):
+        answer, reading = await read_by(bench, call)
+        assert answer not in (None, "worker_conflict", "not_found")
+        assert_bounded(reading, 1)
+
+
+async def test_a_job_that_is_removed_while_it_runs_costs_what_one_job_costs(bench):
+    [job] = await accepted(bench, 1)
+    assert job.lock_id is not None
+    _, reading = await read_by(bench, keyed.remove(bench.connection, job.id))
+    assert_bounded(reading, 1)
+    _, reading = await read_by(bench, keyed.finish(bench.connection, job.id, job.lock_id, "cancelled"))
+    assert await keyed.get(bench.connection, job.id) is None
+    assert_bounded(reading, 1)
+
+
+async def test_any_page_of_the_jobs_of_a_type_costs_as_much_as_it_shows(bench):
+    page: list[keyed.KeyedJob] = []
+    for _ in range(5):
+        after = page[-1].key if page else None
+        page, reading = await read_by(bench, keyed.list_keyed(bench.connection, "typed", after, None, 50))
+        assert len(page) == 50
+        assert_bounded(reading, 50)
+
+
+async def test_the_active_ones_of_a_type_cost_as_much_as_run(bench, executor):
+    await bench.take(executor, 100)
+    taken = await accepted(bench, 50)
+    found, reading = await read_by(bench, keyed.active(bench.connection, "typed"))
+    assert set(found) == {job.key for job in taken}
+    assert_bounded(reading, 150)
+
+
+async def test_a_look_before_a_worker_waits_costs_next_to_nothing(bench):
+    await accepted(bench, 100)
+    _, reading = await read_by(bench, keyed.look(bench.connection, "default"))
+    assert_bounded(reading, 0)
 
 
 def plain(sql: str) -> bool:

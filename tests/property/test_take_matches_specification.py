@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from joex.core import tuples
 from joex.core.counting import CountingScheme
 from joex.core.fairness import Cursor, Group, take
 from joex.store import runs
@@ -44,9 +45,9 @@ class Finish:
 
 @dataclass(frozen=True)
 class Submit:
-    """Submit jobs: (number of the group, lane) each."""
+    """Submit jobs: (number of the group, lane, rank) each."""
 
-    jobs: list[tuple[int, int]]
+    jobs: list[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ group_plans = st.builds(
 @st.composite
 def plans(draw):
     groups = draw(st.lists(group_plans, min_size=1, max_size=12, unique_by=lambda group: group.name))
-    submits = st.builds(Submit, st.lists(st.tuples(st.integers(0, len(groups) - 1), st.integers(0, 2)), max_size=60))
+    ranks = st.sampled_from([0, 0, 0, 1, 2, 300])
+    jobs = st.tuples(st.integers(0, len(groups) - 1), st.integers(0, 2), ranks)
+    submits = st.builds(Submit, st.lists(jobs, max_size=60))
     takes = st.builds(Take, st.integers(1, 20))
     finishes = st.builds(Finish, st.lists(st.integers(0, 200), max_size=20))
     return Plan(
@@ -92,6 +95,7 @@ class Sides:
         self.me = me
         self.other = other
         self.held: list[int] = []
+        self.ranks: dict[int, int] = {}
         self.next_seq = 1
 
     async def prepare(self, plan: Plan) -> None:
@@ -128,7 +132,7 @@ class Sides:
             "INSERT INTO joex.counting VALUES ($1, $2, $3)",
             [(QUEUE, place, g.turn) for place, g in zip(places, plan.groups, strict=True) if g.turn],
         )
-        await self._insert([(number, None) for number, g in enumerate(plan.groups) for _ in range(g.held)])
+        await self._insert([(number, None, 0) for number, g in enumerate(plan.groups) for _ in range(g.held)])
         for group, g in zip(self.groups, plan.groups, strict=True):
             group.running = g.held
 
@@ -139,8 +143,10 @@ class Sides:
             case Finish(which):
                 await self._finish({self.held[nr % len(self.held)] for nr in which if self.held})
             case Submit(jobs):
-                for (number, lane), seq in zip(jobs, await self._insert(jobs), strict=True):
+                for (number, lane, rank), seq in zip(jobs, await self._insert(jobs), strict=True):
+                    self.ranks[seq] = rank
                     self._lanes(number)[lane].append(seq)
+                    self._lanes(number)[lane].sort(key=lambda seq: (self.ranks[seq], seq))
 
     async def _take(self, free: int) -> None:
         scheme = self.plan.scheme
@@ -172,24 +178,25 @@ class Sides:
         for row in rows:
             next(group for group in self.groups if group.place == row["ring"]).running -= 1
 
-    async def _insert(self, jobs: Sequence[tuple[int, int | None]]) -> list[int]:
-        """Jobs of (number of a group, lane); those without a lane are held by the other executor."""
+    async def _insert(self, jobs: Sequence[tuple[int, int | None, int]]) -> list[int]:
+        """Jobs of (number of a group, lane, rank); those without a lane are held by the other executor."""
         seqs = [self.next_seq + nr for nr in range(len(jobs))]
         self.next_seq += len(jobs)
         await self.connection.execute(
             """
-            INSERT INTO joex.job (seq, task, grp, lane, executor_id, lock_id, state, priority) OVERRIDING SYSTEM VALUE
+            INSERT INTO joex.job (seq, task, grp, lane, executor_id, lock_id, state, priority, rank)
             SELECT seq, 'a', grp, lane, CASE WHEN lane IS NULL THEN $4::integer END, gen_random_uuid(),
                    CASE WHEN lane IS NULL THEN 'running' WHEN lane = 0 THEN 'stuck' ELSE 'waiting' END::joex.job_state,
-                   CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex.job_priority
-            FROM unnest($1::bigint[], $2::text[], $3::smallint[]) AS j(seq, grp, lane)
+                   CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex.job_priority, rank
+            FROM unnest($1::bigint[], $2::text[], $3::smallint[], $5::bytea[]) AS j(seq, grp, lane, rank)
             """,
             seqs,
-            [self.plan.groups[number].name for number, _ in jobs],
-            [lane for _, lane in jobs],
+            [self.plan.groups[number].name for number, *_ in jobs],
+            [lane for _, lane, _ in jobs],
             self.other,
+            [tuples.pack("priority", rank) if rank else b"" for *_, rank in jobs],
         )
-        self.held += [seq for seq, (_, lane) in zip(seqs, jobs, strict=True) if lane is None]
+        self.held += [seq for seq, (_, lane, _) in zip(seqs, jobs, strict=True) if lane is None]
         return seqs
 
     def _lanes(self, number: int) -> list[list[int]]:
@@ -220,19 +227,26 @@ def plain_group(name: str, weight: int = 1, held: int = 0) -> GroupPlan:
     return GroupPlan(name, weight, paused=False, max_running=None, held=held, turn=0)
 
 
-# Two situations that chance meets rarely: a group whose visit is under way is served again in a later pass of the same
-# call, after groups that had too few jobs; and there are more idle groups than free slots.
+# Situations that chance meets rarely: a group whose visit is under way is served again in a later pass of the same
+# call, after groups that had too few jobs; there are more idle groups than free slots; and groups with large weights
+# have fewer jobs than turns, so that the free slots reach groups further on, but no second turn of anybody.
 VISIT_IN_A_LATER_PASS = Plan(
     [plain_group("000", weight=2, held=1), plain_group("00", weight=2), plain_group("0")],
     None,
     CountingScheme(1, 1),
-    [Submit([(0, 0), (0, 0)]), Take(1), Submit([(1, 0)]), Take(2)],
+    [Submit([(0, 0, 0), (0, 0, 0)]), Take(1), Submit([(1, 0, 0)]), Take(2)],
 )
 MORE_GROUPS_THAN_SLOTS = Plan(
     [plain_group(f"g{nr}") for nr in range(12)],
     None,
     CountingScheme(4, 1),
-    [Submit([(nr % 12, 2) for nr in range(36)]), Take(10), Take(10), Finish(list(range(20))), Take(10)],
+    [Submit([(nr % 12, 2, 0) for nr in range(36)]), Take(10), Take(10), Finish(list(range(20))), Take(10)],
+)
+FEWER_JOBS_THAN_TURNS = Plan(
+    [plain_group(name, weight) for name, weight in (("1", 1), ("2", 1), ("00000", 3), ("0", 5))],
+    None,
+    CountingScheme(1, 1),
+    [Submit([(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), *[(2, 0, 0)] * 4, (3, 0, 0)]), Take(8)],
 )
 
 
@@ -240,6 +254,7 @@ MORE_GROUPS_THAN_SLOTS = Plan(
 @given(plan=plans())
 @example(plan=VISIT_IN_A_LATER_PASS)
 @example(plan=MORE_GROUPS_THAN_SLOTS)
+@example(plan=FEWER_JOBS_THAN_TURNS)
 @pytest.mark.postgres(18)
 async def test_the_database_takes_the_very_jobs_that_the_specification_takes(sides, plan):
     await play(Sides(*sides), plan)

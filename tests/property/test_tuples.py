@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from fdb.tuple import SingleFloat
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from joex.core import tuples
@@ -62,6 +62,18 @@ def test_a_value_comes_back_from_its_json(value):
 @given(values)
 def test_a_value_comes_back_from_its_name(value):
     assert same(tuples.from_name(tuples.to_name("type", value)), value)
+
+
+@given(
+    st.text(max_size=20)
+    | st.builds("#{}".format, st.text(max_size=20) | st.integers() | st.floats())
+    | values.map(lambda value: tuples.to_name("type", value))
+    | st.builds(lambda value: tuples.to_name("type", tuples.to_name("type", value)), values)
+)
+def test_each_text_is_the_name_of_one_value(text):
+    """Of any queue and task: jobs that were submitted there have a type, by which they are found again."""
+    assume("\0" not in text)
+    assert tuples.to_name("type", tuples.from_name(text)) == text
 
 
 @given(values, values)

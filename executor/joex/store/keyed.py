@@ -5,7 +5,7 @@ Ids and priorities come here packed (`joex.core.tuples`), types as names. A subm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,6 +28,10 @@ _COLUMNS = """
     resubmit_requested, lock_id
 """
 _GET = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
+_FIND_MANY = statement("""
+    SELECT joex.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
+""")
+_READ = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
 _ACCEPT = statement(f"""
     SELECT {_COLUMNS}
     FROM joex.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex.highest_rank()))
@@ -145,6 +149,18 @@ async def find(connection: Connection, job_type: str, key: bytes) -> UUID | None
     with translated():
         found: UUID | None = await connection.fetchval(_FIND, job_type, key)
     return found
+
+
+async def find_many(connection: Connection, job_type: str, keys: Sequence[bytes]) -> list[UUID | None]:
+    """The UUIDs of jobs of a type, in the order given; None: there is no such job."""
+    with translated():
+        return [row[0] for row in await connection.fetch(_FIND_MANY, job_type, keys)]
+
+
+async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedJob]:
+    """Jobs; one that is gone is left out."""
+    with translated():
+        return [_job_of(row) for row in await connection.fetch(_READ, list(ids))]
 
 
 async def remove(connection: Connection, job_id: UUID) -> str:

@@ -13,14 +13,14 @@
 -- logarithm of everything else.
 
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker.
-CREATE OR REPLACE FUNCTION joex.promote(p_queue text) RETURNS void
+CREATE OR REPLACE FUNCTION joex.promote(p_queue text, p_jobs integer DEFAULT 500) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();     -- an index is not searched for what may change from row to row
 BEGIN
     UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
     FROM (SELECT id FROM joex.job WHERE queue = p_queue AND due_at IS NOT NULL AND due_at <= v_now
-          ORDER BY due_at LIMIT 500 FOR UPDATE SKIP LOCKED) due
+          ORDER BY due_at LIMIT p_jobs FOR UPDATE SKIP LOCKED) due
     WHERE j.id = due.id;
 END $$;
 
@@ -275,7 +275,8 @@ BEGIN
     END IF;
     FOR v_queue IN SELECT q.id, q.name, q.cursor FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
                    JOIN joex.queue q USING (name) ORDER BY n.ord LOOP
-        PERFORM joex.promote(v_queue.name);
+        -- (for a worker, whose transaction may stay open, no more than it takes)
+        PERFORM joex.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
         -- The ring is held while choosing, not until the commit has reached the disk: others skip the rows locked here.
         -- Session locks outlive an error; hence the handler, which cancellation must reach too.
         PERFORM pg_advisory_lock(joex.lock_class(3), v_queue.id);

@@ -242,7 +242,8 @@ END $$;
 
 -- Put back runs that did not report in time: a batch of all that are overdue, whoever has them (queues: of these alone). Those
 -- that an executor has are lost by it (see put_back). Returns who had how many.
-CREATE OR REPLACE FUNCTION joex.recover_overdue(p_most_losses integer, p_queues text[] DEFAULT NULL)
+CREATE OR REPLACE FUNCTION joex.recover_overdue(
+    p_most_losses integer, p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
 RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -262,8 +263,8 @@ BEGIN
             SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues)) q(name) CROSS JOIN LATERAL (
                 SELECT j.id, j.app_id, j.executor_id FROM joex.job j
                 WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= v_now
-                ORDER BY j.overdue_at LIMIT 500 FOR UPDATE SKIP LOCKED) found
-            LIMIT 500) o
+                ORDER BY j.overdue_at LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
+            LIMIT p_jobs) o
         GROUP BY 1, 2 LOOP
         app_id := v_batch.app_id;
         jobs := joex.put_back(v_batch.ids, 1, CASE WHEN NOT v_batch.by_worker THEN p_most_losses END,

@@ -12,7 +12,8 @@ DECLARE
     v_ids uuid[];
 BEGIN
     PERFORM joex.serve_queue(p_queue, false);
-    PERFORM joex.recover_overdue(NULL, ARRAY[p_queue]);     -- where no executor does so
+    -- Where no executor does so; and no more than are taken, for what this transaction has written is nobody else's until it ends.
+    PERFORM joex.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
     SELECT array_agg(t.id) INTO v_ids FROM joex.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;
     RETURN QUERY
     UPDATE joex.job j SET state = 'running', attempt = j.attempt + 1, started_at = j.scheduled_at,

@@ -1,0 +1,180 @@
+"""The calls of who creates jobs (the RFC's "Job Creation API"), and of who looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+from joex.core import tuples
+from joex.core.duration import parse_duration
+from joex.core.job import LONGEST_NAME, LONGEST_SUBJECT, check_name, check_text
+from joex.errors import InvalidJob, JobExists
+from joex.store import jobs, keyed
+from joex.store.keyed import NewKeyedJob
+from joex.store.statement import Connection
+from joex.typed.face import Face
+from joex.typed.job import (
+    NO_LIMIT,
+    STATES,
+    JobState,
+    TypedJob,
+    checked,
+    invalid,
+    name_of,
+    pack,
+    to_text,
+    typed_job,
+)
+
+_MOST_LISTED = 1_000_000
+
+
+class Creating(Face):
+    """Add, remove, cancel, read, list and count jobs; set timeouts."""
+
+    async def add(
+        self,
+        job_type: Any,
+        job_id: Any,
+        opts: Mapping[str, Any] | None = None,
+        *,
+        group: str | None = None,
+        queue: str | None = None,
+        subject: str | None = None,
+        submitter: str = "",
+        connection: Connection | None = None,
+    ) -> UUID:
+        """Add a job. It stays, finished or not, until it is removed.
+
+        Args:
+            job_type: its type.
+            job_id: its id, unique within the type.
+            opts: ``priority`` (its place in line: the lowest first, then first in, first out; without one it comes
+                before all that have one), ``data`` (an object), ``cancel`` (it is not to run until it is resubmitted),
+                ``resubmit`` (it goes round once more when its run ends), and free fields.
+            group: the tenant it belongs to; by default all jobs of a type are one group, so that priorities order all.
+            queue: by default the type has one of its own.
+            subject: what it is about, for people; by default its id.
+            submitter: who has added it, for people.
+            connection: add it in this connection's transaction.
+
+        Returns:
+            Its UUID.
+
+        Raises:
+            JobExists: the type has a job with this id.
+        """
+        name = name_of("type", job_type)
+        for field, value in (("group", group), ("queue", queue)):
+            if value is not None:
+                with invalid():
+                    check_name(field, value)
+        opts = {} if opts is None else opts
+        said = checked(opts, may_cancel=True)
+        key = pack("id", job_id)
+        shown = to_text(job_id)[:250] if subject is None else subject
+        with invalid():
+            check_text("subject", shown, LONGEST_SUBJECT)
+            check_text("submitter", submitter, LONGEST_NAME)
+        new = NewKeyedJob(
+            type=name,
+            key=key,
+            data=said.data or "{}",
+            opts=said.opts or "{}",
+            rank=said.rank or b"",
+            group=group,
+            queue=queue,
+            subject=shown,
+            submitter=submitter,
+            cancel=opts.get("cancel", False),
+            resubmit=said.resubmit,
+        )
+        async with self._client.acquire(connection) as used:
+            found = await keyed.add(used, new)
+        if found is None:
+            raise JobExists(f"id: the type {job_type!r} has a job {job_id!r} already")
+        return found
+
+    async def remove(
+        self, job_type: Any, job_id: Any, *, connection: Connection | None = None
+    ) -> Literal["ok", "not_found"]:
+        """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+        async with self._found(job_type, job_id, connection) as (used, found):
+            return "ok" if found is not None and await keyed.remove(used, found) == "ok" else "not_found"
+
+    async def cancel(
+        self, job_type: Any, job_id: Any, *, connection: Connection | None = None
+    ) -> Literal["ok", "not_found"]:
+        """Cancel a job: it is finished, or will be when its run has stopped. It stays, and may be resubmitted."""
+        async with self._found(job_type, job_id, connection) as (used, found):
+            return "ok" if found is not None and await jobs.cancel(used, found) != "not_found" else "not_found"
+
+    async def get_job(self, job_type: Any, job_id: Any, *, connection: Connection | None = None) -> TypedJob | None:
+        """A job, or None."""
+        async with self._found(job_type, job_id, connection) as (used, found):
+            row = None if found is None else await keyed.get(used, found)
+        return None if row is None else typed_job(row)
+
+    async def list_jobs(
+        self,
+        job_type: Any,
+        *,
+        state: JobState | None = None,
+        after: Any = NO_LIMIT,
+        most: int = 1000,
+        connection: Connection | None = None,
+    ) -> list[TypedJob]:
+        """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the page before.
+
+        A page costs what it shows; with ``state``, also what it passes over: for running ones see `active`.
+        """
+        if state is not None and state not in STATES.values():
+            raise InvalidJob(f"state: expected pending, running or finished; got {state!r}")
+        if type(most) is not int or not 1 <= most <= _MOST_LISTED:
+            raise InvalidJob(f"most: expected 1 to {_MOST_LISTED}; got {most!r}")
+        states = None if state is None else [ours for ours, theirs in STATES.items() if theirs == state]
+        start = None if after is NO_LIMIT else pack("after", after)
+        async with self._client.acquire(connection) as used:
+            return [
+                typed_job(row) for row in await keyed.list_keyed(used, name_of("type", job_type), start, states, most)
+            ]
+
+    async def count(self, job_type: Any, *, connection: Connection | None = None) -> dict[str, int]:
+        """How many jobs of a type are pending, running and finished."""
+        async with self._client.acquire(connection) as used:
+            return await keyed.count(used, name_of("type", job_type))
+
+    async def active(self, job_type: Any, *, connection: Connection | None = None) -> list[Any]:
+        """The ids of the jobs of a type that run."""
+        async with self._client.acquire(connection) as used:
+            return [tuples.unpack(key) for key in await keyed.active(used, name_of("type", job_type))]
+
+    async def set_timeout(
+        self,
+        job_type: Any,
+        *,
+        activity: timedelta | float | str | None = None,
+        visibility: timedelta | float | str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Set when a run of this type is put back, and others may have its job. It holds for runs that begin later.
+
+        Args:
+            job_type: the type; or the name of any task.
+            activity: the longest time between two reports (`update`, or progress).
+            visibility: the longest time of a run. Neither: no limit for executors, 60 s between reports for others.
+            connection: set it in this connection's transaction.
+        """
+        if activity is not None and visibility is not None:
+            raise InvalidJob("activity, visibility: a type has one timeout; got both")
+        with invalid("visibility" if activity is None else "activity"):
+            given = visibility if activity is None else activity
+            if not isinstance(given, timedelta | int | float | str | None):
+                raise ValueError(f"expected a duration such as '30s'; got {given!r}")  # noqa: TRY004 - one error for callers
+            timeout = None if given is None else parse_duration(given)
+            if timeout is not None and timeout <= timedelta(0):
+                raise ValueError(f"expected more than 0; got {given!r}")
+        async with self._client.acquire(connection) as used:
+            await keyed.set_timeout(used, name_of("type", job_type), timeout, renewable=activity is not None)

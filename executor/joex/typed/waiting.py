@@ -1,0 +1,95 @@
+"""Waiting for jobs (the RFC's watches): no question is asked of the database for each who waits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from joex.store import keyed
+from joex.store.statement import Connection
+from joex.typed.face import Face
+from joex.typed.job import STATES, JobState, TypedJob, name_of, pack, typed_job
+
+_ALL = tuple(STATES)
+
+
+class Waiting(Face):
+    """Wait for states of jobs, and hear of their changes."""
+
+    async def wait(
+        self,
+        job_type: Any,
+        job_id: Any,
+        until: JobState | Callable[[TypedJob], bool] = "finished",
+        *,
+        timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - it reads like the other durations
+    ) -> TypedJob | None:
+        """Wait until a job is in a state; None: it is gone, or was never there.
+
+        Args:
+            job_type: the job's type.
+            job_id: the job's id.
+            until: pending, running or finished; or a function that says whether a job is as it should be, for states of
+                the type's own: ``lambda job: job.data.get("state") == "completed"``.
+            timeout: the longest time (``"30s"``).
+
+        Raises:
+            TimeoutError: it was not in time.
+        """
+        [job] = await self.wait_many(job_type, [job_id], until, timeout=timeout)
+        return job
+
+    async def wait_many(
+        self,
+        job_type: Any,
+        job_ids: Iterable[Any],
+        until: JobState | Callable[[TypedJob], bool] = "finished",
+        *,
+        timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - likewise
+    ) -> list[TypedJob | None]:
+        """Wait until each of these jobs of a type is, or was meanwhile, as it should be; in the order given."""
+        found = await self._find(job_type, job_ids)
+        states = [ours for ours, theirs in STATES.items() if theirs == until] or _ALL
+
+        def is_reached(job: TypedJob) -> bool:
+            return until(job) if callable(until) else job.state == until
+
+        there = {job for job in found if job is not None}
+        seen = (
+            await self._client.watcher.wait(there, _read, is_reached, states=states, timeout=timeout) if there else {}
+        )
+        return [None if job is None else seen[job] for job in found]
+
+    @asynccontextmanager
+    async def subscribe(
+        self, job_type: Any, *job_ids: Any
+    ) -> AsyncIterator[AsyncIterator[tuple[Any, TypedJob | None]]]:
+        """Hear of each change of these jobs of a type, for the time of an ``async with`` block.
+
+        It gives an async iterator over ids and jobs: first each job as it is, then as it has become; the latest only,
+        where several changes come at once. None: the job is gone; when all are, it ends. One that was never there does
+        not come.
+        """
+        given = list(job_ids)
+        found = {job: job_id for job_id, job in zip(given, await self._find(job_type, given), strict=True) if job}
+
+        async def named(
+            changes: AsyncIterator[tuple[UUID, TypedJob | None]],
+        ) -> AsyncIterator[tuple[Any, TypedJob | None]]:
+            async for job, typed in changes:
+                yield found[job], typed
+
+        async with self._client.watcher.watch(found, _read) as changes:
+            yield named(changes)
+
+    async def _find(self, job_type: Any, job_ids: Iterable[Any]) -> list[UUID | None]:
+        name, keys = name_of("type", job_type), [pack("id", job_id) for job_id in job_ids]
+        async with self._client.acquire() as used:
+            return await keyed.find_many(used, name, keys)
+
+
+async def _read(connection: Connection, ids: Collection[UUID]) -> Mapping[UUID, TypedJob]:
+    return {row.id: typed_job(row) for row in await keyed.read(connection, ids)}

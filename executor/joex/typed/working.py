@@ -1,0 +1,262 @@
+"""The calls of workers (the RFC's "Worker Implementation API")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+from joex.core.duration import parse_duration
+from joex.core.job import check_name
+from joex.core.outcome import Ending, Outcome, decide
+from joex.errors import DatabaseUnavailable, InvalidJob
+from joex.store import keyed
+from joex.store.errors import translated
+from joex.store.jobs import json_text
+from joex.store.statement import Connection
+from joex.typed.face import Face
+from joex.typed.job import (
+    NO_LIMIT,
+    Answer,
+    TypedJob,
+    check_lock,
+    check_texts,
+    checked,
+    invalid,
+    name_of,
+    pack,
+    typed_job,
+)
+
+_RETRY_IN = 1.0  # seconds
+
+
+class Working(Face):
+    """Accept jobs, report, and end runs."""
+
+    async def accept(
+        self,
+        job_type: Any,
+        max_priority: Any = NO_LIMIT,
+        *,
+        wait: timedelta | float | str = 0,
+        worker: str = "worker",
+        connection: Connection | None = None,
+    ) -> TypedJob | None:
+        """Take the next job of a type for a run of one's own, or None: there is none.
+
+        The run has the job to itself, as long as it calls `update` within the type's timeout (see `set_timeout`; 60
+        seconds where none is set), and says `finish` in the end.
+
+        Args:
+            job_type: the type; or the name of any other queue, whose jobs may have any task for their type.
+            max_priority: nothing above it is taken: with times for priorities, nothing that is not due.
+            wait: the longest time to wait for one; by default it says at once that there is none. While the database is
+                away, the wait goes on.
+            worker: the name of the worker, for people.
+            connection: take it in this connection's transaction: if that rolls back, nothing was taken.
+        """
+        queue = name_of("type", job_type)
+        with invalid():
+            check_name("worker", worker)
+        limit = None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
+        with invalid("wait"):
+            patience = parse_duration(wait).total_seconds()
+        if patience and connection is not None:
+            raise InvalidJob("wait: not in a transaction: what comes while it is open is not seen there; got both")
+        found = await self._accept(queue, worker, limit, connection)
+        if found is None and patience:
+            found = await self._accept_later(queue, worker, limit, patience)
+        return found
+
+    async def _accept(
+        self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
+    ) -> TypedJob | None:
+        """Take a job, or nothing: where this is cancelled in the middle, what was taken is given back."""
+
+        async def take() -> TypedJob | None:
+            async with self._client.acquire(connection) as used:
+                found = await keyed.accept(used, queue, 1, worker, limit)
+            return replace(typed_job(found[0]), lock_id=found[0].lock_id) if found else None
+
+        if connection is not None:
+            return await take()
+        taking = asyncio.ensure_future(take())
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            job = await taking
+            if job is not None and job.lock_id is not None:
+                await self.give_back(job.type, job.id, job.lock_id)
+            raise
+
+    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, patience: float) -> TypedJob | None:
+        deadline = asyncio.get_running_loop().time() + patience
+        async with self._client.bell.waiting(queue, limit) as bell:
+            while True:
+                look_at = deadline
+                try:
+                    found = await self._accept(queue, worker, limit, None)
+                except DatabaseUnavailable:
+                    found, look_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
+                if found is not None:
+                    self._client.bell.ring(queue)  # there may be more, for the next in line
+                    return found
+                try:
+                    async with asyncio.timeout_at(look_at):
+                        await bell.rung()
+                except TimeoutError:
+                    if look_at == deadline:
+                        return None
+
+    async def update(
+        self,
+        job_type: Any,
+        job_id: Any,
+        opts: Mapping[str, Any],
+        lock_id: UUID,
+        *,
+        progress: float | None = None,
+        message: str | None = None,
+        connection: Connection | None = None,
+    ) -> Answer:
+        """Report that a run goes on, and change what its job says.
+
+        In the transaction of the run's own writes this is the mutual exclusion: where the answer is not ``ok``, roll
+        back, and nothing is ever seen that was written by a run that had lost its job.
+
+        Args:
+            job_type: the job's type.
+            job_id: the job's id.
+            opts: what changes: ``data`` (all of it), ``priority``, ``resubmit``, free fields (all of them).
+            lock_id: of this run.
+            progress: 0 to 100, and ``message`` in words.
+            message: see ``progress``.
+            connection: say it in this connection's transaction.
+        """
+        said = checked(opts, progress=progress, message=message)
+        check_lock(lock_id)
+        async with self._found(job_type, job_id, connection) as (used, found):
+            return _answer("worker_conflict" if found is None else await keyed.update(used, found, lock_id, said))
+
+    async def resubmit(
+        self, job_type: Any, job_id: Any, lock_id: UUID | None = None, *, connection: Connection | None = None
+    ) -> Literal["ok", "not_found"] | Answer:
+        """Run a job once more. One that runs goes round again when its run ends, however often this is said meanwhile.
+
+        Args:
+            job_type: the job's type.
+            job_id: the job's id.
+            lock_id: said by the run itself, of its own job; the answer then is as of `update`, else ok or not_found.
+            connection: say it in this connection's transaction.
+        """
+        if lock_id is not None:
+            return await self.update(job_type, job_id, {"resubmit": True}, lock_id, connection=connection)
+        async with self._found(job_type, job_id, connection) as (used, found):
+            return "ok" if found is not None and await keyed.resubmit(used, found) == "ok" else "not_found"
+
+    async def finish(
+        self,
+        job_type: Any,
+        job_id: Any,
+        opts: Mapping[str, Any],
+        lock_id: UUID,
+        *,
+        result: Any = None,
+        message: str | None = None,
+        error: str | None = None,
+        retry: bool = True,
+        connection: Connection | None = None,
+    ) -> Answer:
+        """End a run. With ``resubmit``, in ``opts`` or asked for meanwhile, the job is pending again, else finished.
+
+        Where the job was cancelled the answer is ``canceled``, and the run has ended as well (but not where this was
+        said in a transaction of the caller's, who rolls it back: say it once more without).
+
+        Args:
+            job_type: as for `update`, and so the next three.
+            job_id: the job's id.
+            opts: what changes.
+            lock_id: of this run.
+            result: what came out, as JSON; and ``message``, in words.
+            message: see ``result``.
+            error: the run has failed, and why: the job is tried again, after a delay that doubles each time, until its
+                retries are used up.
+            retry: False: no try can help.
+            connection: say it in this connection's transaction.
+        """
+        said = checked(opts)
+        check_lock(lock_id)
+        check_texts(message=message, error=error)
+        text = None if result is None else json_text("result", result)
+        async with self._found(job_type, job_id, connection) as (used, found), _transaction(used) as is_ours:
+            row = None if found is None else await keyed.get(used, found)
+            if row is None or found is None:
+                return "worker_conflict"
+            answer = await keyed.update(used, found, lock_id, said) if opts else "ok"
+            if answer == "ok":
+                verdict = decide(
+                    _outcome(error, retry=retry),
+                    failures=row.failures,
+                    retries=self._retries if row.retries is None else row.retries,
+                    first_delay=self._retry_delay,
+                )
+                answer = await keyed.finish(
+                    used,
+                    found,
+                    lock_id,
+                    verdict.state,
+                    result=text,
+                    message=message,
+                    error=verdict.error,
+                    delay=verdict.delay,
+                )
+            return await _end_canceled(used, found, lock_id, answer) if is_ours else _answer(answer)
+
+    async def give_back(
+        self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
+    ) -> Answer:
+        """End a run that does not count: the job waits again, at its old place in the line, for others to take it.
+
+        Where the job was cancelled, it is as with `finish`.
+        """
+        check_lock(lock_id)
+        async with self._found(job_type, job_id, connection) as (used, found), _transaction(used) as is_ours:
+            if found is None:
+                return "worker_conflict"
+            answer = await keyed.finish(used, found, lock_id, "waiting")
+            return await _end_canceled(used, found, lock_id, answer) if is_ours else _answer(answer)
+
+
+def _outcome(error: str | None, *, retry: bool) -> Outcome:
+    if error is None:
+        return Outcome(Ending.RETURNED)
+    return Outcome(Ending.RAISED if retry else Ending.FAILED, error)
+
+
+async def _end_canceled(used: Connection, found: UUID, lock_id: UUID, answer: str) -> Answer:
+    """The answer to the end of a run, which has ended even so where its job was cancelled."""
+    if answer == "canceled":
+        await keyed.finish(used, found, lock_id, "cancelled")
+    return _answer(answer)
+
+
+@asynccontextmanager
+async def _transaction(used: Connection) -> AsyncIterator[bool]:
+    """A transaction of our own (True), unless the caller has one on this connection."""
+    if used.is_in_transaction():
+        yield False
+        return
+    with translated():
+        async with used.transaction():
+            yield True
+
+
+def _answer(text: str) -> Answer:
+    if text == "ok":
+        return "ok"
+    return "canceled" if text == "canceled" else "worker_conflict"
