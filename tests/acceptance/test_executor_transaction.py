@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 _FIRST_HEARTBEAT = """
     SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'joex lease %'
-                   AND state = 'idle' AND query LIKE '%joex.rescue(%' AND datname = current_database())
+                   AND state = 'idle' AND query LIKE '%joex.recover_overdue(%' AND datname = current_database())
 """
 
 

@@ -98,6 +98,30 @@ async def test_a_job_that_an_executor_runs_is_resubmitted_once_more_while_it_run
     assert (found.job, found.state, found.attempt) == (job, "finished", 2)
 
 
+async def test_a_run_that_has_committed_its_end_has_lost_nothing_when_its_job_goes_round_again(
+    typed: joex.TypedJobs, database_url: str
+) -> None:
+    app, go_on, again = joex.App(), asyncio.Event(), asyncio.Event()
+
+    @app.task(NAME)
+    async def replicate(ctx: joex.Context) -> None:
+        if ctx.attempt == 2:
+            again.set()
+            return
+        await go_on.wait()
+        async with ctx.transaction():
+            pass
+        await again.wait()
+
+    async with executor_inside(app, database_url, queues=[NAME]) as inside:
+        await typed.add(TYPE, 1)
+        await inside.log.wait_for(RunStarted)
+        await typed.resubmit(TYPE, 1)
+        go_on.set()
+        await inside.log.wait_for(RunEnded, count=2)
+    assert inside.log.of(WorkerConflict) == []
+
+
 async def test_a_job_that_is_removed_while_an_executor_runs_it_is_stopped_and_then_gone(
     typed: joex.TypedJobs, client: AnyClient, database_url: str
 ) -> None:

@@ -228,8 +228,9 @@ def plain_group(name: str, weight: int = 1, held: int = 0) -> GroupPlan:
 
 
 # Situations that chance meets rarely: a group whose visit is under way is served again in a later pass of the same
-# call, after groups that had too few jobs; there are more idle groups than free slots; and groups with large weights
-# have fewer jobs than turns, so that the free slots reach groups further on, but no second turn of anybody.
+# call, after groups that had too few jobs; there are more idle groups than free slots; groups with large weights have
+# fewer jobs than turns, so that the free slots reach groups further on, but no second turn of anybody; nor of a group
+# whose visit has ended meanwhile.
 VISIT_IN_A_LATER_PASS = Plan(
     [plain_group("000", weight=2, held=1), plain_group("00", weight=2), plain_group("0")],
     None,
@@ -248,6 +249,12 @@ FEWER_JOBS_THAN_TURNS = Plan(
     CountingScheme(1, 1),
     [Submit([(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), *[(2, 0, 0)] * 4, (3, 0, 0)]), Take(8)],
 )
+VISIT_THAT_ENDS = Plan(
+    [plain_group(name, weight) for name, weight in (("1", 1), ("Ü", 2), ("00", 2))],
+    (2, 1),
+    CountingScheme(1, 1),
+    [Submit([(0, 0, 0), (1, 0, 0), (2, 0, 0), (2, 0, 0)]), Take(3)],
+)
 
 
 @settings(max_examples=400, suppress_health_check=one_database)
@@ -255,6 +262,7 @@ FEWER_JOBS_THAN_TURNS = Plan(
 @example(plan=VISIT_IN_A_LATER_PASS)
 @example(plan=MORE_GROUPS_THAN_SLOTS)
 @example(plan=FEWER_JOBS_THAN_TURNS)
+@example(plan=VISIT_THAT_ENDS)
 @pytest.mark.postgres(18)
 async def test_the_database_takes_the_very_jobs_that_the_specification_takes(sides, plan):
     await play(Sides(*sides), plan)

@@ -38,11 +38,12 @@ _OTHERWISE = {"canceled": Verdict(State.CANCELLED), "resubmitted": Verdict(State
 
 @dataclass(slots=True)
 class End:
-    """The end of a run, and what was decided about it."""
+    """The end of a run, and what was decided about it. ``has_committed``: in a transaction of the task's own."""
 
     job: TakenJob
     row: EndedRun
     verdict: Verdict
+    has_committed: bool = False
     is_settled: bool = False
     is_refused: bool = False
 
@@ -171,7 +172,7 @@ class Finisher:
         if answer == "locked":
             self._loop.call_later(_LOCKED_RETRY_IN, self.ended, end)
             return
-        if answer == "worker_conflict":
+        if answer == "worker_conflict" and not end.has_committed:  # (else the job has gone round again)
             self._emit(WorkerConflict(end.job.id, end.job.task))
         else:
             verdict = _OTHERWISE.get(answer, end.verdict)

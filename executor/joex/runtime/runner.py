@@ -172,10 +172,11 @@ class Runner:
 
     async def _run(self, run: Run) -> None:
         outcome, result, message = await self._outcome(run)
-        if run.interruption is Interruption.LOST:
+        has_committed = run.context is not None and run.context.is_finished
+        if run.interruption is Interruption.LOST and not has_committed:
             self._finisher.forget(run.job)
             return
-        if run.context is not None and run.context.is_finished:
+        if has_committed:
             outcome = Outcome(Ending.RETURNED)  # its transaction has ended the job, whatever the code did after that
         verdict = decide(
             outcome,
@@ -185,7 +186,7 @@ class Runner:
         )
         delay = None if verdict.delay is None else verdict.delay.total_seconds()
         row = EndedRun(run.job.id, run.job.lock_id, verdict.state, result, message, verdict.error, delay, run.seconds)
-        self._finisher.ended(End(run.job, row, verdict))
+        self._finisher.ended(End(run.job, row, verdict, has_committed=has_committed))
 
     async def _outcome(self, run: Run) -> tuple[Outcome, str | None, str | None]:
         """Run the code, and say how it ended; with the result as JSON text, and its message."""

@@ -69,12 +69,14 @@ BEGIN
 
     RETURN QUERY
     -- The ring from the cursor on, and once around. It stops as soon as there are enough groups that run nothing: no
-    -- group further on can come before them. `idle` counts these; `stop` is where the second half of the circle ends.
+    -- group further on can come before them. `idle` counts these (not the one under the cursor whose visit is over: all others
+    -- on its level come before it); `stop` is where the second half of the circle ends.
     WITH RECURSIVE walk AS (
         SELECT v_before AS ring, 9223372036854775807 AS stop, 0 AS pos, 0 AS idle, 0 AS running, 1 AS weight, 0 AS room
         UNION ALL
         SELECT n.ring, n.stop, w.pos + 1,
-               w.idle + CASE WHEN s.room > 0 AND o.running < s.weight THEN 1 ELSE 0 END, o.running, s.weight, s.room
+               w.idle + CASE WHEN s.room > 0 AND o.running < s.weight AND NOT (p_again AND v_left > 0 AND n.ring = v_here)
+                             THEN 1 ELSE 0 END, o.running, s.weight, s.room
         FROM walk w
         CROSS JOIN LATERAL (
             SELECT x.ring, x.stop FROM (
