@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from uuid import UUID
 from joex.core.duration import parse_duration
 from joex.core.job import check_name
 from joex.core.outcome import Ending, Outcome, decide
-from joex.errors import DatabaseUnavailable, InvalidJob
+from joex.errors import DatabaseUnavailable, InvalidJob, JoexError
 from joex.store import keyed
 from joex.store.errors import translated
 from joex.store.jobs import json_text
@@ -89,9 +89,10 @@ class Working(Face):
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            job = await taking
-            if job is not None and job.lock_id is not None:
-                await self.give_back(job.type, job.id, job.lock_id)
+            with suppress(JoexError):  # then its timeout frees it
+                job = await taking
+                if job is not None and job.lock_id is not None:
+                    await self.give_back(job.type, job.id, job.lock_id)
             raise
 
     async def _accept_later(self, queue: str, worker: str, limit: bytes | None, patience: float) -> TypedJob | None:

@@ -109,16 +109,26 @@ END $$;
 -- while an unfinished one has its tracker. Returns how many.
 CREATE OR REPLACE FUNCTION joex.retry_failed(
     queue text DEFAULT NULL, grp text DEFAULT NULL, task text DEFAULT NULL, most integer DEFAULT 10000
-) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_id uuid;
     v_all bigint := 0;
 BEGIN
-    FOR v_id IN SELECT j.id FROM joex.job j
-                WHERE j.finished_at IS NOT NULL AND j.state = 'failed' AND (queue IS NULL OR j.queue = queue)
-                      AND (grp IS NULL OR j.grp = grp) AND (task IS NULL OR j.task = task)
-                ORDER BY j.finished_at LIMIT most LOOP
+    -- (finished jobs with a key have an index of their own)
+    FOR v_id IN SELECT f.id FROM (
+                    (SELECT j.id, j.finished_at FROM joex.job j
+                     WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.state = 'failed'
+                           AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
+                           AND (task IS NULL OR j.task = task)
+                     ORDER BY j.finished_at LIMIT most)
+                    UNION ALL
+                    (SELECT j.id, j.finished_at FROM joex.job j
+                     WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL AND j.state = 'failed'
+                           AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
+                           AND (task IS NULL OR j.task = task)
+                     ORDER BY j.finished_at LIMIT most)) f
+                ORDER BY f.finished_at LIMIT most LOOP
         BEGIN
             v_all := v_all + joex.retry(v_id)::integer;
         EXCEPTION WHEN unique_violation THEN
