@@ -1,0 +1,179 @@
+"""Fair by occupancy: how executors share their slots between groups, whatever ends and whoever comes and goes.
+
+What is taken when is held to its specification elsewhere (tests/property); here are processes, with their own links,
+locks, wake-ups and ends. Each test goes from one full state of the slots to the next one, and does not look at a clock.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from joex.store import stats
+from tests.support.apps import AnyClient, Effects
+from tests.support.occupancy import Held, Stage
+from tests.support.processes import ExecutorProcesses
+from tests.support.waiting import eventually
+
+ONE_OR_MANY = pytest.mark.parametrize("slots", [(4,), (1, 1, 1, 1)], ids=["one", "four"])
+"""Executors, with four slots together."""
+
+
+@pytest.fixture
+async def stage(
+    pool: asyncpg.Pool, client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> AsyncIterator[Stage]:
+    """A stage for jobs and executors; what is left of these is killed after the test."""
+    effects = Effects(pool, database_url)
+    await effects.prepare()
+    with ExecutorProcesses(effects, database_url) as executors:
+        yield Stage(client, connection, effects, executors)
+
+
+@ONE_OR_MANY
+async def test_a_group_gives_up_slots_to_another_as_its_jobs_end_and_keeps_its_share(
+    stage: Stage, slots: tuple[int, ...]
+) -> None:
+    """Work-conserving: a lonely group has all slots; by occupancy: whichever jobs end, the shares stay."""
+    await stage.submit(long=20)
+    await stage.start(*slots)
+    assert await stage.shares(4) == {"long": 4}
+    await stage.submit(short=14)
+    assert await stage.shares(4) == {"long": 4}  # nothing that runs is interrupted
+    assert await stage.step("long", slots=4) == {"long": 3, "short": 1}
+    assert await stage.step("long", slots=4) == {"long": 2, "short": 2}
+    for _ in range(8):
+        assert await stage.step("short", slots=4) == {"long": 2, "short": 2}
+    for _ in range(2):
+        assert await stage.step("long", slots=4) == {"long": 2, "short": 2}
+    for _ in range(4):
+        assert await stage.step("short", slots=4) == {"long": 2, "short": 2}
+    # 14 have begun, and none waits: no slot stays free for those that may come.
+    assert await stage.step("short", slots=4) == {"long": 3, "short": 1}
+    assert await stage.step("short", slots=4) == {"long": 4}
+
+
+_LONG, _SHORT, _TICKS = 10, 1, 40
+"""How many ticks of a clock of the test's own a job lasts, and a test."""
+
+
+@ONE_OR_MANY
+async def test_short_jobs_keep_their_share_of_the_slot_time_beside_long_ones(
+    stage: Stage, slots: tuple[int, ...]
+) -> None:
+    """While both groups have a backlog, the short jobs have nine tenths of two of the four slots at least.
+
+    A tick ends, together, all jobs that have lasted as long as they should, and goes on when all slots are full again. So
+    the time that slots were held is exact, though the executors finish and take at the same time as one another.
+    """
+    await stage.submit(long=40, short=200)
+    await stage.start(*slots)
+    slot_time: Counter[str] = Counter()
+    began: dict[object, int] = {}
+    ended: frozenset[object] = frozenset()
+    for tick in range(_TICKS):
+        held = await stage.full(4, without=ended)
+        began |= {job.id: tick for job in held if job.id not in began}
+        slot_time.update(job.group for job in held)
+        over = [job for job in held if tick + 1 - began[job.id] >= {"long": _LONG, "short": _SHORT}[job.group]]
+        await stage.end(*over)
+        ended = frozenset(job.id for job in over)
+    assert slot_time["short"] + slot_time["long"] == 4 * _TICKS
+    assert slot_time["short"] >= 0.9 * 2 * _TICKS
+    assert slot_time["long"] >= 0.5 * 2 * _TICKS  # nor are they pushed out
+
+
+async def test_slots_are_shared_by_weight_whichever_jobs_end_and_a_change_holds_at_once(
+    stage: Stage, connection: asyncpg.Connection
+) -> None:
+    await stats.set_group(connection, "heavy", "default", weight=3)
+    await stage.submit(heavy=20)
+    await stage.start(2, 2)
+    assert await stage.shares(4) == {"heavy": 4}
+    await stage.submit(light=20)
+    for group in ("heavy", "light", "heavy", "heavy", "light", "heavy"):
+        assert await stage.step(group, slots=4) == {"heavy": 3, "light": 1}
+    await stats.set_group(connection, "heavy", "default", weight=1)
+    assert await stage.step("heavy", slots=4) == {"heavy": 2, "light": 2}
+    await stats.set_group(connection, "light", "default", weight=3)
+    assert await stage.step("light", slots=4) == {"heavy": 2, "light": 2}
+    assert await stage.step("heavy", slots=4) == {"heavy": 1, "light": 3}
+    for group in ("light", "heavy", "light"):
+        assert await stage.step(group, slots=4) == {"heavy": 1, "light": 3}
+
+
+async def test_a_group_at_its_limit_leaves_its_slots_to_others_and_takes_them_when_the_limit_goes(
+    stage: Stage, connection: asyncpg.Connection
+) -> None:
+    await stats.set_group(connection, "limited", "default", max_running=1)
+    await stage.submit(limited=12)
+    await stage.start(2, 2)
+    assert await stage.shares(1) == {"limited": 1}
+    await stage.submit(free=6)
+    assert await stage.shares(4) == {"limited": 1, "free": 3}
+    for group in ("limited", "free", "limited", "free", "free"):
+        assert await stage.step(group, slots=4) == {"limited": 1, "free": 3}
+    await stage.end(*(job for job in await stage.full(4) if job.group == "free"))
+    assert await stage.shares(1) == {"limited": 1}
+    for _ in range(3):
+        assert await stage.step("limited", slots=1) == {"limited": 1}
+    assert await stage.most_at_a_time("limited") == 1
+    await stats.set_group(connection, "limited", "default", max_running=-1)
+    assert await stage.shares(4) == {"limited": 4}
+
+
+async def test_shares_hold_while_executors_come_and_leave(stage: Stage) -> None:
+    await two_with_two_each(stage)
+    await stage.executors.start("newcomer", pool_size=2)
+    assert await stage.shares(6) == {"long": 3, "short": 3}
+    leaver = next(iter(stage.executors))
+    leaver.terminate()
+    await eventually(lambda: "SIGTERM" in leaver.log)
+    for group in ("short", "long", "short"):  # what it still runs counts for its group
+        job = next(job for job in await stays(stage, 6, leaver.app_id) if job.group == group)
+        assert await stage.step(job, slots=6) == {"long": 3, "short": 3}
+    await stage.end(*(job for job in await stage.held() if job.executor == leaver.app_id))
+    assert await leaver.exited() == 0
+    await levels_out(stage)
+
+
+async def test_shares_hold_when_an_executor_is_killed_and_another_one_comes(stage: Stage) -> None:
+    await two_with_two_each(stage)
+    victim = next(iter(stage.executors))
+    await victim.kill()
+
+    async def given_back() -> bool:
+        return all(job.executor != victim.app_id for job in await stage.held())
+
+    await eventually(given_back, why="the jobs of the dead move on")
+    await stage.executors.start("newcomer", pool_size=2)
+    assert await stage.shares(4) == {"long": 2, "short": 2}
+    for group in ("short", "long", "short", "short"):
+        assert await stage.step(group, slots=4) == {"long": 2, "short": 2}
+
+
+async def two_with_two_each(stage: Stage) -> None:
+    """Two executors with two slots each, and two groups that hold two each, and have a backlog."""
+    await stage.submit(long=20)
+    await stage.start(2, 2)
+    await stage.full(4)
+    await stage.submit(short=20)
+    await stage.step("long", slots=4)
+    assert await stage.step("long", slots=4) == {"long": 2, "short": 2}
+
+
+async def stays(stage: Stage, slots: int, leaver: str) -> list[Held]:
+    """The jobs that executors hold who do not leave."""
+    return [job for job in await stage.full(slots) if job.executor != leaver]
+
+
+async def levels_out(stage: Stage) -> None:
+    """Whoever had held the slots that are gone: each end of a job brings the four that are left nearer to equal shares."""
+    shares = await stage.shares(4)
+    while shares != {"long": 2, "short": 2}:
+        more = max(shares, key=lambda group: shares[group])
+        before, shares = shares, await stage.step(more, slots=4)
+        assert shares[more] == before[more] - 1
+    for group in ("short", "long", "long", "short"):
+        assert await stage.step(group, slots=4) == {"long": 2, "short": 2}
