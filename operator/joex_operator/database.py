@@ -17,7 +17,7 @@ from joex.store import periodic, pools, stats
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import translated
 from joex.store.migrate import check_schema, migrate
-from joex.store.stats import QueueStats
+from joex.store.stats import QueueStats, Shares
 from joex_operator.metrics import database_name
 from joex_operator.reconcile import Trouble
 from joex_operator.repeating import Repeating
@@ -119,9 +119,20 @@ class Database:
 
     async def queue_stats(self) -> list[QueueStats]:
         """The numbers of all queues. With very many jobs this takes its time."""
+        async with self._patiently() as connection:
+            return await stats.queue_stats(connection)
+
+    async def queue_shares(self) -> list[Shares]:
+        """How the slots of all queues are shared. With very many groups this takes its time."""
+        async with self._patiently() as connection:
+            return await stats.queue_shares(connection)
+
+    @asynccontextmanager
+    async def _patiently(self) -> AsyncIterator[Connection]:
+        """A connection of its own, for a statement that takes its time."""
         connection = await connect(self._url, pooled=True, name="joex operator stats", within=60.0)
         try:
-            return await stats.queue_stats(connection)
+            yield connection
         finally:
             connection.terminate()
 

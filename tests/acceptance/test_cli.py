@@ -22,6 +22,7 @@ import pytest
 from joex import Client
 from joex.cli import main
 from joex.config import Settings
+from joex.core.group_bucket import group_bucket
 from joex.store.executors import Registration, register
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
@@ -309,6 +310,25 @@ async def test_failed_jobs_are_retried_by_id_or_by_filter(joex, client, pool):
     assert [(await client.get(job_id)).state for job_id in ids] == ["waiting"] * 3
 
 
+async def test_stats_say_who_holds_the_slots_and_who_is_behind(joex, client, pool):
+    await client.submit_many([{"task": "t", "group": "acme"}] * 3)
+    await client.submit("t", queue="mail", not_before="1h")
+    await _register_somebody(pool)
+    await pool.fetch("SELECT joex.take(id, '{default}', 3) FROM joex.executor")
+    await client.submit("t", group="globex")
+    default, mail = (await joex("stats", "--json")).json
+    assert (default["groups"], default["scheduled"], mail["shares"]) == (2, 3, None)
+    shares = default["shares"]
+    assert (shares["active_groups"], shares["groups_behind"]) == (2, 1)
+    assert (shares["largest_group"], shares["largest_share"]) == ("acme", 1.0)
+    assert shares["longest_wait_seconds"] >= shares["median_wait_seconds"] > 0
+    assert shares["behind_seconds"] > 0
+    lines = (await joex.done("stats")).splitlines()
+    assert lines[4].split() == ["QUEUE", "ACTIVE", "BEHIND", "MEDIAN", "WAIT", "LONGEST", "WAIT", "LARGEST"]
+    assert re.fullmatch(r"default +2 +1 +\S+ +\S+ +100% acme", lines[5].rstrip())
+    assert len(lines) == 6
+
+
 async def test_groups_are_listed_with_their_settings_which_can_be_set(joex, client):
     await client.submit("t", group="acme")
     assert await joex.done("groups", "set", "acme", "--weight", "3", "--max-running", "2", "--pause") == (
@@ -319,6 +339,7 @@ async def test_groups_are_listed_with_their_settings_which_can_be_set(joex, clie
     assert (busy["group"], busy["waiting"], busy["weight"], busy["max_running"]) == ("acme", 1, 3, 2)
     assert busy["paused"] is True
     assert (idle["group"], idle["queue"], idle["waiting"], idle["weight"]) == ("idle", "other", 0, 2)
+    assert (busy["bucket"], idle["bucket"]) == (group_bucket("acme"), group_bucket("idle"))
     assert await joex.done("groups", "set", "acme", "--no-limit", "--resume") == (
         "group acme in queue default: weight 3, no limit, not paused"
     )
@@ -646,15 +667,17 @@ async def test_ctrl_c_ends_a_command_quietly_with_130(joex, client, pool):
 async def test_stats_are_watched_in_blocks_until_ctrl_c(joex, client):
     await client.submit("t", queue="mail")
     async with joex.started("stats", "--watch", "100ms") as process:
-        block = [(await line_of(process)).rstrip() for _ in range(8)]
+        lines = [(await line_of(process)).rstrip() for _ in range(14)]
         assert await interrupted(process) == (130, "")
-    assert block[0] < block[4]
-    assert TIME.fullmatch(block[0])
-    assert TIME.fullmatch(block[4])
-    assert block[1] == block[5] == "QUEUE  GROUPS  WAITING  DEFERRED  STUCK  SCHEDULED  RUNNING  OLDEST  ENDED/S"
-    assert re.fullmatch(r"mail +1 +1 +0 +0 +0 +0 +\S+ +-", block[2])
-    assert re.fullmatch(r"mail +1 +1 +0 +0 +0 +0 +\S+ +0\.0", block[6])
-    assert block[3] == block[7] == ""
+    first, second = lines[:7], lines[7:]
+    assert first[0] < second[0]
+    for block, ended in ((first, "-"), (second, "0\\.0")):
+        assert TIME.fullmatch(block[0])
+        assert block[1] == "QUEUE  GROUPS  WAITING  DEFERRED  STUCK  SCHEDULED  RUNNING  OLDEST  ENDED/S"
+        assert re.fullmatch(rf"mail +1 +1 +0 +0 +0 +0 +\S+ +{ended}", block[2])
+        assert block[4] == "QUEUE  ACTIVE  BEHIND  MEDIAN WAIT  LONGEST WAIT  LARGEST"
+        assert re.fullmatch(r"mail +1 +0 +\S+ +\S+ +-", block[5])
+        assert block[3] == block[6] == ""
 
 
 async def test_watched_stats_say_how_many_jobs_have_ended(joex, client):

@@ -6,6 +6,7 @@ locks, wake-ups and ends. Each test goes from one full state of the slots to the
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -64,14 +65,14 @@ async def test_short_jobs_keep_their_share_of_the_slot_time_beside_long_ones(
 ) -> None:
     """While both groups have a backlog, the short jobs have nine tenths of two of the four slots at least.
 
-    A tick ends, together, all jobs that have lasted as long as they should, and goes on when all slots are full again. So
-    the time that slots were held is exact, though the executors finish and take at the same time as one another.
+    A tick ends, together, all jobs that have lasted as long as they should, and goes on when all slots are full again.
+    So the time that slots were held is exact, though the executors finish and take at the same time as one another.
     """
     await stage.submit(long=40, short=200)
     await stage.start(*slots)
     slot_time: Counter[str] = Counter()
-    began: dict[object, int] = {}
-    ended: frozenset[object] = frozenset()
+    began: dict[UUID, int] = {}
+    ended: frozenset[UUID] = frozenset()
     for tick in range(_TICKS):
         held = await stage.full(4, without=ended)
         began |= {job.id: tick for job in held if job.id not in began}
@@ -169,7 +170,7 @@ async def stays(stage: Stage, slots: int, leaver: str) -> list[Held]:
 
 
 async def levels_out(stage: Stage) -> None:
-    """Whoever had held the slots that are gone: each end of a job brings the four that are left nearer to equal shares."""
+    """Whoever held the slots that are gone: each end of a job brings the four that are left nearer to equal shares."""
     shares = await stage.shares(4)
     while shares != {"long": 2, "short": 2}:
         more = max(shares, key=lambda group: shares[group])

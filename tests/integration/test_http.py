@@ -16,6 +16,7 @@ import pytest
 from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.counting import CountingScheme
+from joex.core.group_bucket import group_bucket
 from joex.http import RunningJob, create_api, listen, serve
 from joex.http.api import LARGEST_BODY
 from joex.store import executors, runs
@@ -376,6 +377,8 @@ async def test_queues_are_counted(http, client):
     await client.submit("t", group="other", not_before="1h")
     (queue,) = (await http.get("/api/v1/stats")).json()["queues"]
     assert (queue["queue"], queue["waiting"], queue["deferred"], queue["groups"]) == ("default", 1, 1, 2)
+    shares = queue["shares"]
+    assert (shares["active_groups"], shares["largest_share"], shares["groups_behind"]) == (1, None, 0)
 
 
 async def test_executors_are_listed(http, client):
@@ -454,6 +457,7 @@ async def test_a_group_may_have_any_name(http, client):
     assert (await http.post("/api/v1/groups/a%2Fb%20%C3%A9%3F", json={"weight": 2})).status_code == 200
     (group,) = (await http.get("/api/v1/groups")).json()["groups"]
     assert (group["group"], group["weight"], group["waiting"]) == ("a/b é?", 2, 1)
+    assert group["bucket"] == group_bucket("a/b é?")
 
 
 @pytest.mark.parametrize(

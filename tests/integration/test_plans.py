@@ -341,6 +341,17 @@ async def test_counting_the_jobs_that_have_ended_costs_as_much_as_have_ended(ben
     assert_bounded(reading, 200)
 
 
+async def test_how_slots_are_shared_costs_as_much_as_there_are_active_groups(bench, executor):
+    await bench.take(executor, 100)
+    [default, typed], reading = await read_by(bench, stats.queue_shares(bench.connection))
+    assert (default.queue, default.active_groups, default.largest_share) == ("default", GROUPS + 1, 0.01)
+    assert (typed.queue, typed.active_groups, typed.largest_share) == ("typed", 1, None)
+    assert reading.scans == 0
+    # An entry for each group, those of jobs that are held, and what is dead and not cleared yet.
+    assert reading.entries <= 2 * GROUPS
+    assert reading.pages <= 8 * GROUPS
+
+
 async def test_the_latest_lines_of_logs_cost_as_much_as_are_shown(bench, executor):
     taken = await bench.take(executor, 20)
     lines = [LogLine(job.id, job.lock_id, 1, 0.0, "info", "x") for job in taken for _ in range(100)]

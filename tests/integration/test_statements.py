@@ -66,6 +66,7 @@ CALLS = {
     "finish": f"joex.finish({NO_JOB}, {NO_JOB})",
     "finish_many": f"joex.finish_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY['success'], ARRAY[NULL]::jsonb[], \
                      ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::float8[], ARRAY[NULL]::float8[], true)",
+    "group_bucket": "joex.group_bucket('a')",
     "has_below": "joex.has_below('default', 1, '\\x01')",
     "heartbeat": f"joex.heartbeat(1, ARRAY[{NO_JOB}], ARRAY[{NO_JOB}])",
     "is_dead": "joex.is_dead(e) FROM joex.executor e",
@@ -108,6 +109,7 @@ CALLS = {
     "set_group": "joex.set_group('a', weight => 2)",
     "set_priority": f"joex.set_priority({NO_JOB}, 'high')",
     "set_timeout": "joex.set_timeout('a', '1 minute', false)",
+    "shares": "joex.shares()",
     "slots": "joex.slots('a/')",
     "start_many": f"joex.start_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0])",
     "state_after": "joex.state_after('success', false, true)",

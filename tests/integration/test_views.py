@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from joex.core.group_bucket import group_bucket
 from joex.store import executors, stats
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -89,6 +90,121 @@ async def test_what_waits_for_its_group_does_not_make_a_queue_old(bench):
     assert queue.oldest_runnable_seconds < 1800
 
 
+async def hold(bench, executor, **groups):
+    """Let an executor hold so many jobs of each group; all its jobs then, of which none waits."""
+    for group, count in groups.items():
+        for _ in range(count):
+            await bench.submit(group)
+    assert len(await bench.take(executor, sum(groups.values()))) == sum(groups.values())
+
+
+async def wait(bench, group, seconds, **fields):
+    """Submit a job that has waited for so long."""
+    job_id = await bench.submit(group, **fields)
+    await bench.connection.execute(
+        "UPDATE joex.job SET runnable_since = clock_timestamp() - make_interval(secs => $2) WHERE id = $1",
+        job_id,
+        seconds,
+    )
+
+
+async def test_where_no_group_is_active_there_are_no_shares(bench, me):
+    await bench.job_in("success", me)
+    await bench.job_in("stuck", me)
+    await bench.submit(not_before=LATER)
+    await bench.submit("paused")
+    await stats.set_group(bench.connection, "paused", "default", paused=True)
+    await bench.submit("limited")
+    await stats.set_group(bench.connection, "limited", "default", max_running=0)
+    assert await stats.queue_shares(bench.connection) == []
+    [queue] = await stats.shared_queue_stats(bench.connection)
+    assert (queue.groups, queue.shares) == (3, None)
+
+
+async def test_groups_are_active_that_hold_slots_or_could(bench, me):
+    await hold(bench, me, holds=1, paused=1, limited=1)
+    await stats.set_group(bench.connection, "paused", "default", paused=True)
+    await stats.set_group(bench.connection, "limited", "default", max_running=1)
+    for group in ("waits", "waits", "paused", "limited"):
+        await bench.submit(group)
+    await bench.submit("elsewhere", queue="mail")
+    default, mail = await stats.queue_shares(bench.connection)
+    assert (default.queue, default.active_groups) == ("default", 4)
+    assert (mail.queue, mail.active_groups) == ("mail", 1)
+    [queue, other] = await stats.shared_queue_stats(bench.connection)
+    assert queue.shares is not None
+    assert other.shares is not None
+    assert (queue.shares.active_groups, other.shares.active_groups) == (4, 1)
+
+
+async def test_the_largest_group_is_known_with_its_share_of_the_slots_in_use(bench, me):
+    await bench.submit("waits")
+    [nobody] = await stats.queue_shares(bench.connection)
+    assert (nobody.largest_group, nobody.largest_share) == (None, None)
+    await bench.take(me, 1)
+    await hold(bench, me, large=6, small=1)
+    for _ in range(20):
+        await bench.submit("backlog")
+    [queue] = await stats.queue_shares(bench.connection)
+    assert (queue.largest_group, queue.largest_share) == ("large", 0.75)
+
+
+async def test_waits_are_those_of_the_next_jobs_of_groups_each_group_counts_once(bench):
+    for group, seconds in (("quick", 10), ("usual", 100), ("usual", 90), ("usual", 80), ("slow", 5000)):
+        await wait(bench, group, seconds)
+    await wait(bench, "paused", 90_000)
+    await stats.set_group(bench.connection, "paused", "default", paused=True)
+    [queue] = await stats.queue_shares(bench.connection)
+    assert queue.median_wait_seconds is not None
+    assert queue.longest_wait_seconds is not None
+    assert 100 <= queue.median_wait_seconds < 1000
+    assert 5000 <= queue.longest_wait_seconds < 10_000
+
+
+async def test_the_next_job_of_a_group_is_the_one_that_is_taken_next(bench):
+    await wait(bench, "acme", 5000, priority="low")
+    await wait(bench, "acme", 100, priority="high")
+    [queue] = await stats.queue_shares(bench.connection)
+    assert queue.longest_wait_seconds is not None
+    assert 100 <= queue.longest_wait_seconds < 1000
+
+
+async def test_a_group_is_behind_that_waits_two_levels_below_another(bench, me):
+    await hold(bench, me, alone=2)
+    await wait(bench, "late", 60)
+    await wait(bench, "later", 30)
+    await wait(bench, "alone", 500)
+    [queue] = await stats.queue_shares(bench.connection)
+    assert queue.groups_behind == 2
+    assert queue.behind_seconds is not None
+    assert 60 <= queue.behind_seconds < 500
+    await stats.set_group(bench.connection, "later", "default", paused=True)
+    [queue] = await stats.queue_shares(bench.connection)
+    assert queue.groups_behind == 1
+
+
+async def test_no_group_is_behind_where_levels_differ_by_less_than_two(bench, me):
+    await hold(bench, me, first=1)
+    await wait(bench, "second", 60)
+    [queue] = await stats.queue_shares(bench.connection)
+    assert (queue.groups_behind, queue.behind_seconds, queue.largest_share) == (0, None, 1.0)
+    await bench.take(me, 1)
+    await hold(bench, me, first=2)
+    await wait(bench, "second", 60)
+    [queue] = await stats.queue_shares(bench.connection)
+    assert queue.groups_behind == 1
+    await stats.set_group(bench.connection, "first", "default", weight=2)  # three of them are one level
+    [queue] = await stats.queue_shares(bench.connection)
+    assert queue.groups_behind == 0
+
+
+@pytest.mark.parametrize("group", ["acme", "a", "Müller & Söhne", "日本", "x" * 254])
+async def test_the_bucket_of_a_group_is_the_same_here_and_in_the_database(bench, group):
+    await bench.submit(group)
+    [found] = await stats.group_stats(bench.connection)
+    assert found.bucket == group_bucket(group) == await bench.connection.fetchval("SELECT joex.group_bucket($1)", group)
+
+
 async def test_an_executor_is_shown_with_what_it_does(bench, another_connection):
     ids = {name: await bench.executor(name) for name in ("awake", "asleep", "busy", "draining", "left", "dead")}
     await executors.fall_asleep(bench.connection, ids["asleep"])
@@ -119,7 +235,7 @@ COLUMNS = {
     "retries cancel_requested progress progress_message submitted_at scheduled_at started_at finished_at message "
     "result error seq",
     "group_stats": "queue grp waiting deferred scheduled running stuck oldest_runnable_seconds weight paused "
-    "max_running",
+    "max_running bucket",
     "queue_stats": "queue waiting deferred scheduled running stuck oldest_runnable_seconds groups",
     "executors": "id app_id state held pool_size queues host pid pod_uid http_address version tasks started_at "
     "heartbeat_at left_at silent_seconds",

@@ -91,7 +91,8 @@ class Stage:
             """
             SELECT max(count) FROM (
                 SELECT count(*) FROM joex.job a JOIN joex.job b USING (grp)
-                WHERE grp = $1 AND b.scheduled_at <= a.scheduled_at AND a.scheduled_at < coalesce(b.finished_at, 'infinity')
+                WHERE grp = $1 AND b.scheduled_at <= a.scheduled_at
+                      AND a.scheduled_at < coalesce(b.finished_at, 'infinity')
                 GROUP BY a.id) at_a_time
             """,
             group,

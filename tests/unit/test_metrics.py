@@ -13,9 +13,12 @@ from joex.observe import metrics as module
 from joex.observe.metrics import Metrics
 from joex.runtime import notes
 
+ACME = "2"
+"""The bucket of the group of most jobs here."""
 
-def job(task="mail.send", queue="default", waited=0.0):
-    return TakenJob(UUID(int=1), UUID(int=2), 1, queue, "acme", task, "{}", "low", "", "", 0, 0, None, waited)
+
+def job(task="mail.send", queue="default", waited=0.0, group="acme"):
+    return TakenJob(UUID(int=1), UUID(int=2), 1, queue, group, task, "{}", "low", "", "", 0, 0, None, waited)
 
 
 @pytest.fixture
@@ -59,11 +62,24 @@ def test_how_long_jobs_have_waited_is_measured_by_queue_when_their_code_starts(m
     metrics(events.RunStarted(job("mail.read", waited=7200.0)))
     metrics(events.RunEnded(job("mail.send", waited=0.2), Verdict(State.SUCCESS), 1.0))
     metrics(events.RunStarted(job(queue="slow", waited=3.0)))
-    assert value(metrics, "joex_job_wait_seconds_count", queue="default") == 2
-    assert value(metrics, "joex_job_wait_seconds_sum", queue="default") == 7200.2
-    assert value(metrics, "joex_job_wait_seconds_bucket", queue="default", le="0.25") == 1
-    assert value(metrics, "joex_job_wait_seconds_bucket", queue="default", le="14400.0") == 2
-    assert value(metrics, "joex_job_wait_seconds_count", queue="slow") == 1
+    labels = {"queue": "default", "group_bucket": ACME}
+    assert value(metrics, "joex_job_wait_seconds_count", **labels) == 2
+    assert value(metrics, "joex_job_wait_seconds_sum", **labels) == 7200.2
+    assert value(metrics, "joex_job_wait_seconds_bucket", **labels, le="0.25") == 1
+    assert value(metrics, "joex_job_wait_seconds_bucket", **labels, le="14400.0") == 2
+    assert value(metrics, "joex_job_wait_seconds_count", queue="slow", group_bucket=ACME) == 1
+
+
+def test_however_many_groups_there_are_their_waits_are_measured_in_eight_buckets(metrics):
+    for number in range(1000):
+        metrics(events.RunStarted(job(group=f"tenant {number}")))
+    metrics(events.RunStarted(job(group="globex", waited=90_000.0)))
+    counts = {n: value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket=str(n)) for n in range(8)}
+    sums = [value(metrics, "joex_job_wait_seconds_sum", queue="default", group_bucket=str(n)) for n in range(8)]
+    assert sum(counts.values()) == 1001
+    assert min(counts.values()) > 90  # a bucket has its eighth of them, or nearly
+    assert value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket="8") is None
+    assert sums == [0, 0, 0, 90_000.0, 0, 0, 0, 0]
 
 
 def test_takes_are_counted_and_measured(metrics):
@@ -127,8 +143,8 @@ def test_tasks_that_submitters_make_up_do_not_make_numbers_without_end(metrics, 
     assert value(metrics, "joex_runs_started_total", task="task 1", queue="default") == 1
     assert value(metrics, "joex_runs_started_total", task="task 2", queue="default") is None
     assert value(metrics, "joex_runs_started_total", task="(others)", queue="(others)") == 3
-    assert value(metrics, "joex_job_wait_seconds_count", queue="default") == 7
-    assert value(metrics, "joex_job_wait_seconds_count", queue="(others)") == 3
+    assert value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket=ACME) == 7
+    assert value(metrics, "joex_job_wait_seconds_count", queue="(others)", group_bucket=ACME) == 3
 
 
 def test_two_executors_in_one_process_count_apart(metrics):
@@ -145,7 +161,7 @@ def test_every_number_has_the_prefix_and_no_label_is_unbounded(metrics):
     assert content_type.startswith("text/plain")
     assert all(family.name.startswith("joex_") for family in families)
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels == {"task", "queue", "result", "cause", "reason", "service", "outcome", "le"}
+    assert labels == {"task", "queue", "group_bucket", "result", "cause", "reason", "service", "outcome", "le"}
 
 
 def test_an_event_that_moves_no_number_is_welcome(metrics):

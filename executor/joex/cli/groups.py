@@ -9,6 +9,7 @@ import typer
 from joex.cli.database import with_connection
 from joex.cli.options import AsJson, DatabaseUrl, Limit, OfQueue
 from joex.cli.output import note, print_json, print_table, say, span
+from joex.core.group_bucket import group_bucket
 from joex.errors import ConfigError
 from joex.store.stats import GroupSetting, GroupStats, group_settings, group_stats, set_group
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "GROUP", "QUEUE", "WAITING", "DEFERRED", "STUCK", "SCHEDULED", "RUNNING", "OLDEST", "WEIGHT", "LIMIT", "PAUSED",
+    "BUCKET",
 )  # fmt: skip
 
 groups_app = typer.Typer()
@@ -33,7 +35,8 @@ def groups(
 ) -> None:
     """List the groups, or change their settings.
 
-    Lists those that have unfinished jobs, the largest first, and those that have settings of their own.
+    Lists those that have unfinished jobs, the largest first, and those that have settings of their own. BUCKET is the
+    label group_bucket of metrics.
     """
     if context.invoked_subcommand is not None:
         if queue is not None or as_json or database_url is not None:
@@ -47,7 +50,7 @@ def groups(
     if as_json:
         print_json(found[:limit])
     elif found:
-        print_table(_COLUMNS, map(_row, found[:limit]), numbers=_COLUMNS[2:10])
+        print_table(_COLUMNS, map(_row, found[:limit]), numbers=(*_COLUMNS[2:10], "BUCKET"))
     else:
         say("no groups have unfinished jobs or settings")
     if len(found) > limit:
@@ -107,12 +110,13 @@ def _idle(setting: GroupSetting) -> GroupStats:
         weight=setting.weight,
         paused=setting.paused,
         max_running=setting.max_running,
+        bucket=group_bucket(setting.group),
     )
 
 
 def _row(g: GroupStats) -> tuple[object, ...]:
     counts = (g.waiting, g.deferred, g.stuck, g.scheduled, g.running)
-    return (g.group, g.queue, *counts, span(g.oldest_runnable_seconds), g.weight, g.max_running, g.paused)
+    return (g.group, g.queue, *counts, span(g.oldest_runnable_seconds), g.weight, g.max_running, g.paused, g.bucket)
 
 
 def _words(setting: GroupSetting) -> str:

@@ -14,7 +14,7 @@ from joex.cli.options import AsJson, DatabaseUrl
 from joex.cli.output import iso, make_table, print_json, print_json_line, print_table, say, span
 from joex.cli.watch import display, looks, read_seconds
 from joex.errors import ConfigError
-from joex.store.stats import QueueStats, finished_between, now, queue_stats
+from joex.store.stats import QueueStats, Shares, finished_between, now, shared_queue_stats
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from joex.store.statement import Connection
 
 _COLUMNS = ("QUEUE", "GROUPS", "WAITING", "DEFERRED", "STUCK", "SCHEDULED", "RUNNING", "OLDEST")
+_SHARE_COLUMNS = ("QUEUE", "ACTIVE", "BEHIND", "MEDIAN WAIT", "LONGEST WAIT", "LARGEST")
 _NOTHING = "no unfinished jobs"
 
 
@@ -35,10 +36,12 @@ def stats(
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Count the unfinished jobs of each queue.
+    """Count the unfinished jobs of each queue, and say how its groups share the slots.
 
-    OLDEST is how long the oldest job that may run has waited. With --watch, ENDED/S is how many jobs have ended in a
-    second since the look before, and --json prints an object per line.
+    OLDEST is how long the oldest job that may run has waited. ACTIVE groups hold slots, or have a job that could be
+    taken now; those BEHIND hold less than their share while another group holds more. MEDIAN and LONGEST WAIT are those
+    of the next jobs of groups. LARGEST is who holds the most slots, and which part of those in use. With --watch,
+    ENDED/S is how many jobs have ended in a second since the look before, and --json prints an object per line.
     """
     if seconds is not None and not watch:
         raise ConfigError("stats: SECONDS goes with --watch")
@@ -46,11 +49,14 @@ def stats(
         every = read_seconds("stats", "2" if seconds is None else seconds)
         with_client(database_url, lambda client: _watch(client, every, as_json=as_json))
         return
-    queues = with_connection(database_url, queue_stats)
+    queues = with_connection(database_url, shared_queue_stats)
     if as_json:
         print_json(queues)
     elif queues:
         print_table(_COLUMNS, map(_row, queues), numbers=_COLUMNS[1:])
+        if shared := _shares(queues):
+            say()
+            print_table(_SHARE_COLUMNS, shared, numbers=_SHARE_COLUMNS[1:-1])
     else:
         say(_NOTHING)
 
@@ -66,7 +72,7 @@ class _Look:
     @classmethod
     async def take(cls, connection: Connection, last: _Look | None) -> _Look:
         """Look."""
-        at, queues = await now(connection), await queue_stats(connection)
+        at, queues = await now(connection), await shared_queue_stats(connection)
         if last is None:
             return cls(at, queues, None)
         seconds = (at - last.at).total_seconds()
@@ -109,9 +115,22 @@ def _block(look: _Look) -> RenderableType:
 
     rows = [(*_row(queue), look.rate(queue.queue)) for queue in look.queues]
     columns = (*_COLUMNS, "ENDED/S")
-    return Group(Text(iso(look.at)), make_table(columns, rows, numbers=columns[1:]) if rows else _NOTHING)
+    block: list[RenderableType] = [make_table(columns, rows, numbers=columns[1:]) if rows else _NOTHING]
+    if shared := _shares(look.queues):
+        block += ["", make_table(_SHARE_COLUMNS, shared, numbers=_SHARE_COLUMNS[1:-1])]
+    return Group(Text(iso(look.at)), *block)
 
 
 def _row(q: QueueStats) -> tuple[object, ...]:
     oldest = span(q.oldest_runnable_seconds)
     return (q.queue, q.groups, q.waiting, q.deferred, q.stuck, q.scheduled, q.running, oldest)
+
+
+def _shares(queues: list[QueueStats]) -> list[tuple[object, ...]]:
+    return [_share_row(queue.shares) for queue in queues if queue.shares is not None]
+
+
+def _share_row(s: Shares) -> tuple[object, ...]:
+    largest = None if s.largest_share is None else f"{s.largest_share:.0%} {s.largest_group}"
+    waits = (span(s.median_wait_seconds), span(s.longest_wait_seconds))
+    return (s.queue, s.active_groups, s.groups_behind, *waits, largest)

@@ -86,9 +86,9 @@ async def queue_state(client: TheClient, queue: QueueFilter = None, limit: Limit
 
 @routes.get("/api/v1/stats", responses=problems(503))
 async def queue_stats(client: TheClient) -> Stats:
-    """Count the unfinished jobs of each queue."""
+    """Count the unfinished jobs of each queue, and say how its slots are shared."""
     async with client.acquire() as connection:
-        return Stats(await stats.queue_stats(connection))
+        return Stats(await stats.shared_queue_stats(connection))
 
 
 @routes.get("/api/v1/groups", responses=problems(400, 503))

@@ -1,7 +1,7 @@
 """Events -> numbers for Prometheus.
 
-Labels are bounded: task, queue, result, and words of our own. A job could name any task, so that after `_MOST_TASKS`
-pairs of task and queue the further ones are counted together. docs/metrics.md explains each number.
+Labels are bounded: task, queue, the bucket of a group, result, and words of our own. A job could name any task, so that
+after `_MOST_TASKS` pairs of task and queue the further ones are counted together. docs/metrics.md explains each number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from joex.core import events
+from joex.core.group_bucket import GROUP_BUCKETS, group_bucket
 from joex.core.job import State, TakenJob
 
 _MOST_TASKS = 500
@@ -37,7 +38,8 @@ class _TaskMeters:
     started: Counter
     ended: dict[State, Counter]
     seconds: Histogram
-    waited: Histogram
+    waited: tuple[Histogram, ...]
+    """By the bucket of the job's group."""
 
 
 class Metrics:
@@ -97,7 +99,7 @@ class Metrics:
         self._wait_seconds = Histogram(
             "joex_job_wait_seconds",
             "How long jobs whose code started had waited, from when they could be taken until they were.",
-            ("queue",),
+            ("queue", "group_bucket"),
             buckets=_WAIT_SECONDS,
             registry=self._registry,
         )
@@ -156,7 +158,7 @@ class Metrics:
     def _run_started(self, event: events.RunStarted) -> None:
         meters = self._of(event.job)
         meters.started.inc()
-        meters.waited.observe(event.job.waited)
+        meters.waited[group_bucket(event.job.group)].observe(event.job.waited)
 
     def _run_ended(self, event: events.RunEnded) -> None:
         meters = self._of(event.job)
@@ -182,7 +184,7 @@ class Metrics:
             self._started.labels(task, queue),
             {state: self._ended.labels(task, queue, str(state)) for state in states},
             self._run_seconds.labels(task, queue),
-            self._wait_seconds.labels(queue),
+            tuple(self._wait_seconds.labels(queue, bucket) for bucket in range(GROUP_BUCKETS)),
         )
         self._tasks[task, queue] = meters
         return meters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from joex.store.errors import translated
@@ -12,9 +12,14 @@ _QUEUES = statement("""
     SELECT queue, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, groups FROM joex.queue_stats
     ORDER BY queue
 """)
+_SHARES = statement("""
+    SELECT queue, active_groups, largest_group, largest_share, median_wait_seconds, longest_wait_seconds, groups_behind,
+           behind_seconds
+    FROM joex.shares() ORDER BY queue
+""")
 _GROUPS = statement("""
     SELECT queue, grp, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, weight, paused,
-           max_running
+           max_running, bucket
     FROM joex.group_stats WHERE $1::text IS NULL OR queue = $1
     ORDER BY waiting + running DESC, queue, grp LIMIT $2::integer
 """)
@@ -37,8 +42,34 @@ _SET_GROUP = statement("SELECT joex.set_group($1::text, $2::text, $3::integer, $
 
 
 @dataclass(frozen=True, slots=True)
+class Shares:
+    """How the slots of a queue are shared between its groups.
+
+    Attributes:
+        active_groups: groups that hold slots, or of which a job could be taken now.
+        largest_group, largest_share: who holds the most slots, and which part of those held, 0 to 1; None: nobody.
+        median_wait_seconds, longest_wait_seconds: how long the next job of a group has waited: of the group in the
+            middle, and of the one that waits longest, of those of which a job could be taken now; None: there is none.
+        groups_behind, behind_seconds: how many of these are two levels or more below another group, and the longest
+            that the next job of one of them has waited.
+    """
+
+    queue: str
+    active_groups: int
+    largest_group: str | None
+    largest_share: float | None
+    median_wait_seconds: float | None
+    longest_wait_seconds: float | None
+    groups_behind: int
+    behind_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class QueueStats:
-    """Unfinished jobs of a queue. ``waiting`` may run now, ``deferred`` not before a time."""
+    """Unfinished jobs of a queue. ``waiting`` may run now, ``deferred`` not before a time.
+
+    ``shares``: None where no group is active, or they were not asked for.
+    """
 
     queue: str
     waiting: int
@@ -48,11 +79,12 @@ class QueueStats:
     stuck: int
     oldest_runnable_seconds: float | None
     groups: int
+    shares: Shares | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Unfinished jobs of a group in a queue, and its settings."""
+    """Unfinished jobs of a group in a queue, its settings, and its bucket (see `joex.core.group_bucket`)."""
 
     queue: str
     group: str
@@ -65,6 +97,7 @@ class GroupStats:
     weight: int
     paused: bool
     max_running: int | None
+    bucket: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +115,18 @@ async def queue_stats(connection: Connection) -> list[QueueStats]:
     """The queues that have unfinished jobs."""
     with translated():
         return [QueueStats(*row) for row in await connection.fetch(_QUEUES)]
+
+
+async def queue_shares(connection: Connection) -> list[Shares]:
+    """How the slots of the queues are shared; takes as long as there are active groups, however many jobs there are."""
+    with translated():
+        return [Shares(*row) for row in await connection.fetch(_SHARES)]
+
+
+async def shared_queue_stats(connection: Connection) -> list[QueueStats]:
+    """The queues that have unfinished jobs, and how their slots are shared."""
+    shares = {one.queue: one for one in await queue_shares(connection)}
+    return [replace(one, shares=shares.get(one.queue)) for one in await queue_stats(connection)]
 
 
 async def now(connection: Connection) -> datetime:

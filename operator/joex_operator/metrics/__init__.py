@@ -15,7 +15,7 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from joex.store.stats import QueueStats
+from joex.store.stats import QueueStats, Shares
 from joex_operator.actions import Action
 from joex_operator.metrics.databases import Databases, database_name
 from joex_operator.metrics.decisions import Decisions
@@ -74,6 +74,10 @@ class Metrics:
     def queues(self, database: str, stats: Iterable[QueueStats]) -> None:
         """The queues of a database, all of them; `database_name` says what it is called."""
         self._databases.queues(database, stats)
+
+    def shares(self, database: str, shares: Iterable[Shares]) -> None:
+        """How the slots of the queues of a database are shared: of all that have active groups."""
+        self._databases.shares(database, shares)
 
     def database_reachable(self, database: str, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
         """Whether a database answers. While it does not, nothing is told of its queues."""

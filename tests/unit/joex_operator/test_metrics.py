@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import joex
-from joex.store.stats import QueueStats
+from joex.store.stats import QueueStats, Shares
 from joex_operator.actions import AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
 from joex_operator.history import History
 from joex_operator.metrics import Metrics, databases
@@ -51,6 +51,11 @@ def act(metrics, *actions, on=None, seconds=0.0):
 
 def stats(queue="default", waiting=0, oldest=None, groups=1):
     return QueueStats(queue, waiting, 2, 3, 4, 5, oldest, groups)
+
+
+def shares(queue="default", *, active=1, share=None, waits=(None, None), behind=0, seconds=None):
+    median, longest = waits
+    return Shares(queue, active, "acme", share, median, longest, behind, seconds)
 
 
 def test_executors_are_counted_in_every_phase(metrics):
@@ -304,17 +309,55 @@ def test_queues_that_submitters_make_up_do_not_make_numbers_without_end(metrics,
     assert value(metrics, "joex_queue_groups", database="db/shop", queue="(others)") == 9
 
 
+DEFAULT = {"database": "db/shop", "queue": "default"}
+
+
+def test_how_slots_are_shared_is_told_by_queue(metrics):
+    metrics.shares("db/shop", [shares(active=30, share=0.75, waits=(2.5, 60.0), behind=3, seconds=50.0)])
+    assert value(metrics, "joex_queue_active_groups", **DEFAULT) == 30
+    assert value(metrics, "joex_queue_largest_group_share", **DEFAULT) == 0.75
+    assert by("quantile", metrics, "joex_queue_group_wait_seconds") == {"0.5": 2.5, "1": 60.0}
+    assert value(metrics, "joex_queue_groups_behind", **DEFAULT) == 3
+    assert value(metrics, "joex_queue_behind_seconds", **DEFAULT) == 50.0
+    assert "acme" not in {label for one in samples(metrics) for label in one.labels.values()}
+
+
+def test_where_nobody_holds_or_waits_there_is_no_share_and_no_wait(metrics):
+    metrics.shares("db/shop", [shares()])
+    assert value(metrics, "joex_queue_groups_behind", **DEFAULT) == 0
+    for name in ("joex_queue_largest_group_share", "joex_queue_group_wait_seconds", "joex_queue_behind_seconds"):
+        assert by("queue", metrics, name) == {}
+    metrics.shares("db/shop", [])
+    assert by("queue", metrics, "joex_queue_groups_behind") == {}
+
+
+def test_shares_in_queues_that_submitters_make_up_are_told_together(metrics, monkeypatch):
+    monkeypatch.setattr(databases, "_MOST_QUEUES", 1)
+    found = [shares(f"queue {n}", active=n, share=n / 10, waits=(n, 10 * n), behind=1, seconds=n) for n in range(1, 4)]
+    metrics.shares("db/shop", [*found, shares("queue 4")])
+    assert by("queue", metrics, "joex_queue_active_groups") == {"queue 1": 1, "(others)": 2 + 3 + 1}
+    assert by("queue", metrics, "joex_queue_groups_behind") == {"queue 1": 1, "(others)": 2}
+    assert by("queue", metrics, "joex_queue_largest_group_share") == {"queue 1": 0.1, "(others)": 0.3}
+    assert by("queue", metrics, "joex_queue_behind_seconds") == {"queue 1": 1, "(others)": 3}
+    others = {"database": "db/shop", "queue": "(others)"}
+    assert value(metrics, "joex_queue_group_wait_seconds", **others, quantile="0.5") == 3
+    assert value(metrics, "joex_queue_group_wait_seconds", **others, quantile="1") == 30
+
+
 def test_of_a_silent_database_no_queue_is_told(metrics):
     metrics.database_reachable("db/shop", value=True)
     metrics.queues("db/shop", [stats()])
+    metrics.shares("db/shop", [shares()])
     metrics.database_reachable("db/shop", value=False)
     assert by("database", metrics, "joex_operator_database_reachable") == {"db/shop": 0}
     assert by("queue", metrics, "joex_queue_jobs") == {}
+    assert by("queue", metrics, "joex_queue_active_groups") == {}
 
 
 def test_of_a_database_that_nobody_uses_nothing_is_left(metrics):
     metrics.database_reachable("db/shop", value=True)
     metrics.queues("db/shop", [stats(oldest=1.0)])
+    metrics.shares("db/shop", [shares(share=1.0)])
     metrics.forget_database("db/shop")
     metrics.forget_database("db/shop")
     assert [one for one in samples(metrics) if "database" in one.labels] == []
@@ -361,12 +404,13 @@ def test_an_operator_that_does_not_lead_tells_nothing_that_only_the_leader_sees(
     metrics.leading(value=True)
     observe(metrics, seen(slot(0)))
     metrics.queues("db/shop", [stats()])
+    metrics.shares("db/shop", [shares()])
     metrics.database_reachable("db/shop", value=True)
     assert value(metrics, "joex_operator_leader") == 1
     metrics.leading(value=False)
     assert value(metrics, "joex_operator_leader") == 0
     gauges = ("joex_pool_executors", "joex_pool_queue_info", "joex_queue_jobs", "joex_operator_database_reachable")
-    assert [one for one in samples(metrics) if one.name in gauges] == []
+    assert [one for one in samples(metrics) if one.name in (*gauges, "joex_queue_active_groups")] == []
 
 
 def test_the_version_is_told(metrics):

@@ -6,6 +6,10 @@ SELECT id, queue, grp, task, args, subject, submitter, tracker, priority, state,
        message, result, error, seq, key, rank, opts, resubmit_requested, remove_requested, overdue_at
 FROM joex.job;
 
+-- The bucket of a group, a label of metrics (see core/group_bucket.py).
+CREATE OR REPLACE FUNCTION joex.group_bucket(grp text) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT get_byte(sha256(convert_to(grp, 'UTF8')), 0) % 8 $$;
+
 -- Unfinished jobs by queue and group, counted from the partial indexes: finished ones cost nothing here.
 CREATE OR REPLACE VIEW joex.group_stats AS
 SELECT c.queue, c.grp,
@@ -17,7 +21,7 @@ SELECT c.queue, c.grp,
        extract(epoch FROM clock_timestamp() - min(c.runnable_since) FILTER (WHERE c.lane IS NOT NULL))::float8
            AS oldest_runnable_seconds,
        coalesce(max(s.weight), 1) AS weight, coalesce(bool_or(s.paused), false) AS paused,
-       max(s.max_running) AS max_running
+       max(s.max_running) AS max_running, joex.group_bucket(c.grp) AS bucket
 FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE lane IS NOT NULL
       UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE due_at IS NOT NULL
       UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE executor_id IS NOT NULL) c
@@ -32,6 +36,47 @@ SELECT queue, sum(waiting)::bigint AS waiting, sum(deferred)::bigint AS deferred
            AS oldest_runnable_seconds,
        count(*) AS groups
 FROM joex.group_stats GROUP BY queue;
+
+-- How the slots of each queue are shared between its groups: a row for each queue with an active group, which is one that holds
+-- slots, or has a job that could be taken now. A few index probes per active group, however many jobs there are.
+--
+-- held: slots, of which largest_share (0 to 1) are those of largest_group. The waits are those of the job that comes next in its
+-- group, for groups of which a job could be taken now: of the group in the middle, and of the one that waits longest. A group
+-- is behind where it is such a one, and two levels (see 30_take.sql) or more below another group, which therefore has
+-- slots that it will lose to it; behind_seconds is for how long the next job of any of these has waited.
+-- (Nothing is indexed by that, and 100,000 groups are sorted in some megabytes.)
+CREATE OR REPLACE FUNCTION joex.shares()
+RETURNS TABLE (queue text, active_groups bigint, held bigint, largest_group text, largest_share float8,
+               median_wait_seconds float8, longest_wait_seconds float8, groups_behind bigint, behind_seconds float8)
+LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off SET work_mem = '32MB' AS $$
+    WITH RECURSIVE next AS (    -- from group to group along the rings of all queues
+        (SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j WHERE j.lane IS NOT NULL
+         ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM next p CROSS JOIN LATERAL (
+            SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j
+            WHERE j.lane IS NOT NULL AND (j.queue, j.ring) > (p.queue, p.ring)
+            ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1) n
+    ), held AS (
+        SELECT j.queue, j.ring, min(j.grp) AS grp, count(*) AS jobs FROM joex.job j WHERE j.executor_id IS NOT NULL
+        GROUP BY j.queue, j.ring
+    ), known AS (
+        SELECT queue, coalesce(h.grp, n.grp) AS grp, coalesce(h.jobs, 0) AS held, n.runnable_since
+        FROM next n FULL JOIN held h USING (queue, ring)
+    ), active AS (
+        SELECT k.queue, k.grp, k.held, k.held / coalesce(s.weight, 1) AS level,
+               CASE WHEN s.paused OR k.held >= s.max_running THEN NULL
+                    ELSE extract(epoch FROM clock_timestamp() - k.runnable_since)::float8 END AS waited
+        FROM known k LEFT JOIN joex.group_setting s USING (queue, grp)
+    ), compared AS (
+        SELECT a.*, max(a.held) OVER of_queue AS most, max(a.level) OVER of_queue - a.level >= 2 AS is_behind
+        FROM active a WHERE a.held > 0 OR a.waited IS NOT NULL WINDOW of_queue AS (PARTITION BY a.queue)
+    )
+    SELECT c.queue, count(*), sum(c.held)::bigint, min(c.grp) FILTER (WHERE c.held = c.most AND c.held > 0),
+           max(c.held) / nullif(sum(c.held), 0)::float8,
+           percentile_disc(0.5) WITHIN GROUP (ORDER BY c.waited), max(c.waited),
+           count(*) FILTER (WHERE c.is_behind AND c.waited IS NOT NULL), max(c.waited) FILTER (WHERE c.is_behind)
+    FROM compared c GROUP BY c.queue $$;
 
 CREATE OR REPLACE VIEW joex.executors AS
 SELECT e.id, e.app_id,
