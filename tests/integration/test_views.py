@@ -162,8 +162,9 @@ async def test_waits_are_those_of_the_next_jobs_of_groups_each_group_counts_once
 
 
 async def test_the_next_job_of_a_group_is_the_one_that_is_taken_next(bench):
-    await wait(bench, "acme", 5000, priority="low")
-    await wait(bench, "acme", 100, priority="high")
+    for group in ("acme", "globex", "initech"):
+        await wait(bench, group, 5000, priority="low")
+        await wait(bench, group, 100, priority="high")
     [queue] = await stats.queue_shares(bench.connection)
     assert queue.longest_wait_seconds is not None
     assert 100 <= queue.longest_wait_seconds < 1000
