@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import executor, periodic, pools, take
+from benchmarks import executor, fairness, periodic, pools, take
 from benchmarks.report import Figure, machine, show, write_json
 from benchmarks.support import say
 from joex.store.database import connect
@@ -20,6 +20,7 @@ _MEASUREMENTS = {
     "drain": executor.measure_drain,
     "idle": executor.measure_idle,
     "recovery": executor.measure_recovery,
+    "fairness": fairness.measure,
     "periodic": periodic.measure,
     "growth": pools.measure_growth,
     "pools": pools.measure_pools,

@@ -3,67 +3,53 @@
 from __future__ import annotations
 
 import statistics
-import time
-from typing import Any
-
-import asyncpg
 
 from benchmarks.report import Figure
-from benchmarks.support import fresh_database, load, say
-from joex.store.database import connect
+from benchmarks.side_by_side import Contender, Cost, by_turns, contenders
+from benchmarks.support import say
 
-_TAKES = 200
-_REGISTER = """
-    SELECT id FROM joex.register('bench', NULL, 'bench', '', 1, '', '0', '{default}', '{bench.noop}', 100, NULL,
-                                 '1 hour', false, 5)
-"""
+_WARM_UP = 20  # takes: the first ones make their plans
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
-    """Take latencies, and the ratio between the largest and the smallest queue."""
-    sizes = [(10_000, 100), (100_000 if quick else 1_000_000, 100), (100_000 if quick else 1_000_000, 10_000)]
-    medians: dict[tuple[int, int, int], float] = {}
+    """Take latencies, and how those of large queues compare with those of the smallest one."""
+    most, takes = (100_000, 100) if quick else (1_000_000, 300)
+    sizes = [(1000, 10), (most, 100), (most, most // 10)]
     figures = []
-    for jobs, groups in sizes:
-        say(f"take: {jobs:,} jobs in {groups:,} groups")
-        async with fresh_database(server_url) as url:
-            connection = await connect(url)
-            await load(connection, jobs, groups)
-            for batch in (1, 20):
-                medians[jobs, groups, batch] = await _median_take(connection, batch)
-                figures.append(
-                    Figure(
-                        f"take of {batch} at {jobs:,} jobs, {groups:,} groups, median",
-                        medians[jobs, groups, batch] * 1000,
-                        "ms",
-                    )
-                )
-            await connection.close()
-    for batch in (1, 20):
-        base = medians[(*sizes[0], batch)]
-        ratio = max(medians[(*size, batch)] for size in sizes[1:]) / base
-        figures.append(
-            Figure(f"take of {batch}: slowest of these against the first", ratio, "x", "below 1.5", ratio < 1.5)
-        )
+    async with contenders(server_url, len(sizes)) as those:
+        for (jobs, groups), one in zip(sizes, those, strict=True):
+            say(f"take: making {jobs:,} jobs in {groups:,} groups")
+            await one.stock(jobs, groups)
+            await one.settle()
+        for batch in (1, 20):
+            say(f"take: {takes} takes of {batch} from each, by turns")
+            found = await _measure(those, batch, takes)
+            for (jobs, groups), costs in zip(sizes, found, strict=True):
+                figures += _latencies(f"take of {batch} at {jobs:,} jobs, {groups:,} groups", costs)
+            figures += _ratios(f"take of {batch}", sizes, found)
     return figures
 
 
-async def _median_take(connection: asyncpg.Connection[Any], batch: int) -> float:
-    executor = await connection.fetchval(_REGISTER)
-    if executor is None:
-        executor = await connection.fetchval("SELECT id FROM joex.executor WHERE app_id = 'bench'")
-    seconds = []
-    for _ in range(_TAKES + 20):
-        begin = time.perf_counter()
-        rows = await connection.fetch("SELECT * FROM joex.take($1, '{default}', $2)", executor, batch)
-        seconds.append(time.perf_counter() - begin)
-        if len(rows) != batch:
-            raise RuntimeError("the benchmark's queue ran dry")
-        await connection.execute(
-            "SELECT joex.finish_many($1, $2, array_fill('success'::text, ARRAY[$3::int]), "
-            "NULL, NULL, NULL, NULL, NULL)",
-            [row["id"] for row in rows],
-            [row["lock_id"] for row in rows],
-            batch,
-        )
-    return statistics.median(seconds[20:])  # the first ones make their plans
+async def _measure(those: list[Contender], batch: int, takes: int) -> list[list[Cost]]:
+    found = await by_turns(those, takes + _WARM_UP, lambda one: one.take_and_replace(batch))
+    return [costs[_WARM_UP:] for costs in found]
+
+
+def _latencies(what: str, costs: list[Cost]) -> list[Figure]:
+    return [
+        Figure(f"{what}, median", statistics.median(cost.wall for cost in costs) * 1000, "ms"),
+        Figure(f"{what}, median of the server's CPU", statistics.median(cost.cpu for cost in costs) * 1000, "ms"),
+    ]
+
+
+def _ratios(what: str, sizes: list[tuple[int, int]], found: list[list[Cost]]) -> list[Figure]:
+    """Medians of each, compared: a take that meets the server at other work says nothing about the queue."""
+    figures = []
+    for (jobs, groups), costs in zip(sizes[1:], found[1:], strict=True):
+        for name, of in (("by the clock", lambda cost: cost.wall), ("of the CPU", lambda cost: cost.cpu)):
+            base = statistics.median(map(of, found[0]))
+            if base:
+                value = statistics.median(map(of, costs)) / base
+                against = f"{jobs:,} jobs, {groups:,} groups against {sizes[0][0]:,}, {sizes[0][1]:,}"
+                figures.append(Figure(f"{what}, {name}: {against}", value, "x", "below 1.5", value < 1.5))
+    return figures

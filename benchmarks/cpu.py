@@ -1,0 +1,37 @@
+"""CPU time of other processes on this machine: where a machine is busy, it says more than a clock on the wall."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import asyncpg
+import psutil
+
+_libc = ctypes.CDLL(None)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process has used up to this moment, with all its threads, in seconds.
+
+    By the process's own clock (POSIX, clock_getcpuclockid), for psutil counts in hundredths of a second.
+    """
+    clock = ctypes.c_int()
+    if not hasattr(_libc, "clock_getcpuclockid") or _libc.clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return time.clock_gettime(clock.value)
+
+
+async def server_process(connection: asyncpg.Connection[Any]) -> psutil.Process | None:
+    """The server's process of a connection; None where the server is on another machine.
+
+    It bears the name of its database, which is a random one in benchmarks.
+    """
+    try:
+        process = psutil.Process(connection.get_server_pid())
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return None
+    return process if await connection.fetchval("SELECT current_database()") in line else None

@@ -1,0 +1,132 @@
+"""Databases compared on one server in one run, by turns: what disturbs the machine disturbs them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import asyncpg
+
+from benchmarks.cpu import cpu_seconds, server_process
+from benchmarks.support import fresh_database
+from joex.store.database import connect
+
+_T = TypeVar("_T")
+
+_REGISTER = """
+    SELECT id FROM joex.register($1, NULL, 'bench', '', 1, '', '0', ARRAY[$2], '{bench.noop}', 100, NULL,
+                                 '1 hour', false, 5)
+"""
+_TAKE = "SELECT id, lock_id, grp FROM joex.take($1, ARRAY[$2], $3)"
+_FINISH = """
+    SELECT joex.finish_many($1, $2, array_fill('success'::text, ARRAY[$3::int]), NULL, NULL, NULL, NULL, NULL)
+"""
+_SUBMIT = """
+    SELECT joex.submit_many(array_fill('bench.noop'::text, ARRAY[cardinality($1::text[])]), grps => $1,
+                            queues => array_fill($2::text, ARRAY[cardinality($1::text[])]))
+"""
+_STOCK = """
+    INSERT INTO joex.job (queue, grp, task, lane)
+    SELECT $1, 'group ' || n % $3, 'bench.noop', 2 FROM generate_series(1, $2::int) n
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a statement took, in seconds: by the clock, and of the server's CPU (where it can't be seen: 0)."""
+
+    wall: float
+    cpu: float
+
+
+class Contender:
+    """A database that is compared with others, and the connection whose statements are measured.
+
+    ``pid``: of the server's process of that connection; None where that is on another machine.
+    """
+
+    def __init__(self, url: str, connection: asyncpg.Connection[Any], pid: int | None) -> None:
+        self.url = url
+        self.connection = connection
+        self.pid = pid
+        self._executors: dict[str, int] = {}
+
+    async def stock(self, jobs: int, groups: int, queue: str = "default") -> None:
+        """Make jobs that wait, spread evenly over groups: all at once, and quicker than by submission."""
+        await self.connection.execute(_STOCK, queue, jobs, groups)
+
+    async def settle(self) -> None:
+        """Let the server put its house in order, so that it needn't while it is measured."""
+        await self.connection.execute("VACUUM (ANALYZE) joex.job")
+        await self.connection.execute("CHECKPOINT")
+
+    async def cost(self, statement: str, *args: object) -> tuple[list[asyncpg.Record], Cost]:
+        """Run a statement and measure it."""
+        cpu, begin = self._cpu(), time.perf_counter()
+        rows = await self.connection.fetch(statement, *args)
+        wall = time.perf_counter() - begin
+        return rows, Cost(wall, self._cpu() - cpu)
+
+    async def submit(self, groups: Sequence[str], queue: str = "default") -> Cost:
+        """Measure the submission of a job for each of these groups, in one statement."""
+        return (await self.cost(_SUBMIT, groups, queue))[1]
+
+    async def take(self, batch: int, queue: str = "default") -> tuple[list[asyncpg.Record], Cost]:
+        """Measure a take."""
+        if queue not in self._executors:
+            self._executors[queue] = await self.connection.fetchval(_REGISTER, f"takes from {queue}", queue)
+        rows, cost = await self.cost(_TAKE, self._executors[queue], queue, batch)
+        if len(rows) != batch:
+            raise RuntimeError("the benchmark's queue ran dry")
+        return rows, cost
+
+    async def finish(self, rows: Sequence[asyncpg.Record]) -> Cost:
+        """Measure the end of runs."""
+        return (await self.cost(_FINISH, [row["id"] for row in rows], [row["lock_id"] for row in rows], len(rows)))[1]
+
+    async def take_and_replace(self, batch: int, queue: str = "default") -> Cost:
+        """Measure a take. What was taken is finished, and as many jobs of the same groups come in its place."""
+        rows, cost = await self.take(batch, queue)
+        await self.finish(rows)
+        await self.submit([row["grp"] for row in rows], queue)
+        return cost
+
+    def _cpu(self) -> float:
+        return 0.0 if self.pid is None else cpu_seconds(self.pid)
+
+
+@asynccontextmanager
+async def contenders(server_url: str, number: int) -> AsyncIterator[list[Contender]]:
+    """So many new databases to compare, dropped at the end."""
+    async with AsyncExitStack() as stack:
+        found = []
+        for _ in range(number):
+            url = await stack.enter_async_context(fresh_database(server_url))
+            connection = await connect(url)
+            stack.push_async_callback(connection.close)
+            process = await server_process(connection)
+            found.append(Contender(url, connection, process and process.pid))
+        yield found
+
+
+async def by_turns(
+    those: Sequence[Contender], rounds: int, measure: Callable[[Contender], Awaitable[_T]]
+) -> list[list[_T]]:
+    """Measure each once per round; returns the measurements of each.
+
+    Each round begins with another one, for whoever comes after a pause, or after itself, finds other caches.
+    """
+    found: list[list[_T]] = [[] for _ in those]
+    for number in range(rounds):
+        for place in range(number, number + len(those)):
+            found[place % len(those)].append(await measure(those[place % len(those)]))
+    return found
+
+
+def ratio(these: Sequence[float], to: Sequence[float]) -> float:
+    """How these compare: the median of the ratios within the rounds, so that a slow round counts for no one."""
+    return statistics.median(this / other for this, other in zip(these, to, strict=True))
