@@ -122,9 +122,10 @@ BEGIN
                      c.pos FETCH FIRST p_free ROWS WITH TIES) t
         GROUP BY t.ring, t.pos, t.running, t.weight
     ), reached AS MATERIALIZED (
+        -- (OFFSET 0: a probe for each group. Else a planner that has heard of no backlog yet reads all of it into a hash table.)
         SELECT d.*, v_limited OR
-               EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2)
-               AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 1) AS mixed,
+               EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2 OFFSET 0)
+               AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 1 OFFSET 0) AS mixed,
                coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = d.ring), 0)
                    % (p_high + p_low) AS turn
         FROM due d

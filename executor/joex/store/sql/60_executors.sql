@@ -177,10 +177,11 @@ BEGIN
     UPDATE joex.executor e SET heartbeat_at = clock_timestamp() WHERE e.id = p_id AND e.left_at IS NULL
     RETURNING e.draining, e.queues INTO draining, v_queues;
     alive := FOUND;
+    -- (OFFSET 0: a probe for each queue, and no hash table of all that waits; see take_pass)
     work := EXISTS (SELECT FROM unnest(v_queues) q(name) WHERE
-        EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.lane IS NOT NULL)
+        EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.lane IS NOT NULL OFFSET 0)
         OR EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
-                   AND j.due_at <= v_now));
+                   AND j.due_at <= v_now OFFSET 0));
     SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
