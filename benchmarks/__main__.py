@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import executor, fairness, periodic, pools, take
+from benchmarks import bystanders, executor, fairness, footprint, periodic, pools, take
 from benchmarks.report import Figure, machine, show, write_json
 from benchmarks.support import say
 from joex.store.database import connect
@@ -20,7 +20,9 @@ _MEASUREMENTS = {
     "drain": executor.measure_drain,
     "idle": executor.measure_idle,
     "recovery": executor.measure_recovery,
+    "bystanders": bystanders.measure,
     "fairness": fairness.measure,
+    "footprint": footprint.measure,
     "periodic": periodic.measure,
     "growth": pools.measure_growth,
     "pools": pools.measure_pools,

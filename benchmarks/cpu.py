@@ -24,14 +24,14 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime(clock.value)
 
 
-async def server_process(connection: asyncpg.Connection[Any]) -> psutil.Process | None:
-    """The server's process of a connection; None where the server is on another machine.
+async def server_process(connection: asyncpg.Connection[Any]) -> int | None:
+    """The id of the server's process of a connection; None where the server is on another machine.
 
     It bears the name of its database, which is a random one in benchmarks.
     """
     try:
-        process = psutil.Process(connection.get_server_pid())
-        line = " ".join(process.cmdline())
+        pid = connection.get_server_pid()
+        line = " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:
         return None
-    return process if await connection.fetchval("SELECT current_database()") in line else None
+    return pid if await connection.fetchval("SELECT current_database()") in line else None

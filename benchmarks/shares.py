@@ -17,11 +17,7 @@ class Hold:
 
 
 def slot_times(holds: Iterable[Hold], begin: float, end: float) -> dict[str, float]:
-    """The slot time of each group within a window: two slots for three seconds are six.
-
-    >>> slot_times([Hold("a", 0, 10), Hold("a", 2, 3), Hold("b", 8, 20)], 1, 10)
-    {'a': 10, 'b': 2}
-    """
+    """The slot time of each group within a window: two slots for three seconds are six."""
     times: defaultdict[str, float] = defaultdict(float)
     for hold in holds:
         times[hold.group] += max(0, min(hold.end, end) - max(hold.begin, begin))
@@ -33,9 +29,6 @@ def jain(shares: Collection[float]) -> float:
 
     The shares are per unit of weight, so that weights which are kept give 1 as well. Source: R. Jain, D. Chiu, W. Hawe,
     A Quantitative Measure of Fairness and Discrimination for Resource Allocation in Shared Computer Systems, 1984.
-
-    >>> jain([2, 2, 2]), jain([6, 0, 0, 0])
-    (1.0, 0.25)
     """
     if not any(shares):
         return 1.0

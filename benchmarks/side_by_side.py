@@ -108,8 +108,7 @@ async def contenders(server_url: str, number: int) -> AsyncIterator[list[Contend
             url = await stack.enter_async_context(fresh_database(server_url))
             connection = await connect(url)
             stack.push_async_callback(connection.close)
-            process = await server_process(connection)
-            found.append(Contender(url, connection, process and process.pid))
+            found.append(Contender(url, connection, await server_process(connection)))
         yield found
 
 
