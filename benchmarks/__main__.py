@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import bystanders, executor, fairness, footprint, periodic, pools, take
+from benchmarks import bystanders, executor, fairness, footprint, hearing, lone, periodic, pools, take
 from benchmarks.report import Figure, machine, show, write_json
 from benchmarks.support import say
 from joex.store.database import connect
@@ -23,6 +23,8 @@ _MEASUREMENTS = {
     "bystanders": bystanders.measure,
     "fairness": fairness.measure,
     "footprint": footprint.measure,
+    "hearing": hearing.measure,
+    "lone": lone.measure,
     "periodic": periodic.measure,
     "growth": pools.measure_growth,
     "pools": pools.measure_pools,

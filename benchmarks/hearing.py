@@ -1,0 +1,71 @@
+"""What it costs to tell of events: where somebody listens, and where nobody does."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+from benchmarks.report import Figure
+from benchmarks.side_by_side import Contender, Cost, by_turns, contenders
+from benchmarks.support import say
+from joex.store.database import connect
+
+_WARM_UP = 10
+_BATCHES = (1, 20)
+
+# A database that tells nothing at all, as if there were no events.
+_MUTE = """
+    CREATE OR REPLACE FUNCTION joex.announce(p_event text, p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS
+        $$ BEGIN END $$;
+    CREATE OR REPLACE FUNCTION joex.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
+        LANGUAGE plpgsql AS $$ BEGIN END $$;
+    CREATE OR REPLACE FUNCTION joex.announce_ends(ids uuid[], locks uuid[], others uuid[]) RETURNS void
+        LANGUAGE plpgsql AS $$ BEGIN END $$;
+"""
+
+
+async def measure(server_url: str, *, quick: bool) -> list[Figure]:
+    """Submit and finish where nothing is told, where nobody listens, and where one listens to all events, by turns."""
+    rounds = 60 if quick else 300
+    async with contenders(server_url, 3) as those:
+        mute, _, heard = those
+        await mute.connection.execute(_MUTE)
+        listener = await connect(heard.url)
+        told: list[object] = []
+        await listener.add_listener("joex_events", lambda *event: told.append(event[-1]))
+        await heard.connection.execute("SELECT joex.subscribe('bench', '1 hour')")
+        for one in those:
+            await one.stock(1000, 10)
+            await one.settle()
+        figures = []
+        for batch in _BATCHES:
+            say(f"hearing: {rounds} times submit and finish of {batch}, by turns")
+            found = await by_turns(those, rounds + _WARM_UP, partial(_turn, batch=batch))
+            figures += _compare(batch, [costs[_WARM_UP:] for costs in found])
+        await listener.close()
+    if not told:
+        raise RuntimeError("the benchmark's listener has heard nothing")
+    return figures
+
+
+async def _turn(one: Contender, batch: int) -> Cost:
+    """The cost of submitting and finishing; what is taken in between is not measured."""
+    submit = await one.submit([f"group {number % 10}" for number in range(batch)])
+    rows, _ = await one.take(batch)
+    finish = await one.finish(rows)
+    return Cost(submit.wall + finish.wall, submit.cpu + finish.cpu)
+
+
+def _compare(batch: int, found: Sequence[Sequence[Cost]]) -> list[Figure]:
+    figures = []
+    for name, of in (("by the clock", lambda cost: cost.wall), ("of the CPU", lambda cost: cost.cpu)):
+        mute, unheard, heard = (statistics.median(map(of, costs)) for costs in found)
+        if mute:
+            what = f"submit and finish of {batch}, {name}"
+            unheard_of, heard_of = unheard / mute, heard / unheard
+            figures += [
+                Figure(f"{what}: nobody listens, against no events", unheard_of, "x", "below 1.2", unheard_of < 1.2),
+                Figure(f"{what}: one listens, against nobody", heard_of, "x"),
+            ]
+    return figures
