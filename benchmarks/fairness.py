@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks.report import Figure
-from benchmarks.shares import Hold, jain, slot_times
+from benchmarks.shares import Hold, jain, slot_time
 from benchmarks.support import executor, fresh_database, say, until
 from joex.store.database import connect
 
@@ -97,7 +97,7 @@ async def _measure(server_url: str, scenario: _Scenario, scale: int) -> list[Fig
             if not await connection.fetchval(f"SELECT {_BACKLOGGED}"):
                 raise RuntimeError("the benchmark's backlog ran dry")
         await connection.close()
-    return _figures(scenario, slot_times(holds, begin, end), end - begin)
+    return _figures(scenario, slot_time(holds, begin, end), end - begin)
 
 
 async def _prepare(connection: asyncpg.Connection[Any], scenario: _Scenario, scale: int) -> None:

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Held(Protocol):
+    """A slot was a group's for some time, on any clock."""
+
+    @property
+    def group(self) -> str: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A slot was one group's, from ``begin`` to ``end``, on any clock."""
+    """The least that is `Held`."""
 
     group: str
-    begin: float
+    start: float
     end: float
 
 
-def slot_times(holds: Iterable[Hold], begin: float, end: float) -> dict[str, float]:
+def slot_time(holds: Iterable[Held], start: float, end: float) -> dict[str, float]:
     """The slot time of each group within a window: two slots for three seconds are six."""
     times: defaultdict[str, float] = defaultdict(float)
     for hold in holds:
-        times[hold.group] += max(0, min(hold.end, end) - max(hold.begin, begin))
+        times[hold.group] += max(0.0, min(hold.end, end) - max(hold.start, start))
     return dict(times)
 
 
-def jain(shares: Collection[float]) -> float:
-    """Jain's index of fairness: 1 where all have the same, 1/n where one of n has all.
+def jain(shares: Iterable[float]) -> float:
+    """Jain's index of fairness: 1 where all have the same (be it nothing), 1/n where one of n has all.
 
-    The shares are per unit of weight, so that weights which are kept give 1 as well. Source: R. Jain, D. Chiu, W. Hawe,
-    A Quantitative Measure of Fairness and Discrimination for Resource Allocation in Shared Computer Systems, 1984.
+    Shares per unit of weight give 1 where weights are kept. Source: R. Jain, D. Chiu, W. Hawe, A Quantitative Measure
+    of Fairness and Discrimination for Resource Allocation in Shared Computer Systems, 1984.
     """
-    if not any(shares):
-        return 1.0
-    return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
+    given = list(shares)
+    return sum(given) ** 2 / (len(given) * sum(share**2 for share in given)) if any(given) else 1.0
