@@ -23,6 +23,8 @@ _QUIET_AFTER = 35.0  # seconds: their connections of the start are closed after 
 _MOST_CPU = 10  # percent of a core, of all idle executors together, and of the server for them
 
 _ASLEEP = "(SELECT count(*) = $1 FROM joex.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
+# A server accepts so many connections, and each executor has several until it has been idle for thirty seconds.
+_ROOM = "(SELECT count(*) < current_setting('max_connections')::int * 2 / 3 FROM pg_stat_activity)"
 _RUNNING = "(SELECT count(*) = $1 FROM joex.job WHERE state = 'running')"
 _SLEEPERS = """
     SELECT count(*) FROM joex.submit_many(array_fill('bench.sleep'::text, ARRAY[$1::int]),
@@ -72,7 +74,7 @@ async def _measure_idle(server_url: str, executors: int, window: float) -> list[
                 say(f"footprint: {len(pids)} of {executors} idle executors are there")
                 names = [f"idle-{len(pids) + place}" for place in range(_AT_ONCE)]
                 pids += [stack.enter_context(executor(url, name)).pid for name in names]
-                await until(connection, _ASLEEP, len(pids))
+                await until(connection, f"{_ASLEEP} AND {_ROOM}", len(pids))
             await connection.execute("UPDATE joex.periodic_task SET enabled = false")  # housekeeping
             await asyncio.sleep(_QUIET_AFTER)
             say(f"footprint: measuring for {window:.0f} s")

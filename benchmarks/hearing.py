@@ -58,14 +58,10 @@ async def _turn(one: Contender, batch: int) -> Cost:
 
 
 def _compare(batch: int, found: Sequence[Sequence[Cost]]) -> list[Figure]:
-    figures = []
-    for name, of in (("by the clock", lambda cost: cost.wall), ("of the CPU", lambda cost: cost.cpu)):
-        mute, unheard, heard = (statistics.median(map(of, costs)) for costs in found)
-        if mute:
-            what = f"submit and finish of {batch}, {name}"
-            unheard_of, heard_of = unheard / mute, heard / unheard
-            figures += [
-                Figure(f"{what}: nobody listens, against no events", unheard_of, "x", "below 1.2", unheard_of < 1.2),
-                Figure(f"{what}: one listens, against nobody", heard_of, "x"),
-            ]
-    return figures
+    mute, unheard, heard = (statistics.median(cost.cpu or cost.wall for cost in costs) for costs in found)
+    what = f"submit and finish of {batch}, the server's time"
+    unheard_of, heard_of = unheard / mute, heard / unheard
+    return [
+        Figure(f"{what}: nobody listens, against no events", unheard_of, "x", "below 1.2", unheard_of < 1.2),
+        Figure(f"{what}: one listens, against nobody", heard_of, "x"),
+    ]
