@@ -16,6 +16,9 @@ from joex.store.jobs import json_text
 from joex.store.statement import Connection
 
 
+_ONE_MAKES = threading.Lock()
+
+
 class Notes(Protocol):
     """Where log lines and progress go. Both calls return at once, from any thread."""
 
@@ -70,19 +73,23 @@ class Context:
         task, queue, group, priority, subject, submitter: as submitted.
         attempt: 1 for the first run.
         is_last_attempt: no retry follows if this run fails.
-        log: the job's log.
     """
 
     def __init__(self, job: TakenJob, *, retries: int, notes: Notes, connections: Connections) -> None:
         self._job = job
         self._notes = notes
         self._connections = connections
-        self._cancelled = threading.Event()
+        self._is_asked_to_end = False
+        self._end: threading.Event | None = None  # for threads that wait until it is asked
         self.is_finished = False
         self.message: str | None = None
         self.attempt = job.attempt + 1
         self.is_last_attempt = job.failures >= retries
-        self.log = JobLog(job, notes)
+
+    @property
+    def log(self) -> JobLog:
+        """The job's log."""
+        return JobLog(self._job, self._notes)
 
     @property
     def job_id(self) -> UUID:
@@ -127,20 +134,24 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """This run should end: the job was cancelled, timed out, or the executor leaves. Code in threads looks here."""
-        return self._cancelled.is_set()
+        return self._is_asked_to_end
 
     def check_cancelled(self) -> None:
         """Raise `joex.Cancel` where the run should end. For code in threads, at places where it is good to stop."""
-        if self._cancelled.is_set():
+        if self._is_asked_to_end:
             raise Cancel("the run was asked to end")
 
     def wait_cancelled(self, seconds: float) -> bool:
         """Wait in a thread for up to ``seconds``; True as soon as the run should end."""
-        return self._cancelled.wait(seconds)
+        with _ONE_MAKES:  # (few runs have a thread that waits, and an event costs more than all else here)
+            end = self._end = self._end or threading.Event()
+        return self._is_asked_to_end or end.wait(seconds)  # (looked at once the event is in its place)
 
     def ask_to_end(self) -> None:
         """Set `cancelled`. Called by the executor."""
-        self._cancelled.set()
+        self._is_asked_to_end = True
+        if self._end is not None:
+            self._end.set()
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """A connection to the executor's database, for the time of an ``async with`` block."""

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 SYSTEM_GROUP = "system"
@@ -89,9 +89,10 @@ class NewJob:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class TakenJob:
+class TakenJob(NamedTuple):
     """A job in the hands of an executor, and the lock id that every write of this run must show.
+
+    (A tuple, because the rows of the database are such, and there are thousands a second.)
 
     ``waited``: seconds from when it could be taken until it was.
     """

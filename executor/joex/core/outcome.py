@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from joex.core.backoff import retry_delay
 from joex.core.job import State
@@ -20,8 +20,7 @@ class Ending(enum.Enum):
     GIVEN_BACK = "given back"  # it was interrupted because the executor leaves; it does not count
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a run ended. ``error`` says why where it failed; ``retry_after`` is a delay that the task asked for."""
 
     ending: Ending
@@ -29,8 +28,7 @@ class Outcome:
     retry_after: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The state to write, and for a stuck job the delay until its next try."""
 
     state: State

@@ -25,6 +25,7 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     ),
     events.AppIdRetired: ("info", "this app-id is retired: no jobs are taken under it; waiting to be ended"),
     events.Taken: ("debug", "took jobs"),
+    events.RunStarted: ("debug", "run started"),
     events.WorkerConflict: ("warning", "a run had lost its job: its result is dropped"),
     events.Rescued: ("warning", "an executor has died: its jobs wait again"),
     events.Overdue: ("warning", "runs did not report within their task's timeout: their jobs wait again"),
@@ -42,7 +43,6 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Draining: ("info", "draining: taking no more jobs"),
     events.Left: ("info", "left"),
 }
-_STARTED = ("debug", "run started")
 _ENDED = {
     State.SUCCESS: ("debug", "job succeeded"),
     State.STUCK: ("warning", "run failed: the job is retried"),
@@ -97,8 +97,6 @@ class LogLines:
         """Write a line about an event, or none. A stream that is gone takes none, and nobody else suffers from it."""
         if isinstance(event, events.RunEnded):
             level, text = _ENDED[event.verdict.state]
-        elif isinstance(event, events.RunStarted):
-            level, text = _STARTED
         else:
             level, text = _LINES[type(event)]
         if level == "debug" and not self._says_debug:

@@ -26,6 +26,9 @@ from joex.store.runs import EndedRun
 from joex.task import App, Task
 
 
+_RETURNED = Outcome(Ending.RETURNED)
+
+
 class Ends(Protocol):
     """Where starts and ends of runs are written."""
 
@@ -177,7 +180,7 @@ class Runner:
             self._finisher.forget(run.job)
             return
         if has_committed:
-            outcome = Outcome(Ending.RETURNED)  # its transaction has ended the job, whatever the code did after that
+            outcome = _RETURNED  # its transaction has ended the job, whatever the code did after that
         verdict = decide(
             outcome,
             failures=run.job.failures,
@@ -217,7 +220,7 @@ class Runner:
         run.is_executing = True
         try:
             value = await self._call(run, run.task)
-            return Outcome(Ending.RETURNED), _as_json(value), _message(run.context)
+            return _RETURNED, _as_json(value), _message(run.context)
         except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
             outcome = self._judge(run, error)
             if outcome.ending is Ending.CANCELLED:

@@ -77,7 +77,7 @@ async def take(
     """Take up to ``free`` jobs for an executor. They are scheduled when this returns, and durable."""
     with translated():
         rows = await connection.fetch(_TAKE, executor, queues, free, scheme.high, scheme.low)
-    return [TakenJob(*row) for row in rows]
+    return [TakenJob._make(row) for row in rows]
 
 
 async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, float]]) -> None:
