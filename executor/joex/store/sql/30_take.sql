@@ -62,6 +62,9 @@ DECLARE
     v_before bigint;                                -- the walk starts after this place
     v_limited boolean := p_most < joex.highest_rank();
     v_timed boolean := EXISTS (SELECT FROM joex.task_timeout);
+    -- What the lock ids of this pass begin with; the number in the pass follows. (Chance has its price: without OpenSSL the
+    -- server opens the kernel's device for each number.)
+    v_lock text := left(gen_random_uuid()::text, 28);
 BEGIN
     SELECT greatest(coalesce(max(g.weight), 1) - v_served, 0) INTO v_left
     FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_here;
@@ -213,7 +216,7 @@ BEGIN
                   WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over))) FROM last l
     ), taken AS (
         UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
-               lock_id = gen_random_uuid(), scheduled_at = clock_timestamp(),
+               lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
                -- (who picks up a job with a key goes on where the one before has stopped)
                progress = CASE WHEN j.key IS NULL THEN 0 ELSE j.progress END,
                progress_message = CASE WHEN j.key IS NOT NULL THEN j.progress_message END,
