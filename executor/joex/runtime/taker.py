@@ -89,12 +89,11 @@ class Taker:
         retry_in = 0.05
         while not self.is_stopped:
             self._ring.clear()
-            free = self._runner.free if self._is_trusted() else 0
-            if free == 0:
+            if self._wanted() == 0:
                 await self._ring.wait()
                 continue
             try:
-                sleep = await self._take(self._batch(free))
+                sleep = await self._take()
                 retry_in = 0.05
             except LeaseLost:
                 raise
@@ -106,34 +105,45 @@ class Taker:
             if sleep:
                 await self._wait(sleep)
 
-    def _batch(self, free: int) -> int:
-        """With many slots, take only half at once: one half runs while the other is taken and written."""
+    def _wanted(self) -> int:
+        """How many jobs to take now. With many slots only half at once: one half runs while the other is taken and written."""
+        if self.is_stopped or not self._is_trusted():
+            return 0
+        free = self._runner.free
         slots = free + len(self._runner.runs)
         return min(free, (slots + 1) // 2) if slots >= _OVERLAP_FROM else free
 
-    async def _take(self, asked: int) -> float:
-        """Take once; returns for how long to sleep, 0 for not at all."""
-        begin = time.perf_counter()
+    async def _take(self) -> float:
+        """Take as long as slots are free; returns for how long to sleep, 0 for not at all."""
         async with borrowed(self._pool) as connection:
-            if self._unknown_until:
-                await executors.give_back_unknown(connection, self._executor, list(self._runner.runs))
-                if asyncio.get_running_loop().time() > self._unknown_until:
-                    self._unknown_until = 0.0
-            jobs = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
-            self._emit(Taken(asked, len(jobs), time.perf_counter() - begin))
-            for job in jobs:
-                self._runner.start(job)
-            if len(jobs) == asked:
+            # One take right after the other, with nothing in between that lets the loop go on: so the next one is on its way
+            # to the database before the jobs of this one begin to run.
+            while asked := self._wanted():
+                if self._unknown_until:
+                    await self._give_back_unknown(connection)
+                begin = time.perf_counter()
+                jobs = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
+                self._emit(Taken(asked, len(jobs), time.perf_counter() - begin))
+                for job in jobs:
+                    self._runner.start(job)
+                if len(jobs) < asked:
+                    return await self._found_less(connection)
                 self._is_declared = False  # the take has taken us off the list of sleepers
-                return 0
-            if not self._listens:
-                return await self._until_due(connection)
-            if not self._is_declared:
-                await executors.fall_asleep(connection, self._executor)
-                self._looks = Looks(await executors.horizon(connection))
-                self._is_declared = True
-                return 0  # and look once more
-            return await self._until_due(connection)
+            return 0
+
+    async def _give_back_unknown(self, connection: Any) -> None:
+        await executors.give_back_unknown(connection, self._executor, list(self._runner.runs))
+        if asyncio.get_running_loop().time() > self._unknown_until:
+            self._unknown_until = 0.0
+
+    async def _found_less(self, connection: Any) -> float:
+        """There was less work than free slots; returns for how long to sleep."""
+        if self._listens and not self._is_declared:
+            await executors.fall_asleep(connection, self._executor)
+            self._looks = Looks(await executors.horizon(connection))
+            self._is_declared = True
+            return 0  # and look once more
+        return await self._until_due(connection)
 
     def _next_order(self) -> list[str]:
         """The queues, another one first each time: none of them can starve the others."""
