@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from joex.core.counting import CountingScheme
 from joex.core.job import TakenJob
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
+
+T = TypeVar("T")
 
 _TAKE = statement("""
     SELECT id, lock_id, seq, queue, grp, task, args::text, priority::text, subject, submitter, attempt, failures,
@@ -97,14 +100,19 @@ async def finish_many(
             [r.id for r in runs],
             [r.lock_id for r in runs],
             [r.state for r in runs],
-            [r.result for r in runs],
-            [r.message for r in runs],
-            [r.error for r in runs],
-            [r.delay for r in runs],
-            [r.age for r in runs],
+            _column([r.result for r in runs]),
+            _column([r.message for r in runs]),
+            _column([r.error for r in runs]),
+            _column([r.delay for r in runs]),
+            _column([r.age for r in runs]),
             skip_locked,
         )
     return [(runs[nr - 1], answer) for nr, answer in rows]
+
+
+def _column(values: list[T | None]) -> list[T | None] | None:
+    """The values of all runs; None where there are none, which unnest() fills up as well, and nobody has to carry."""
+    return None if values.count(None) == len(values) else values
 
 
 async def finish(connection: Connection, job_id: UUID, lock_id: UUID, result: str | None, message: str | None) -> str:
