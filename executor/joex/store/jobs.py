@@ -14,7 +14,7 @@ from joex.core.job import NewJob
 from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store.errors import translated
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, column, statement
 
 _SUBMIT = statement("""
     SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz,
@@ -145,15 +145,15 @@ async def submit_many(connection: Connection, jobs: Sequence[NewJob]) -> list[UU
         rows = await connection.fetch(
             _SUBMIT_MANY,
             [j.task for j in jobs],
-            [json_text("args", j.args) for j in jobs],
+            column([json_text("args", j.args) if j.args else None for j in jobs]),
             [j.group for j in jobs],
             [j.queue for j in jobs],
             [str(j.priority) for j in jobs],
             [j.subject for j in jobs],
             [j.submitter for j in jobs],
-            [j.not_before for j in jobs],
-            [j.tracker for j in jobs],
-            [j.retries for j in jobs],
+            column([j.not_before for j in jobs]),
+            column([j.tracker for j in jobs]),
+            column([j.retries for j in jobs]),
         )
     return [row[0] for row in rows]
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 from uuid import UUID
 
 from joex.core.counting import CountingScheme
 from joex.core.job import TakenJob
 from joex.store.errors import translated
-from joex.store.statement import Connection, statement
-
-T = TypeVar("T")
+from joex.store.statement import Connection, column, statement
 
 _TAKE = statement("""
     SELECT id, lock_id, seq, queue, grp, task, args::text, priority::text, subject, submitter, attempt, failures,
@@ -100,19 +97,14 @@ async def finish_many(
             [r.id for r in runs],
             [r.lock_id for r in runs],
             [r.state for r in runs],
-            _column([r.result for r in runs]),
-            _column([r.message for r in runs]),
-            _column([r.error for r in runs]),
-            _column([r.delay for r in runs]),
-            _column([r.age for r in runs]),
+            column([r.result for r in runs]),
+            column([r.message for r in runs]),
+            column([r.error for r in runs]),
+            column([r.delay for r in runs]),
+            column([r.age for r in runs]),
             skip_locked,
         )
     return [(runs[nr - 1], answer) for nr, answer in rows]
-
-
-def _column(values: list[T | None]) -> list[T | None] | None:
-    """The values of all runs; None where there are none, which unnest() fills up as well, and nobody has to carry."""
-    return None if values.count(None) == len(values) else values
 
 
 async def finish(connection: Connection, job_id: UUID, lock_id: UUID, result: str | None, message: str | None) -> str:

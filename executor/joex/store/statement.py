@@ -1,8 +1,8 @@
-"""The register of all statements, so that a test can prepare each one against the migrated schema."""
+"""The register of all statements, so that a test can prepare each one against the migrated schema; what they are given."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from asyncpg import Connection as AsyncpgConnection
@@ -13,6 +13,7 @@ else:
     Connection = Any
 """An asyncpg connection, the caller's own or one of a pool."""
 
+T = TypeVar("T")
 STATEMENTS: list[str] = []
 
 
@@ -20,3 +21,8 @@ def statement(sql: str) -> str:
     """Register a statement."""
     STATEMENTS.append(sql)
     return sql
+
+
+def column(values: list[T | None]) -> list[T | None] | None:
+    """A field of many rows, for an array that is unnested beside others; None where no row has it, which fills up as well."""
+    return None if values.count(None) == len(values) else values

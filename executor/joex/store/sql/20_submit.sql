@@ -18,26 +18,28 @@ CREATE OR REPLACE FUNCTION joex.submit_many(
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_queue record;
-    v_ids uuid[];
+    v_made bigint;
+    -- Ids in the order given: chance and time once for all of them, and a number for each. (An array has fewer than 2^28 elements.
+    -- Chance has its price: without OpenSSL the server opens the kernel's device for each random number.)
+    v_ids uuid[] := (SELECT array_agg((stem || lpad(to_hex(i), 7, '0'))::uuid ORDER BY i)
+                     FROM left(joex.uuid7()::text, 29) stem, generate_series(1, cardinality(tasks)) i);
 BEGIN
-    WITH given AS MATERIALIZED (
-        SELECT joex.uuid7() AS id, g.ord, g.task, coalesce(g.args, '{}') AS args, coalesce(g.grp, 'default') AS grp,
-               coalesce(g.queue, 'default') AS queue, coalesce(g.priority, 'low')::joex.job_priority AS priority,
-               coalesce(g.subject, '') AS subject, coalesce(g.submitter, '') AS submitter,
-               CASE WHEN g.due_at > v_now THEN g.due_at END AS due_at, g.tracker, g.retries
-        FROM ROWS FROM (unnest(tasks), unnest(args), unnest(grps), unnest(queues), unnest(priorities), unnest(subjects),
-                        unnest(submitters), unnest(not_before), unnest(trackers), unnest(retries)) WITH ORDINALITY
-             AS g(task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries, ord)
-    ), made AS (
-        INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                              submitted_at, runnable_since)
-        SELECT id, task, args, grp, queue, priority, subject, submitter, due_at,
-               CASE WHEN due_at IS NULL THEN joex.lane(priority) END, tracker, retries, v_now, coalesce(due_at, v_now)
-        FROM given ORDER BY ord
-        ON CONFLICT (tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING
-        RETURNING id
-    )
-    SELECT array_agg(made.id ORDER BY given.ord) INTO v_ids FROM given LEFT JOIN made USING (id);
+    INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                          submitted_at, runnable_since)
+    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), coalesce(g.queue, 'default'), p.priority,
+           coalesce(g.subject, ''), coalesce(g.submitter, ''), p.due_at, CASE WHEN p.due_at IS NULL THEN joex.lane(p.priority) END,
+           g.tracker, g.retries, v_now, coalesce(p.due_at, v_now)
+    FROM ROWS FROM (unnest(v_ids), unnest(tasks), unnest(args), unnest(grps), unnest(queues), unnest(priorities),
+                    unnest(subjects), unnest(submitters), unnest(not_before), unnest(trackers), unnest(retries))
+         WITH ORDINALITY AS g(id, task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries, ord),
+         LATERAL (SELECT coalesce(g.priority, 'low')::joex.job_priority AS priority,
+                         CASE WHEN g.due_at > v_now THEN g.due_at END AS due_at) p
+    ORDER BY g.ord
+    ON CONFLICT (tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING;
+    GET DIAGNOSTICS v_made = ROW_COUNT;
+    IF v_made < cardinality(v_ids) THEN     -- some have been skipped
+        v_ids := ARRAY(SELECT j.id FROM unnest(v_ids) WITH ORDINALITY AS g(id, ord) LEFT JOIN joex.job j USING (id) ORDER BY g.ord);
+    END IF;
     -- A statement of its own: its snapshot is younger than the insert, and the transaction has its id by now. Both
     -- matter to the executor that falls asleep at this moment (see joex.sleep).
     FOR v_queue IN SELECT q.name, count(*) AS jobs
