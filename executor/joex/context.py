@@ -15,7 +15,6 @@ from joex.store.errors import translated
 from joex.store.jobs import json_text
 from joex.store.statement import Connection
 
-
 _ONE_MAKES = threading.Lock()
 
 

@@ -48,9 +48,9 @@ def executor(
     import uvloop  # noqa: PLC0415 - the other commands do without
 
     settings = load_settings(flags)
-    # Each run makes some twenty objects, which are gone when it is written, and none of them in a cycle. To look among them
-    # for cycles as often as Python does by itself would take a third of the time of short jobs. (Before the app is loaded,
-    # which may have a better number.)
+    # Each run makes some twenty objects, which are gone when it is written, and none of them in a cycle. To look among
+    # them for cycles as often as Python does by itself takes a quarter of the time of short jobs. (Before the app is
+    # loaded, which may have a better number.)
     gc.set_threshold(_COLLECT_AFTER)
     tasks = load_app(app)
     with database(settings.url) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

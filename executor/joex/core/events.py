@@ -1,7 +1,7 @@
 """What happens in an executor, as data.
 
-One mechanism serves log lines, metrics, and the tests, which wait for events. (Those of each run are tuples, which are made
-faster: there are thousands a second.)
+One mechanism serves log lines, metrics, and the tests, which wait for events. (Those of each run are tuples, which are
+made faster: there are thousands a second.)
 """
 
 from __future__ import annotations

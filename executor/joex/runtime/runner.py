@@ -25,7 +25,6 @@ from joex.store.jobs import json_text
 from joex.store.runs import EndedRun
 from joex.task import App, Task
 
-
 _RETURNED = Outcome(Ending.RETURNED)
 
 

@@ -106,7 +106,10 @@ class Taker:
                 await self._wait(sleep)
 
     def _wanted(self) -> int:
-        """How many jobs to take now. With many slots only half at once: one half runs while the other is taken and written."""
+        """How many jobs to take now.
+
+        With many slots only half of them at once: one half runs while the other is taken and written.
+        """
         if self.is_stopped or not self._is_trusted():
             return 0
         free = self._runner.free
@@ -116,8 +119,8 @@ class Taker:
     async def _take(self) -> float:
         """Take as long as slots are free; returns for how long to sleep, 0 for not at all."""
         async with borrowed(self._pool) as connection:
-            # One take right after the other, with nothing in between that lets the loop go on: so the next one is on its way
-            # to the database before the jobs of this one begin to run.
+            # One take right after the other, with nothing in between that lets the loop go on: so the next one is on its
+            # way to the database before the jobs of this one begin to run.
             while asked := self._wanted():
                 if self._unknown_until:
                     await self._give_back_unknown(connection)

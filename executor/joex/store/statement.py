@@ -1,4 +1,4 @@
-"""The register of all statements, so that a test can prepare each one against the migrated schema; what they are given."""
+"""The register of all statements, so that a test can prepare each one against the migrated schema; their arguments."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def statement(sql: str) -> str:
 
 
 def column(values: list[T | None]) -> list[T | None] | None:
-    """A field of many rows, for an array that is unnested beside others; None where no row has it, which fills up as well."""
+    """A field of many rows, for an array that is unnested beside others; None, which does as well, where no row has it."""
     return None if values.count(None) == len(values) else values
