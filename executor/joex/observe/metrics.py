@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from joex.core import events
-from joex.core.group_bucket import GROUP_BUCKETS, group_bucket
-from joex.core.job import State, TakenJob
+from joex.core.group_bucket import group_bucket
+from joex.core.job import TakenJob
+from joex.observe.tallies import RunTallies, RunTally
 
 _MOST_TASKS = 500
 _OTHERS = "(others)"
@@ -27,19 +27,6 @@ _DROPPED = (
 """Why log lines are dropped, as `joex.runtime.notes` says it; else it says what the database answered."""
 
 _TAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-_RUN_SECONDS = (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
-_WAIT_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 900, 3600, 14400, 86400)
-
-
-@dataclass(frozen=True, slots=True)
-class _TaskMeters:
-    """The numbers of one task in one queue, looked up once: they are moved for each of many thousand runs a second."""
-
-    started: Counter
-    ended: dict[State, Counter]
-    seconds: Histogram
-    waited: tuple[Histogram, ...]
-    """By the bucket of the job's group."""
 
 
 class Metrics:
@@ -52,7 +39,8 @@ class Metrics:
 
     def __init__(self, *, slots: int, busy: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
-        self._tasks: dict[tuple[str, str], _TaskMeters] = {}
+        self._tallies = RunTallies()
+        self._registry.register(self._tallies)
         self._make_run_meters()
         self._make_executor_meters(slots, busy)
         self._meters: dict[type[events.Event], Callable[..., None]] = {
@@ -80,29 +68,6 @@ class Metrics:
         return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def _make_run_meters(self) -> None:
-        by_task = ("task", "queue")
-        self._started = self._counter("joex_runs_started", "Runs whose code started.", *by_task)
-        self._ended = self._counter(
-            "joex_runs_ended",
-            "Runs that ended, by the state their job has then: success, failed, cancelled, stuck (it is retried), "
-            "waiting (it was given back).",
-            *by_task,
-            "result",
-        )
-        self._run_seconds = Histogram(
-            "joex_run_seconds",
-            "How long runs took.",
-            by_task,
-            buckets=_RUN_SECONDS,
-            registry=self._registry,
-        )
-        self._wait_seconds = Histogram(
-            "joex_job_wait_seconds",
-            "How long jobs whose code started had waited, from when they could be taken until they were.",
-            ("queue", "group_bucket"),
-            buckets=_WAIT_SECONDS,
-            registry=self._registry,
-        )
         self._conflicts = self._counter(
             "joex_worker_conflicts", "Runs that had lost their job: their result was dropped."
         )
@@ -156,35 +121,22 @@ class Metrics:
         self._take_seconds.observe(event.seconds)
 
     def _run_started(self, event: events.RunStarted) -> None:
-        meters = self._of(event.job)
-        meters.started.inc()
-        meters.waited[group_bucket(event.job.group)].observe(event.job.waited)
+        tally = self._of(event.job)
+        tally.started += 1
+        tally.waited[group_bucket(event.job.group)].add(event.job.waited)
 
     def _run_ended(self, event: events.RunEnded) -> None:
-        meters = self._of(event.job)
-        meters.ended[event.verdict.state].inc()
+        tally = self._of(event.job)
+        tally.ended[event.verdict.state] += 1
         if event.seconds is not None:
-            meters.seconds.observe(event.seconds)
+            tally.seconds.add(event.seconds)
 
     def _lines_dropped(self, event: events.LogLinesDropped) -> None:
         self._dropped.labels(event.reason if event.reason in _DROPPED else _OTHERS).inc(event.lines)
 
-    def _of(self, job: TakenJob) -> _TaskMeters:
-        meters = self._tasks.get((job.task, job.queue))
-        return self._add(job.task, job.queue) if meters is None else meters
-
-    def _add(self, task: str, queue: str) -> _TaskMeters:
-        if len(self._tasks) >= _MOST_TASKS:
-            task = queue = _OTHERS
-        known = self._tasks.get((task, queue))
-        if known is not None:
-            return known
-        states = (State.SUCCESS, State.FAILED, State.CANCELLED, State.STUCK, State.WAITING)
-        meters = _TaskMeters(
-            self._started.labels(task, queue),
-            {state: self._ended.labels(task, queue, str(state)) for state in states},
-            self._run_seconds.labels(task, queue),
-            tuple(self._wait_seconds.labels(queue, bucket) for bucket in range(GROUP_BUCKETS)),
-        )
-        self._tasks[task, queue] = meters
-        return meters
+    def _of(self, job: TakenJob) -> RunTally:
+        tally = self._tallies.get(job.task, job.queue)
+        if tally is None:
+            others = len(self._tallies) >= _MOST_TASKS
+            tally = self._tallies.add(*(_OTHERS, _OTHERS) if others else (job.task, job.queue))
+        return tally

@@ -119,7 +119,7 @@ class Taker:
     async def _take(self) -> float:
         """Take as long as slots are free; returns for how long to sleep, 0 for not at all."""
         async with borrowed(self._pool) as connection:
-            # One take right after the other, with nothing in between that lets the loop go on: so the next one is on its
+            # One take right after the other, with nothing in between that lets the loop go on: so the next is on its
             # way to the database before the jobs of this one begin to run.
             while asked := self._wanted():
                 if self._unknown_until:

@@ -24,5 +24,5 @@ def statement(sql: str) -> str:
 
 
 def column(values: list[T | None]) -> list[T | None] | None:
-    """A field of many rows, for an array that is unnested beside others; None, which does as well, where no row has it."""
+    """A field of many rows, for an array that is unnested beside others; None, which is as good, if no row has it."""
     return None if values.count(None) == len(values) else values
