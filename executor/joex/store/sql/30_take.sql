@@ -255,7 +255,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 CREATE OR REPLACE FUNCTION joex.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
     p_most bytea DEFAULT joex.highest_rank(), p_worker text DEFAULT NULL
-) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_executor record;
     v_queue record;
