@@ -32,7 +32,7 @@ _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _TRY_AGAIN_IN = 0.5
 _CLOSE_WITHIN = 2.0
-_COLLECT_AFTER = 20_000  # objects made and not yet freed
+_COLLECT_AFTER = 5_000  # objects made and not yet freed: seven times what Python has, and not so many that they matter
 
 
 @with_settings
