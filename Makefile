@@ -15,7 +15,7 @@ SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks scri
 # More arguments for what a target runs: make test ARGS="-k fairness -x"
 ARGS ?=
 
-.PHONY: help setup demo test test-kind $(TIERS:%=test-%) check check-generated format bench lock build clean FORCE
+.PHONY: help setup demo test test-kind $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
 
 help: ## print the targets
 	@echo "Targets (ARGS=\"...\" is handed on to the program that demo, test, bench and lock run):"
@@ -84,15 +84,20 @@ format: setup ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
-bench: setup ## run the benchmarks
+bench: setup ## run the benchmarks; ARGS=--help tells what there is
 	$(BIN)/python -m benchmarks $(ARGS)
 
-UV_COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile pyproject.toml $(ARGS) --quiet \
-	--universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links
+bench-docs: setup ## run the benchmarks, and write docs/benchmarks.md and its plots
+	$(BIN)/python -m benchmarks --docs $(ARGS)
 
-lock: setup ## make the two lock files from pyproject.toml; ARGS=--upgrade takes the newest releases
-	$(UV_COMPILE) --extra dev --output-file requirements.lock
-	$(UV_COMPILE) --extra operator --constraint requirements.lock --output-file requirements-runtime.lock
+UV_COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile $(ARGS) --quiet \
+	--universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links
+PEERS := benchmarks/peers/requirements
+
+lock: setup ## make the lock files from pyproject.toml and for the peers; ARGS=--upgrade takes the newest releases
+	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements.lock
+	$(UV_COMPILE) pyproject.toml --extra operator --constraint requirements.lock --output-file requirements-runtime.lock
+	$(UV_COMPILE) $(PEERS).in --output-file $(PEERS).lock
 
 build: setup ## make the wheel, in dist/
 	$(BIN)/hatchling build --target wheel

@@ -6,15 +6,18 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks import bystanders, executor, fairness, footprint, hearing, lone, periodic, pools, take
+from benchmarks.peers import race
+from benchmarks.peers.systems import PEERS, System
 from benchmarks.report import Figure, machine, show, write_json
 from benchmarks.support import say
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
 
-_MEASUREMENTS = {
+_MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "take": take.measure,
     "submit": executor.measure_submit,
     "drain": executor.measure_drain,
@@ -29,6 +32,7 @@ _MEASUREMENTS = {
     "growth": pools.measure_growth,
     "pools": pools.measure_pools,
     "quiet": pools.measure_quiet,
+    "peers": race.measure,
 }
 
 
@@ -41,7 +45,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="smaller sizes, for a first look")
     parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"), metavar="FILE")
     parser.add_argument("--database-url", help="a PostgreSQL to measure on (default: an embedded one, durable as ever)")
+    parser.add_argument(
+        "--peers", default=",".join(PEERS), metavar="NAME,...", help="whom Joex races against (default: %(default)s)"
+    )
     given = parser.parse_args()
+    try:
+        peers = race.choose(given.peers)
+    except ValueError as error:
+        parser.error(str(error))
     if unknown := [name for name in given.names if name not in _MEASUREMENTS]:
         parser.error(f"there is no measurement {unknown[0]!r}; choose from: {', '.join(_MEASUREMENTS)}")
     with tempfile.TemporaryDirectory(prefix="joex-bench-", dir="/var/tmp") as folder:
@@ -49,7 +60,7 @@ def main() -> int:
         server = None if given.database_url else EmbeddedServer(Path(folder))
         try:
             url = given.database_url or (server.url if server else "")
-            figures, about = asyncio.run(_measure(url, given.names or list(_MEASUREMENTS), quick=given.quick))
+            figures, about = asyncio.run(_measure(url, given.names or list(_MEASUREMENTS), peers, quick=given.quick))
         finally:
             if server is not None:
                 server.close()
@@ -60,13 +71,18 @@ def main() -> int:
     return 1 if any(figure.met is False for figure in figures) else 0
 
 
-async def _measure(url: str, names: list[str], *, quick: bool) -> tuple[list[Figure], dict[str, str]]:
+async def _measure(
+    url: str, names: list[str], peers: list[System], *, quick: bool
+) -> tuple[list[Figure], dict[str, str]]:
     connection = await connect(url)
     about = {**machine(), "postgresql": await connection.fetchval("SHOW server_version")}
     await connection.close()
-    figures = []
+    if "peers" in names:
+        about |= await race.versions(peers)
+    figures: list[Figure] = []
     for name in names:
-        figures += await _MEASUREMENTS[name](url, quick=quick)
+        chosen = {"peers": peers} if name == "peers" else {}
+        figures += await _MEASUREMENTS[name](url, quick=quick, **chosen)
         await executor.pause()
     return figures, about
 

@@ -17,13 +17,17 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number. ``aim`` says what it should be, where there is an aim, and ``met`` whether it is."""
+    """One number. ``aim`` says what it should be, where there is an aim, and ``met`` whether it is.
+
+    ``system`` is what was measured, where that is one of several in a race.
+    """
 
     what: str
     value: float
     unit: str
     aim: str = ""
     met: bool | None = None
+    system: str = ""
 
 
 def quantile(values: Sequence[float], share: float) -> float:

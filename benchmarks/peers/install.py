@@ -1,0 +1,99 @@
+"""Installs the peers and their drivers, into ``build/peers/``.
+
+Each part is installed again only where what it is made from has changed: its lock file, and the program that installs.
+Everything comes by the hashes of the lock files: requirements.lock, package-lock.json, go.sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from benchmarks.support import say
+
+_HERE = Path(__file__).parent
+_FOLDER = _HERE.parent.parent / "build" / "peers"
+_REQUIREMENTS = _HERE / "requirements.lock"
+_NODE_SOURCES = _HERE / "drivers" / "node"
+_RIVER_SOURCES = _HERE / "drivers" / "river"
+
+PYTHON = _FOLDER / "python" / "bin" / "python"
+NODE_DRIVERS = _FOLDER / "node"
+NODE = NODE_DRIVERS / "node_modules" / ".bin" / "node"
+RIVER = _FOLDER / "river" / "river"
+
+
+class NotInstalled(Exception):
+    """A peer can't be installed here; the message says what is missing."""
+
+
+def python() -> None:
+    """A virtual environment with the peers that are written in Python."""
+
+    def make() -> None:
+        _run([sys.executable, "-m", "venv", "--clear", str(PYTHON.parent.parent)])
+        pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        _run([*pip, "--require-hashes", "--requirement", str(_REQUIREMENTS)])
+
+    _once(PYTHON.parent.parent, [_REQUIREMENTS], sys.version, make)
+
+
+def node() -> None:
+    """A folder with the drivers in JavaScript beside what they import."""
+    npm = _program("npm", "Node.js")
+
+    def make() -> None:
+        _run([npm, "ci", "--no-progress"], NODE_DRIVERS)
+
+    NODE_DRIVERS.mkdir(parents=True, exist_ok=True)
+    for path in _NODE_SOURCES.iterdir():
+        if path.is_file():
+            shutil.copy(path, NODE_DRIVERS)
+    _once(NODE_DRIVERS, [_NODE_SOURCES / "package.json", _NODE_SOURCES / "package-lock.json"], npm, make)
+
+
+def river() -> None:
+    """The driver of River, built."""
+    go = _program("go", "Go")
+
+    def make() -> None:
+        # GOWORK: the module stands alone, whatever folder this checkout lies in.
+        settings = {"CGO_ENABLED": "0", "GOWORK": "off"}
+        _run([go, "build", "-trimpath", "-buildvcs=false", "-o", str(RIVER), "."], _RIVER_SOURCES, settings)
+
+    sources = [path for path in _RIVER_SOURCES.iterdir() if path.suffix in {".go", ".mod", ".sum"}]
+    _once(RIVER.parent, sources, go, make)
+
+
+def _program(name: str, owner: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise NotInstalled(f"{owner} is not installed: there is no {name} on the PATH")
+    return found
+
+
+def _once(folder: Path, sources: list[Path], maker: str, make: Callable[[], None]) -> None:
+    digest = hashlib.sha256(maker.encode())
+    for source in sorted(sources):
+        digest.update(source.read_bytes())
+    stamp = folder / ".made-from"
+    if stamp.exists() and stamp.read_text() == digest.hexdigest():
+        return
+    say(f"peers: making {folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder}")
+    stamp.unlink(missing_ok=True)
+    make()
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(digest.hexdigest())
+
+
+def _run(command: list[str], folder: Path | None = None, settings: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **(settings or {})}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise NotInstalled(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()[-2000:]}")

@@ -1,0 +1,123 @@
+"""The race: who takes part, turn by turn, and what came out."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from benchmarks.peers import sharing, speed
+from benchmarks.peers.drive import RaceError, ask
+from benchmarks.peers.install import NotInstalled
+from benchmarks.peers.systems import JOEX, PEERS, System
+from benchmarks.peers.verdicts import FAIR, Found, verdicts
+from benchmarks.report import Figure
+from benchmarks.support import say
+
+_FULL = speed.Sizes(drained=1.0, singly=1000, late=500)
+_QUICK = speed.Sizes(drained=0.3, singly=500, late=200)
+_BIG_JOBS, _BIG_JOBS_QUICK = 10_000, 2_000
+_UNITS = speed.UNITS | sharing.UNITS
+
+Turn = Callable[[System], Awaitable[dict[str, float]]]
+
+
+def choose(names: str) -> list[System]:
+    """The peers of these names, separated by commas.
+
+    Raises:
+        ValueError: one is unknown; the message says which there are.
+    """
+    given = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := [name for name in given if name not in PEERS]:
+        raise ValueError(f"--peers: there is no peer {unknown[0]!r}; choose from: {', '.join(PEERS)}")
+    return [PEERS[name] for name in given]
+
+
+async def versions(peers: Sequence[System]) -> dict[str, str]:
+    """The versions of these peers and of what they run on; none for one that can't be run here."""
+    found = {}
+    for peer in peers:
+        try:
+            await _install(peer)
+            told = await ask(peer, "", "version")
+            found[peer.name] = f"{told['version']} on {told['runtime']}"
+        except (NotInstalled, RaceError) as error:
+            say(f"peers: {peer.name}: {error}")
+    return found
+
+
+async def measure(server_url: str, *, quick: bool, peers: Sequence[System]) -> list[Figure]:
+    """The race of Joex against these peers. One that fails is told of, and left out from then on."""
+    race = _Race([JOEX, *peers])
+    await race.install()
+    rounds = 1 if quick else 3
+    sizes, big = (_QUICK, _BIG_JOBS_QUICK) if quick else (_FULL, _BIG_JOBS)
+    for number in range(1, rounds + 1):
+        many = number == rounds and not quick
+        await race.turns(f"speed, turn {number} of {rounds}", partial(speed.turn, server_url, sizes=sizes, many=many))
+    for fair in (False, True):
+        await race.turns(
+            "fairness, one tenant with very many jobs" + FAIR * fair,
+            partial(sharing.crowd, server_url, jobs=big, fair=fair),
+            fair=fair,
+        )
+        await race.turns(
+            "fairness, ten tenants that differ" + FAIR * fair,
+            partial(sharing.ten, server_url, fair=fair),
+            fair=fair,
+        )
+    return race.figures()
+
+
+async def _install(system: System) -> None:
+    if system.install is not None:
+        await asyncio.to_thread(system.install)
+
+
+class _Race:
+    """Who is still in the race, and what was found."""
+
+    def __init__(self, systems: Sequence[System]) -> None:
+        self._here = list(systems)
+        self._missing: dict[str, str] = {}
+        self._found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+
+    async def install(self) -> None:
+        for system in list(self._here):
+            try:
+                await _install(system)
+            except NotInstalled as error:
+                self._leave(system, error)
+
+    async def turns(self, what: str, turn: Turn, *, fair: bool = False) -> None:
+        """One turn of each; with ``fair``, of those only that have other settings for it."""
+        for system in list(self._here):
+            if fair and (system is JOEX or not system.fairness):
+                continue
+            name = system.name + FAIR * fair
+            say(f"peers: {what}: {system.name}")
+            try:
+                for measure, value in (await turn(system)).items():
+                    self._found[measure, name].append(value)
+            except RaceError as error:
+                self._leave(system, error)
+
+    def _leave(self, system: System, error: Exception) -> None:
+        say(f"peers: {system.name} can't be measured: {error}")
+        self._here.remove(system)
+        self._missing[system.name] = str(error).splitlines()[-1]
+
+    def figures(self) -> list[Figure]:
+        """The medians of the turns, what they say about the aims, and who is missing."""
+        medians: Found = {key: statistics.median(values) for key, values in self._found.items()}
+        return [
+            *(Figure(what, value, _UNITS[what], system=system) for (what, system), value in medians.items()),
+            *verdicts(medians),
+            *(
+                Figure(f"{name} can't be measured: {reason}", 0, "", "measured", met=False)
+                for name, reason in self._missing.items()
+            ),
+        ]

@@ -1,0 +1,132 @@
+"""The races for fairness: one tenant with very many jobs among many with one, and ten that differ in everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.peers.drive import Worker, ask, stage, worker
+from benchmarks.peers.figures import Run, all_backlogged, jain, slot_time
+from benchmarks.peers.speed import settle
+from benchmarks.peers.systems import System
+from benchmarks.report import quantile
+from benchmarks.support import say
+from joex.store.database import connect
+
+SLOTS = 20
+_BIG = "group 0"
+_SMALL = 99
+_MS = 30
+_SUBMITTERS = 50
+_ARRIVE, _GIVE_UP = (0.1, 0.7), 2.5
+"""Shares of the time that the big tenant's jobs take at best."""
+_MANY = {50: (320, 500, 800, 1300, 2000), 500: (32, 64, 128, 256, 512)}
+"""Numbers of jobs of ten groups, by milliseconds. With equal shares the poorest ones last eight seconds."""
+_WINDOW = 8.0
+
+SMALL_MEDIAN = "wait of the 99 small tenants, p50"
+SMALL_P95 = "wait of the 99 small tenants, p95"
+SMALL_MAX = "wait of the 99 small tenants, max"
+BIG_MEDIAN = "wait of the big tenant's jobs, p50"
+BUSY = "slots busy meanwhile"
+JAIN = "Jain's index of ten backlogged groups"
+BUSY_TEN = "slots busy with ten backlogged groups"
+
+UNITS = {
+    **dict.fromkeys((SMALL_MEDIAN, SMALL_P95, SMALL_MAX, BIG_MEDIAN), "ms"),
+    **dict.fromkeys((BUSY, BUSY_TEN), f"of {SLOTS}"),
+    JAIN: "",
+}
+
+Plan = list[tuple[float, str, int]]
+
+
+async def crowd(server_url: str, system: System, jobs: int, *, fair: bool) -> dict[str, float]:
+    """A tenant submits very many jobs by 50 submitters; meanwhile 99 others come with one job each.
+
+    It ends when these have run. One that has not when 2.5 times the time is over that all jobs take at best is counted
+    as if it started then.
+    """
+    at_best = jobs * _MS / 1000 / SLOTS
+    chance = random.Random(1)
+    arrivals = {f"group {number}": chance.uniform(*_ARRIVE) * at_best for number in range(1, _SMALL + 1)}
+    small: Plan = sorted((at, group, _MS) for group, at in arrivals.items())
+    async with stage(server_url, system) as url, worker(system, url, SLOTS, fair=fair) as one:
+        submissions = [
+            asyncio.create_task(_submit(system, url, plan, submitters, fair=fair))
+            for plan, submitters in (([(0.0, _BIG, _MS)] * jobs, _SUBMITTERS), (small, 5))
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GIVE_UP * at_best):
+                await one.until(_all_small(one), "the last small tenant")
+        await asyncio.gather(*submissions)
+    runs = _runs(one)
+    waits = {run.group: run.wait * 1000 for run in runs if run.group != _BIG}
+    if waiting := [group for group in arrivals if group not in waits]:
+        say(f"peers: {system.name}: {len(waiting)} of the small tenants still wait, and are counted so")
+        waits |= {group: (_GIVE_UP * at_best - arrivals[group]) * 1000 for group in waiting}
+    window = min(run.start for run in runs), max(run.start for run in runs)
+    return {
+        SMALL_MEDIAN: quantile(list(waits.values()), 0.5),
+        SMALL_P95: quantile(list(waits.values()), 0.95),
+        SMALL_MAX: max(waits.values()),
+        BIG_MEDIAN: quantile([run.wait * 1000 for run in runs if run.group == _BIG], 0.5),
+        BUSY: _busy(runs, window),
+    }
+
+
+async def ten(server_url: str, system: System, *, fair: bool) -> dict[str, float]:
+    """Ten groups, all with jobs that wait, of very different lengths and numbers: who has the slots how long?"""
+    counts = {(ms, count): f"group {i}" for i, (ms, count) in enumerate((ms, n) for ms in _MANY for n in _MANY[ms])}
+    plan: Plan = [(0.0, group, ms) for (ms, n), group in counts.items() for _ in range(n)]
+    random.Random(1).shuffle(plan)
+    async with stage(server_url, system) as url:
+        await _submit(system, url, plan, _SUBMITTERS, fair=fair)
+        connection = await connect(url)
+        await settle(connection)
+        await connection.close()
+        async with worker(system, url, SLOTS, fair=fair) as one:
+            await one.until(lambda: _lasted(one) >= _WINDOW, "the end of the window")
+    runs = _runs(one)
+    window = all_backlogged(runs, {group: n for (_, n), group in counts.items()})
+    held = slot_time(runs, *window)
+    return {JAIN: jain(held.get(group, 0.0) for group in counts.values()), BUSY_TEN: _busy(runs, window)}
+
+
+async def _submit(system: System, url: str, plan: Plan, submitters: int, *, fair: bool) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(plan, file)
+        file.flush()
+        flags = ["--fair"] if fair else []
+        await ask(system, url, "plan", str(Path(file.name)), "--parallel", str(submitters), *flags)
+
+
+def _lasted(one: Worker) -> float:
+    return float(one.lines[-1]["end"] - one.lines[1]["start"]) if len(one.lines) > 1 else 0.0
+
+
+def _all_small(one: Worker) -> Callable[[], bool]:
+    """Whether the jobs of all small tenants have run; it looks at each line once."""
+    looked_at, found = 0, set[str]()
+
+    def condition() -> bool:
+        nonlocal looked_at
+        found.update(line["group"] for line in one.lines[looked_at:] if line.get("group", _BIG) != _BIG)
+        looked_at = len(one.lines)
+        return len(found) == _SMALL
+
+    return condition
+
+
+def _runs(one: Worker) -> list[Run]:
+    return [Run(**line) for line in one.lines if "end" in line]
+
+
+def _busy(runs: Sequence[Run], window: tuple[float, float]) -> float:
+    begin, end = window
+    return sum(slot_time(runs, begin, end).values()) / (end - begin)

@@ -1,0 +1,144 @@
+"""The systems of the race: how each is started, what it is, and with which settings it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers import install
+
+_ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One system of the race.
+
+    Attributes:
+        name: as it is called in `--peers`, in tables and in plots.
+        language: what its workers are written in.
+        install: makes its driver ready; None where nothing is to be done.
+        command: starts its driver; a command of the protocol follows.
+        slots: how many jobs at a time its worker runs in the drain: the best of what was tried.
+        jobs: how many no-op jobs the drain has: so many that it lasts some seconds.
+        unfinished: an SQL condition: some job is not finished.
+        history: what it keeps of a finished job by default.
+        settings: how it is set, for people.
+        fairness: what it has for fairness between groups, and what ``--fair`` uses; empty: nothing.
+    """
+
+    name: str
+    language: str
+    install: Callable[[], None] | None
+    command: tuple[str, ...]
+    slots: int
+    jobs: int
+    unfinished: str
+    history: str
+    settings: str
+    fairness: str = ""
+
+
+def _python(name: str) -> tuple[str, ...]:
+    return (str(install.PYTHON), "-m", f"benchmarks.peers.drivers.{name}")
+
+
+def _node(name: str) -> tuple[str, ...]:
+    return (str(install.NODE), str(install.NODE_DRIVERS / f"{name}.mjs"))
+
+
+JOEX = System(
+    name="joex",
+    language="Python",
+    install=None,
+    command=(sys.executable, "-m", "benchmarks.peers.drivers.joex"),
+    slots=1000,
+    jobs=60_000,
+    unfinished="EXISTS (SELECT FROM joex.job WHERE finished_at IS NULL)",
+    history="the job, with its times, attempts and result, for 7 days",
+    settings="`joex executor --pool-size`; `Client.submit_many` for batches, `Client.submit` for one.",
+    fairness="how it works: by occupancy, jointly over all executors; nothing is set",
+)
+
+PEERS = {
+    system.name: system
+    for system in (
+        System(
+            name="pgqueuer",
+            language="Python",
+            install=install.python,
+            command=_python("pgqueuer"),
+            slots=1000,
+            jobs=60_000,
+            unfinished="EXISTS (SELECT FROM pgqueuer)",
+            history="two lines in a log (picked, successful), rolled up into statistics; the job's row is deleted",
+            settings="asyncpg, uvloop, one direct connection for the worker, batches of 500, `pgq autovac`; "
+            "`Queries.enqueue` with lists for batches. Durability: its default, all tables logged.",
+            fairness="entry points with a `concurrency_limit` each: ten, groups dealt over them",
+        ),
+        System(
+            name="procrastinate",
+            language="Python",
+            install=install.python,
+            command=_python("procrastinate"),
+            slots=20,
+            jobs=1_000,
+            unfinished="EXISTS (SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing'))",
+            history="the job and an event for each change of its state, for good",
+            settings="psycopg 3 with its C part, uvloop, `concurrency` = slots, a pool of 20 connections, "
+            "LISTEN/NOTIFY; `batch_defer_async` for batches.",
+            fairness="queues with a worker each: ten, groups dealt over them",
+        ),
+        System(
+            name="awa",
+            language="Rust, tasks in Python",
+            install=install.python,
+            command=_python("awa"),
+            slots=1000,
+            jobs=30_000,
+            unfinished="EXISTS (SELECT FROM awa.jobs WHERE state IN "
+            "('available', 'running', 'scheduled', 'retryable'))",
+            history="the end of a job, for 24 hours",
+            settings="queue storage, two claimers, claims of up to 500; `enqueue_many_copy` (COPY) for batches.",
+            fairness="a partitioned queue of ten in weighted mode, groups dealt over the partitions",
+        ),
+        System(
+            name="graphile-worker",
+            language="TypeScript",
+            install=install.node,
+            command=_node("graphile-worker"),
+            slots=24,
+            jobs=40_000,
+            unfinished="EXISTS (SELECT FROM graphile_worker._private_jobs)",
+            history="nothing: finished jobs are deleted",
+            settings="its own performance guide: a local queue of 500, batched completion, prepared statements; "
+            "`addJobs` for batches.",
+            fairness="a named queue per group, which runs one job at a time",
+        ),
+        System(
+            name="pg-boss",
+            language="JavaScript",
+            install=install.node,
+            command=_node("pg-boss"),
+            slots=1000,
+            jobs=30_000,
+            unfinished="EXISTS (SELECT FROM pgboss.job WHERE state < 'completed')",
+            history="the job, with its output, for 7 days",
+            settings="",
+        ),
+        System(
+            name="river",
+            language="Go",
+            install=install.river,
+            command=(str(install.RIVER),),
+            slots=2000,
+            jobs=60_000,
+            unfinished="EXISTS (SELECT FROM river_job WHERE state IN "
+            "('available', 'pending', 'retryable', 'running', 'scheduled'))",
+            history="the job, for 24 hours",
+            settings="`FetchCooldown` 1 ms, `FetchPollInterval` 20 ms, pgx; `InsertManyFast` (COPY) for batches.",
+        ),
+    )
+}
