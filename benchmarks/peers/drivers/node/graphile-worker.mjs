@@ -11,10 +11,10 @@
 //
 // Groups: it has no fairness between tenants. Its one means is a named queue, whose jobs run one after another: with
 // --fair each group is such a queue. No group then holds more than one slot of all workers together, so that many
-// groups share well, but few groups leave slots idle. Neither the local queue nor the batched ends are used then: a fetch
-// of many finds one job of each named queue at most and then waits for pollInterval. And since a slot asks for its next
-// job before its last one's end is written, it finds the named queue locked still, and nothing tells it when that is
-// over: pollInterval is lowered so that all slots together look a hundred times a second (2 s by default).
+// groups share well, but few groups leave slots idle. Neither the local queue nor the batched ends are used then: a
+// fetch of many finds one job of each named queue at most and then waits for pollInterval. And since a slot asks for
+// its next job before its last one's end is written, it finds the named queue locked still, and nothing tells it when
+// that is over: pollInterval is lowered so that all slots together look a hundred times a second (2 s by default).
 // Without --fair groups are ignored.
 //
 // Completed jobs are deleted.
@@ -70,7 +70,9 @@ await run({
   },
 
   async pending(client) {
-    const { rows } = await client.query("SELECT count(*)::int AS n FROM graphile_worker.jobs WHERE attempts < max_attempts");
+    const { rows } = await client.query(
+      "SELECT count(*)::int AS n FROM graphile_worker.jobs WHERE attempts < max_attempts",
+    );
     return rows[0].n;
   },
 });

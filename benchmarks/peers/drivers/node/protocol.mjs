@@ -74,7 +74,11 @@ async function submit(system, url, { number }) {
       const first = next;
       next = Math.min(first + batch, jobs);
       await producer.insert(
-        Array.from({ length: next - first }, (_, i) => ({ task: "noop", args: {}, group: `g${(first + i) % groups}` })),
+        Array.from({ length: next - first }, (_, i) => ({
+          task: "noop",
+          args: {},
+          group: `g${(first + i) % groups}`,
+        })),
       );
     }
   });

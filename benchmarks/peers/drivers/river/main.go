@@ -12,12 +12,12 @@
 // A fetch takes no more than there are free slots, so that few slots make small fetches: River's own bench runs with
 // 2,000 slots.
 //
-// Submission (page "Inserting and working jobs", section on batch insertion): InsertManyFast, which is a COPY, for
+// Submission (page "Batch job insertion", "An even faster variant"): InsertManyFast, which is a COPY, for
 // batches; Insert for single jobs.
 //
-// Groups: the open version has no fairness between them. Its queues have a fixed MaxWorkers each, must be named when the
-// worker starts, and share nothing of what is idle; limits per partition are in River Pro (page "Concurrency limits").
-// So groups are ignored, and --fair changes nothing.
+// Groups: the open version has no fairness between them. Its queues have a fixed MaxWorkers each, must be named when
+// the worker starts, and share nothing of what is idle; limits per partition are in River Pro (page "Concurrency
+// limits"). So groups are ignored, and --fair changes nothing.
 //
 // Completed jobs are kept, for 24 hours by default.
 //
@@ -287,7 +287,8 @@ func producer(ctx context.Context, connections int) (*river.Client[pgx.Tx], *pgx
 	if err != nil {
 		return nil, nil, err
 	}
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{FetchCooldown: river.FetchCooldownMin, Logger: quiet()})
+	config := &river.Config{FetchCooldown: river.FetchCooldownMin, Logger: quiet()}
+	client, err := river.NewClient(riverpgxv5.New(pool), config)
 	return client, pool, err
 }
 
