@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks import bystanders, executor, fairness, footprint, hearing, lone, periodic, pools, take
+from benchmarks import bystanders, executor, fairness, footprint, hearing, lone, page, periodic, pools, take
 from benchmarks.peers import race
 from benchmarks.peers.systems import PEERS, System
 from benchmarks.report import Figure, machine, show, write_json
@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument(
         "--peers", default=",".join(PEERS), metavar="NAME,...", help="whom Joex races against (default: %(default)s)"
     )
+    parser.add_argument("--docs", action="store_true", help="write docs/benchmarks.md and its plots too")
     given = parser.parse_args()
     try:
         peers = race.choose(given.peers)
@@ -67,7 +68,10 @@ def main() -> int:
     show(figures, about)
     given.json.parent.mkdir(parents=True, exist_ok=True)
     write_json(figures, about, given.json)
-    say(f"written to {given.json}")
+    page.write(figures, about, given.json.parent)
+    if given.docs:
+        page.write(figures, about, Path("docs"))
+    say(f"written to {given.json}, and as a page beside it")
     return 1 if any(figure.met is False for figure in figures) else 0
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
+
+_JOEX = "joex"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +45,99 @@ def quantile(values: Sequence[float], share: float) -> float:
 def machine() -> dict[str, str]:
     """What was measured on: figures of different machines can't be compared, ratios mostly can."""
     return {
+        "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "cpus": str(os.cpu_count()),
+        "processor": _processor(),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "python": platform.python_version(),
         "joex": version("joex"),
         "asyncpg": version("asyncpg"),
     }
 
 
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
 def show(figures: Sequence[Figure], about: dict[str, str]) -> None:
-    """Print the table."""
-    table = Table(title="joex benchmarks: " + ", ".join(f"{name} {value}" for name, value in about.items()))
-    for name in ("what", "value", "unit", "aim", ""):
-        table.add_column(name, justify="right" if name == "value" else "left")
-    for figure in figures:
-        verdict = "" if figure.met is None else "met" if figure.met else "MISSED"
-        table.add_row(figure.what, f"{figure.value:,.2f}", figure.unit, figure.aim, verdict)
-    Console(width=None if os.isatty(1) else 120).print(table)
+    """Print the tables."""
+    console = Console(width=None if os.isatty(1) else 160)
+    title = "joex benchmarks: " + ", ".join(f"{name} {value}" for name, value in about.items())
+    for rows in (one_by_one(figures), side_by_side(figures), advantages(figures)):
+        if len(rows) > 1:
+            console.print(_table(title, rows))
+
+
+def one_by_one(figures: Sequence[Figure]) -> list[list[str]]:
+    """The figures of Joex alone: a heading, and a line for each."""
+    return [
+        ["what", "value", "unit", "aim", ""],
+        *(
+            [figure.what, number(figure.value), figure.unit, figure.aim, _verdict(figure)]
+            for figure in figures
+            if not figure.system
+        ),
+    ]
+
+
+def side_by_side(figures: Sequence[Figure]) -> list[list[str]]:
+    """The figures of a race: a heading, and for each thing that was measured a line with a column for each system."""
+    found = {(figure.what, figure.system): number(figure.value) for figure in figures if figure.system}
+    systems = list(dict.fromkeys(system for _, system in found))
+    lines = dict.fromkeys((figure.what, figure.unit) for figure in figures if figure.system)
+    return [
+        ["what", "unit", *systems],
+        *([what, unit, *(found.get((what, system), "") for system in systems)] for what, unit in lines),
+    ]
+
+
+def advantage(unit: str, joex: float, peer: float) -> float:
+    """How many times better Joex is: of rates more is better, of times less.
+
+    >>> advantage("jobs/s", 300, 100), advantage("ms", 2, 10)
+    (3.0, 5.0)
+    """
+    return peer / joex if unit == "ms" else joex / peer
+
+
+def advantages(figures: Sequence[Figure]) -> list[list[str]]:
+    """How many times better Joex is than each other system of a race, in rates and times."""
+    found = {(figure.what, figure.system): figure for figure in figures if figure.unit in {"jobs/s", "ms"}}
+    peers = list(dict.fromkeys(figure.system for figure in figures if figure.system not in {"", _JOEX}))
+    lines = dict.fromkeys(what for what, system in found if system == _JOEX)
+
+    def cell(what: str, peer: str) -> str:
+        theirs, ours = found.get((what, peer)), found[what, _JOEX]
+        return f"{number(advantage(ours.unit, ours.value, theirs.value))} x" if theirs else ""
+
+    return [["joex against", *peers], *([what, *(cell(what, peer) for peer in peers)] for what in lines)]
+
+
+def number(value: float) -> str:
+    """A number with about three digits that tell something.
+
+    >>> [number(value) for value in (12345.6, 98.76, 9.876, 0.98765)]
+    ['12,346', '98.8', '9.88', '0.988']
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _verdict(figure: Figure) -> str:
+    return "" if figure.met is None else "met" if figure.met else "MISSED"
+
+
+def _table(title: str, rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title)
+    for place, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if any(row[place][:1].isdigit() for row in rows[1:]) else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table
 
 
 def write_json(figures: Sequence[Figure], about: dict[str, str], path: Path) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import asyncpg
-
 from benchmarks.peers.drive import Worker, ask, stage, worker
 from benchmarks.peers.systems import System
 from benchmarks.report import quantile
@@ -67,9 +65,9 @@ async def _submit(system: System, url: str, jobs: int, batch: int, connections: 
 
 async def _drain(system: System, url: str, jobs: int, processes: int) -> float:
     """Jobs per second, from the first start of a job until none is unfinished in the database."""
+    await settle(url)
     connection = await connect(url)
     try:
-        await settle(connection)
         async with AsyncExitStack() as stack:
             workers = [await stack.enter_async_context(worker(system, url, system.slots)) for _ in range(processes)]
             while (done := sum(_done(one) for one in workers)) < jobs:
@@ -111,7 +109,9 @@ async def _latencies(system: System, url: str, jobs: int) -> list[float]:
     return [line["late"] for line in one.lines[warm:]]
 
 
-async def settle(connection: asyncpg.Connection) -> None:
+async def settle(url: str) -> None:
     """Let the server finish what the submission has left behind."""
+    connection = await connect(url)
     await connection.execute("VACUUM (ANALYZE)")
     await connection.execute("CHECKPOINT")
+    await connection.close()

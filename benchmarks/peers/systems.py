@@ -119,14 +119,16 @@ PEERS = {
         ),
         System(
             name="pg-boss",
-            language="JavaScript",
+            language="TypeScript",
             install=install.node,
             command=_node("pg-boss"),
             slots=1000,
             jobs=30_000,
             unfinished="EXISTS (SELECT FROM pgboss.job WHERE state < 'completed')",
             history="the job, with its output, for 7 days",
-            settings="",
+            settings="LISTEN/NOTIFY, polling at its least, workers that wake themselves until nothing is left, "
+            "batches of 500 in the drain; `insert` for batches.",
+            fairness="`groupConcurrency`: no group has more than half the slots",
         ),
         System(
             name="river",

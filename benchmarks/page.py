@@ -1,0 +1,91 @@
+"""Writes the page about the benchmarks: the text of docs/benchmarks.md, with the figures that were measured.
+
+Between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` stands what is made here; all else is written by hand. What
+was not measured stays as it is.
+
+    python -m benchmarks.page build/benchmarks.json docs     makes the page and the plots out of a measurement before
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.systems import JOEX, PEERS
+from benchmarks.plots import draw
+from benchmarks.report import Figure, advantages, one_by_one, side_by_side
+
+_TEXT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+_ABOUT_RACE = ("cpus", "processor", "memory", "system", "postgresql", "python", "measured")
+
+
+def write(figures: Sequence[Figure], about: dict[str, str], folder: Path) -> Path:
+    """Write ``benchmarks.md`` and ``benchmarks/*.png`` and ``.svg`` into a folder; returns the page."""
+    text = _TEXT.read_text(encoding="utf-8")
+    for name, content in _parts(figures, about).items():
+        text = _replaced(text, name, content)
+    draw(figures, folder / "benchmarks")
+    page = folder / "benchmarks.md"
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def _parts(figures: Sequence[Figure], about: dict[str, str]) -> dict[str, str]:
+    """The parts that these figures make, by name."""
+    alone, race, ratios = one_by_one(figures), side_by_side(figures), advantages(figures)
+    race_about = {name: value for name, value in about.items() if name in {*_ABOUT_RACE, JOEX.name, *PEERS}}
+    made = {"settings": _settings()}
+    if len(alone) > 1:
+        made["joex"] = _markdown(alone)
+    if len(race) > 1:
+        made |= {"machine": _listed(race_about), "race": _markdown(race), "ratios": _markdown(ratios)}
+    return made
+
+
+def _settings() -> str:
+    """What the registry of the race says of each system."""
+    rows = [
+        [system.name, system.language, system.settings, system.fairness or "none", system.history]
+        for system in (JOEX, *PEERS.values())
+    ]
+    return _markdown(
+        [["system", "workers in", "settings", "fairness between groups", "keeps of a finished job"], *rows]
+    )
+
+
+def _listed(about: dict[str, str]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in about.items())
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *lines = ["| " + " | ".join(row) + " |" for row in rows]
+    numbers = [any(row[place][:1].isdigit() for row in rows[1:]) for place in range(len(rows[0]))]
+    return "\n".join([head, "|" + "|".join("---:" if right else "---" for right in numbers) + "|", *lines])
+
+
+def _replaced(text: str, name: str, content: str) -> str:
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    made, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n{content}\n{end}", text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"{_TEXT}: expected {begin} and {end} once; found {count} of them")
+    return made
+
+
+def main() -> int:
+    """Make the page out of the JSON of a measurement."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="Write the page of a measurement.")
+    parser.add_argument("json", type=Path, help="what `python -m benchmarks` has written")
+    parser.add_argument("folder", type=Path, help="where to: the page, and the plots in its folder benchmarks/")
+    given = parser.parse_args()
+    measured = json.loads(given.json.read_text(encoding="utf-8"))
+    page = write([Figure(**one) for one in measured["figures"]], measured["about"], given.folder)
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The arithmetic of the benchmarks: what is fair, what is better, and what a page is made of."""
+
+import doctest
+
+import pytest
+
+from benchmarks import page, report
+from benchmarks.peers import figures, race
+from benchmarks.peers.figures import Run, all_backlogged, jain, slot_time
+from benchmarks.peers.speed import DRAIN, MEDIAN
+from benchmarks.peers.verdicts import verdicts
+from benchmarks.report import Figure
+
+
+@pytest.mark.parametrize("module", [figures, report])
+def test_the_examples_are_true(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_jains_index_falls_with_each_share_that_differs():
+    assert jain([3, 3, 3, 3]) == 1
+    assert jain([1, 1, 1, 0]) == pytest.approx(0.75)
+    assert jain([4, 3, 2, 1]) == pytest.approx(100 / 120)
+
+
+def test_slot_time_counts_what_lies_within_the_window():
+    runs = [Run("a", 0, 0, 4), Run("a", 0, 2, 3), Run("b", 0, 3, 9), Run("c", 0, 6, 7)]
+    assert slot_time(runs, 1, 5) == {"a": 4, "b": 2, "c": 0}
+
+
+def test_the_window_ends_when_the_first_group_has_nothing_left_that_waits():
+    runs = [Run("a", 0, 1, 2), Run("b", 0, 1, 3), Run("a", 0, 2, 3), Run("b", 0, 4, 5)]
+    assert all_backlogged(runs, {"a": 2, "b": 9}) == (1, 2)
+
+
+def test_the_window_lasts_to_the_end_where_no_group_has_run_dry():
+    runs = [Run("a", 0, 1, 2), Run("b", 0, 3, 4)]
+    assert all_backlogged(runs, {"a": 2, "b": 2}) == (1, 3)
+
+
+def test_verdicts_are_about_the_peers_that_were_measured():
+    found = {(DRAIN, "joex"): 100.0, (DRAIN, "pgqueuer"): 50.0, (MEDIAN, "joex"): 2.0, (MEDIAN, "graphile-worker"): 4.0}
+    assert [(figure.value, figure.met) for figure in verdicts(found)] == [(2.0, False), (0.5, True)]
+
+
+def test_an_unknown_peer_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"no peer 'celery'; choose from: pgqueuer, .*river"):
+        race.choose("river,celery")
+    assert [peer.name for peer in race.choose("river, awa")] == ["river", "awa"]
+
+
+def test_systems_stand_side_by_side_and_against_joex():
+    measured = [
+        Figure("drain", 3000, "jobs/s", system="joex"),
+        Figure("drain", 1000, "jobs/s", system="river"),
+        Figure("p50", 2, "ms", system="joex"),
+        Figure("drain", 500, "jobs/s"),
+    ]
+    assert report.side_by_side(measured) == [
+        ["what", "unit", "joex", "river"],
+        ["drain", "jobs/s", "3,000", "1,000"],
+        ["p50", "ms", "2", ""],
+    ]
+    assert report.advantages(measured) == [["joex against", "river"], ["drain", "3 x"], ["p50", ""]]
+
+
+def test_the_page_has_what_was_measured_and_keeps_the_rest(tmp_path):
+    before = page.write([Figure("take", 1.5, "ms", "below 2", met=True)], {"cpus": "2"}, tmp_path)
+    text = before.read_text()
+    assert "<!-- begin joex -->\n| what | value | unit | aim |  |\n" in text
+    assert "| take | 1.5 | ms | below 2 | met |" in text
+    assert "## What the figures don't say" in text
+
+
+def test_the_page_of_a_race_has_its_tables_and_plots(tmp_path):
+    measured = [Figure(DRAIN, 3000, "jobs/s", system="joex"), Figure(DRAIN, 1000, "jobs/s", system="river")]
+    text = page.write(measured, {"cpus": "2", "river": "1.0 on go 1"}, tmp_path).read_text()
+    assert "- river: 1.0 on go 1" in text
+    assert f"| {DRAIN} | jobs/s | 3,000 | 1,000 |" in text
+    assert f"| {DRAIN} | 3 x |" in text
+    assert sorted(path.name for path in (tmp_path / "benchmarks").iterdir()) == ["drain.png", "drain.svg"]
