@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from benchmarks.peers.drive import Worker, ask, stage, worker
+from benchmarks.peers.drive import RaceError, Worker, ask, stage, worker
 from benchmarks.peers.systems import System
 from benchmarks.report import quantile
 from benchmarks.support import until
@@ -16,6 +16,7 @@ from joex.store.database import connect
 _GROUPS = 100
 _CONNECTIONS = 10
 _LATENCY_SLOTS = 20
+_PATIENCE = 60.0
 _PAUSE = 10
 """Milliseconds between two jobs of the race for latency."""
 WORKERS = 4
@@ -72,7 +73,10 @@ async def _drain(system: System, url: str, jobs: int, processes: int) -> float:
             workers = [await stack.enter_async_context(worker(system, url, system.slots)) for _ in range(processes)]
             while (done := sum(_done(one) for one in workers)) < jobs:
                 await _any_news(workers)
-            await until(connection, f"NOT {system.unfinished}", patience=60)
+            try:
+                await until(connection, f"NOT {system.unfinished}", patience=_PATIENCE)
+            except TimeoutError:
+                raise RaceError(f"{system.name}: jobs are unfinished {_PATIENCE:.0f} s after all have run") from None
             end = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
             begin = min(line["started"] for one in workers for line in one.lines if "started" in line)
         return float(done / (end - begin))

@@ -3,7 +3,8 @@
 - Submission: `enqueue_many_copy` for a batch (COPY, "for high-volume Python producers"), `insert` for one; a client
   with one connection for each submitter.
 - Work: the default storage (0.6: queue storage), `max_workers` = slots, two claimers ("benchmark 2 or 4 before raising
-  it further"; more were no faster here), claims in batches of up to 500.
+  it further"; more were no faster here), claims in batches of up to 500. With four claimers, or with
+  4,000 slots and no deadline, some jobs were unfinished a minute after all had run.
 - --fair: it knows partitions, not groups. A `PartitionedQueue` of ten, groups dealt over them by number, in weighted
   mode: each partition is sure of its share of the slots, and what is idle is shared by weight.
 - History: the ends of jobs stay (24 hours by default).

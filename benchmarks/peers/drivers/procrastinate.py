@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ class _Producer:
 
     def _queue(self, job: Submission) -> str:
         return f"part {part_of(job.group)}" if self.fair else "default"
+
+
+# It warns of an app in the main module, whose tasks others could not import; here each process makes its own.
+logging.getLogger("procrastinate").setLevel(logging.ERROR)
 
 
 def _app(url: str, connections: int) -> procrastinate.App:
