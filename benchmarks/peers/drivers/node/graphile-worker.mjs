@@ -19,8 +19,10 @@
 //
 // Completed jobs are deleted.
 
-import { Logger, makeWorkerUtils, run as runWorker, runMigrations } from "graphile-worker";
 import { connectedPool, run } from "./protocol.mjs";
+
+process.env.NO_LOG_SUCCESS = "1"; // read when it is imported
+const { Logger, makeWorkerUtils, run: runWorker, runMigrations } = await import("graphile-worker");
 
 const BATCHING = { localQueue: { size: 500 }, completeJobBatchDelay: 0, failJobBatchDelay: 0 };
 
