@@ -51,25 +51,27 @@ async def versions(peers: Sequence[System]) -> dict[str, str]:
 
 async def measure(server_url: str, *, quick: bool, peers: Sequence[System]) -> list[Figure]:
     """The race of Joex against these peers. One that fails is told of, and left out from then on."""
-    race = _Race([JOEX, *peers])
-    await race.install()
+    entrants = Entrants([JOEX, *peers])
+    await entrants.install()
     rounds = 1 if quick else 3
     sizes, big = (_QUICK, _BIG_JOBS_QUICK) if quick else (_FULL, _BIG_JOBS)
     for number in range(1, rounds + 1):
         many = number == rounds and not quick
-        await race.turns(f"speed, turn {number} of {rounds}", partial(speed.turn, server_url, sizes=sizes, many=many))
+        await entrants.turns(
+            f"speed, turn {number} of {rounds}", partial(speed.turn, server_url, sizes=sizes, many=many)
+        )
     for fair in (False, True):
-        await race.turns(
+        await entrants.turns(
             "fairness, one tenant with very many jobs" + FAIR * fair,
             partial(sharing.crowd, server_url, jobs=big, fair=fair),
             fair=fair,
         )
-        await race.turns(
+        await entrants.turns(
             "fairness, ten tenants that differ" + FAIR * fair,
             partial(sharing.ten, server_url, fair=fair),
             fair=fair,
         )
-    return race.figures()
+    return entrants.figures()
 
 
 async def _install(system: System) -> None:
@@ -77,7 +79,7 @@ async def _install(system: System) -> None:
         await asyncio.to_thread(system.install)
 
 
-class _Race:
+class Entrants:
     """Who is still in the race, and what was found."""
 
     def __init__(self, systems: Sequence[System]) -> None:

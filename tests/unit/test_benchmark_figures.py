@@ -6,8 +6,11 @@ import pytest
 
 from benchmarks import page, report
 from benchmarks.peers import figures, race
+from benchmarks.peers.drive import RaceError
 from benchmarks.peers.figures import Run, all_backlogged, jain, slot_time
+from benchmarks.peers.race import Entrants
 from benchmarks.peers.speed import DRAIN, MEDIAN
+from benchmarks.peers.systems import JOEX, PEERS
 from benchmarks.peers.verdicts import verdicts
 from benchmarks.report import Figure
 
@@ -79,3 +82,32 @@ def test_the_page_of_a_race_has_its_tables_and_plots(tmp_path):
     assert f"| {DRAIN} | jobs/s | 3,000 | 1,000 |" in text
     assert f"| {DRAIN} | 3 x |" in text
     assert sorted(path.name for path in (tmp_path / "benchmarks").iterdir()) == ["drain.png", "drain.svg"]
+
+
+async def test_a_peer_that_is_not_installed_is_told_of_and_left_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert await race.versions([PEERS["river"]]) == {}
+    entrants = Entrants([PEERS["river"]])
+    await entrants.install()
+    [figure] = entrants.figures()
+    assert figure.what == "river can't be measured: Go is not installed: there is no go on the PATH"
+    assert figure.met is False
+
+
+async def test_a_peer_that_fails_is_told_of_and_left_out():
+    entrants, turns = Entrants([JOEX, PEERS["river"], PEERS["awa"]]), []
+
+    async def turn(system):
+        turns.append(system.name)
+        if system.name == "river":
+            raise RaceError("river: first line\nit ended")
+        return {DRAIN: float(len(turns))}
+
+    await entrants.turns("a turn", turn)
+    await entrants.turns("a turn", turn)
+    assert turns == ["joex", "river", "awa", "joex", "awa"]
+    assert [(figure.what, figure.system, figure.value) for figure in entrants.figures()][:2] == [
+        (DRAIN, "joex", 2.5),
+        (DRAIN, "awa", 4),
+    ]
+    assert entrants.figures()[-1].what == "river can't be measured: it ended"
