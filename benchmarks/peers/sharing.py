@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.peers.drive import Worker, ask, stage, worker
-from benchmarks.peers.figures import Run, all_backlogged, jain, slot_time
+from benchmarks.peers.figures import Run, all_backlogged
 from benchmarks.peers.speed import settle
 from benchmarks.peers.systems import System
 from benchmarks.report import quantile
+from benchmarks.shares import jain, slot_time
 from benchmarks.support import say
 
 SLOTS = 20

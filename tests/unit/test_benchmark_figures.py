@@ -5,9 +5,9 @@ import doctest
 import pytest
 
 from benchmarks import page, report
-from benchmarks.peers import figures, race
+from benchmarks.peers import race
 from benchmarks.peers.drive import RaceError
-from benchmarks.peers.figures import Run, all_backlogged, jain, slot_time
+from benchmarks.peers.figures import Run, all_backlogged
 from benchmarks.peers.race import Entrants
 from benchmarks.peers.speed import DRAIN, MEDIAN
 from benchmarks.peers.systems import JOEX, PEERS
@@ -15,20 +15,9 @@ from benchmarks.peers.verdicts import verdicts
 from benchmarks.report import Figure
 
 
-@pytest.mark.parametrize("module", [figures, report])
+@pytest.mark.parametrize("module", [report])
 def test_the_examples_are_true(module):
     assert doctest.testmod(module).failed == 0
-
-
-def test_jains_index_falls_with_each_share_that_differs():
-    assert jain([3, 3, 3, 3]) == 1
-    assert jain([1, 1, 1, 0]) == pytest.approx(0.75)
-    assert jain([4, 3, 2, 1]) == pytest.approx(100 / 120)
-
-
-def test_slot_time_counts_what_lies_within_the_window():
-    runs = [Run("a", 0, 0, 4), Run("a", 0, 2, 3), Run("b", 0, 3, 9), Run("c", 0, 6, 7)]
-    assert slot_time(runs, 1, 5) == {"a": 4, "b": 2, "c": 0}
 
 
 def test_the_window_ends_when_the_first_group_has_nothing_left_that_waits():
