@@ -79,7 +79,11 @@ async def _measure(
     url: str, names: list[str], peers: list[System], *, quick: bool
 ) -> tuple[list[Figure], dict[str, str]]:
     connection = await connect(url)
-    about = {**machine(), "postgresql": await connection.fetchval("SHOW server_version")}
+    about = {
+        **machine(),
+        "sizes": "quick" if quick else "full",
+        "postgresql": await connection.fetchval("SHOW server_version"),
+    }
     await connection.close()
     if "peers" in names:
         about |= await race.versions(peers)

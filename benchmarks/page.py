@@ -20,7 +20,7 @@ from benchmarks.plots import draw
 from benchmarks.report import Figure, advantages, one_by_one, side_by_side
 
 _TEXT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-_ABOUT_RACE = ("cpus", "processor", "memory", "system", "postgresql", "python", "measured")
+_ABOUT_RACE = ("cpus", "processor", "memory", "system", "postgresql", "python", "measured", "sizes")
 
 
 def write(figures: Sequence[Figure], about: dict[str, str], folder: Path) -> Path:
@@ -41,8 +41,8 @@ def _parts(figures: Sequence[Figure], about: dict[str, str]) -> dict[str, str]:
     made = {"settings": _settings()}
     if len(alone) > 1:
         made["joex"] = _markdown(alone)
-    if len(race) > 1:
-        made |= {"machine": _listed(race_about), "race": _markdown(race), "ratios": _markdown(ratios)}
+    if race:
+        made |= {"machine": _listed(race_about), "race": _several(race), "ratios": _several(ratios)}
     return made
 
 
@@ -55,6 +55,10 @@ def _settings() -> str:
     return _markdown(
         [["system", "workers in", "settings", "fairness between groups", "keeps of a finished job"], *rows]
     )
+
+
+def _several(tables: Sequence[Sequence[Sequence[str]]]) -> str:
+    return "\n\n".join(map(_markdown, tables))
 
 
 def _listed(about: dict[str, str]) -> str:

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -68,9 +69,10 @@ def show(figures: Sequence[Figure], about: dict[str, str]) -> None:
     """Print the tables."""
     console = Console(width=None if os.isatty(1) else 160)
     title = "joex benchmarks: " + ", ".join(f"{name} {value}" for name, value in about.items())
-    for rows in (one_by_one(figures), side_by_side(figures), advantages(figures)):
+    console.print(title)
+    for rows in (one_by_one(figures), *side_by_side(figures), *advantages(figures)):
         if len(rows) > 1:
-            console.print(_table(title, rows))
+            console.print(_table(rows))
 
 
 def one_by_one(figures: Sequence[Figure]) -> list[list[str]]:
@@ -85,15 +87,25 @@ def one_by_one(figures: Sequence[Figure]) -> list[list[str]]:
     ]
 
 
-def side_by_side(figures: Sequence[Figure]) -> list[list[str]]:
-    """The figures of a race: a heading, and for each thing that was measured a line with a column for each system."""
-    found = {(figure.what, figure.system): number(figure.value) for figure in figures if figure.system}
-    systems = list(dict.fromkeys(system for _, system in found))
-    lines = dict.fromkeys((figure.what, figure.unit) for figure in figures if figure.system)
-    return [
-        ["what", "unit", *systems],
-        *([what, unit, *(found.get((what, system), "") for system in systems)] for what, unit in lines),
-    ]
+def side_by_side(figures: Sequence[Figure]) -> list[list[list[str]]]:
+    """The figures of a race: a table for what was measured of the same systems, with a line for each of them."""
+    tables = []
+    for systems, named in _races(figures):
+        found = {(figure.what, figure.system): number(figure.value) for figure in named}
+        whats = {figure.what: f"{figure.what} ({figure.unit})" if figure.unit else figure.what for figure in named}
+        lines = [[system, *(found[what, system] for what in whats)] for system in systems]
+        tables.append([["system", *whats.values()], *lines])
+    return tables
+
+
+def _races(figures: Sequence[Figure]) -> list[tuple[tuple[str, ...], list[Figure]]]:
+    """The systems that raced, and what was measured of just these."""
+    systems: defaultdict[str, list[str]] = defaultdict(list)
+    for figure in figures:
+        if figure.system:
+            systems[figure.what].append(figure.system)
+    races = dict.fromkeys(map(tuple, systems.values()))
+    return [(race, [one for one in figures if one.system and tuple(systems[one.what]) == race]) for race in races]
 
 
 def advantage(unit: str, joex: float, peer: float) -> float:
@@ -105,17 +117,21 @@ def advantage(unit: str, joex: float, peer: float) -> float:
     return peer / joex if unit == "ms" else joex / peer
 
 
-def advantages(figures: Sequence[Figure]) -> list[list[str]]:
-    """How many times better Joex is than each other system of a race, in rates and times."""
-    found = {(figure.what, figure.system): figure for figure in figures if figure.unit in {"jobs/s", "ms"}}
-    peers = list(dict.fromkeys(figure.system for figure in figures if figure.system not in {"", _JOEX}))
-    lines = dict.fromkeys(what for what, system in found if system == _JOEX)
+def advantages(figures: Sequence[Figure]) -> list[list[list[str]]]:
+    """How many times better Joex is than the other systems of a race, in rates and times; as `side_by_side`."""
+    tables = []
+    for systems, named in _races([figure for figure in figures if figure.unit in {"jobs/s", "ms"}]):
+        found = {(figure.what, figure.system): figure for figure in named}
+        whats = [figure.what for figure in named if figure.system == _JOEX]
+        peers = [system for system in systems if system != _JOEX]
+        lines = [[peer, *(_times(found[what, _JOEX], found[what, peer]) for what in whats)] for peer in peers]
+        if whats and lines:
+            tables.append([["joex against", *whats], *lines])
+    return tables
 
-    def cell(what: str, peer: str) -> str:
-        theirs, ours = found.get((what, peer)), found[what, _JOEX]
-        return f"{number(advantage(ours.unit, ours.value, theirs.value))} x" if theirs else ""
 
-    return [["joex against", *peers], *([what, *(cell(what, peer) for peer in peers)] for what in lines)]
+def _times(joex: Figure, peer: Figure) -> str:
+    return f"{number(advantage(joex.unit, joex.value, peer.value))} x"
 
 
 def number(value: float) -> str:
@@ -131,8 +147,8 @@ def _verdict(figure: Figure) -> str:
     return "" if figure.met is None else "met" if figure.met else "MISSED"
 
 
-def _table(title: str, rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title)
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    table = Table()
     for place, name in enumerate(rows[0]):
         table.add_column(name, justify="right" if any(row[place][:1].isdigit() for row in rows[1:]) else "left")
     for row in rows[1:]:

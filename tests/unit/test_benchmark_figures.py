@@ -45,15 +45,21 @@ def test_systems_stand_side_by_side_and_against_joex():
     measured = [
         Figure("drain", 3000, "jobs/s", system="joex"),
         Figure("drain", 1000, "jobs/s", system="river"),
-        Figure("p50", 2, "ms", system="joex"),
+        Figure("wait", 2, "ms", system="joex"),
+        Figure("wait", 5, "ms", system="river"),
+        Figure("wait", 3, "ms", system="river --fair"),
+        Figure("index", 0.5, "", system="joex"),
+        Figure("index", 0.25, "", system="river"),
         Figure("drain", 500, "jobs/s"),
     ]
     assert report.side_by_side(measured) == [
-        ["what", "unit", "joex", "river"],
-        ["drain", "jobs/s", "3,000", "1,000"],
-        ["p50", "ms", "2", ""],
+        [["system", "drain (jobs/s)", "index"], ["joex", "3,000", "0.5"], ["river", "1,000", "0.25"]],
+        [["system", "wait (ms)"], ["joex", "2"], ["river", "5"], ["river --fair", "3"]],
     ]
-    assert report.advantages(measured) == [["joex against", "river"], ["drain", "3 x"], ["p50", ""]]
+    assert report.advantages(measured) == [
+        [["joex against", "drain"], ["river", "3 x"]],
+        [["joex against", "wait"], ["river", "2.5 x"], ["river --fair", "1.5 x"]],
+    ]
 
 
 def test_the_page_has_what_was_measured_and_keeps_the_rest(tmp_path):
@@ -68,8 +74,9 @@ def test_the_page_of_a_race_has_its_tables_and_plots(tmp_path):
     measured = [Figure(DRAIN, 3000, "jobs/s", system="joex"), Figure(DRAIN, 1000, "jobs/s", system="river")]
     text = page.write(measured, {"cpus": "2", "river": "1.0 on go 1"}, tmp_path).read_text()
     assert "- river: 1.0 on go 1" in text
-    assert f"| {DRAIN} | jobs/s | 3,000 | 1,000 |" in text
-    assert f"| {DRAIN} | 3 x |" in text
+    assert f"| system | {DRAIN} (jobs/s) |" in text
+    assert "| joex | 3,000 |" in text
+    assert "| river | 3 x |" in text
     assert sorted(path.name for path in (tmp_path / "benchmarks").iterdir()) == ["drain.png", "drain.svg"]
 
 

@@ -6,7 +6,7 @@
   it further"; more were no faster here), claims in batches of up to 500. With four claimers, or with
   4,000 slots and no deadline, some jobs were unfinished a minute after all had run.
 - --fair: it knows partitions, not groups. A `PartitionedQueue` of ten, groups dealt over them by number, in weighted
-  mode: each partition is sure of its share of the slots, and what is idle is shared by weight.
+  mode: each partition is sure of half its share of the slots, and the others are shared by weight.
 - History: the ends of jobs stay (24 hours by default).
 """
 
@@ -111,7 +111,8 @@ class _Awa:
         stop = stop_signal()
         if fair:
             await client.start(
-                _PARTITIONS.queue_configs(min_workers_per_partition=max(1, slots // PARTS)), global_max_workers=slots
+                _PARTITIONS.queue_configs(min_workers_per_partition=max(1, slots // PARTS // 2)),
+                global_max_workers=slots,
             )
         else:
             await client.start(
