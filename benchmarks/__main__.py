@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks import bystanders, executor, fairness, footprint, hearing, lone, page, periodic, pools, take
+from benchmarks import bystanders, executor, fairness, footprint, hearing, lone, page, periodic, pinned, pools, take
 from benchmarks.peers import race
 from benchmarks.peers.systems import PEERS, System
 from benchmarks.report import Figure, machine, show, write_json
@@ -28,6 +28,7 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "footprint": footprint.measure,
     "hearing": hearing.measure,
     "lone": lone.measure,
+    "pinned": pinned.measure,
     "periodic": periodic.measure,
     "growth": pools.measure_growth,
     "pools": pools.measure_pools,

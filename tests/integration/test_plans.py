@@ -6,10 +6,12 @@ of the table of jobs is allowed, and no more index entries and pages than a smal
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -25,7 +27,7 @@ from joex.store.listing import Filter, list_jobs
 from joex.store.runs import EndedRun, LogLine, Progress
 from joex.store.statement import STATEMENTS
 from tests.integration.conftest import Bench
-from tests.support.postgres import TestServers
+from tests.support.postgres import TestServer, TestServers
 
 pytestmark = [pytest.mark.plans, pytest.mark.postgres(18)]
 
@@ -96,35 +98,53 @@ async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> Non
     await connection.execute("VACUUM ANALYZE joex.job_log")
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["known backlog", "unknown backlog"])
-def large_database_url(request: pytest.FixtureRequest, postgres_servers: TestServers) -> Iterator[str]:
-    """A database with a million jobs."""
-    server = postgres_servers[18]
+def database_with(
+    server: TestServer, fill: Callable[[asyncpg.Connection], Awaitable[None]], empty: str = "SELECT"
+) -> Iterator[str]:
+    """The URL of a database with jobs."""
 
     async def make() -> str:
         name = await server.create_database()
         connection = await connect(server.url(name))
         try:
-            await load(connection, is_backlog_known=request.param)
+            await fill(connection)
         finally:
             await connection.close()
         return name
 
+    async def drop(name: str) -> None:
+        async with server.administrator(name) as administrator:
+            await administrator.execute(empty)
+        await server.drop_database(name)
+
     with ThreadPoolExecutor(1) as thread:  # there, no test's event loop is in the way
         name = thread.submit(asyncio.run, make()).result()
         yield server.url(name)
-        thread.submit(asyncio.run, server.drop_database(name)).result()
+        thread.submit(asyncio.run, drop(name)).result()
 
 
-@pytest.fixture
-async def bench(large_database_url: str) -> AsyncIterator[Bench]:
-    """The large database; what a test changes in it is undone."""
-    connection = await connect(large_database_url)
+@pytest.fixture(scope="module", params=[True, False], ids=["known backlog", "unknown backlog"])
+def large_database_url(request: pytest.FixtureRequest, postgres_servers: TestServers) -> Iterator[str]:
+    """A database with a million jobs."""
+    yield from database_with(postgres_servers[18], partial(load, is_backlog_known=request.param))
+
+
+@asynccontextmanager
+async def undone(url: str) -> AsyncIterator[Bench]:
+    """A database; what a test changes in it is undone."""
+    connection = await connect(url)
     transaction = connection.transaction()
     await transaction.start()
     yield Bench(connection)
     await transaction.rollback()
     await connection.close()
+
+
+@pytest.fixture
+async def bench(large_database_url: str) -> AsyncIterator[Bench]:
+    """The large database."""
+    async with undone(large_database_url) as bench:
+        yield bench
 
 
 @pytest.fixture
@@ -468,6 +488,105 @@ async def test_a_look_before_a_worker_waits_costs_next_to_nothing(bench):
     await accepted(bench, 100)
     _, reading = await read_by(bench, keyed.look(bench.connection, "default"))
     assert_bounded(reading, 0)
+
+
+# Jobs that have finished while vacuum was kept from clearing them.
+
+PINNED, PINNED_GROUPS = 200_000, 100
+
+
+async def load_pinned(connection: asyncpg.Connection, *, is_backlog_known: bool) -> None:
+    """Jobs that have all finished under the eyes of an old transaction; then 5,000 more in half of the groups."""
+    await connection.execute("SET synchronous_commit = off")
+    await connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")
+    await connection.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'pin'")
+    submit = """
+        INSERT INTO joex.job (grp, task, lane)
+        SELECT 'group ' || nr % $2::integer, 'a', 2 FROM generate_series(1, $1::integer) nr
+    """
+    await connection.execute(submit, PINNED, PINNED_GROUPS)
+    await connection.execute(
+        "UPDATE joex.job SET lane = NULL, state = 'running', executor_id = 0, lock_id = id, held_since = seq"
+    )
+    await connection.execute(
+        "UPDATE joex.job SET executor_id = NULL, state = 'success', finished_at = clock_timestamp()"
+    )
+    if not is_backlog_known:
+        await connection.execute("ANALYZE joex.job")
+    await connection.execute(submit, 5000, PINNED_GROUPS // 2)
+    if is_backlog_known:
+        await connection.execute("ANALYZE joex.job")
+    await connection.execute("SELECT joex.set_floors(true)")
+    await connection.execute(
+        """
+        SELECT joex.raise_floors(d.upto, d.epoch, d.writers, array_fill('default'::text, ARRAY[$1::integer]),
+                                 (SELECT array_agg(joex.ring('group ' || nr % $1)) FROM generate_series(1, $1) nr), 60)
+        FROM joex.draw_floor() d
+        """,
+        PINNED_GROUPS,
+    )
+
+
+@pytest.fixture(scope="module", params=[(16, True), (18, True), (18, False)], ids=["pg16", "pg18", "unknown backlog"])
+def pinned_database_url(request: pytest.FixtureRequest, postgres_servers: TestServers) -> Iterator[str]:
+    """A database in which vacuum can clear nothing."""
+    version, is_known = request.param
+    fill = partial(load_pinned, is_backlog_known=is_known)
+    yield from database_with(postgres_servers[version], fill, "ROLLBACK PREPARED 'pin'")
+
+
+@pytest.fixture
+async def pinned(pinned_database_url: str) -> AsyncIterator[Bench]:
+    """A database in which vacuum can clear nothing, with an executor of the id 1."""
+    async with undone(pinned_database_url) as pinned:
+        yield pinned
+
+
+@pytest.mark.parametrize("free", [1, 20, 500])
+async def test_a_take_walks_over_nothing_that_has_finished_though_vacuum_is_pinned(pinned, free):
+    executor = await pinned.executor()
+    for _ in range(3):
+        taken, reading = await read_by(pinned, pinned.take(executor, free))
+        assert len(taken) == free
+        assert_bounded(reading, free + PINNED_GROUPS)  # half of them have nothing, and are passed over
+        await runs.finish_many(pinned.connection, [EndedRun(job.id, job.lock_id, "success") for job in taken])
+
+
+async def test_ending_an_executor_walks_over_nothing_that_has_finished_though_vacuum_is_pinned(pinned):
+    executor = await pinned.executor()
+    await pinned.take(executor, 100)
+    given_back, reading = await read_by(pinned, executors.leave(pinned.connection, executor, 5))
+    assert given_back == 100
+    assert_bounded(reading, 200 + PINNED_GROUPS)
+
+
+async def test_an_accept_walks_over_nothing_that_has_finished_though_vacuum_is_pinned(pinned):
+    await pinned.executor()
+    for _ in range(3):
+        taken, reading = await read_by(pinned, accepted(pinned, 20, "default"))
+        assert len(taken) == 20
+        assert_bounded(reading, 100 + PINNED_GROUPS)
+    _, reading = await read_by(pinned, keyed.look(pinned.connection, "default"))
+    assert_bounded(reading, 100 + PINNED_GROUPS)
+
+
+async def test_statistics_walk_over_nothing_that_has_finished_though_vacuum_is_pinned(pinned):
+    await pinned.take(await pinned.executor(), 100)
+    shown, reading = await read_by(pinned, executors.list_executors(pinned.connection))
+    assert [found.held for found in shown] == [100]
+    assert_bounded(reading, 100 + PINNED_GROUPS)
+    _, reading = await read_by(pinned, pinned.connection.fetch("SELECT * FROM joex.shares()"))
+    assert_bounded(reading, 5000)
+    groups, reading = await read_by(pinned, stats.group_stats(pinned.connection))
+    assert sum(group.waiting for group in groups) == 4900
+    assert_bounded(reading, 5000)
+
+
+async def test_a_look_for_work_walks_over_nothing_that_has_finished_though_vacuum_is_pinned(pinned):
+    executor = await pinned.executor()
+    beat, reading = await read_by(pinned, executors.heartbeat(pinned.connection, executor, []))
+    assert (beat.work, beat.crowded) == (True, True)
+    assert_bounded(reading, PINNED_GROUPS)
 
 
 def plain(sql: str) -> bool:

@@ -187,6 +187,23 @@ async def test_within_a_group_retries_come_first_then_priorities_by_turns_then_a
     assert taken == [stuck, highs[0], highs[1], lows[0], highs[2], highs[3], lows[1], lows[2], lows[3]]
 
 
+async def test_a_take_that_stays_open_keeps_nobody_from_a_group_in_which_both_priorities_wait(
+    bench, another_connection
+):
+    for priority in ("high", "low") * 10:
+        await bench.submit(priority=priority)
+    executor, other = await bench.executor(), await another_connection()
+    position = "SELECT position FROM joex.counting ORDER BY at"
+    await bench.take(executor, 1)
+    async with other.transaction():
+        assert len(await runs.take(other, executor, ["default"], 2, CountingScheme(4, 1))) == 2
+        assert len(await bench.take(executor, 3)) == 3
+    # The later one counts. What the other one has left goes with the next housekeeping.
+    assert [row[0] for row in await bench.connection.fetch(position)] == [3, 4]
+    await runs.forget_turns(bench.connection)
+    assert [row[0] for row in await bench.connection.fetch(position)] == [4]
+
+
 @pytest.mark.parametrize("batch", [1, 3, 20])
 async def test_the_ratio_of_priorities_holds_in_each_group_of_many_however_much_is_taken_at_once(bench, batch):
     await jobs.submit_many(

@@ -129,7 +129,7 @@ class Sides:
             ],
         )
         await self.connection.executemany(
-            "INSERT INTO joex.counting VALUES ($1, $2, $3)",
+            "INSERT INTO joex.counting (queue, ring, position) VALUES ($1, $2, $3)",
             [(QUEUE, place, g.turn) for place, g in zip(places, plan.groups, strict=True) if g.turn],
         )
         await self._insert([(number, None, 0) for number, g in enumerate(plan.groups) for _ in range(g.held)])
@@ -182,7 +182,12 @@ class Sides:
         """Jobs of (number of a group, lane, rank); those without a lane are held by the other executor."""
         seqs = [self.next_seq + nr for nr in range(len(jobs))]
         self.next_seq += len(jobs)
-        await self.connection.execute(
+        await self._write(self.connection, seqs, jobs)
+        self.held += [seq for seq, (_, lane, _) in zip(seqs, jobs, strict=True) if lane is None]
+        return seqs
+
+    async def _write(self, connection, seqs: list[int], jobs: Sequence[tuple[int, int | None, int]]) -> None:
+        await connection.execute(
             """
             INSERT INTO joex.job (seq, task, grp, lane, executor_id, lock_id, state, priority, rank)
             SELECT seq, 'a', grp, lane, CASE WHEN lane IS NULL THEN $4::integer END, gen_random_uuid(),
@@ -196,8 +201,6 @@ class Sides:
             self.other,
             [tuples.pack("priority", rank) if rank else b"" for *_, rank in jobs],
         )
-        self.held += [seq for seq, (_, lane, _) in zip(seqs, jobs, strict=True) if lane is None]
-        return seqs
 
     def _lanes(self, number: int) -> list[list[int]]:
         group = self.groups[number]

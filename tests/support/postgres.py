@@ -38,6 +38,7 @@ port = {port}
 unix_socket_directories = '{folder}'
 fsync = off
 max_connections = 200
+max_prepared_transactions = 5
 max_wal_size = 2GB
 checkpoint_timeout = 30min
 lc_messages = 'C'

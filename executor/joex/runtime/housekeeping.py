@@ -10,7 +10,7 @@ from joex.context import Context
 from joex.core.duration import parse_duration
 from joex.core.job import SYSTEM_GROUP
 from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
-from joex.store import executors, jobs, periodic
+from joex.store import executors, jobs, periodic, runs
 from joex.store.statement import Connection
 from joex.task import App, Task
 
@@ -34,6 +34,7 @@ async def retention(ctx: Context, keep: float, keep_failed: float) -> dict[str, 
                 deleted[name] += batch
                 ctx.progress(0, f"{deleted[name]} {name} jobs deleted")
         await executors.forget_ended(connection, parse_duration(max(keep, keep_failed)))
+        await runs.forget_turns(connection)
     return deleted
 
 

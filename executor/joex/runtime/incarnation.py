@@ -16,6 +16,7 @@ from joex.core.lease import Lease
 from joex.errors import JoexError, LeaseLost
 from joex.repeating import Repeater
 from joex.runtime.finisher import Finisher
+from joex.runtime.floors import FloorKeeper
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
 from joex.runtime.notes import NoteWriter
 from joex.runtime.runner import Defaults, Interruption, Runner
@@ -69,6 +70,7 @@ class Incarnation:
             emit=self._emit,
         )
         self.repeater = Repeater(pool, executor.app_id, self._emit, poll_every=poll_interval)
+        self.floors = FloorKeeper(pool, self._emit)
         self.keeper = LeaseKeeper(
             executor.url,
             executor=executor_id,
@@ -94,6 +96,7 @@ class Incarnation:
                         self.finisher.run,
                         self.notes.run,
                         self.repeater.run,
+                        self.floors.run,
                     )
                 ]
                 await self._until_over(taking)
@@ -166,6 +169,10 @@ class Incarnation:
     def on_wake(self) -> None:
         """Look for work."""
         self.taker.wake()
+
+    def on_crowd(self) -> None:
+        """Raise floors."""
+        self.floors.wake()
 
     def on_periodic(self) -> None:
         """Look at the periodic tasks."""

@@ -62,6 +62,9 @@ class Listener(Protocol):
     def on_wake(self) -> None:
         """There may be work."""
 
+    def on_crowd(self) -> None:
+        """Takes have to walk over what vacuum has not cleared."""
+
     def on_periodic(self) -> None:
         """A periodic task has changed."""
 
@@ -246,6 +249,8 @@ class LeaseKeeper:
             self._tell(self._listener.on_drain)
         if answer.work:
             self._tell(self._listener.on_wake)
+        if answer.crowded:
+            self._tell(self._listener.on_crowd)
 
     async def _watch(self) -> None:
         """End the trust in time; and the process, where its tasks can't be stopped in time."""

@@ -25,7 +25,7 @@ _REGISTER = statement("""
 _SERVE = statement("SELECT joex.serve_queue($1::text)")
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
 _HEARTBEAT = statement(
-    "SELECT alive, work, draining, lost, cancel FROM joex.heartbeat($1::integer, $2::uuid[], $3::uuid[])"
+    "SELECT alive, work, draining, lost, cancel, crowded FROM joex.heartbeat($1::integer, $2::uuid[], $3::uuid[])"
 )
 _RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::integer)")
 _END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
@@ -105,6 +105,7 @@ class Heartbeat:
     draining: bool
     lost: list[UUID]
     cancel: list[UUID]
+    crowded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,9 @@ async def heartbeat(connection: Connection, executor: int, runs: Sequence[tuple[
     """Renew the lease, and say which runs (job id, lock id) this executor believes to have."""
     with translated():
         row: Any = await connection.fetchrow(_HEARTBEAT, executor, [r[0] for r in runs], [r[1] for r in runs])
-    return Heartbeat(row["alive"], row["work"], bool(row["draining"]), row["lost"] or [], row["cancel"] or [])
+    return Heartbeat(
+        row["alive"], row["work"], bool(row["draining"]), row["lost"] or [], row["cancel"] or [], row["crowded"]
+    )
 
 
 async def rescue(connection: Connection, most_losses: int) -> list[tuple[int, str, int]]:

@@ -56,7 +56,7 @@ _COUNT = statement("""
     FROM joex.job WHERE task = $1::text AND key IS NOT NULL
 """)
 _ACTIVE = statement("""
-    SELECT key FROM joex.job WHERE executor_id IS NOT NULL AND state = 'running' AND task = $1::text AND key IS NOT NULL
+    SELECT key FROM joex.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
 """)
 _SET_TIMEOUT = statement("SELECT joex.set_timeout($1::text, $2::interval, $3::boolean)")
 _TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex.task_timeout ORDER BY task")

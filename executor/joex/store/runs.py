@@ -27,6 +27,7 @@ _NOTE = statement("""
     SELECT joex.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
                           $7::uuid[], $8::uuid[], $9::smallint[], $10::text[])
 """)
+_FORGET_TURNS = statement("SELECT joex.forget_turns()")
 
 
 @dataclass(slots=True)
@@ -78,6 +79,12 @@ async def take(
     with translated():
         rows = await connection.fetch(_TAKE, executor, queues, free, scheme.high, scheme.low)
     return [TakenJob._make(row) for row in rows]
+
+
+async def forget_turns(connection: Connection) -> None:
+    """Remove what takes that met have left of their counting schemes."""
+    with translated():
+        await connection.execute(_FORGET_TURNS)
 
 
 async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, float]]) -> None:

@@ -39,8 +39,11 @@ BEGIN
     IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex.lock_class(4), hashtext(p_queue || p_ring)) THEN
         RETURN 0;
     END IF;
-    RETURN p_limit - (SELECT count(*) FROM joex.job j
-                      WHERE j.queue = p_queue AND j.ring = p_ring AND j.executor_id IS NOT NULL);
+    RETURN p_limit - (
+        SELECT r.running FROM (SELECT FROM (VALUES (1)) one) one
+        LEFT JOIN LATERAL (SELECT f.held_upto, f.held FROM joex.floor_of(p_queue, p_ring) f
+                           LIMIT joex.floor_epoch() % 2) f ON true
+        CROSS JOIN LATERAL joex.running_of(p_queue, p_ring, f.held_upto, f.held) r);
 END $$;
 
 -- One pass over the ring of one queue; the caller holds the ring. Returns the jobs taken, in the order of service.
@@ -65,6 +68,8 @@ DECLARE
     -- What the lock ids of this pass begin with; the number in the pass follows. (Chance has its price: without OpenSSL the
     -- server opens the kernel's device for each number.)
     v_lock text := left(gen_random_uuid()::text, 28);
+    v_floors boolean := joex.floor_epoch() % 2 = 1;
+    v_lowest CONSTANT bigint := -9223372036854775808;
 BEGIN
     SELECT greatest(coalesce(max(g.weight), 1) - v_served, 0) INTO v_left
     FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_here;
@@ -73,37 +78,37 @@ BEGIN
     RETURN QUERY
     -- The ring from the cursor on, and once around. It stops as soon as there are enough groups that run nothing: no
     -- group further on can come before them. `idle` counts these (not the one under the cursor whose visit is over: all others
-    -- on its level come before it); `stop` is where the second half of the circle ends.
+    -- on its level come before it); `stop` is where the second half of the circle ends. lane0 to lane2 are the group's floors (see
+    -- 25_floors.sql), null where it has none.
     WITH RECURSIVE walk AS (
-        SELECT v_before AS ring, 9223372036854775807 AS stop, 0 AS pos, 0 AS idle, 0 AS running, 1 AS weight, 0 AS room
+        SELECT v_before AS ring, 9223372036854775807 AS stop, 0 AS pos, 0 AS idle, 0 AS running, 1 AS weight, 0 AS room,
+               NULL::bigint AS lane0, NULL::bigint AS lane1, NULL::bigint AS lane2
         UNION ALL
         SELECT n.ring, n.stop, w.pos + 1,
                w.idle + CASE WHEN s.room > 0 AND o.running < s.weight AND NOT (p_again AND v_left > 0 AND n.ring = v_here)
-                             THEN 1 ELSE 0 END, o.running, s.weight, s.room
+                             THEN 1 ELSE 0 END, o.running, s.weight, s.room, f.lane0, f.lane1, f.lane2
         FROM walk w
         CROSS JOIN LATERAL (
-            SELECT x.ring, x.stop FROM (
-                (SELECT j.ring, w.stop FROM joex.job j
-                 WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > w.ring AND j.ring <= w.stop
-                 ORDER BY j.ring LIMIT 1)
-                UNION ALL
-                (SELECT j.ring, v_before FROM joex.job j
-                 WHERE w.stop > v_before AND j.queue = p_queue AND j.lane IS NOT NULL AND j.ring <= v_before
-                 ORDER BY j.ring LIMIT 1)) x
+            SELECT p.ring, h.stop, p.is_floored
+            FROM (VALUES (w.ring, w.stop), (v_lowest, CASE WHEN w.stop > v_before THEN v_before ELSE v_lowest END)) h(after, stop)
+            CROSS JOIN LATERAL joex.next_place(p_queue, h.after, h.stop, v_floors) p
             LIMIT 1) n
-        CROSS JOIN LATERAL (
-            SELECT count(*)::integer AS running FROM joex.job j
-            WHERE j.queue = p_queue AND j.ring = n.ring AND j.executor_id IS NOT NULL) o
+        LEFT JOIN LATERAL (SELECT * FROM joex.floor_of(p_queue, n.ring) LIMIT n.is_floored::integer) f ON true
+        CROSS JOIN LATERAL joex.running_of(p_queue, n.ring, f.held_upto, f.held) o
         CROSS JOIN LATERAL (
             SELECT coalesce(max(g.weight), 1) AS weight,
                    CASE WHEN bool_or(g.paused) OR n.ring = ANY (p_without)
-                             OR v_limited AND NOT joex.has_below(p_queue, n.ring, p_most) THEN 0
+                             OR (v_limited OR n.is_floored) AND NOT EXISTS (
+                                SELECT FROM (VALUES (0, f.lane0), (1, f.lane1), (2, f.lane2)) l(lane, seq) CROSS JOIN LATERAL (
+                                    SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = n.ring AND j.lane = l.lane
+                                    AND (j.rank, j.seq) >= (''::bytea, coalesce(l.seq, v_lowest)) AND j.rank <= p_most
+                                    LIMIT 1) x) THEN 0
                         WHEN min(g.max_running) IS NULL THEN p_free
                         ELSE least(joex.room(p_queue, n.ring, min(g.max_running)), p_free) END AS room
             FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
         WHERE w.idle < p_free
     ), candidate AS MATERIALIZED (
-        SELECT w.ring, w.pos, w.running, w.weight, w.room,
+        SELECT w.ring, w.pos, w.running, w.weight, w.room, w.lane0, w.lane1, w.lane2,
                sum(w.weight) OVER lowest AS weights, sum(w.running) OVER lowest AS runs
         FROM walk w WHERE w.pos > 0 AND w.room > 0
         WINDOW lowest AS (ORDER BY w.running::float8 / w.weight, w.pos ROWS UNBOUNDED PRECEDING)
@@ -116,21 +121,21 @@ BEGIN
         -- The turns that the free slots are for, in the order of `chosen`; the last visit is not cut, so that its services are
         -- counted. No row of a group is locked whose turn it is not: others pass over what is locked here until this
         -- transaction ends, and that may be long (see accept).
-        SELECT t.ring, t.pos, t.running, t.weight, count(*)::integer AS jobs FROM (
-            SELECT c.ring, c.pos, c.running, c.weight, (c.running + n.kth) / c.weight AS level
+        SELECT t.ring, t.pos, t.running, t.weight, count(*)::integer AS jobs, t.lane0, t.lane1, t.lane2 FROM (
+            SELECT c.ring, c.pos, c.running, c.weight, c.lane0, c.lane1, c.lane2, (c.running + n.kth) / c.weight AS level
             FROM candidate c, water, generate_series(0, least(c.room, c.weight * water.level - c.running) - 1) n(kth)
             ORDER BY level, c.ring = v_here AND v_left > 0
                             AND (p_again OR n.kth >= v_left
                                  OR (c.running + n.kth) / c.weight > (SELECT min(c.running / c.weight) FROM candidate c)),
                      c.pos FETCH FIRST p_free ROWS WITH TIES) t
-        GROUP BY t.ring, t.pos, t.running, t.weight
+        GROUP BY t.ring, t.pos, t.running, t.weight, t.lane0, t.lane1, t.lane2
     ), reached AS MATERIALIZED (
         -- (OFFSET 0: a probe for each group. Else a planner that has heard of no backlog yet reads all of it into a hash table.)
-        SELECT d.*, v_limited OR
+        SELECT d.*, v_limited OR d.lane0 IS NOT NULL OR
                EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2 OFFSET 0)
                AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 1 OFFSET 0) AS mixed,
-               coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = d.ring), 0)
-                   % (p_high + p_low) AS turn
+               coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = d.ring
+                         ORDER BY k.at DESC LIMIT 1), 0) % (p_high + p_low) AS turn
         FROM due d
     ), depth AS MATERIALIZED (
         -- Where both priorities wait: how many jobs each lane has, as far as that matters, and how many of each to take. The
@@ -140,13 +145,16 @@ BEGIN
                least(n.low, r.jobs - n.due - n.turns + greatest(n.turns - n.high, 0)) AS take_low
         FROM reached r LEFT JOIN LATERAL (
             SELECT l.*, joex.turns(r.turn, r.jobs - l.due, p_high, p_low) AS turns FROM (
-                SELECT (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
-                                              AND j.lane = 0 AND j.rank <= p_most LIMIT r.jobs) x)::integer AS due,
-                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
-                                              AND j.lane = 1 AND j.rank <= p_most LIMIT r.jobs + 1) x)::integer AS high,
-                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring
-                                              AND j.lane = 2 AND j.rank <= p_most LIMIT r.jobs + 1) x)::integer AS low
-                WHERE r.mixed) l) n ON true
+                SELECT (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring AND j.lane = 0
+                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(r.lane0, v_lowest))
+                                              AND j.rank <= p_most LIMIT r.jobs) x)::integer AS due,
+                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring AND j.lane = 1
+                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(r.lane1, v_lowest))
+                                              AND j.rank <= p_most LIMIT r.jobs + 1) x)::integer AS high,
+                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring AND j.lane = 2
+                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(r.lane2, v_lowest))
+                                              AND j.rank <= p_most LIMIT r.jobs + 1) x)::integer AS low
+                LIMIT r.mixed::integer) l) n ON true
     ), locked AS MATERIALIZED (
         SELECT d.ring, d.pos, d.running, d.weight, d.mixed, d.turn, d.high, d.low, j.id, j.lane, j.rank, j.seq,
                row_number() OVER (PARTITION BY d.ring, j.lane ORDER BY j.rank, j.seq) - 1 AS nth
@@ -158,19 +166,19 @@ BEGIN
             UNION ALL
             SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
                            WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
-                                 AND a.rank <= p_most
+                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane0, v_lowest)) AND a.rank <= p_most
                            ORDER BY a.rank, a.seq LIMIT d.jobs
                            FOR UPDATE SKIP LOCKED) due
             UNION ALL
             SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
                            WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
-                                 AND a.rank <= p_most
+                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane1, v_lowest)) AND a.rank <= p_most
                            ORDER BY a.rank, a.seq LIMIT d.take_high
                            FOR UPDATE SKIP LOCKED) high
             UNION ALL
             SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
                            WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
-                                 AND a.rank <= p_most
+                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane2, v_lowest)) AND a.rank <= p_most
                            ORDER BY a.rank, a.seq LIMIT d.take_low
                            FOR UPDATE SKIP LOCKED) low) j
     ), turned AS (
@@ -198,12 +206,18 @@ BEGIN
         ORDER BY o.level, o.is_over, o.pos, o.kth LIMIT p_free
     ), counted AS (
         -- The scheme moves on with each job that is taken while both priorities wait.
-        INSERT INTO joex.counting AS k (queue, ring, position)
+        INSERT INTO joex.counting (queue, ring, position)
         SELECT p_queue, c.ring, (min(c.turn) + count(*))::integer % (p_high + p_low)
         FROM chosen c WHERE c.mixed AND c.lane > 0
               AND c.scheduled - c.nth < CASE c.lane WHEN 1 THEN c.low ELSE c.high END
-        GROUP BY c.ring ORDER BY c.ring
-        ON CONFLICT (queue, ring) DO UPDATE SET position = excluded.position
+        GROUP BY c.ring RETURNING ring
+    ), outdated AS (
+        -- (What another taker removes, whose transaction is open, is left; see forget_turns.)
+        DELETE FROM joex.counting k
+        USING counted c CROSS JOIN LATERAL (
+            SELECT o.at FROM joex.counting o WHERE o.queue = p_queue AND o.ring = c.ring
+            ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old
+        WHERE k.queue = p_queue AND k.ring = c.ring AND k.at = old.at
     ), last AS (
         SELECT c.ring, c.level, c.is_over FROM chosen c ORDER BY c.nr DESC LIMIT 1
     ), moved AS MATERIALIZED (
@@ -217,6 +231,7 @@ BEGIN
     ), taken AS (
         UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
                lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
+               held_since = (SELECT coalesce(pg_sequence_last_value('joex.job_seq_seq'), 0)),
                -- (who picks up a job with a key goes on where the one before has stopped)
                progress = CASE WHEN j.key IS NULL THEN 0 ELSE j.progress END,
                progress_message = CASE WHEN j.key IS NOT NULL THEN j.progress_message END,
@@ -237,17 +252,24 @@ END $$;
 -- A rank above all others: what a tuple is packed into never begins with this byte.
 CREATE OR REPLACE FUNCTION joex.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
 
--- Has the group a runnable job that is not above this rank?
-CREATE OR REPLACE FUNCTION joex.has_below(p_queue text, p_ring bigint, p_most bytea) RETURNS boolean
-LANGUAGE sql STABLE SET enable_seqscan = off AS $$
-    SELECT EXISTS (SELECT FROM unnest('{0,1,2}'::smallint[]) l(lane) CROSS JOIN LATERAL (
-        SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = p_ring AND j.lane = l.lane AND j.rank <= p_most LIMIT 1) x) $$;
+-- Remove rows of the counting schemes that are not the newest of their group: takes that met have left them.
+CREATE OR REPLACE FUNCTION joex.forget_turns() RETURNS void LANGUAGE sql VOLATILE AS $$
+    DELETE FROM joex.counting k USING (
+        SELECT o.queue, o.ring, o.at FROM joex.counting o
+        WHERE EXISTS (SELECT FROM joex.counting n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at)
+        FOR UPDATE SKIP LOCKED) old
+    WHERE k.queue = old.queue AND k.ring = old.ring AND k.at = old.at $$;
 
 -- How many of the next p_jobs turns of a counting scheme are for high priority, from position p_turn on.
 CREATE OR REPLACE FUNCTION joex.turns(p_turn integer, p_jobs integer, p_high integer, p_low integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT (p_turn + p_jobs) / (p_high + p_low) * p_high + least((p_turn + p_jobs) % (p_high + p_low), p_high)
            - least(p_turn, p_high) $$;
+
+-- Entries of the indexes that takes read, which this transaction has met.
+CREATE OR REPLACE FUNCTION joex.entries_walked() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT pg_stat_get_xact_tuples_returned('joex.job_runnable'::regclass)
+           + pg_stat_get_xact_tuples_returned('joex.job_held'::regclass) $$;
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
@@ -264,6 +286,7 @@ DECLARE
     v_want integer := p_free;
     v_taken joex.taken;
     v_without bigint[];
+    v_walked bigint := joex.entries_walked();
 BEGIN
     IF p_executor = 0 THEN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
@@ -309,12 +332,16 @@ BEGIN
             RAISE;
         END;
         PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+        -- Many more than it takes: most were dead. (A sequence tells it without a write.)
+        IF joex.entries_walked() - v_walked > 1000 + 50 * p_free THEN
+            PERFORM nextval('joex.long_takes');
+        END IF;
         IF v_want = 0 THEN
             IF v_executor.asleep_since IS NOT NULL THEN     -- an executor with a free slot left stays on the list
                 UPDATE joex.executor SET asleep_since = NULL WHERE id = p_executor;
             END IF;
             -- All slots filled, so more may wait: pass the wake-up on. Each woken executor does the same.
-            IF EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue.name AND j.lane IS NOT NULL) THEN
+            IF joex.has_runnable(v_queue.name) THEN
                 PERFORM joex.wake(v_queue.name, 2);
             END IF;
             RETURN;

@@ -250,20 +250,32 @@ SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_batch record;
     v_now timestamptz := clock_timestamp();
+    v_floors boolean := joex.floors_are_on();
+    v_ids uuid[];       -- while floors are on: of all that are held (the index of these runs is full of dead ones)
 BEGIN
+    IF v_floors THEN
+        v_ids := ARRAY(SELECT h.id FROM joex.by_floors(true) h WHERE h.overdue_at <= v_now ORDER BY h.overdue_at);
+    END IF;
     FOR v_batch IN
         WITH RECURSIVE timed AS (       -- the queues in which runs have a timeout: a probe of the index for each
-            (SELECT j.queue FROM joex.job j WHERE p_queues IS NULL AND j.overdue_at IS NOT NULL ORDER BY j.queue LIMIT 1)
+            (SELECT j.queue FROM joex.job j
+             WHERE p_queues IS NULL AND NOT v_floors AND j.overdue_at IS NOT NULL ORDER BY j.queue LIMIT 1)
             UNION ALL
             SELECT n.queue FROM timed t CROSS JOIN LATERAL (
                 SELECT j.queue FROM joex.job j WHERE j.overdue_at IS NOT NULL AND j.queue > t.queue
                 ORDER BY j.queue LIMIT 1) n
         )
         SELECT o.app_id, o.executor_id = 0 AS by_worker, array_agg(o.id) AS ids FROM (
-            SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues)) q(name) CROSS JOIN LATERAL (
+            SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues) WHERE NOT v_floors) q(name) CROSS JOIN LATERAL (
                 SELECT j.id, j.app_id, j.executor_id FROM joex.job j
                 WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= v_now
                 ORDER BY j.overdue_at LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
+            UNION ALL
+            SELECT found.* FROM (       -- (coalesce: not by the index)
+                SELECT j.id, j.app_id, j.executor_id FROM joex.job j
+                WHERE j.id = ANY (v_ids) AND coalesce(j.overdue_at, 'infinity') <= v_now
+                      AND (p_queues IS NULL OR j.queue = ANY (p_queues))
+                LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             LIMIT p_jobs) o
         GROUP BY 1, 2 LOOP
         app_id := v_batch.app_id;

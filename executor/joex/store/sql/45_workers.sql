@@ -28,9 +28,13 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.look_for_worker(p_queue text) RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    RETURN QUERY SELECT least(l.next_due, (
-        SELECT extract(epoch FROM j.overdue_at - clock_timestamp())::float8 FROM joex.job j
-        WHERE j.queue = p_queue AND j.overdue_at IS NOT NULL ORDER BY j.overdue_at LIMIT 1)), l.oldest_xid
+    RETURN QUERY SELECT least(l.next_due, extract(epoch FROM CASE
+        WHEN joex.floors_are_on() THEN (
+            SELECT min(h.overdue_at) FROM joex.by_floors(true) h WHERE h.queue = p_queue)
+        ELSE (
+            SELECT j.overdue_at FROM joex.job j
+            WHERE j.queue = p_queue AND j.overdue_at IS NOT NULL ORDER BY j.overdue_at LIMIT 1)
+        END - clock_timestamp())::float8), l.oldest_xid
     FROM joex.look(ARRAY[p_queue]) l;
 END $$;
 

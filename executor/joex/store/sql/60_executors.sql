@@ -28,13 +28,14 @@ BEGIN
     END IF;
     SELECT joex.put_back(array_agg(k.id), CASE v_ending WHEN 'left' THEN 0 ELSE 1 END, p_most_losses,
                          'its executor died each time it held this job') INTO v_all
-    FROM (SELECT j.id FROM joex.job j WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL FOR UPDATE SKIP LOCKED) k;
+    FROM (SELECT j.id FROM joex.job j WHERE j.id = ANY (ARRAY(SELECT joex.held_by(p_id)))
+                                            AND j.executor_id IS NOT DISTINCT FROM p_id FOR UPDATE SKIP LOCKED) k;
     PERFORM joex.tell_operators((SELECT e.app_id FROM joex.executor e WHERE e.id = p_id));
     IF v_has_left THEN
         PERFORM joex.announce_executor('executor-left', p_id);
     END IF;
     UPDATE joex.executor SET orphans = true
-    WHERE id = p_id AND EXISTS (SELECT FROM joex.job j WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL);
+    WHERE id = p_id AND EXISTS (SELECT FROM joex.held_by(p_id));
     RETURN v_all;
 END $$;
 
@@ -45,7 +46,8 @@ LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
     RETURN (SELECT joex.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
-        SELECT j.id FROM joex.job j WHERE j.executor_id = p_id AND j.executor_id IS NOT NULL AND j.lock_id <> ALL (p_known)
+        SELECT j.id FROM joex.job j WHERE j.id = ANY (ARRAY(SELECT joex.held_by(p_id)))
+                                          AND j.executor_id IS NOT DISTINCT FROM p_id AND j.lock_id <> ALL (p_known)
         FOR UPDATE) k);
 END $$;
 
@@ -165,9 +167,9 @@ END $$;
 
 -- Renew a lease, and learn what matters: is the lease still there; is there work in its queues (a notification that
 -- got lost costs no more than this); is it to drain; which of the runs it says it has are not its own any more, or are
--- to be cancelled.
+-- to be cancelled; and must somebody look after floors (see 25_floors.sql).
 CREATE OR REPLACE FUNCTION joex.heartbeat(p_id integer, p_ids uuid[], p_locks uuid[])
-RETURNS TABLE (alive boolean, work boolean, draining boolean, lost uuid[], cancel uuid[])
+RETURNS TABLE (alive boolean, work boolean, draining boolean, lost uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -179,13 +181,14 @@ BEGIN
     alive := FOUND;
     -- (OFFSET 0: a probe for each queue, and no hash table of all that waits; see take_pass)
     work := EXISTS (SELECT FROM unnest(v_queues) q(name) WHERE
-        EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.lane IS NOT NULL OFFSET 0)
+        joex.has_runnable(q.name)
         OR EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
                    AND j.due_at <= v_now OFFSET 0));
     SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
     LEFT JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- one that it has just finished is not lost
+    crowded := joex.is_crowded();
     RETURN NEXT;
 END $$;
 

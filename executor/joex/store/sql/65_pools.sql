@@ -15,7 +15,7 @@ BEGIN
         -- Against a take: it comes before all of this, and its jobs are counted, or finds that the executor drains.
         PERFORM pg_advisory_xact_lock(joex.lock_class(2), v_id);
         IF p_only_if_idle
-           AND EXISTS (SELECT FROM joex.job j WHERE j.executor_id = v_id AND j.executor_id IS NOT NULL) THEN
+           AND EXISTS (SELECT FROM joex.held_by(v_id)) THEN
             RETURN 'busy';
         END IF;
         UPDATE joex.executor e SET draining = true WHERE e.id = v_id AND e.left_at IS NULL;
@@ -51,8 +51,7 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
     SELECT app_id, e.id, e.pod_uid, coalesce(h.held, 0), coalesce(e.draining, false), r.retired_at
     FROM (SELECT x.* FROM joex.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
     FULL JOIN (SELECT x.* FROM joex.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
-    LEFT JOIN (SELECT j.executor_id, count(*) AS held FROM joex.job j WHERE j.executor_id IS NOT NULL
-               GROUP BY j.executor_id) h ON h.executor_id = e.id $$;
+    LEFT JOIN (SELECT j.executor_id, count(*) AS held FROM joex.held j GROUP BY j.executor_id) h ON h.executor_id = e.id $$;
 
 -- Move all due jobs of these queues to their lane, as a take does it, and put back runs that are overdue there, as executors do
 -- it, for there may be nobody who does.

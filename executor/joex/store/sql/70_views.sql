@@ -10,7 +10,8 @@ FROM joex.job;
 CREATE OR REPLACE FUNCTION joex.group_bucket(grp text) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT get_byte(sha256(convert_to(grp, 'UTF8')), 0) % 8 $$;
 
--- Unfinished jobs by queue and group, counted from the partial indexes: finished ones cost nothing here.
+-- Unfinished jobs by queue and group, counted from the partial indexes: finished ones cost nothing here. (Nor do they while vacuum
+-- can't clear them: see 25_floors.sql.)
 CREATE OR REPLACE VIEW joex.group_stats AS
 SELECT c.queue, c.grp,
        count(*) FILTER (WHERE c.state = 'waiting' AND c.due_at IS NULL) AS waiting,
@@ -22,9 +23,11 @@ SELECT c.queue, c.grp,
            AS oldest_runnable_seconds,
        coalesce(max(s.weight), 1) AS weight, coalesce(bool_or(s.paused), false) AS paused,
        max(s.max_running) AS max_running, joex.group_bucket(c.grp) AS bucket
-FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE lane IS NOT NULL
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE due_at IS NOT NULL
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE executor_id IS NOT NULL) c
+FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE due_at IS NOT NULL
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job
+                WHERE lane IS NOT NULL AND NOT joex.floors_are_on()
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.by_floors(false) WHERE joex.floors_are_on()
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.held) c
 LEFT JOIN joex.group_setting s ON s.queue = c.queue AND s.grp = c.grp
 GROUP BY c.queue, c.grp;
 
@@ -50,19 +53,24 @@ RETURNS TABLE (queue text, active_groups bigint, held bigint, largest_group text
                median_wait_seconds float8, longest_wait_seconds float8, groups_behind bigint, behind_seconds float8)
 LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off SET work_mem = '32MB' AS $$
     WITH RECURSIVE next AS (    -- from group to group along the rings of all queues
-        (SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j WHERE j.lane IS NOT NULL
+        (SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j
+         WHERE j.lane IS NOT NULL AND NOT joex.floors_are_on()
          ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1)
         UNION ALL
         SELECT n.* FROM next p CROSS JOIN LATERAL (
             SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j
             WHERE j.lane IS NOT NULL AND (j.queue, j.ring) > (p.queue, p.ring)
             ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1) n
+    ), first AS (
+        TABLE next
+        UNION ALL
+        (SELECT DISTINCT ON (j.queue, j.ring) j.queue, j.ring, j.grp, j.runnable_since FROM joex.by_floors(false) j
+         WHERE joex.floors_are_on() ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq)
     ), held AS (
-        SELECT j.queue, j.ring, min(j.grp) AS grp, count(*) AS jobs FROM joex.job j WHERE j.executor_id IS NOT NULL
-        GROUP BY j.queue, j.ring
+        SELECT j.queue, j.ring, min(j.grp) AS grp, count(*) AS jobs FROM joex.held j GROUP BY j.queue, j.ring
     ), known AS (
         SELECT queue, coalesce(h.grp, n.grp) AS grp, coalesce(h.jobs, 0) AS held, n.runnable_since
-        FROM next n FULL JOIN held h USING (queue, ring)
+        FROM first n FULL JOIN held h USING (queue, ring)
     ), active AS (
         SELECT k.queue, k.grp, k.held, k.held / coalesce(s.weight, 1) AS level,
                CASE WHEN s.paused OR k.held >= s.max_running THEN NULL
@@ -85,5 +93,5 @@ SELECT e.id, e.app_id,
        count(j.id) AS held, e.pool_size, e.queues, e.host, e.pid, e.pod_uid, e.http_address, e.version, e.tasks,
        e.started_at, e.heartbeat_at, e.left_at,
        extract(epoch FROM clock_timestamp() - e.heartbeat_at)::float8 AS silent_seconds
-FROM joex.executor e LEFT JOIN joex.job j ON j.executor_id = e.id AND j.executor_id IS NOT NULL
+FROM joex.executor e LEFT JOIN joex.held j ON j.executor_id = e.id
 GROUP BY e.id;
