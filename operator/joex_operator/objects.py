@@ -102,7 +102,7 @@ def _parse(manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: 
         problems = error.errors(include_url=False)
         reasons = {_REASONS.get(problem["loc"], "InvalidSpec") for problem in problems}
         reason = reasons.pop() if len(reasons) == 1 else "InvalidSpec"
-        raise SpecError("; ".join(map(_problem, problems)), reason) from error
+        raise SpecError("; ".join(problem_line(one, "spec") for one in problems), reason) from error
     deleted_at = metadata.get("deletionTimestamp")
     return Resource(
         name=name,
@@ -114,14 +114,14 @@ def _parse(manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: 
     )
 
 
-def _problem(problem: Any) -> str:
-    where = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+def problem_line(problem: Any, root: str = "") -> str:
+    """What pydantic finds wrong about a field, in one line: the field, what is expected, and what is there."""
+    path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+    where = f"{path.removeprefix('.')}: " if path else ""
     if problem["type"] == "missing":
-        return f"{where}: required"
+        return f"{where}required"
     if problem["type"] == "extra_forbidden":
-        return f"{where}: there is no such field"
+        return f"{where}there is no such field"
     message = problem["msg"].removeprefix("Value error, ")
     is_plain = isinstance(problem["input"], str | int | float | bool | None)
-    return (
-        f"{where}: {message}; got {problem['input']!r}" if is_plain and "got" not in message else f"{where}: {message}"
-    )
+    return f"{where}{message}; got {problem['input']!r}" if is_plain and "got" not in message else f"{where}{message}"

@@ -16,6 +16,7 @@ from typing import Any
 from joex.errors import JoexError
 from joex.store import executors, pools
 from joex.store.pools import Known
+from joex_operator import scaling
 from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot
 from joex_operator.conditions import conditions
 from joex_operator.database import Database, Databases, trouble
@@ -26,12 +27,11 @@ from joex_operator.metrics import Metrics
 from joex_operator.names import app_id, slot_name, slot_of
 from joex_operator.objects import Pool, Ref
 from joex_operator.reconcile import Decision, Seen, Trouble, decide
-from joex_operator.scaling import Demand, Mode
+from joex_operator.scaling import Demand
 from joex_operator.slots import Executor, Slot
 from joex_operator.status import pool_status
 from joex_operator.watch import Watch
 
-_LEAST_COUNTED = 1000
 _AT_A_TIME = 10
 _WATCH_POLLS = 4
 
@@ -76,7 +76,7 @@ class Reconciler:
         now, stored = datetime.now(UTC), self._fleet.status(ref)
         decision = decide(pool, seen, History.from_dict(stored.get("history")), now)
         self._metrics.observed(pool, seen, decision, now, database=None if database is None else database.name)
-        self._can_grow[pool.namespace, pool.name] = _can_grow(pool, decision)
+        self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, decision.sizing)
         status = pool_status(pool, seen, decision, stored, now)
         if status.get("history") != stored.get("history"):
             # Before anything is done: who comes after this operator reckons with the same history.
@@ -123,7 +123,6 @@ class Reconciler:
         watch, name = self._watch(pool), app_id(pool.namespace, pool.name)
         spec = pool.spec
         can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
-        most = max(2 * spec.scaling.max_replicas * spec.pool_size, _LEAST_COUNTED)
         async with database.connection() as connection:
             if watch.wants_disarming(time.monotonic(), can_grow=can_grow):
                 await pools.watch(connection, name, spec.queues, 0.0)
@@ -136,7 +135,7 @@ class Reconciler:
             # Where no executor is left, nobody else notices that the last one has died.
             await executors.rescue(connection, spec.most_losses)
             prefix = app_id(pool.namespace, slot_name(pool.name, 0))[:-1]
-            runnable, next_due, known = await pools.look(connection, spec.queues, most, prefix)
+            runnable, next_due, known = await pools.look(connection, spec.queues, scaling.most_counted(spec), prefix)
         indices = {slot_of(pool.namespace, pool.name, one.app_id): one for one in known}
         return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due)
 
@@ -210,10 +209,6 @@ class Reconciler:
 
 def _by_demand(pool: Pool) -> bool:
     return pool.spec.replicas is None and not pool.spec.suspend and pool.deleted_at is None
-
-
-def _can_grow(pool: Pool, decision: Decision) -> bool:
-    return decision.sizing.mode is Mode.DEMAND and decision.sizing.target < pool.spec.scaling.max_replicas
 
 
 def _joined(pool: Pool, found: Sequence[Slot], known: Mapping[int, Known]) -> list[Slot]:

@@ -19,6 +19,8 @@ from joex_operator.history import History, largest_lately, smallest_lately
 from joex_operator.objects import Pool
 from joex_operator.spec import JoexPoolSpec, Policy, Scaling
 
+_LEAST_COUNTED = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -100,6 +102,16 @@ def size(pool: Pool, load: Load, history: History, now: float) -> Sizing:
     if load.demand is None:
         return _blind(spec.scaling, load, history, now)
     return _by_demand(spec, load.demand, load, replace(history, unknown_since=None), now)
+
+
+def can_grow(spec: JoexPoolSpec, sizing: Sizing) -> bool:
+    """Whether more work would make the pool larger."""
+    return sizing.mode is Mode.DEMAND and sizing.target < spec.scaling.max_replicas
+
+
+def most_counted(spec: JoexPoolSpec) -> int:
+    """As many jobs are counted; more of them would change nothing."""
+    return max(2 * spec.scaling.max_replicas * spec.pool_size, _LEAST_COUNTED)
 
 
 def _blind(scaling: Scaling, load: Load, history: History, now: float) -> Sizing:

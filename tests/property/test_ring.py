@@ -70,7 +70,7 @@ class Sides:
                 group.running -= 1
                 self.ring.ended(group.place)
 
-    def change(self, number: int, weight: int, paused: bool, max_running: int | None) -> None:
+    def change(self, number: int, weight: int, paused: bool, max_running: int | None) -> None:  # noqa: FBT001 - a step
         for some in (self.groups, self.fast):
             group = some[number % len(some)]
             group.weight, group.paused, group.max_running = weight, paused, max_running

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joex.cli.database import with_client, with_connection
-from joex.cli.options import AsJson, DatabaseUrl
+from joex.cli.options import AsJson, DatabaseUrl, OfQueue
 from joex.cli.output import iso, make_table, print_json, print_json_line, print_table, say, span
+from joex.cli.trace import print_trace
 from joex.cli.watch import display, looks, read_seconds
 from joex.errors import ConfigError
 from joex.store.stats import QueueStats, Shares, finished_between, now, shared_queue_stats
@@ -33,6 +34,17 @@ def stats(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Look every 2, or SECONDS, seconds, until Ctrl-C.")
     ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Print a JSON line for each finished job, for `joex simulate`.")
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="With --trace: that has ended since; '24h', or 2026-01-31T03:00:00Z."),
+    ] = None,
+    queue: OfQueue = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="With --trace: a hash for the name of each group.")
+    ] = False,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -42,7 +54,16 @@ def stats(
     taken now; those BEHIND hold less than their share while another group holds more. MEDIAN and LONGEST WAIT are those
     of the next jobs of groups. LARGEST is who holds the most slots, and which part of those in use. With --watch,
     ENDED/S is how many jobs have ended in a second since the look before, and --json prints an object per line.
+    --trace is about finished jobs instead.
     """
+    if trace:
+        if watch or seconds is not None:
+            raise ConfigError("stats: --trace does not go with --watch")
+        print_trace(database_url, since=since, queue=queue, anonymous=anonymous)
+        return
+    for flag, is_given in (("--since", since is not None), ("--queue", queue is not None), ("--anonymous", anonymous)):
+        if is_given:
+            raise ConfigError(f"stats: {flag} goes with --trace")
     if seconds is not None and not watch:
         raise ConfigError("stats: SECONDS goes with --watch")
     if watch:

@@ -78,7 +78,7 @@ def check_changes(before: Documents, after: Documents) -> None:
 
 
 def _read_file(path: Path, namespace: str) -> Iterator[Document]:
-    for number, manifest in enumerate(_load(path), start=1):
+    for number, manifest in enumerate(load_yaml(path), start=1):
         if manifest is None:
             continue
         place = f"{path}, document {number}"
@@ -88,7 +88,12 @@ def _read_file(path: Path, namespace: str) -> Iterator[Document]:
             raise ConfigError(f"{place}: {error}") from error
 
 
-def _load(path: Path) -> list[Any]:
+def load_yaml(path: Path) -> list[Any]:
+    """The documents of a YAML file.
+
+    Raises:
+        ConfigError: it can't be read; the message says where it is wrong.
+    """
     try:
         return list(yaml.load_all(path.read_text("utf-8"), _Loader))
     except OSError as error:

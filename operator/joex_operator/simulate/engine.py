@@ -1,0 +1,253 @@
+"""The time that passes: jobs come, are taken, end and are tried again; pools are looked at, executors start and leave.
+
+Everything that happens at a later time is an event on a heap; what comes of it is decided by the functions that decide
+in production. Nothing here is by chance: the same jobs and pools give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import Any
+
+from joex.core.fairness import Cursor, Group
+from joex.core.job import State
+from joex.core.outcome import Ending, Outcome, decide
+from joex.core.ring import Lane, Ring
+from joex_operator.objects import Pool
+from joex_operator.simulate.jobs import Jobs
+from joex_operator.simulate.pool import Executor, SimulatedPool
+from joex_operator.simulate.tally import Slots, Tally
+from joex_operator.watch import REST
+
+_STILL = 2 * 3600.0
+"""Seconds. Nothing that a pool remembers lasts longer: if nothing has moved for so long, nothing will."""
+_TOLD_EACH = 10_000
+_ENDINGS = {State.SUCCESS: Ending.RETURNED, State.FAILED: Ending.FAILED, State.CANCELLED: Ending.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What takes time besides the jobs, in seconds.
+
+    Attributes:
+        start_up: from the decision to add an executor until it takes jobs.
+        overhead: how much longer than its run a job holds its slot.
+        poll: how often a pool is looked at though nothing was heard.
+    """
+
+    start_up: float = 5.0
+    overhead: float = 0.005
+    poll: float = 15.0
+
+
+class Simulation:
+    """Jobs, and the pools that run them."""
+
+    def __init__(self, jobs: Jobs, pools: Sequence[Pool], timing: Timing) -> None:
+        self._jobs = jobs
+        self._timing = timing
+        rings = _rings(jobs)
+        self._ring_of = [rings[group.queue] for group in jobs.groups]
+        self._pools = [SimulatedPool(pool, [rings[q] for q in pool.spec.queues if q in rings]) for pool in pools]
+        self._pools_of = {ring: [pool for pool in self._pools if ring in pool.rings] for ring in rings.values()}
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = count(1)
+        self._now = 0.0
+        self._moved = 0.0
+        self._to_come = len(jobs)
+        self._unfinished = len(jobs)
+        self._pending = 0  # jobs that run, or wait for their next try
+        self._since: dict[int, float] = {}  # since when those that wait can be taken
+        self._failures: dict[int, int] = {}
+        self._tally = Tally(Slots(len(jobs.groups)), [pool.sizes for pool in self._pools])
+
+    def run(self, progress: Callable[[int], None] = lambda _: None) -> Tally:
+        """Simulate until the jobs' period is over and all have ended, or nothing moves any more.
+
+        Args:
+            progress: is told now and then how many jobs have come.
+        """
+        period, total, events = self._jobs.period, len(self._jobs), self._events
+        for pool in self._pools:
+            self._look(pool, pool.next_look, start_up=0.0)  # what is there in any case is there at the beginning
+        while self._unfinished or events[0][0] < period:
+            come = total - self._to_come
+            if self._to_come and (not events or self._jobs.at[come] <= events[0][0]):
+                self._now = self._jobs.at[come]
+                self._to_come -= 1
+                self._can_be_taken(come)
+                if come % _TOLD_EACH == 0:
+                    progress(come)
+            elif events:
+                self._now, _, happens, arguments = heappop(events)
+                happens(*arguments)
+            else:
+                break
+        self._tally.end = max(period, self._moved)
+        return self._tally
+
+    def _at(self, time: float, happens: Callable[..., None], *arguments: Any) -> None:
+        heappush(self._events, (time, next(self._order), happens, arguments))
+
+    # Jobs.
+
+    def _can_be_taken(self, job: int, lane: Lane | None = None) -> None:
+        """A job came, or came back; ``lane`` None: that of its priority."""
+        group = self._jobs.group[job]
+        ring = self._ring_of[group]
+        self._since[job] = self._now
+        self._tally.slots.changed(group, self._now, waiting=1)
+        ring.submit(group, lane if lane is not None else Lane.HIGH if self._jobs.is_high[job] else Lane.LOW, job)
+        self._wake(ring)
+
+    def _wake(self, ring: Ring) -> None:
+        """Wake executors while there is work; where nobody sleeps, pools hear of it."""
+        while ring.has_work:
+            pools = self._pools_of[ring]
+            sleepers = [sleeper for pool in pools if (sleeper := pool.sleeper) is not None]
+            if not sleepers:
+                for pool in pools:
+                    self._hear(pool)
+                return
+            self._take(max(sleepers, key=_fell_asleep))
+
+    def _take(self, executor: Executor) -> None:
+        """An executor fills its free slots, or falls asleep. Each time it begins with another queue."""
+        pool, queues = executor.pool, len(executor.pool.rings)
+        for nr in range(queues):
+            ring = pool.rings[(executor.turn + nr) % queues]
+            for job in ring.take(executor.free, pool.spec.counting_scheme):
+                self._start(executor, job)
+            if not executor.free:
+                executor.asleep = 0
+                break
+        else:
+            if not executor.asleep:
+                pool.sleeps(executor, next(self._order))
+        executor.turn += 1
+
+    def _start(self, executor: Executor, job: int) -> None:
+        group, now, limit = self._jobs.group[job], self._now, executor.pool.timeout
+        self._moved = now
+        self._pending += 1
+        self._tally.taken.add(now, group, now - self._since.pop(job))
+        self._tally.slots.changed(group, now, waiting=-1, held=1)
+        executor.pool.take(executor, job, now)
+        seconds = self._jobs.seconds[job]
+        is_late = seconds > limit
+        self._at(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, now, is_late)
+
+    def _end(self, executor: Executor, job: int, since: float, is_late: bool) -> None:  # noqa: FBT001 - as it is called
+        """A run ends, unless it was interrupted."""
+        if executor.held.get(job) != since:
+            return
+        self._release(executor, job)
+        self._settle(executor.pool, job, is_late=is_late)
+        if executor.retired_at is None:
+            self._take(executor)
+        elif not executor.held:
+            self._leave(executor)
+        self._wake(self._ring_of[self._jobs.group[job]])  # a group may have been at its limit
+
+    def _settle(self, pool: SimulatedPool, job: int, *, is_late: bool) -> None:
+        """What becomes of a job whose run has ended."""
+        given, failures = self._jobs[job], self._failures.get(job, 0)
+        raises = is_late or failures < given.failures
+        verdict = decide(
+            Outcome(Ending.RAISED if raises else _ENDINGS[given.state]),
+            failures=failures,
+            retries=pool.spec.retries if given.retries is None else given.retries,
+            first_delay=pool.spec.retry_delay if given.retry_delay is None else timedelta(seconds=given.retry_delay),
+        )
+        if verdict.state is State.STUCK and verdict.delay is not None:
+            self._failures[job] = failures + 1
+            self._pending += 1
+            self._at(self._now + verdict.delay.total_seconds(), self._due, job)
+        else:
+            self._failures.pop(job, None)
+            self._unfinished -= 1
+            self._tally.ended[verdict.state] += 1
+
+    def _due(self, job: int) -> None:
+        """A job that has failed can be tried again."""
+        self._pending -= 1
+        self._can_be_taken(job, Lane.DUE)
+
+    def _release(self, executor: Executor, job: int) -> None:
+        group = self._jobs.group[job]
+        self._moved = self._now
+        self._pending -= 1
+        self._tally.slots.changed(group, self._now, held=-1)
+        executor.pool.end(executor, job, self._now)
+        self._ring_of[group].ended(group)
+
+    # Pools.
+
+    def _hear(self, pool: SimulatedPool) -> None:
+        """There is work for which nobody is awake: a pool that could grow looks at once, and again a moment later."""
+        if pool.can_grow and self._now >= pool.deaf_until:
+            pool.deaf_until = self._now + REST
+            self._plan_look(pool, self._now)
+
+    def _plan_look(self, pool: SimulatedPool, time: float) -> None:
+        if time < pool.next_look:
+            pool.next_look = time
+            self._at(time, self._look, pool, time)
+
+    def _look(self, pool: SimulatedPool, planned: float, start_up: float | None = None) -> None:
+        if planned != pool.next_look:
+            return  # it was looked at sooner
+        pool.next_look = inf
+        now = self._jobs.begin + timedelta(seconds=self._now)
+        change = pool.look(now, self._now)
+        for executor in change.started:
+            ready_in = self._timing.start_up if start_up is None else start_up
+            self._at(self._now + ready_in, self._ready, executor)
+        for executor in change.draining:
+            if pool.spec.drain.on_timeout == "Terminate":
+                self._at(self._now + pool.spec.drain.timeout.total_seconds(), self._interrupt, executor)
+        if change.started or change.draining:
+            self._moved = self._now
+        if not self._is_still():
+            again_in = self._timing.poll if change.again_in is None else min(change.again_in, self._timing.poll)
+            self._plan_look(pool, min(self._now + again_in, pool.deaf_until if pool.deaf_until > self._now else inf))
+
+    def _is_still(self) -> bool:
+        return not (self._to_come or self._pending) and self._now > max(self._moved + _STILL, self._jobs.period)
+
+    def _ready(self, executor: Executor) -> None:
+        """An executor has started, if it is wanted still."""
+        if not executor.is_gone:
+            executor.is_ready = True
+            self._take(executor)
+
+    def _interrupt(self, executor: Executor) -> None:
+        """An executor drains for too long: it gives back what it holds."""
+        jobs = list(executor.held)
+        for job in jobs:
+            self._release(executor, job)
+        if not executor.is_gone:
+            self._leave(executor)
+        for job in jobs:
+            self._can_be_taken(job)
+
+    def _leave(self, executor: Executor) -> None:
+        executor.pool.leave(executor, self._now)
+        self._plan_look(executor.pool, self._now)  # there may be room for another one
+
+
+def _rings(jobs: Jobs) -> dict[str, Ring]:
+    """By queue: its groups, in the order in which they are given."""
+    groups: dict[str, list[Group]] = {group.queue: [] for group in jobs.groups}
+    for nr, group in enumerate(jobs.groups):
+        groups[group.queue].append(Group(nr, weight=group.weight, max_running=group.max_running))
+    return {queue: Ring(some, Cursor(-1, 0)) for queue, some in groups.items()}
+
+
+def _fell_asleep(executor: Executor) -> int:
+    return executor.asleep

@@ -1,0 +1,149 @@
+"""The executors of a simulated pool: `joex_operator.reconcile` decides how many there are, and which of them go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import inf
+
+from joex.core.ring import Ring
+from joex_operator.actions import AskDrain, CreateSlot
+from joex_operator.history import History
+from joex_operator.names import slot_index, slot_name
+from joex_operator.objects import Pool
+from joex_operator.reconcile import Seen, decide
+from joex_operator.scaling import Demand, Load, can_grow, most_counted, size
+from joex_operator.simulate.tally import Sizes
+from joex_operator.slots import Executor as Known
+from joex_operator.slots import Slot
+
+
+@dataclass(slots=True, eq=False)
+class Executor:
+    """An executor of a pool.
+
+    Attributes:
+        free: its free slots.
+        held: the jobs it holds, and since when.
+        turn: which of its queues it looks at first, the next time.
+        asleep: set while it has free slots, and found nothing: the larger, the later it fell asleep.
+    """
+
+    pool: SimulatedPool
+    index: int
+    free: int
+    held: dict[int, float] = field(default_factory=dict)
+    turn: int = 0
+    asleep: int = 0
+    is_ready: bool = False
+    is_gone: bool = False
+    retired_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a look has changed: executors that start, and busy ones that drain. ``again_in``: seconds to the next."""
+
+    started: Sequence[Executor] = ()
+    draining: Sequence[Executor] = ()
+    again_in: float | None = None
+
+
+class SimulatedPool:
+    """A pool, with the rings of its queues. Executors that hold nothing leave in no time."""
+
+    def __init__(self, pool: Pool, rings: Sequence[Ring]) -> None:
+        self.spec = pool.spec
+        self.rings = rings
+        self.sizes = Sizes()
+        self.can_grow = True
+        self.next_look = 0.0
+        self.deaf_until = -inf  # so long it does not hear of work: it looks then anyway
+        self.timeout = inf if pool.spec.timeout is None else pool.spec.timeout.total_seconds()
+        self._pool = pool
+        self._executors: dict[int, Executor] = {}
+        self._history = History()
+        self._held = 0  # jobs, on executors that take more
+        self._leaving = 0  # jobs, on those that drain
+        self._draining = 0  # executors
+        self._asleep: list[tuple[int, Executor]] = []
+
+    def look(self, now: datetime, at: float) -> Change:
+        """Decide on the size, and do what is decided. ``at``: the same time, in seconds after the beginning."""
+        takers = len(self._executors) - self._draining
+        demand = Demand(min(sum(ring.runnable for ring in self.rings), most_counted(self.spec)))
+        sizing = size(self._pool, Load(demand, takers, self._held, self._leaving), self._history, now.timestamp())
+        if sizing.target != takers:
+            return self._decide(demand, now, at)
+        # Then `decide` would come to the same, after a look at each executor; none is outdated or lost here.
+        self._history, self.can_grow = sizing.history, can_grow(self.spec, sizing)
+        return Change(again_in=sizing.again_in)
+
+    def take(self, executor: Executor, job: int, now: float) -> None:
+        """An executor takes a job."""
+        executor.free -= 1
+        executor.held[job] = now
+        self._held += 1
+
+    def end(self, executor: Executor, job: int, now: float) -> None:
+        """An executor holds a job no more."""
+        executor.free += 1
+        self.sizes.slot_seconds += now - executor.held.pop(job)
+        if executor.retired_at is None:
+            self._held -= 1
+        else:
+            self._leaving -= 1
+
+    def leave(self, executor: Executor, at: float) -> None:
+        """An executor that holds nothing, and takes nothing more, is gone."""
+        if executor.retired_at is not None:
+            self._draining -= 1
+        executor.is_gone, executor.asleep = True, 0
+        del self._executors[executor.index]
+        self.sizes.changed(at, -1)
+
+    def sleeps(self, executor: Executor, nth: int) -> None:
+        """An executor falls asleep."""
+        executor.asleep = nth
+        self._asleep.append((nth, executor))
+
+    @property
+    def sleeper(self) -> Executor | None:
+        """The executor that was the last to fall asleep: it is woken first, so that the longest idle can be let go."""
+        asleep = self._asleep
+        while asleep and asleep[-1][1].asleep != asleep[-1][0]:
+            asleep.pop()
+        return asleep[-1][1] if asleep else None
+
+    def _decide(self, demand: Demand, now: datetime, at: float) -> Change:
+        seen = Seen(tuple(map(self._slot, self._executors.values())), demand, template="")
+        decision = decide(self._pool, seen, self._history, now)
+        self._history, self.can_grow = decision.sizing.history, can_grow(self.spec, decision.sizing)
+        started, draining = list[Executor](), list[Executor]()
+        for action in decision.actions:
+            match action:
+                case CreateSlot(index):
+                    started.append(Executor(self, index, self.spec.pool_size))
+                case AskDrain(slot) if (leaving := slot_index(self._pool.name, slot)) is not None:
+                    draining += self._retire(self._executors[leaving], now, at)
+                case _:
+                    raise AssertionError(f"nothing here calls for {action}")
+        self._executors |= {executor.index: executor for executor in started}
+        self.sizes.changed(at, len(started))
+        return Change(started, draining, decision.requeue_after)
+
+    def _retire(self, executor: Executor, now: datetime, at: float) -> list[Executor]:
+        """Let an executor take nothing more; it is given back where it has something to finish."""
+        if not executor.held:
+            self.leave(executor, at)
+            return []
+        executor.retired_at, executor.asleep = now, 0
+        self._draining += 1
+        self._held -= len(executor.held)
+        self._leaving += len(executor.held)
+        return [executor]
+
+    def _slot(self, executor: Executor) -> Slot:
+        known = Known(executor.is_ready, len(executor.held), executor.retired_at is not None, executor.retired_at)
+        return Slot(slot_name(self._pool.name, executor.index), executor.index, uid="", executor=known)

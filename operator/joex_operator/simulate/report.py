@@ -1,0 +1,234 @@
+"""What a simulation says: waits, shares of the slots, executors and what they cost."""
+
+from __future__ import annotations
+
+import statistics
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isnan
+from typing import TypeVar
+
+from joex.core.job import State
+from joex_operator.objects import Pool
+from joex_operator.simulate.jobs import Jobs
+from joex_operator.simulate.tally import Sizes, Tally
+
+_HOUR = 3600.0
+_STEPS = 200
+_Key = TypeVar("_Key", int, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long jobs waited, in seconds, from when they could be taken until they were; each run counts."""
+
+    runs: int
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """A group in a queue. ``slot_share``: of all slot time; ``was``: the waits that the trace tells of."""
+
+    queue: str
+    group: str
+    weight: int
+    waits: Waits
+    slot_hours: float
+    slot_share: float
+    was: Waits | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """A queue. ``jain``: Jain's index of the slots that its groups held while they wanted more, over their weights."""
+
+    queue: str
+    waits: Waits
+    was: Waits | None
+    jain: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """A pool. An executor counts from the decision to start it until it is gone; ``utilisation``: of its slots."""
+
+    pool: str
+    executors_mean: float
+    executors_max: int
+    executors_min: int
+    started: int
+    removed: int
+    utilisation: float
+    executor_hours: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of the time: the waits of the jobs taken in it, and the executors there were at its end."""
+
+    at: float
+    wait_p50: float | None
+    wait_p95: float | None
+    executors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a policy. ``seconds``: how long it took until all was done; ``not_run``: jobs that never were."""
+
+    policy: str
+    seconds: float
+    jobs: int
+    success: int
+    failed: int
+    cancelled: int
+    not_run: int
+    waits: Waits
+    was: Waits | None
+    jain: float | None
+    utilisation: float
+    executor_hours: float
+    cost: float | None
+    queues: list[QueueReport]
+    groups: list[GroupReport]
+    pools: list[PoolReport]
+    over_time: list[Step]
+
+
+def report(policy: str, jobs: Jobs, pools: Sequence[Pool], tally: Tally, price: float | None) -> Report:
+    """The report on a simulation. ``price``: of an executor for an hour."""
+    of_pools = [_pool(pool, sizes, tally.end) for pool, sizes in zip(pools, tally.sizes, strict=True)]
+    hours = sum(pool.executor_hours for pool in of_pools)
+    slot_hours = sum(one.executor_hours * pool.spec.pool_size for one, pool in zip(of_pools, pools, strict=True))
+    return Report(
+        policy=policy,
+        seconds=tally.end,
+        jobs=len(jobs),
+        success=tally.ended[State.SUCCESS],
+        failed=tally.ended[State.FAILED],
+        cancelled=tally.ended[State.CANCELLED],
+        not_run=len(jobs) - tally.ended.total(),
+        waits=waits_of(tally.taken.waited),
+        was=_was(jobs.waited),
+        jain=_jain(jobs, tally, range(len(jobs.groups))),
+        utilisation=_share(sum(tally.slots.all) / _HOUR, slot_hours),
+        executor_hours=hours,
+        cost=None if price is None else hours * price,
+        queues=_queues(jobs, tally),
+        groups=_groups(jobs, tally),
+        pools=of_pools,
+        over_time=_over_time(tally),
+    )
+
+
+def waits_of(waited: Iterable[float]) -> Waits:
+    """The waits of some runs; quantiles by linear interpolation."""
+    some = sorted(waited)
+    if not some:
+        return Waits(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    cuts = statistics.quantiles(some if len(some) > 1 else some * 2, n=100, method="inclusive")
+    return Waits(len(some), statistics.fmean(some), cuts[49], cuts[94], cuts[98], some[-1])
+
+
+def _was(waited: Iterable[float]) -> Waits | None:
+    known = [seconds for seconds in waited if not isnan(seconds)]
+    return waits_of(known) if known else None
+
+
+def _by(keys: Iterable[_Key], values: Iterable[float]) -> dict[_Key, array[float]]:
+    found: dict[_Key, array[float]] = defaultdict(lambda: array("d"))
+    for key, value in zip(keys, values, strict=True):
+        found[key].append(value)
+    return found
+
+
+def _groups(jobs: Jobs, tally: Tally) -> list[GroupReport]:
+    waited, was = _by(tally.taken.group, tally.taken.waited), _by(jobs.group, jobs.waited)
+    slots, all_slots = tally.slots.all, sum(tally.slots.all)
+    return [
+        GroupReport(
+            queue=group.queue,
+            group=group.name,
+            weight=group.weight,
+            waits=waits_of(waited.get(nr, ())),
+            slot_hours=slots[nr] / _HOUR,
+            slot_share=_share(slots[nr], all_slots),
+            was=_was(was.get(nr, ())),
+        )
+        for nr, group in enumerate(jobs.groups)
+    ]
+
+
+def _queues(jobs: Jobs, tally: Tally) -> list[QueueReport]:
+    queue_of = [group.queue for group in jobs.groups]
+    waited = _by((queue_of[nr] for nr in tally.taken.group), tally.taken.waited)
+    was = _by((queue_of[nr] for nr in jobs.group), jobs.waited)
+    return [
+        QueueReport(
+            queue=queue,
+            waits=waits_of(waited.get(queue, ())),
+            was=_was(was.get(queue, ())),
+            jain=_jain(jobs, tally, [nr for nr, of_group in enumerate(queue_of) if of_group == queue]),
+        )
+        for queue in sorted(set(queue_of))
+    ]
+
+
+def _jain(jobs: Jobs, tally: Tally, groups: Iterable[int]) -> float | None:
+    """Jain's index of the slots that groups held while they wanted more, over their weights: 1 where they are equal.
+
+    Groups with a limit got less on purpose; those that never waited had what they wanted.
+
+    Source: R. Jain, D. Chiu, W. Hawe, "A quantitative measure of fairness and discrimination", DEC-TR-301, 1984.
+    """
+    free = [nr for nr in groups if jobs.groups[nr].max_running is None]
+    held = [slots / jobs.groups[nr].weight for nr in free if (slots := tally.slots.while_wanting(nr)) is not None]
+    squares = sum(slots * slots for slots in held)
+    return sum(held) ** 2 / (len(held) * squares) if squares else None
+
+
+def _pool(pool: Pool, sizes: Sizes, end: float) -> PoolReport:
+    points = [(at, size) for at, size in sizes.points if at <= end]  # a last look may have come after the end
+    parts = [(after - at, size) for (at, size), (after, _) in pairwise([*points, (end, 0)])]
+    seconds = sum(length * size for length, size in parts)
+    executors = [size for _, size in parts]
+    return PoolReport(
+        pool=pool.name,
+        executors_mean=_share(seconds, end),
+        executors_max=max(executors),
+        executors_min=min(executors),
+        started=sizes.started,
+        removed=sizes.removed,
+        utilisation=_share(sizes.slot_seconds, seconds * pool.spec.pool_size),
+        executor_hours=seconds / _HOUR,
+    )
+
+
+def _over_time(tally: Tally) -> list[Step]:
+    length = tally.end / _STEPS or 1.0
+    waited = _by((min(int(at / length), _STEPS - 1) for at in tally.taken.at), tally.taken.waited)
+    steps = []
+    for nr in range(_STEPS):
+        waits = waits_of(waited[nr]) if nr in waited else None
+        until = (nr + 1) * length
+        steps.append(
+            Step(
+                at=until,
+                wait_p50=None if waits is None else waits.p50,
+                wait_p95=None if waits is None else waits.p95,
+                executors=sum(sizes.at(until) for sizes in tally.sizes),
+            )
+        )
+    return steps
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,66 @@
+"""Reading a trace, as ``joex stats --trace`` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from pydantic import TypeAdapter, ValidationError
+
+from joex.core.job import State
+from joex.core.trace import TracedJob
+from joex.errors import ConfigError
+from joex_operator.objects import problem_line
+from joex_operator.simulate.jobs import GroupOf, Jobs, SimulatedJob
+
+_Line = TypeAdapter(TracedJob)
+_LEAST = {"seconds": 0, "failures": 0, "retries": 0, "waited": 0, "weight": 1, "max_running": 0}
+_MOST = 1_000_000_000
+
+
+def read_trace(lines: Iterable[str], place: str) -> Jobs:
+    """The jobs of a trace; the first one comes at the beginning. The latest settings of a group hold all the time.
+
+    Raises:
+        ConfigError: one line about the first line that is wrong; ``place`` says where they stand.
+    """
+    jobs, numbers = Jobs(), dict[tuple[str, str], int]()
+    for number, text in enumerate(lines, start=1):
+        if text.strip():
+            line = _read(text, f"{place}, line {number}")
+            group = numbers.setdefault((line.queue, line.group), len(numbers))
+            jobs.groups[group : group + 1] = [GroupOf(line.queue, line.group, line.weight, line.max_running)]
+            jobs.add(_job(line, group))
+    if jobs:
+        jobs.sort()
+        jobs.begin = datetime.fromtimestamp(jobs.at[0], UTC)
+        jobs.shift(-jobs.at[0])
+    return jobs
+
+
+def _job(line: TracedJob, group: int) -> SimulatedJob:
+    state = State(line.state)
+    return SimulatedJob(
+        at=line.at.timestamp(),
+        group=group,
+        seconds=line.seconds,
+        is_high=line.priority == "high",
+        failures=max(line.failures - (state is State.FAILED), 0),
+        state=state,
+        retries=line.retries,
+        waited=line.waited,
+    )
+
+
+def _read(text: str, place: str) -> TracedJob:
+    try:
+        line = _Line.validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(f"{place}: {problem_line(error.errors(include_url=False)[0])}") from error
+    if line.at.tzinfo is None:
+        raise ConfigError(f"{place}: at: expected a time with its zone, such as 2026-01-31T03:00:00Z; got {line.at}")
+    for field, least in _LEAST.items():
+        value = getattr(line, field)
+        if value is not None and not least <= value <= _MOST:
+            raise ConfigError(f"{place}: {field}: expected {least} to {_MOST}; got {value!r}")
+    return line
