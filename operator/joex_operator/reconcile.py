@@ -92,7 +92,9 @@ def _load(seen: Seen) -> Load:
 def _surplus(seen: Seen, sizing: Sizing) -> list[AskDrain]:
     """Let go what is too much. One that is seen idle and has a job by now is left alone: the next step looks again."""
     staying = takers(seen.slots)
-    leaving = first_to_leave(staying, seen.template)[: max(len(staying) - sizing.target, 0)]
+    if len(staying) <= sizing.target:
+        return []
+    leaving = first_to_leave(staying, seen.template)[: len(staying) - sizing.target]
     return [AskDrain(slot.name, slot.phase is not Phase.BUSY, Why(sizing.mode)) for slot in leaving]
 
 
@@ -102,7 +104,7 @@ def _outdated(pool: Pool, seen: Seen, sizing: Sizing, surplus: Sequence[AskDrain
         return []
     leaving = {asked.slot for asked in surplus}
     staying = [slot for slot in takers(seen.slots) if slot.name not in leaving]
-    order = [slot for slot in first_to_leave(staying, seen.template) if slot.template != seen.template]
+    order = first_to_leave([slot for slot in staying if slot.template != seen.template], seen.template)
     pending = [slot for slot in order if slot.phase is Phase.PENDING]
     spare = len(ready(staying)) - sizing.target + may_be_missing(pool, sizing.target)
     others = [slot for slot in order if slot.phase is not Phase.PENDING][: max(spare, 0)]

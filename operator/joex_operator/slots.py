@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
 
@@ -39,7 +39,7 @@ class Phase(enum.StrEnum):
     GOING = "going"  # it has no Deployment any more
 
 
-_TAKERS = frozenset({Phase.UNKNOWN, Phase.PENDING, Phase.IDLE, Phase.BUSY})
+_TAKERS = (Phase.UNKNOWN, Phase.PENDING, Phase.IDLE, Phase.BUSY)
 _ORDER = {Phase.PENDING: 0, Phase.IDLE: 1, Phase.BUSY: 2}
 
 
@@ -76,6 +76,7 @@ class Slot:
         pods: uids of the pods that exist, terminating ones included.
         gone: uids of pods that certainly do not run any more (deleted or terminal, as the API server itself says).
         executor: what the database knows; None: it is silent.
+        phase: where it stands, by all of this.
     """
 
     name: str
@@ -88,10 +89,13 @@ class Slot:
     pods: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     executor: Executor | None = None
+    phase: Phase = field(init=False)
 
-    @property
-    def phase(self) -> Phase:
-        """Where it stands."""
+    def __post_init__(self) -> None:
+        # Once, because a decision about thousands of slots asks for it a dozen times.
+        object.__setattr__(self, "phase", self._phase())
+
+    def _phase(self) -> Phase:
         executor = self.executor
         if executor is None:
             return Phase.GOING if self.uid is None else Phase.UNKNOWN

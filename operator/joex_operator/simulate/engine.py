@@ -223,7 +223,7 @@ class Simulation:
     def _ready(self, executor: Executor) -> None:
         """An executor has started, if it is wanted still."""
         if not executor.is_gone:
-            executor.is_ready = True
+            executor.pool.starts(executor)
             self._take(executor)
 
     def _interrupt(self, executor: Executor) -> None:

@@ -28,6 +28,7 @@ class Executor:
         held: the jobs it holds, and since when.
         turn: which of its queues it looks at first, the next time.
         asleep: set while it has free slots, and found nothing: the larger, the later it fell asleep.
+        slot: as the operator finds it; None: it has changed since the operator has looked.
     """
 
     pool: SimulatedPool
@@ -39,6 +40,7 @@ class Executor:
     is_ready: bool = False
     is_gone: bool = False
     retired_at: datetime | None = None
+    slot: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,21 @@ class SimulatedPool:
         self._history, self.can_grow = sizing.history, can_grow(self.spec, sizing)
         return Change(again_in=sizing.again_in)
 
+    def starts(self, executor: Executor) -> None:
+        """An executor takes jobs from now on."""
+        executor.is_ready, executor.slot = True, None
+
     def take(self, executor: Executor, job: int, now: float) -> None:
         """An executor takes a job."""
         executor.free -= 1
         executor.held[job] = now
+        executor.slot = None
         self._held += 1
 
     def end(self, executor: Executor, job: int, now: float) -> None:
         """An executor holds a job no more."""
         executor.free += 1
+        executor.slot = None
         self.sizes.slot_seconds += now - executor.held.pop(job)
         if executor.retired_at is None:
             self._held -= 1
@@ -138,12 +146,15 @@ class SimulatedPool:
         if not executor.held:
             self.leave(executor, at)
             return []
-        executor.retired_at, executor.asleep = now, 0
+        executor.retired_at, executor.asleep, executor.slot = now, 0, None
         self._draining += 1
         self._held -= len(executor.held)
         self._leaving += len(executor.held)
         return [executor]
 
     def _slot(self, executor: Executor) -> Slot:
-        known = Known(executor.is_ready, len(executor.held), executor.retired_at is not None, executor.retired_at)
-        return Slot(slot_name(self._pool.name, executor.index), executor.index, uid="", executor=known)
+        if executor.slot is None:
+            known = Known(executor.is_ready, len(executor.held), executor.retired_at is not None, executor.retired_at)
+            name = slot_name(self._pool.name, executor.index)
+            executor.slot = Slot(name, executor.index, uid="", executor=known)
+        return executor.slot
