@@ -43,6 +43,11 @@ class Ring:
             self.settle(group)
 
     @property
+    def groups(self) -> Iterable[Group]:
+        """All groups, to look at."""
+        return self._groups.values()
+
+    @property
     def has_work(self) -> bool:
         """Whether a job may be taken now."""
         return self._lowest() is not None
@@ -51,7 +56,7 @@ class Ring:
     def runnable(self) -> int:
         """How many jobs may be taken now: neither those of paused groups, nor beyond a group's limit."""
         restricted = [self._groups[place] for place in self._restricted]
-        return self._waiting - sum(_waiting(group) - _runnable(group) for group in restricted)
+        return self._waiting - sum(_waiting(group) - runnable(group) for group in restricted)
 
     def submit(self, place: int, lane: Lane, job: int) -> None:
         """A job of a group can run from now on."""
@@ -146,7 +151,8 @@ def _waiting(group: Group) -> int:
     return len(group.due) + len(group.high) + len(group.low)
 
 
-def _runnable(group: Group) -> int:
+def runnable(group: Group) -> int:
+    """How many jobs of a group may be taken now."""
     if not group.is_runnable:
         return 0
     return _waiting(group) if group.max_running is None else min(_waiting(group), group.max_running - group.running)

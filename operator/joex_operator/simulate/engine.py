@@ -21,11 +21,13 @@ from joex.core.ring import Lane, Ring
 from joex_operator.objects import Pool
 from joex_operator.simulate.jobs import Jobs
 from joex_operator.simulate.pool import Executor, SimulatedPool
-from joex_operator.simulate.tally import Slots, Tally
+from joex_operator.simulate.tally import Shares, Tally
 from joex_operator.watch import REST
 
 _STILL = 2 * 3600.0
 """Seconds. Nothing that a pool remembers lasts longer: if nothing has moved for so long, nothing will."""
+_COMPARED = 250
+"""How often, while jobs come, it is looked how evenly the slots are held."""
 _TOLD_EACH = 10_000
 _ENDINGS = {State.SUCCESS: Ending.RETURNED, State.FAILED: Ending.FAILED, State.CANCELLED: Ending.CANCELLED}
 
@@ -51,7 +53,7 @@ class Simulation:
     def __init__(self, jobs: Jobs, pools: Sequence[Pool], timing: Timing) -> None:
         self._jobs = jobs
         self._timing = timing
-        rings = _rings(jobs)
+        self._rings = rings = _rings(jobs)
         self._ring_of = [rings[group.queue] for group in jobs.groups]
         self._pools = [SimulatedPool(pool, [rings[q] for q in pool.spec.queues if q in rings]) for pool in pools]
         self._pools_of = {ring: [pool for pool in self._pools if ring in pool.rings] for ring in rings.values()}
@@ -64,7 +66,11 @@ class Simulation:
         self._pending = 0  # jobs that run, or wait for their next try
         self._since: dict[int, float] = {}  # since when those that wait can be taken
         self._failures: dict[int, int] = {}
-        self._tally = Tally(Slots(len(jobs.groups)), [pool.sizes for pool in self._pools])
+        self._tally = Tally(
+            slot_seconds=[0.0] * len(jobs.groups),
+            shares={queue: Shares() for queue in rings},
+            sizes=[pool.sizes for pool in self._pools],
+        )
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> Tally:
         """Simulate until the jobs' period is over and all have ended, or nothing moves any more.
@@ -75,6 +81,7 @@ class Simulation:
         period, total, events = self._jobs.period, len(self._jobs), self._events
         for pool in self._pools:
             self._look(pool, pool.next_look, start_up=0.0)  # what is there in any case is there at the beginning
+        self._compare_shares(max(period, self._jobs.at[-1], *self._jobs.seconds) / _COMPARED)
         while self._unfinished or events[0][0] < period:
             come = total - self._to_come
             if self._to_come and (not events or self._jobs.at[come] <= events[0][0]):
@@ -101,7 +108,6 @@ class Simulation:
         group = self._jobs.group[job]
         ring = self._ring_of[group]
         self._since[job] = self._now
-        self._tally.slots.changed(group, self._now, waiting=1)
         ring.submit(group, lane if lane is not None else Lane.HIGH if self._jobs.is_high[job] else Lane.LOW, job)
         self._wake(ring)
 
@@ -136,7 +142,6 @@ class Simulation:
         self._moved = now
         self._pending += 1
         self._tally.taken.add(now, group, now - self._since.pop(job))
-        self._tally.slots.changed(group, now, waiting=-1, held=1)
         executor.pool.take(executor, job, now)
         seconds = self._jobs.seconds[job]
         is_late = seconds > limit
@@ -182,7 +187,7 @@ class Simulation:
         group = self._jobs.group[job]
         self._moved = self._now
         self._pending -= 1
-        self._tally.slots.changed(group, self._now, held=-1)
+        self._tally.slot_seconds[group] += self._now - executor.held[job]
         executor.pool.end(executor, job, self._now)
         self._ring_of[group].ended(group)
 
@@ -216,6 +221,12 @@ class Simulation:
         if not self._is_still():
             again_in = self._timing.poll if change.again_in is None else min(change.again_in, self._timing.poll)
             self._plan_look(pool, min(self._now + again_in, pool.deaf_until if pool.deaf_until > self._now else inf))
+
+    def _compare_shares(self, every: float) -> None:
+        for queue, ring in self._rings.items():
+            self._tally.shares[queue].look(ring.groups)
+        if every and not self._is_still():
+            self._at(self._now + every, self._compare_shares, every)
 
     def _is_still(self) -> bool:
         return not (self._to_come or self._pending) and self._now > max(self._moved + _STILL, self._jobs.period)

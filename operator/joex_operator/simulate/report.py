@@ -48,7 +48,7 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """A queue. ``jain``: Jain's index of the slots that its groups held while they wanted more, over their weights."""
+    """A queue. ``jain``: how evenly its slots were held while work waited, 1 is best (see `tally.Shares`)."""
 
     queue: str
     waits: Waits
@@ -93,7 +93,6 @@ class Report:
     not_run: int
     waits: Waits
     was: Waits | None
-    jain: float | None
     utilisation: float
     executor_hours: float
     cost: float | None
@@ -118,8 +117,7 @@ def report(policy: str, jobs: Jobs, pools: Sequence[Pool], tally: Tally, price: 
         not_run=len(jobs) - tally.ended.total(),
         waits=waits_of(tally.taken.waited),
         was=_was(jobs.waited),
-        jain=_jain(jobs, tally, range(len(jobs.groups))),
-        utilisation=_share(sum(tally.slots.all) / _HOUR, slot_hours),
+        utilisation=_share(sum(tally.slot_seconds) / _HOUR, slot_hours),
         executor_hours=hours,
         cost=None if price is None else hours * price,
         queues=_queues(jobs, tally),
@@ -152,7 +150,7 @@ def _by(keys: Iterable[_Key], values: Iterable[float]) -> dict[_Key, array[float
 
 def _groups(jobs: Jobs, tally: Tally) -> list[GroupReport]:
     waited, was = _by(tally.taken.group, tally.taken.waited), _by(jobs.group, jobs.waited)
-    slots, all_slots = tally.slots.all, sum(tally.slots.all)
+    slots, all_slots = tally.slot_seconds, sum(tally.slot_seconds)
     return [
         GroupReport(
             queue=group.queue,
@@ -176,23 +174,10 @@ def _queues(jobs: Jobs, tally: Tally) -> list[QueueReport]:
             queue=queue,
             waits=waits_of(waited.get(queue, ())),
             was=_was(was.get(queue, ())),
-            jain=_jain(jobs, tally, [nr for nr, of_group in enumerate(queue_of) if of_group == queue]),
+            jain=tally.shares[queue].jain,
         )
         for queue in sorted(set(queue_of))
     ]
-
-
-def _jain(jobs: Jobs, tally: Tally, groups: Iterable[int]) -> float | None:
-    """Jain's index of the slots that groups held while they wanted more, over their weights: 1 where they are equal.
-
-    Groups with a limit got less on purpose; those that never waited had what they wanted.
-
-    Source: R. Jain, D. Chiu, W. Hawe, "A quantitative measure of fairness and discrimination", DEC-TR-301, 1984.
-    """
-    free = [nr for nr in groups if jobs.groups[nr].max_running is None]
-    held = [slots / jobs.groups[nr].weight for nr in free if (slots := tally.slots.while_wanting(nr)) is not None]
-    squares = sum(slots * slots for slots in held)
-    return sum(held) ** 2 / (len(held) * squares) if squares else None
 
 
 def _pool(pool: Pool, sizes: Sizes, end: float) -> PoolReport:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from joex.core.fairness import Group
 from joex.core.job import State
+from joex.core.ring import runnable
 
 
 @dataclass(slots=True)
@@ -26,36 +29,40 @@ class Taken:
         self.waited.append(waited)
 
 
-class Slots:
-    """Slot time by group: all of it, and what a group held while more of its work waited.
+class Shares:
+    """How evenly a queue's slots were held, from looks at regular times at which work waited.
 
-    The latter, over the time it waited, is how many slots it got on average when it wanted more: what is to be fair.
+    What a group is entitled to is its max-min share, by weight, of the slots that are held then: no more than it could
+    use, and what others can't use is shared again.
     """
 
-    def __init__(self, groups: int) -> None:
-        self.all = [0.0] * groups
-        self._wanting = [0.0] * groups
-        self._wanted = [0.0] * groups
-        self._since = [0.0] * groups
-        self._waiting = [0] * groups
-        self._held = [0] * groups
+    def __init__(self) -> None:
+        self._held: dict[int, int] = defaultdict(int)
+        self._entitled: dict[int, float] = defaultdict(float)
 
-    def changed(self, group: int, now: float, *, waiting: int = 0, held: int = 0) -> None:
-        """So many more jobs of a group wait from now on, and so many more slots are held by it."""
-        seconds = now - self._since[group]
-        if seconds:
-            self._since[group] = now
-            slots = self._held[group]
-            self.all[group] += seconds * slots
-            if self._waiting[group]:
-                self._wanting[group] += seconds
-                self._wanted[group] += seconds * slots
-        self._waiting[group] += waiting
-        self._held[group] += held
+    def look(self, groups: Iterable[Group]) -> None:
+        """Count what each group holds, and what it should."""
+        usable = [(group.running + runnable(group), group) for group in groups]
+        slots = sum(group.running for _, group in usable)
+        if not slots or sum(some for some, _ in usable) == slots:
+            return  # there is nothing to share, or each has what it can use
+        wanting = [(some / group.weight, group) for some, group in usable if some]
+        wanting.sort(key=itemgetter(0))
+        weights, left = sum(group.weight for _, group in wanting), float(slots)
+        for level, group in wanting:  # the water rises: the groups that want least are satisfied first
+            share = min(level, left / weights) * group.weight
+            self._held[group.place] += group.running
+            self._entitled[group.place] += share
+            weights, left = weights - group.weight, left - share
 
-    def while_wanting(self, group: int) -> float | None:
-        """How many slots a group held on average while it had more work; None: it never waited."""
-        return self._wanted[group] / self._wanting[group] if self._wanting[group] else None
+    @property
+    def jain(self) -> float | None:
+        """Jain's index of held over entitled, each group counted by its share: 1 is even. None: nothing ever waited.
+
+        Source: R. Jain, D. Chiu, W. Hawe, "A quantitative measure of fairness and discrimination", DEC-TR-301, 1984.
+        """
+        squares = sum(held * held / self._entitled[group] for group, held in self._held.items() if held)
+        return sum(self._held.values()) / squares if squares else None
 
 
 class Sizes:
@@ -85,9 +92,17 @@ class Sizes:
 
 @dataclass(slots=True)
 class Tally:
-    """What a simulation has given. ``end``: the second at which it ended."""
+    """What a simulation has given.
 
-    slots: Slots
+    Attributes:
+        slot_seconds: by group.
+        shares: by queue.
+        sizes: by pool.
+        end: the second at which it ended.
+    """
+
+    slot_seconds: list[float]
+    shares: dict[str, Shares]
     sizes: list[Sizes]
     taken: Taken = field(default_factory=Taken)
     ended: Counter[State] = field(default_factory=Counter)

@@ -79,7 +79,7 @@ class Tenant(Part):
     rate: Rate | None = None
     arrivals: Literal["poisson", "constant"] = "poisson"
     daily: Annotated[list[float], Field(min_length=_HOURS, max_length=_HOURS)] | None = None
-    bursts: tuple[Burst, ...] = ()
+    bursts: list[Burst] = Field([])
     duration: Annotated[Spread, BeforeValidator(_read_spread)]
     high: Share = 0.0
     failures: Share = 0.0

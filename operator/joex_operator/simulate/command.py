@@ -1,0 +1,172 @@
+"""``joex simulate``: try a pool and a policy on a trace or a workload.
+
+What it needs is imported when it is called: the help of ``joex`` shows it too.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joex.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from joex_operator.simulate.engine import Timing
+    from joex_operator.simulate.jobs import Jobs
+    from joex_operator.simulate.policies import Policy
+    from joex_operator.simulate.report import Report
+
+_WORKLOADS = (".yaml", ".yml")
+_TOLD_EVERY = 5.0
+_LATEST_START = timedelta(hours=1)
+
+
+def simulate(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="Workload (.yaml), or trace of `joex stats --trace`; '-': from stdin.")
+    ],
+    *,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", metavar="FILE", help="YAML file with JoexPools, as for `joex up`."),
+    ] = None,
+    compare: Annotated[
+        list[Path] | None, typer.Option("--compare", metavar="FILE", help="Likewise, to compare. May be repeated.")
+    ] = None,
+    executors: Annotated[
+        list[int] | None,
+        typer.Option("--executors", min=1, max=10_000, help="So many executors instead. May be repeated, to compare."),
+    ] = None,
+    pool_size: Annotated[int, typer.Option(min=1, max=100_000, help="With --executors: the slots of each.")] = 2,
+    start_up: Annotated[
+        str, typer.Option(metavar="DURATION", help="From the decision to add an executor until it takes jobs.")
+    ] = "5s",
+    overhead: Annotated[
+        str, typer.Option(metavar="DURATION", help="How much longer than its run a job holds its slot.")
+    ] = "5ms",
+    price: Annotated[float | None, typer.Option(min=0, help="Of an executor for an hour.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of what comes by chance in a workload. None: the file's.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show so many groups at most; --json has all.")] = 10,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw waits and executors: .svg, .png, .pdf.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate pools on a load: waits, sizes, hours of executors, and what they cost.
+
+    Jobs are taken, tried again and pools sized by the functions that decide in production. Nothing is run.
+    """
+    from joex.cli.output import print_json  # noqa: PLC0415
+    from joex_operator.simulate import plot as plots  # noqa: PLC0415
+    from joex_operator.simulate.engine import Timing  # noqa: PLC0415
+    from joex_operator.simulate.output import show  # noqa: PLC0415
+
+    timing = Timing(start_up=_seconds("--start-up", start_up), overhead=_seconds("--overhead", overhead))
+    if plot is not None:
+        plots.check_plot(plot)
+    jobs = _read(source, seed)
+    policies = _policies(jobs, files or [], compare or [], executors or [], pool_size)
+    reports = [_simulate(policy, jobs, timing, price) for policy in policies]
+    if plot is not None:
+        plots.plot(reports, plot)
+    if as_json:
+        print_json({"policies": reports})
+    else:
+        show(reports, limit)
+
+
+def _policies(jobs: Jobs, files: list[Path], compare: list[Path], executors: list[int], pool_size: int) -> list[Policy]:
+    from joex.errors import ConfigError  # noqa: PLC0415
+    from joex_operator.simulate.policies import of_files, of_size  # noqa: PLC0415
+
+    if not (files or executors or compare):
+        raise ConfigError("simulate: give the pools with --file, or a number of --executors")
+    return [
+        *([of_files(files, jobs)] if files else []),
+        *(of_files([path], jobs) for path in compare),
+        *(of_size(number, pool_size, jobs) for number in executors),
+    ]
+
+
+def _read(source: str, seed: int | None) -> Jobs:
+    from joex.errors import ConfigError  # noqa: PLC0415
+
+    path = Path(source)
+    jobs = _read_workload(path, seed) if path.suffix in _WORKLOADS else _read_trace(path)
+    if not jobs:
+        raise ConfigError(f"{source}: no job in it")
+    return jobs
+
+
+def _read_workload(path: Path, seed: int | None) -> Jobs:
+    from random import Random  # noqa: PLC0415
+
+    from joex.errors import ConfigError  # noqa: PLC0415
+    from joex_operator.local.files import load_yaml  # noqa: PLC0415
+    from joex_operator.simulate.generate import generate  # noqa: PLC0415
+    from joex_operator.simulate.workload import parse_workload  # noqa: PLC0415
+
+    documents = [document for document in load_yaml(path) if document is not None]
+    if len(documents) != 1:
+        raise ConfigError(f"{path}: expected one document, with period and tenants; got {len(documents)}")
+    try:
+        workload = parse_workload(documents[0])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return generate(workload, Random(workload.seed if seed is None else seed))  # noqa: S311 - a load, no secret
+
+
+def _read_trace(path: Path) -> Jobs:
+    from joex.errors import ConfigError  # noqa: PLC0415
+    from joex_operator.simulate.trace import read_trace  # noqa: PLC0415
+
+    try:
+        with nullcontext(sys.stdin) if str(path) == "-" else path.open(encoding="utf-8") as lines:
+            return read_trace(lines, str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _simulate(policy: Policy, jobs: Jobs, timing: Timing, price: float | None) -> Report:
+    from joex_operator.simulate.engine import Simulation  # noqa: PLC0415
+    from joex_operator.simulate.report import report  # noqa: PLC0415
+
+    tally = Simulation(jobs, policy.pools, timing).run(_progress(policy.name, len(jobs)))
+    return report(policy.name, jobs, policy.pools, tally, price)
+
+
+def _progress(policy: str, jobs: int) -> Callable[[int], None]:
+    """Tell how far a simulation is, if it takes some seconds."""
+    from joex.cli.output import note  # noqa: PLC0415
+
+    told = time.monotonic()
+
+    def tell(come: int) -> None:
+        nonlocal told
+        if time.monotonic() >= told + _TOLD_EVERY:
+            told = time.monotonic()
+            note(f"{policy}: {come:,} of {jobs:,} jobs have come")
+
+    return tell
+
+
+def _seconds(flag: str, text: str) -> float:
+    from joex.core.duration import parse_duration  # noqa: PLC0415
+    from joex.errors import ConfigError  # noqa: PLC0415
+
+    try:
+        duration = parse_duration(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from error
+    if duration > _LATEST_START:
+        raise ConfigError(f"{flag}: expected at most 1h; got {text!r}")
+    return duration.total_seconds()

@@ -1,0 +1,49 @@
+"""What is simulated: the pools of files, as a cluster or ``joex up`` would take them, or just so many executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joex.errors import ConfigError
+from joex_operator.local.files import read_files
+from joex_operator.objects import Pool, Resource, parse_pool
+from joex_operator.simulate.jobs import Jobs
+from joex_operator.spec import DatabaseRef, JoexPoolSpec
+
+_NOWHERE = "simulation"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Pools, under a name for people."""
+
+    name: str
+    pools: Sequence[Pool]
+
+
+def of_files(paths: Sequence[Path], jobs: Jobs) -> Policy:
+    """The pools of some files, together.
+
+    Raises:
+        ConfigError: one line about what is wrong in them, or a queue that none of them serves.
+    """
+    documents = read_files(paths, _NOWHERE)
+    pools = [parse_pool(document.manifest) for document in documents.values() if document.kind == "JoexPool"]
+    served = {queue for pool in pools for queue in pool.spec.queues}
+    policy = Policy(", ".join(map(str, paths)), pools)
+    if missing := sorted({group.queue for group in jobs.groups} - served):
+        serves = ", ".join(sorted(served))
+        raise ConfigError(f"{policy.name}: no pool serves queue {missing[0]!r}, which has jobs; served: {serves}")
+    return policy
+
+
+def of_size(executors: int, pool_size: int, jobs: Jobs) -> Policy:
+    """So many executors all the time, which serve all queues."""
+    spec = JoexPoolSpec(
+        app="simulated:app", database=DatabaseRef(secret_name=_NOWHERE), replicas=executors, pool_size=pool_size
+    )
+    # (there may be more queues than an object may name)
+    spec = spec.model_copy(update={"queues": sorted({group.queue for group in jobs.groups})})
+    return Policy(f"{executors} of {pool_size}", [Resource("executors", _NOWHERE, spec)])
