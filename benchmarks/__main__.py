@@ -9,7 +9,20 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks import bystanders, executor, fairness, footprint, hearing, lone, page, periodic, pinned, pools, take
+from benchmarks import (
+    bystanders,
+    executor,
+    fairness,
+    footprint,
+    hearing,
+    lone,
+    page,
+    periodic,
+    pinned,
+    pools,
+    simulate,
+    take,
+)
 from benchmarks.peers import race
 from benchmarks.peers.systems import PEERS, System
 from benchmarks.report import Figure, machine, show, write_json
@@ -33,6 +46,7 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "growth": pools.measure_growth,
     "pools": pools.measure_pools,
     "quiet": pools.measure_quiet,
+    "simulate": simulate.measure,
     "peers": race.measure,
 }
 

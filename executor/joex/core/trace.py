@@ -19,6 +19,7 @@ class TracedJob:
         failures: runs that failed.
         retries: its own limit of re-runs; None: that of its task, or of its executor.
         weight, max_running: of the group in this queue, when the trace was made.
+        seq: of jobs that could be taken since the same time, the one with the smaller number is the first.
     """
 
     at: datetime
@@ -34,3 +35,4 @@ class TracedJob:
     waited: float | None = None
     weight: int = 1
     max_running: int | None = None
+    seq: int = 0

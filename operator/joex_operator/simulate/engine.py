@@ -43,7 +43,7 @@ class Timing:
     """
 
     start_up: float = 5.0
-    overhead: float = 0.005
+    overhead: float = 0.003
     poll: float = 15.0
 
 
@@ -81,7 +81,7 @@ class Simulation:
         period, total, events = self._jobs.period, len(self._jobs), self._events
         for pool in self._pools:
             self._look(pool, pool.next_look, start_up=0.0)  # what is there in any case is there at the beginning
-        self._compare_shares(max(period, self._jobs.at[-1], *self._jobs.seconds) / _COMPARED)
+        self._compare_shares((max(period, self._jobs.at[-1]) or max(self._jobs.seconds)) / _COMPARED)
         while self._unfinished or events[0][0] < period:
             come = total - self._to_come
             if self._to_come and (not events or self._jobs.at[come] <= events[0][0]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isnan, nan
@@ -97,9 +97,10 @@ class Jobs:
         self._retry_delay.append(nan if job.retry_delay is None else job.retry_delay)
         self.waited.append(nan if job.waited is None else job.waited)
 
-    def sort(self) -> None:
-        """Bring them into the order in which they come; at the same time, in which they were added."""
-        order = sorted(range(len(self)), key=self.at.__getitem__)
+    def sort(self, seqs: Sequence[int] = ()) -> None:
+        """Bring them into the order in which they come; at the same time, by these numbers, then as they were added."""
+        order = sorted(range(len(self)), key=seqs.__getitem__) if seqs else list(range(len(self)))
+        order.sort(key=self.at.__getitem__)
         for reals in (self.at, self.seconds, self._retry_delay, self.waited):
             reals[:] = array("d", [reals[nr] for nr in order])
         for numbers in (self.group, self._failures, self._retries):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -25,14 +26,16 @@ def read_trace(lines: Iterable[str], place: str) -> Jobs:
         ConfigError: one line about the first line that is wrong; ``place`` says where they stand.
     """
     jobs, numbers = Jobs(), dict[tuple[str, str], int]()
+    seqs = array("q")
     for number, text in enumerate(lines, start=1):
         if text.strip():
             line = _read(text, f"{place}, line {number}")
             group = numbers.setdefault((line.queue, line.group), len(numbers))
             jobs.groups[group : group + 1] = [GroupOf(line.queue, line.group, line.weight, line.max_running)]
             jobs.add(_job(line, group))
+            seqs.append(line.seq)
     if jobs:
-        jobs.sort()
+        jobs.sort(seqs)
         jobs.begin = datetime.fromtimestamp(jobs.at[0], UTC)
         jobs.shift(-jobs.at[0])
     return jobs

@@ -65,8 +65,12 @@ BEGIN
             due_at = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'stuck'
                           THEN v_now + make_interval(secs => coalesce(g.delay, 0)) END,
             seq = CASE WHEN j.resubmit_requested THEN nextval('joex.job_seq_seq') ELSE j.seq END,
-            runnable_since = v_now + CASE WHEN j.resubmit_requested THEN interval '0'
-                                          ELSE make_interval(secs => coalesce(g.delay, 0)) END,
+            -- (of a job that has ended it is kept: how long its last run had waited can be told afterwards)
+            runnable_since = CASE
+                WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) NOT IN ('stuck', 'waiting')
+                THEN j.runnable_since
+                ELSE v_now + CASE WHEN j.resubmit_requested THEN interval '0'
+                                  ELSE make_interval(secs => coalesce(g.delay, 0)) END END,
             attempt = j.attempt + CASE WHEN g.state = 'waiting' THEN 0 ELSE 1 END
                                 - CASE WHEN j.state = 'running' THEN 1 ELSE 0 END,
             failures = CASE WHEN j.resubmit_requested THEN 0
