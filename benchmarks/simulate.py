@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import groupby
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -38,7 +37,7 @@ _REAL = {
         {"name": "bulk", "bursts": [{"jobs": 160}], "duration": {"mean": "500ms"}},
         {"name": "steady", "rate": "14/s", "duration": {"median": "300ms", "p95": "900ms"}, "high": "20%"},
         {"name": "heavier", "rate": "12/s", "duration": "600ms", "weight": 2},
-        {"name": "waves", "bursts": [{"jobs": 40, "every": "4s"}], "duration": {"mean": "400ms"}, "weight": 3},
+        {"name": "waves", "bursts": [{"jobs": 60, "every": "5s"}], "duration": {"mean": "400ms"}, "weight": 3},
     ],
 }
 
@@ -85,7 +84,7 @@ def _pool(**spec: Any) -> Any:
 
 
 async def _validity(server_url: str) -> list[Figure]:
-    """The same jobs on real executors, and, from the trace of that, in the simulator: mean, p50 and p95 of each tenant."""
+    """The same jobs on real executors, and, from their trace, in the simulator: mean, p50 and p95 of each tenant."""
     jobs = generate(parse_workload(_REAL), Random(1))
     say(f"simulate: {len(jobs)} sleeping jobs on {_EXECUTORS} real executors, and simulated")
     async with fresh_database(server_url) as url:
@@ -138,10 +137,8 @@ async def _simulate(connection: asyncpg.Connection[Any], url: str) -> Mapping[st
     size = ("--executors", str(_EXECUTORS), "--pool-size", str(_POOL_SIZE), "--overhead", f"{overhead * 1000:.3f}ms")
     with tempfile.NamedTemporaryFile("w+", suffix=".jsonl") as trace:
         await _joex("stats", "--trace", "--database-url", url, stdout=trace)
-        import shutil
-
-        shutil.copy(trace.name, "/tmp/s4/real.jsonl")
-        return json.loads(await _joex("simulate", trace.name, *size, "--json"))
+        answer: Mapping[str, Any] = json.loads(await _joex("simulate", trace.name, *size, "--json"))
+    return answer
 
 
 async def _joex(*arguments: str, stdout: Any = subprocess.PIPE) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joex.cli.database import with_client, with_connection
-from joex.cli.options import AsJson, DatabaseUrl, OfQueue
+from joex.cli.options import AsJson, DatabaseUrl
 from joex.cli.output import iso, make_table, print_json, print_json_line, print_table, say, span
 from joex.cli.trace import print_trace
 from joex.cli.watch import display, looks, read_seconds
@@ -41,7 +41,7 @@ def stats(
         str | None,
         typer.Option(metavar="WHEN", help="With --trace: that has ended since; '24h', or 2026-01-31T03:00:00Z."),
     ] = None,
-    queue: OfQueue = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="With --trace: of this queue only.")] = None,
     anonymous: Annotated[
         bool, typer.Option("--anonymous", help="With --trace: a hash for the name of each group.")
     ] = False,
@@ -56,14 +56,10 @@ def stats(
     ENDED/S is how many jobs have ended in a second since the look before, and --json prints an object per line.
     --trace is about finished jobs instead.
     """
+    _check(trace=trace, watch=watch or seconds is not None, since=since, queue=queue, anonymous=anonymous)
     if trace:
-        if watch or seconds is not None:
-            raise ConfigError("stats: --trace does not go with --watch")
         print_trace(database_url, since=since, queue=queue, anonymous=anonymous)
         return
-    for flag, is_given in (("--since", since is not None), ("--queue", queue is not None), ("--anonymous", anonymous)):
-        if is_given:
-            raise ConfigError(f"stats: {flag} goes with --trace")
     if seconds is not None and not watch:
         raise ConfigError("stats: SECONDS goes with --watch")
     if watch:
@@ -80,6 +76,15 @@ def stats(
             print_table(_SHARE_COLUMNS, shared, numbers=_SHARE_COLUMNS[1:-1])
     else:
         say(_NOTHING)
+
+
+def _check(*, trace: bool, watch: bool, **of_trace: object) -> None:
+    """Complain of options that don't go together."""
+    if trace and watch:
+        raise ConfigError("stats: --trace does not go with --watch")
+    for name, given in of_trace.items():
+        if given and not trace:
+            raise ConfigError(f"stats: --{name} goes with --trace")
 
 
 @dataclass(frozen=True, slots=True)

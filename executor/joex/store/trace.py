@@ -19,7 +19,8 @@ _COLUMNS = """
     finished_at, CASE WHEN failures = 0 AND losses = 0 THEN runnable_since ELSE submitted_at END AS at,
     grp AS "group", extract(epoch FROM finished_at - scheduled_at)::float8 AS seconds, queue, task, priority::text,
     state::text, attempt AS attempts, failures, retries, seq,
-    CASE WHEN runnable_since <= scheduled_at THEN extract(epoch FROM scheduled_at - runnable_since)::float8 END AS waited
+    CASE WHEN runnable_since <= scheduled_at
+         THEN extract(epoch FROM scheduled_at - runnable_since)::float8 END AS waited
 """
 _WANTED = "finished_at >= $1::timestamptz AND ($2::text IS NULL OR queue = $2) AND scheduled_at IS NOT NULL"
 # Two parts, as there are two indexes, each of which gives its part in this order.

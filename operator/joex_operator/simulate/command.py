@@ -50,7 +50,7 @@ def simulate(
     ] = "5s",
     overhead: Annotated[
         str, typer.Option(metavar="DURATION", help="How much longer than its run a job holds its slot.")
-    ] = "3ms",
+    ] = "5ms",
     price: Annotated[float | None, typer.Option(min=0, help="Of an executor for an hour.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of what comes by chance in a workload. None: the file's.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show so many groups at most; --json has all.")] = 10,

@@ -28,6 +28,7 @@ _STILL = 2 * 3600.0
 """Seconds. Nothing that a pool remembers lasts longer: if nothing has moved for so long, nothing will."""
 _COMPARED = 250
 """How often, while jobs come, it is looked how evenly the slots are held."""
+_SHORTEST = 1.0
 _TOLD_EACH = 10_000
 _ENDINGS = {State.SUCCESS: Ending.RETURNED, State.FAILED: Ending.FAILED, State.CANCELLED: Ending.CANCELLED}
 
@@ -43,7 +44,7 @@ class Timing:
     """
 
     start_up: float = 5.0
-    overhead: float = 0.003
+    overhead: float = 0.005
     poll: float = 15.0
 
 
@@ -80,8 +81,9 @@ class Simulation:
         """
         period, total, events = self._jobs.period, len(self._jobs), self._events
         for pool in self._pools:
-            self._look(pool, pool.next_look, start_up=0.0)  # what is there in any case is there at the beginning
-        self._compare_shares((max(period, self._jobs.at[-1]) or max(self._jobs.seconds)) / _COMPARED)
+            self._look(pool, pool.next_look, is_first=True)
+        longest = max(self._jobs.seconds, default=0.0)
+        self._compare_shares(max(period, *self._jobs.at[-1:], longest, _SHORTEST) / _COMPARED)
         while self._unfinished or events[0][0] < period:
             come = total - self._to_come
             if self._to_come and (not events or self._jobs.at[come] <= events[0][0]):
@@ -204,15 +206,17 @@ class Simulation:
             pool.next_look = time
             self._at(time, self._look, pool, time)
 
-    def _look(self, pool: SimulatedPool, planned: float, start_up: float | None = None) -> None:
+    def _look(self, pool: SimulatedPool, planned: float, *, is_first: bool = False) -> None:
         if planned != pool.next_look:
             return  # it was looked at sooner
         pool.next_look = inf
         now = self._jobs.begin + timedelta(seconds=self._now)
         change = pool.look(now, self._now)
         for executor in change.started:
-            ready_in = self._timing.start_up if start_up is None else start_up
-            self._at(self._now + ready_in, self._ready, executor)
+            if is_first:  # what is there in any case is there at the beginning
+                self._ready(executor)
+            else:
+                self._at(self._now + self._timing.start_up, self._ready, executor)
         for executor in change.draining:
             if pool.spec.drain.on_timeout == "Terminate":
                 self._at(self._now + pool.spec.drain.timeout.total_seconds(), self._interrupt, executor)
@@ -223,10 +227,12 @@ class Simulation:
             self._plan_look(pool, min(self._now + again_in, pool.deaf_until if pool.deaf_until > self._now else inf))
 
     def _compare_shares(self, every: float) -> None:
+        """Look how evenly the slots are held, ever more seldom when that lasts longer than was to be expected."""
+        seconds = max(every, self._now / _COMPARED)
         for queue, ring in self._rings.items():
-            self._tally.shares[queue].look(ring.groups)
-        if every and not self._is_still():
-            self._at(self._now + every, self._compare_shares, every)
+            self._tally.shares[queue].look(ring.groups, seconds)
+        if not self._is_still():
+            self._at(self._now + seconds, self._compare_shares, every)
 
     def _is_still(self) -> bool:
         return not (self._to_come or self._pending) and self._now > max(self._moved + _STILL, self._jobs.period)

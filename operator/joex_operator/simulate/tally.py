@@ -37,11 +37,11 @@ class Shares:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, int] = defaultdict(int)
+        self._held: dict[int, float] = defaultdict(float)
         self._entitled: dict[int, float] = defaultdict(float)
 
-    def look(self, groups: Iterable[Group]) -> None:
-        """Count what each group holds, and what it should."""
+    def look(self, groups: Iterable[Group], seconds: float) -> None:
+        """Count what each group holds, and what it should, for so many seconds."""
         usable = [(group.running + runnable(group), group) for group in groups]
         slots = sum(group.running for _, group in usable)
         if not slots or sum(some for some, _ in usable) == slots:
@@ -51,8 +51,8 @@ class Shares:
         weights, left = sum(group.weight for _, group in wanting), float(slots)
         for level, group in wanting:  # the water rises: the groups that want least are satisfied first
             share = min(level, left / weights) * group.weight
-            self._held[group.place] += group.running
-            self._entitled[group.place] += share
+            self._held[group.place] += group.running * seconds
+            self._entitled[group.place] += share * seconds
             weights, left = weights - group.weight, left - share
 
     @property

@@ -1,0 +1,105 @@
+"""Whatever the jobs and the pools: in a simulation no job is lost, and no slot stays free while there is work for it."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joex_operator.simulate.engine import Simulation, Timing
+from joex_operator.simulate.jobs import GroupOf, Jobs, SimulatedJob
+from tests.unit.joex_operator.builders import autoscaled, pool
+
+QUEUES = ["one", "two"]
+
+groups_of = st.lists(
+    st.builds(
+        GroupOf,
+        st.sampled_from(QUEUES),
+        st.text("abc", min_size=1),
+        st.sampled_from([1, 1, 2, 5]),
+        st.sampled_from([None, None, 1, 3]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+jobs_of = st.lists(
+    st.builds(
+        SimulatedJob,
+        at=st.sampled_from([0, 0, 1, 7, 30]) | st.floats(0, 500),
+        group=st.integers(0, 99),
+        seconds=st.sampled_from([0, 1, 10, 10]) | st.floats(0, 100),
+        is_high=st.booleans(),
+        failures=st.sampled_from([0, 0, 0, 1, 3]),
+        retries=st.sampled_from([None, 0, 5]),
+        retry_delay=st.sampled_from([None, 0, 10]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+fixed = st.integers(1, 3).map(lambda replicas: {"replicas": replicas})
+scaled = st.builds(
+    lambda least, most, window: {"scaling": autoscaled(least, most, window)},
+    st.integers(0, 1),
+    st.integers(1, 4),
+    st.sampled_from([0, 10, 300]),
+)
+drains = st.sampled_from([{}, {"drain": {"timeout": "5s", "onTimeout": "Terminate"}}])
+
+
+def pools_of(sizes):
+    """Pools of one or three slots, each of which serves both queues."""
+    return st.builds(
+        lambda size, slots, drain, turned: pool(
+            poolSize=slots, queues=QUEUES[::-1] if turned else QUEUES, retryDelay="1s", **size, **drain
+        ),
+        sizes,
+        st.sampled_from([1, 3]),
+        drains,
+        st.booleans(),
+    )
+
+
+def made(groups, some):
+    jobs = Jobs(groups=groups)
+    for job in some:
+        jobs.add(
+            SimulatedJob(**{name: getattr(job, name) for name in job.__slots__} | {"group": job.group % len(groups)})
+        )
+    jobs.sort()
+    return jobs
+
+
+class Watched(Simulation):
+    """Looks, after all that has happened at a time, whether a slot is free while there is work for it."""
+
+    def _take(self, executor):
+        super()._take(executor)
+        assert not executor.free or not any(ring.has_work for ring in executor.pool.rings)
+        assert 0 <= executor.free <= executor.pool.spec.pool_size
+        for ring in executor.pool.rings:
+            for group in ring.groups:
+                assert group.max_running is None or group.running <= group.max_running
+
+
+@given(groups_of, jobs_of, st.lists(pools_of(fixed | scaled), min_size=1, max_size=3))
+def test_every_job_runs_to_its_end_whatever_the_pools_do(groups, some, pools):
+    jobs = made(groups, some)
+    tally = Watched(jobs, pools, Timing()).run()
+    assert tally.ended.total() == len(jobs)
+    taken = Counter(tally.taken.group)
+    assert set(taken) == {job.group for job in jobs}
+    assert min(tally.taken.waited) >= 0
+    assert tally.taken.at == sorted(tally.taken.at) if isinstance(tally.taken.at, list) else True
+    assert all(size >= 0 for sizes in tally.sizes for _, size in sizes.points)
+
+
+@given(groups_of, jobs_of, st.integers(1, 5))
+def test_slots_are_busy_as_long_as_anything_could_run(groups, some, executors):
+    """With one queue and no limits the last job ends no later than by any order that keeps the slots busy."""
+    plain = [GroupOf("one", group.name, group.weight) for group in groups]
+    given_jobs = [SimulatedJob(at=0.0, group=job.group, seconds=job.seconds) for job in some]
+    jobs = made(plain, given_jobs)
+    tally = Simulation(jobs, [pool(poolSize=1, replicas=executors, queues=["one"])], Timing(overhead=0.0)).run()
+    work, longest = sum(jobs.seconds), max(jobs.seconds)
+    assert tally.end <= work / executors + longest + 1e-6  # Graham's bound for any list schedule
+    assert sum(tally.slot_seconds) - work < 1e-6

@@ -1,0 +1,205 @@
+"""Small simulations, whose waits can be worked out by hand. An executor has one slot, and a job lasts ten seconds."""
+
+import pytest
+
+from joex_operator.simulate.engine import Timing
+from tests.unit.joex_operator.simulated import by_demand, job, jobs_of, simulated, simulated_on
+
+
+def sizes(outcome):
+    [pool] = outcome.tally.sizes
+    return pool.points
+
+
+def test_jobs_of_a_group_run_one_after_the_other_on_one_slot():
+    outcome = simulated(job("a"), job("a"), job("a", at=25))
+    assert outcome.taken == [("a", 0), ("a", 10), ("a", 25)]
+    assert outcome.waits == [0, 10, 0]
+    assert outcome.report.seconds == 35
+    assert (outcome.report.success, outcome.report.not_run) == (3, 0)
+
+
+def test_a_group_that_comes_later_is_served_next():
+    outcome = simulated(*[job("a")] * 3, job("b", at=1))
+    assert outcome.taken == [("a", 0), ("b", 10), ("a", 20), ("a", 30)]
+
+
+def test_weights_are_followed():
+    outcome = simulated(*[job("a")] * 8, *[job("b")] * 8, settings={"b": {"weight": 3}}, replicas=4)
+    assert sorted(name for name, at in outcome.taken if at == 0) == ["a"] * 4, "they came first"
+    assert sorted(name for name, at in outcome.taken if at == 10) == ["a", "b", "b", "b"]
+
+
+def test_a_limit_keeps_slots_free_and_the_end_of_a_job_makes_room():
+    outcome = simulated(*[job("a")] * 3, job("b"), settings={"a": {"max_running": 1}}, replicas=3)
+    assert outcome.taken == [("a", 0), ("b", 0), ("a", 10), ("a", 20)]
+
+
+def test_priorities_follow_the_counting_scheme():
+    some = [job("a", seconds=n + 1, is_high=n >= 3) for n in range(7)]
+    outcome = simulated(job("a", seconds=1), *some, countingScheme="2,1")
+    # The first job is taken as it comes; then two high ones (4 and 5 seconds), a low one (1), two high ones, low ones.
+    assert outcome.taken == [("a", at) for at in (0, 1, 5, 10, 11, 17, 24, 26)]
+
+
+def test_a_failed_job_is_tried_again_after_a_delay_that_doubles():
+    outcome = simulated(job("a", failures=2), retryDelay="1m")
+    assert outcome.taken == [("a", 0), ("a", 70), ("a", 200)]
+    assert outcome.waits == [0, 0, 0]
+    assert (outcome.report.success, outcome.report.jobs) == (1, 1)
+
+
+def test_a_job_fails_when_its_retries_are_used_up():
+    assert simulated(job("a", failures=2), retries=1).report.failed == 1
+    assert simulated(job("a", failures=2, retries=1), retries=5).report.failed == 1
+    assert simulated(job("a", failures=2, retries=2), retries=0).report.success == 1
+
+
+def test_a_due_retry_comes_before_what_waits_and_its_own_delay_holds():
+    outcome = simulated(job("a", failures=1, retry_delay=5.0), *[job("a")] * 3, retryDelay="1h")
+    assert outcome.taken == [("a", 0), ("a", 10), ("a", 20), ("a", 30), ("a", 40)]
+    assert outcome.waits == [0, 10, 5, 30, 40]
+
+
+def test_a_run_that_lasts_too_long_is_cut_and_tried_again():
+    outcome = simulated(job("a", seconds=100), timeout="30s", retries=1, retryDelay="1m")
+    assert outcome.taken == [("a", 0), ("a", 90)]
+    assert (outcome.report.failed, outcome.report.seconds) == (1, 120)
+
+
+def test_a_slot_is_held_a_little_longer_than_the_run():
+    outcome = simulated(job("a"), job("a"), timing=Timing(overhead=0.5))
+    assert outcome.waits == [0, 10.5]
+
+
+def test_the_executor_that_fell_asleep_last_is_woken_first():
+    outcome = simulated(job("a"), job("a", seconds=5), job("a", at=20), replicas=2)
+    assert outcome.taken == [("a", 0), ("a", 0), ("a", 20)]
+    assert outcome.report.pools[0].utilisation == pytest.approx(25 / 60)
+
+
+# Scaling.
+
+
+def test_a_pool_grows_from_zero_and_its_jobs_wait_for_the_start_of_executors():
+    outcome = simulated(job("a"), job("a", at=1), **by_demand(5))
+    assert outcome.waits == [5, 5]
+    assert sizes(outcome) == [(0, 1), (1, 2)]
+    assert outcome.report.executor_hours == pytest.approx((16 + 15) / 3600)
+
+
+def test_what_comes_a_moment_after_a_look_is_seen_by_the_next_and_the_pool_grows_no_further_than_it_may():
+    outcome = simulated(job("a"), *[job("a", at=0.1)] * 4, **by_demand(3))
+    assert sizes(outcome)[:2] == [(0, 1), (0.25, 3)]
+    assert outcome.waits == pytest.approx([5, 5.15, 5.15, 14.9, 15.15])
+
+
+def test_what_is_there_in_any_case_is_there_at_the_beginning():
+    outcome = simulated(job("a"), **{**by_demand(3), "scaling": {"minReplicas": 2}})
+    assert outcome.waits == [0]
+    assert sizes(outcome) == [(0, 2)]
+
+
+def test_a_pool_shrinks_when_less_was_enough_all_through_the_window():
+    outcome = simulated(job("a"), job("a", at=200), **by_demand(1, window=60))
+    [_, (gone, zero), (again, one), *_] = sizes(outcome)
+    assert (zero, one, again) == (0, 1, 200)
+    assert 15 + 60 <= gone <= 15 + 15 + 62 + 1  # the next poll begins the window, which is rounded up by a thirtieth
+
+
+def test_policies_of_growth_hold():
+    policy = {"scaleUp": {"policies": [{"type": "Executors", "value": 1, "periodSeconds": 60}]}}
+    outcome = simulated(*[job("a", seconds=1000)] * 3, replicas=None, scaling={"maxReplicas": 3, "behavior": policy})
+    first, second, third = sizes(outcome)[:3]
+    assert [first, second[1], third[1]] == [(0, 1), 2, 3]
+    assert 60 <= second[0] <= 62.01
+    assert 60 <= third[0] - second[0] <= 62.01
+
+
+LONG_AND_SHORT = [job("a", seconds=seconds) for seconds in (10, 100, 10, 100)]
+
+
+def test_an_executor_that_is_let_go_finishes_its_jobs_and_takes_nothing_more():
+    jobs = [*LONG_AND_SHORT, job("a", at=50), job("a", at=51)]
+    outcome = simulated(*jobs, poolSize=2, **by_demand(2))
+    # From a look after the short jobs on one of the two drains, and a third one can't be made before it has gone: so the
+    # job of 51 s waits for the slot of the one of 50 s.
+    assert outcome.report.success == 6
+    assert outcome.taken[-2:] == [("a", 50), ("a", 60)]
+    assert max(size for _, size in sizes(outcome)) == 2
+
+
+def test_an_executor_that_drains_for_too_long_gives_its_jobs_back():
+    drain = {"timeout": "40s", "onTimeout": "Terminate"}
+    outcome = simulated(*LONG_AND_SHORT, poolSize=2, drain=drain, **by_demand(2))
+    drains_at = 15.25 + 0.25  # the first look after the short jobs
+    assert outcome.report.success == 4
+    assert len(outcome.taken) == 5
+    [*_, (_, again)] = outcome.taken
+    assert drains_at + 40 - 1 <= again <= drains_at + 40 + 16
+    assert outcome.report.seconds == again + 100
+
+
+def test_a_pool_that_is_suspended_runs_nothing_and_the_simulation_ends():
+    outcome = simulated(job("a"), suspend=True)
+    assert (outcome.report.not_run, outcome.taken) == (1, [])
+
+
+def test_jobs_of_a_group_that_may_run_none_never_run_and_others_do():
+    outcome = simulated(job("a"), job("b"), settings={"a": {"max_running": 0}})
+    assert (outcome.report.not_run, outcome.taken) == (1, [("b", 0)])
+
+
+# Queues and pools.
+
+
+def test_pools_serve_their_queues_and_share_one():
+    jobs = jobs_of([*[job("a")] * 2, *[job("b")] * 2], {"a": {"queue": "both"}, "b": {"queue": "second"}})
+    one = {"replicas": 1, "poolSize": 1}
+    outcome = simulated_on([{**one, "queues": ["both"]}, {**one, "queues": ["second", "both"]}], jobs)
+    assert outcome.taken == [("a", 0), ("a", 0), ("b", 10), ("b", 20)]
+
+
+def test_queues_of_an_executor_are_served_in_turn():
+    jobs = jobs_of([*[job("a")] * 2, *[job("b")] * 2], {"a": {"queue": "one"}, "b": {"queue": "two"}})
+    outcome = simulated_on([{"replicas": 1, "poolSize": 1, "queues": ["one", "two"]}], jobs)
+    assert sorted(outcome.taken[1:3]) in ([("a", 10), ("b", 20)], [("a", 20), ("b", 10)])
+
+
+# What is counted.
+
+
+def test_the_period_is_simulated_in_any_case():
+    jobs = jobs_of([job("a")])
+    jobs.period = 3600
+    outcome = simulated_on([{"replicas": 2, "poolSize": 1}], jobs)
+    assert (outcome.report.seconds, outcome.report.executor_hours) == (3600, 2)
+    assert outcome.report.utilisation == pytest.approx(10 / 7200)
+
+
+def test_shares_of_slot_time_and_their_evenness():
+    outcome = simulated(*[job("a")] * 30, *[job("b")] * 10, replicas=2)
+    assert [group.slot_share for group in outcome.report.groups] == [0.75, 0.25]
+    assert outcome.report.queues[0].jain == pytest.approx(1, abs=0.01)
+
+
+def test_evenness_is_less_where_a_group_holds_more_than_its_share():
+    outcome = simulated(*[job("a", seconds=100)] * 2, *[job("b", at=1)] * 2, replicas=2)
+    # For 100 s group a holds both slots, one of which is b's.
+    assert outcome.report.queues[0].jain == pytest.approx(0.5, abs=0.02)
+
+
+def test_waits_over_time_and_their_quantiles():
+    outcome = simulated(*[job("a", seconds=1)] * 101)
+    waits = outcome.report.waits
+    assert (waits.runs, waits.mean, waits.p50, waits.p95, waits.p99, waits.max) == (101, 50, 50, 95, 99, 100)
+    steps = outcome.report.over_time
+    assert len(steps) == 200
+    assert [step.executors for step in steps] == [1] * 200
+    assert [step.wait_p50 for step in steps if step.wait_p50 is not None] == pytest.approx(list(range(101)))
+
+
+def test_the_same_jobs_and_pools_give_the_same_answer():
+    some = [job(f"group {n % 7}", at=n % 13, seconds=n % 11, failures=n % 2) for n in range(100)]
+    first, second = (simulated(*some, **by_demand(5)).report for _ in range(2))
+    assert first == second
