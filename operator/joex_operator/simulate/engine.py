@@ -147,11 +147,11 @@ class Simulation:
         executor.pool.take(executor, job, now)
         seconds = self._jobs.seconds[job]
         is_late = seconds > limit
-        self._at(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, now, is_late)
+        self._at(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, is_late)
 
-    def _end(self, executor: Executor, job: int, since: float, is_late: bool) -> None:  # noqa: FBT001 - as it is called
+    def _end(self, executor: Executor, job: int, is_late: bool) -> None:  # noqa: FBT001 - as it is called
         """A run ends, unless it was interrupted."""
-        if executor.held.get(job) != since:
+        if job not in executor.held:
             return
         self._release(executor, job)
         self._settle(executor.pool, job, is_late=is_late)

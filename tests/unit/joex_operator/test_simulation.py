@@ -56,7 +56,8 @@ def test_a_job_fails_when_its_retries_are_used_up():
 
 
 def test_a_due_retry_comes_before_what_waits_and_its_own_delay_holds():
-    outcome = simulated(job("a", failures=1, retry_delay=5.0), *[job("a")] * 3, retryDelay="1h")
+    others = [job("a", is_high=True)] * 3
+    outcome = simulated(job("a", failures=1, retry_delay=5.0), *others, retryDelay="1h")
     assert outcome.taken == [("a", 0), ("a", 10), ("a", 20), ("a", 30), ("a", 40)]
     assert outcome.waits == [0, 10, 5, 30, 40]
 
@@ -122,8 +123,8 @@ LONG_AND_SHORT = [job("a", seconds=seconds) for seconds in (10, 100, 10, 100)]
 def test_an_executor_that_is_let_go_finishes_its_jobs_and_takes_nothing_more():
     jobs = [*LONG_AND_SHORT, job("a", at=50), job("a", at=51)]
     outcome = simulated(*jobs, poolSize=2, **by_demand(2))
-    # From a look after the short jobs on one of the two drains, and a third one can't be made before it has gone: so the
-    # job of 51 s waits for the slot of the one of 50 s.
+    # From a look after the short jobs on one of the two drains, and a third one can't be made before it has gone: so
+    # the job of 51 s waits for the slot of the one of 50 s.
     assert outcome.report.success == 6
     assert outcome.taken[-2:] == [("a", 50), ("a", 60)]
     assert max(size for _, size in sizes(outcome)) == 2
