@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from joex_operator.simulate.engine import Simulation, Timing
@@ -28,14 +28,14 @@ jobs_of = st.lists(
         SimulatedJob,
         at=st.sampled_from([0, 0, 1, 7, 30]) | st.floats(0, 500),
         group=st.integers(0, 99),
-        seconds=st.sampled_from([0, 1, 10, 10]) | st.floats(0, 100),
+        seconds=st.sampled_from([0, 10, 100, 100]) | st.floats(0, 100),
         is_high=st.booleans(),
         failures=st.sampled_from([0, 0, 0, 1, 3]),
         retries=st.sampled_from([None, 0, 5]),
         retry_delay=st.sampled_from([None, 0, 10]),
     ),
     min_size=1,
-    max_size=40,
+    max_size=60,
 )
 fixed = st.integers(1, 3).map(lambda replicas: {"replicas": replicas})
 scaled = st.builds(
@@ -80,18 +80,27 @@ class Watched(Simulation):
         self.watch()
 
     def watch(self):
-        for pool in self._pools:
-            executors = pool._executors.values()
-            assert pool._held == sum(len(one.held) for one in executors if one.retired_at is None)
-            assert pool._leaving == sum(len(one.held) for one in executors if one.retired_at is not None)
-            assert pool._draining == sum(one.retired_at is not None for one in executors)
-            assert all(one.free + len(one.held) == pool.spec.pool_size for one in executors)
+        for one_pool in self._pools:
+            executors = one_pool._executors.values()
+            assert one_pool._held == sum(len(one.held) for one in executors if one.retired_at is None)
+            assert one_pool._leaving == sum(len(one.held) for one in executors if one.retired_at is not None)
+            assert one_pool._draining == sum(one.retired_at is not None for one in executors)
+            assert all(one.free + len(one.held) == one_pool.spec.pool_size for one in executors)
             free = any(one.free and one.is_ready and one.retired_at is None for one in executors)
-            assert not free or not any(ring.has_work for ring in pool.rings)
+            assert not free or not any(ring.has_work for ring in one_pool.rings)
         for ring in self._rings.values():
             assert all(group.max_running is None or group.running <= group.max_running for group in ring.groups)
 
 
+# An executor drains while it finishes a job, and others come.
+@example(
+    [GroupOf("one", "a")],
+    [
+        SimulatedJob(at, 0, seconds)
+        for at, seconds in [(0, 10), (0, 10), (0, 10), (0, 100), (0, 10), (0, 90), (50, 100)]
+    ],
+    [pool(poolSize=3, queues=QUEUES, scaling=autoscaled(0, 3))],
+)
 @given(groups_of, jobs_of, st.lists(pools_of(fixed | scaled), min_size=1, max_size=3))
 def test_every_job_runs_to_its_end_whatever_the_pools_do(groups, some, pools):
     jobs = made(groups, some)

@@ -167,6 +167,15 @@ def test_queues_of_an_executor_are_served_in_turn():
     assert sorted(outcome.taken[1:3]) in ([("a", 10), ("b", 20)], [("a", 20), ("b", 10)])
 
 
+def test_where_the_end_of_a_job_makes_room_others_are_woken_too():
+    limited = {"a": {"queue": "x", "max_running": 1}, "b": {"queue": "y"}}
+    jobs = jobs_of([job("a"), job("b", at=1), job("a", at=2)], limited)
+    one = {"replicas": 1, "poolSize": 1}
+    outcome = simulated_on([{**one, "queues": ["x"]}, {**one, "queues": ["y", "x"]}], jobs)
+    # The executor whose job of a ends turns to b; the other one, which has slept, takes the next job of a.
+    assert outcome.taken == [("a", 0), ("b", 10), ("a", 10)]
+
+
 # What is counted.
 
 
