@@ -16,25 +16,24 @@ _EVERY_GROUP = 2**31 - 1
 
 # A job that was put back or tried again can be taken since a later time: its submission is nearer to when it came.
 _COLUMNS = """
-    finished_at, CASE WHEN failures = 0 AND losses = 0 THEN runnable_since ELSE submitted_at END AS at,
+    CASE WHEN failures = 0 AND losses = 0 THEN runnable_since ELSE submitted_at END AS at,
     grp AS "group", extract(epoch FROM finished_at - scheduled_at)::float8 AS seconds, queue, task, priority::text,
     state::text, attempt AS attempts, failures, retries, seq,
     CASE WHEN runnable_since <= scheduled_at
          THEN extract(epoch FROM scheduled_at - runnable_since)::float8 END AS waited
 """
 _WANTED = "finished_at >= $1::timestamptz AND ($2::text IS NULL OR queue = $2) AND scheduled_at IS NOT NULL"
-# Two parts, as there are two indexes, each of which gives its part in this order.
+# Two parts, as there are two indexes. In no order, for ten million rows would have to be sorted first.
 _TRACE = statement(f"""
     SELECT {_COLUMNS} FROM joex.job WHERE {_WANTED} AND key IS NULL
     UNION ALL SELECT {_COLUMNS} FROM joex.job WHERE {_WANTED} AND key IS NOT NULL
-    ORDER BY finished_at
 """)  # noqa: S608 - put together of constants
 
 
 async def traced(
     connection: Connection, since: datetime, queue: str | None = None
 ) -> AsyncGenerator[list[TracedJob], None]:
-    """The jobs that have run and ended since then, a batch at a time, in the order in which they ended.
+    """The jobs that have run and ended since then, a batch at a time, in no order.
 
     All as of one moment, in a transaction of its own; the server keeps the rest meanwhile.
     """
@@ -48,7 +47,6 @@ async def traced(
 
 def _traced(row: Any, of_group: Any) -> TracedJob:
     values = dict(row)
-    del values["finished_at"]
     if of_group is not None:
         values |= {"weight": of_group.weight, "max_running": of_group.max_running}
     return TracedJob(**values)
