@@ -107,3 +107,10 @@ async def test_a_peer_that_fails_is_told_of_and_left_out():
         (DRAIN, "awa", 4),
     ]
     assert entrants.figures()[-1].what == "river can't be measured: it ended"
+
+
+def test_a_page_without_a_place_for_the_figures_is_told_of(monkeypatch, tmp_path):
+    (tmp_path / "text.md").write_text("<!-- begin settings -->\n<!-- end settings -->\n")
+    monkeypatch.setattr(page, "_TEXT", tmp_path / "text.md")
+    with pytest.raises(ValueError, match="expected <!-- begin joex --> and <!-- end joex --> once; found 0"):
+        page.write([Figure("take", 1.5, "ms")], {}, tmp_path)
