@@ -20,6 +20,7 @@ _JOEX = "joex"
 def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
     """Draw what was measured of the race; returns the files."""
     mpl.rcParams["svg.hashsalt"] = "joex"  # the same figures make the same file
+    mpl.rcParams["svg.fonttype"] = "none"  # text stays text
     made: list[Path] = []
     for name, kind, panels in (
         ("drain", _bars, (speed.DRAIN, speed.DRAIN_MANY)),

@@ -68,7 +68,7 @@ async def measure(server_url: str, *, quick: bool, peers: Sequence[System]) -> l
         )
         await entrants.turns(
             "fairness, ten tenants that differ" + FAIR * fair,
-            partial(sharing.ten, server_url, fair=fair),
+            partial(sharing.ten, server_url, size=0.5 if quick else 1.0, fair=fair),
             fair=fair,
         )
     return entrants.figures()

@@ -78,16 +78,20 @@ async def crowd(server_url: str, system: System, jobs: int, *, fair: bool) -> di
     }
 
 
-async def ten(server_url: str, system: System, *, fair: bool) -> dict[str, float]:
-    """Ten groups, all with jobs that wait, of very different lengths and numbers: who has the slots how long?"""
-    counts = {(ms, count): f"group {i}" for i, (ms, count) in enumerate((ms, n) for ms in _MANY for n in _MANY[ms])}
+async def ten(server_url: str, system: System, size: float, *, fair: bool) -> dict[str, float]:
+    """Ten groups, all with jobs that wait, of very different lengths and numbers: who has the slots how long?
+
+    ``size``: of the numbers of jobs, and of the window.
+    """
+    sizes = [(ms, round(n * size)) for ms in _MANY for n in _MANY[ms]]
+    counts = {one: f"group {number}" for number, one in enumerate(sizes)}
     plan: Plan = [(0.0, group, ms) for (ms, n), group in counts.items() for _ in range(n)]
     random.Random(1).shuffle(plan)
     async with stage(server_url, system) as url:
         await _submit(system, url, plan, _SUBMITTERS, fair=fair)
         await settle(url)
         async with worker(system, url, SLOTS, fair=fair) as one:
-            await one.until(lambda: _lasted(one) >= _WINDOW, "the end of the window")
+            await one.until(lambda: _lasted(one) >= _WINDOW * size, "the end of the window")
     runs = _runs(one)
     window = all_backlogged(runs, {group: n for (_, n), group in counts.items()})
     held = slot_time(runs, *window)
