@@ -323,10 +323,10 @@ def new_job(
         InvalidJob: a field is wrong or unknown; the message names it.
     """
     try:
-        if isinstance(not_before, timedelta | str):
+        if not_before is not None and isinstance(not_before, timedelta | str):
             not_before = datetime.now(UTC) + parse_duration(not_before)
-        if fields.get("priority") in ("high", "low"):
-            fields["priority"] = Priority(fields["priority"])
+        if "priority" in fields and fields["priority"] in ("high", "low"):
+            fields["priority"] = Priority.HIGH if fields["priority"] == "high" else Priority.LOW
         return NewJob(task=task, args={} if args is None else args, not_before=not_before, **fields)
     except (ValueError, TypeError) as error:
         raise InvalidJob(str(error)) from error

@@ -49,6 +49,12 @@ def test_text_that_postgresql_cannot_store_is_refused_with_the_name_of_the_field
         job_with(field, value)
 
 
+def test_each_text_has_a_limit_of_its_own_and_the_first_wrong_one_is_named():
+    NewJob("t" * 254, group="g" * 254, queue="q" * 254, tracker="r" * 254, subject="s" * 1000, submitter="b" * 254)
+    with pytest.raises(ValueError, match=r"^group: at most 254 bytes; got 255$"):
+        NewJob("a", group="g" * 255, tracker="", subject="\0")
+
+
 @pytest.mark.parametrize("priority", ["urgent", "", "HIGH", None, 1])
 def test_a_priority_is_high_or_low(priority):
     with pytest.raises(ValueError, match=r"^priority: expected 'high' or 'low'"):

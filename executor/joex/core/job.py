@@ -72,21 +72,33 @@ class NewJob:
     retries: int | None = None
 
     def __post_init__(self) -> None:
-        check_name("task", self.task)
-        check_name("group", self.group)
-        check_name("queue", self.queue)
-        if self.tracker is not None:
-            check_name("tracker", self.tracker)
-        check_text("subject", self.subject, LONGEST_SUBJECT)
-        check_text("submitter", self.submitter, LONGEST_NAME)
+        if not self._has_plain_texts():
+            check_name("task", self.task)
+            check_name("group", self.group)
+            check_name("queue", self.queue)
+            if self.tracker is not None:
+                check_name("tracker", self.tracker)
+            check_text("subject", self.subject, LONGEST_SUBJECT)
+            check_text("submitter", self.submitter, LONGEST_NAME)
         if self.priority not in ("high", "low"):
             raise ValueError(f"priority: expected 'high' or 'low'; got {self.priority!r}")
-        _check_time("not_before", self.not_before)
-        _check_retries("retries", self.retries)
-        if not isinstance(self.args, Mapping):
-            raise ValueError(  # noqa: TRY004 - one error for callers
-                f"args: expected an object (names and values); got {type(self.args).__name__}"
-            )
+        if self.not_before is not None:
+            _check_time("not_before", self.not_before)
+        if self.retries is not None:
+            _check_retries("retries", self.retries)
+        if type(self.args) is not dict and not isinstance(self.args, Mapping):
+            raise ValueError(f"args: expected an object (names and values); got {type(self.args).__name__}")
+
+    def _has_plain_texts(self) -> bool:
+        """Whether one look at the texts finds them good, as nearly always; else they are looked at one by one."""
+        task, group, queue, tracker = self.task, self.group, self.queue, self.tracker
+        try:
+            text = "".join((task, group, queue, "" if tracker is None else tracker, self.subject, self.submitter))
+        except TypeError:  # one is no text
+            return False
+        if len(text) > LONGEST_NAME or not text.isascii() or "\0" in text:
+            return False
+        return task != "" and group != "" and queue != "" and tracker != ""
 
 
 class TakenJob(NamedTuple):
@@ -113,9 +125,7 @@ class TakenJob(NamedTuple):
     waited: float
 
 
-def _check_time(field: str, time: datetime | None) -> None:
-    if time is None:
-        return
+def _check_time(field: str, time: datetime) -> None:
     if not isinstance(time, datetime):
         raise ValueError(f"{field}: expected a time or a delay; got {time!r}")  # noqa: TRY004 - one error for callers
     if time.tzinfo is None:
@@ -125,7 +135,7 @@ def _check_time(field: str, time: datetime | None) -> None:
 
 
 def _check_retries(field: str, retries: object) -> None:
-    if retries is not None and not (isinstance(retries, int) and 0 <= retries <= _MOST_RETRIES):
+    if not (isinstance(retries, int) and 0 <= retries <= _MOST_RETRIES):
         raise ValueError(f"{field}: expected 0 to {_MOST_RETRIES}; got {retries!r}")
 
 
