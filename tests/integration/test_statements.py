@@ -98,6 +98,7 @@ CALLS = {
     "periodic_task_changed": None,  # a trigger
     "periodic_task_changes": None,  # a trigger
     "remove_periodic_task": "joex.remove_periodic_task('a')",
+    "rows_to_submit": None,  # submit_many calls it
     "run_periodic_task": "joex.run_periodic_task('a') FROM joex.put_periodic_task('a', 't', 'daily')",
     "submit_periodic": "joex.submit_periodic(t) FROM joex.periodic_task t",
     "keep_periodic_tasks": "joex.keep_periodic_tasks('nobody', ARRAY['a'])",

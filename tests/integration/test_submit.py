@@ -399,3 +399,27 @@ async def test_what_was_submitted_is_not_taken_back_by_the_loss_of_its_connectio
         assert trap.sprung.is_set()
         assert await connection.fetchval("SELECT id FROM joex.job") == job_id
         assert await client.submit("a") is not None
+
+
+async def test_each_way_to_submit_makes_the_same_rows(client, connection):
+    later = datetime(2100, 1, 1, tzinfo=UTC)
+    given: list[dict[str, Any]] = [
+        {"task": "a"},
+        {"task": "b", "args": {"n": 1}, "group": "g", "queue": "q", "priority": "high", "retries": 0},
+        {"task": "c", "subject": "s", "submitter": "me", "not_before": later, "priority": "low"},
+        {"task": "d", "not_before": datetime(2000, 1, 1, tzinfo=UTC), "priority": "high"},
+    ]
+    ways = [
+        [await client.submit(**fields) for fields in given],
+        await client.submit_many(given),
+        await client.submit_many([*given, {"task": "a", "tracker": "one"}]),  # that may skip some
+    ]
+    ways += [[(await client.submit_many([fields]))[0] for fields in given]]
+    rows = """
+        SELECT to_jsonb(j) - '{id, seq, submitted_at, runnable_since}'::text[] || jsonb_build_object(
+            'runs at once', runnable_since = submitted_at, 'runs when due', runnable_since = due_at)
+        FROM unnest($1::uuid[]) WITH ORDINALITY AS i(id, nr) JOIN joex.job j USING (id) ORDER BY nr
+    """
+    first, *others = [[row[0] for row in await connection.fetch(rows, ids[:4])] for ids in ways]
+    assert len(first) == 4
+    assert others == [first] * 3

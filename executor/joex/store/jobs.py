@@ -21,8 +21,8 @@ _SUBMIT = statement("""
                        $9::text, $10::integer)
 """)
 _SUBMIT_MANY = statement("""
-    SELECT * FROM joex.submit_many($1::text[], $2::text[]::jsonb[], $3::text[], $4::text[], $5::text[], $6::text[],
-                                   $7::text[], $8::timestamptz[], $9::text[], $10::integer[])
+    SELECT ARRAY(SELECT joex.submit_many($1::text[], $2::text[]::jsonb[], $3::text[], $4::text[], $5::text[],
+                                         $6::text[], $7::text[], $8::timestamptz[], $9::text[], $10::integer[]))
 """)
 _CANCEL = statement("SELECT joex.cancel($1::uuid)")
 _SET_PRIORITY = statement("SELECT joex.set_priority($1::uuid, $2::text)")
@@ -142,20 +142,21 @@ async def submit_many(connection: Connection, jobs: Sequence[NewJob]) -> list[UU
     if not jobs:
         return []
     with translated():
-        rows = await connection.fetch(
+        ids: list[UUID | None] = await connection.fetchval(
             _SUBMIT_MANY,
             [j.task for j in jobs],
             column([json_text("args", j.args) if j.args else None for j in jobs]),
             [j.group for j in jobs],
             [j.queue for j in jobs],
-            [str(j.priority) for j in jobs],
-            [j.subject for j in jobs],
-            [j.submitter for j in jobs],
+            # (None where it is the default, for a column of these is not sent.)
+            column(["high" if j.priority == "high" else None for j in jobs]),
+            column([j.subject or None for j in jobs]),
+            column([j.submitter or None for j in jobs]),
             column([j.not_before for j in jobs]),
             column([j.tracker for j in jobs]),
             column([j.retries for j in jobs]),
         )
-    return [row[0] for row in rows]
+    return ids
 
 
 async def cancel(connection: Connection, job_id: UUID) -> str:

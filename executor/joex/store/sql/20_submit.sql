@@ -1,5 +1,23 @@
 -- Submission. All of it works inside the caller's transaction: the job is there if and when that commits.
 
+-- The rows of many jobs, in the order given (see submit_many, which inserts them in one of two ways; it is inlined there).
+CREATE OR REPLACE FUNCTION joex.rows_to_submit(
+    p_now timestamptz, p_ids uuid[], p_tasks text[], p_args jsonb[], p_grps text[], p_queues text[], p_priorities text[],
+    p_subjects text[], p_submitters text[], p_not_before timestamptz[], p_trackers text[], p_retries integer[]
+) RETURNS TABLE (
+    id uuid, task text, args jsonb, grp text, queue text, priority joex.job_priority, subject text, submitter text,
+    due_at timestamptz, lane smallint, tracker text, retries integer, submitted_at timestamptz, runnable_since timestamptz
+) LANGUAGE sql STABLE AS $$
+    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), coalesce(g.queue, 'default'), p.priority,
+           coalesce(g.subject, ''), coalesce(g.submitter, ''), p.due_at, CASE WHEN p.due_at IS NULL THEN joex.lane(p.priority) END,
+           g.tracker, g.retries, p_now, coalesce(p.due_at, p_now)
+    FROM ROWS FROM (unnest(p_ids), unnest(p_tasks), unnest(p_args), unnest(p_grps), unnest(p_queues), unnest(p_priorities),
+                    unnest(p_subjects), unnest(p_submitters), unnest(p_not_before), unnest(p_trackers), unnest(p_retries))
+         AS g(id, task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries),
+         LATERAL (SELECT CASE WHEN g.priority IS NULL THEN 'low' ELSE g.priority::joex.job_priority END AS priority,
+                         CASE WHEN g.due_at > p_now THEN g.due_at END AS due_at) p
+$$;
+
 -- Submit many jobs at once. Each array holds one field of all jobs; null elements (or a null array) mean the default.
 -- Returns an id per job, in the order given; null where the job was skipped because an unfinished job has its tracker.
 CREATE OR REPLACE FUNCTION joex.submit_many(
@@ -24,21 +42,22 @@ DECLARE
     v_ids uuid[] := (SELECT array_agg((stem || lpad(to_hex(i), 7, '0'))::uuid ORDER BY i)
                      FROM left(joex.uuid7()::text, 29) stem, generate_series(1, cardinality(tasks)) i);
 BEGIN
-    INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                          submitted_at, runnable_since)
-    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), coalesce(g.queue, 'default'), p.priority,
-           coalesce(g.subject, ''), coalesce(g.submitter, ''), p.due_at, CASE WHEN p.due_at IS NULL THEN joex.lane(p.priority) END,
-           g.tracker, g.retries, v_now, coalesce(p.due_at, v_now)
-    FROM ROWS FROM (unnest(v_ids), unnest(tasks), unnest(args), unnest(grps), unnest(queues), unnest(priorities),
-                    unnest(subjects), unnest(submitters), unnest(not_before), unnest(trackers), unnest(retries))
-         WITH ORDINALITY AS g(id, task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries, ord),
-         LATERAL (SELECT coalesce(g.priority, 'low')::joex.job_priority AS priority,
-                         CASE WHEN g.due_at > v_now THEN g.due_at END AS due_at) p
-    ORDER BY g.ord
-    ON CONFLICT (tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING;
-    GET DIAGNOSTICS v_made = ROW_COUNT;
-    IF v_made < cardinality(v_ids) THEN     -- some have been skipped
-        v_ids := ARRAY(SELECT j.id FROM unnest(v_ids) WITH ORDINALITY AS g(id, ord) LEFT JOIN joex.job j USING (id) ORDER BY g.ord);
+    -- (An insert that may meet a conflict costs a tenth more, and writes each row to the log twice.)
+    IF trackers IS NULL THEN
+        INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                              submitted_at, runnable_since)
+        SELECT * FROM joex.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
+                                          trackers, retries);
+    ELSE
+        INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                              submitted_at, runnable_since)
+        SELECT * FROM joex.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
+                                          trackers, retries)
+        ON CONFLICT (tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING;
+        GET DIAGNOSTICS v_made = ROW_COUNT;
+        IF v_made < cardinality(v_ids) THEN     -- some have been skipped
+            v_ids := ARRAY(SELECT j.id FROM unnest(v_ids) WITH ORDINALITY AS g(id, ord) LEFT JOIN joex.job j USING (id) ORDER BY g.ord);
+        END IF;
     END IF;
     -- A statement of its own: its snapshot is younger than the insert, and the transaction has its id by now. Both
     -- matter to the executor that falls asleep at this moment (see joex.sleep).
