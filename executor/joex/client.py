@@ -15,7 +15,7 @@ from joex.core.why import Reason
 from joex.errors import ConfigError, InvalidJob, JoexError
 from joex.periodic_tasks import PeriodicTasks
 from joex.store import executors, jobs
-from joex.store.database import borrowed, create_pool
+from joex.store.database import borrowed, create_pool, reset
 from joex.store.errors import translated
 from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
@@ -131,7 +131,7 @@ class Client:
             tracker=tracker,
             retries=retries,
         )
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await jobs.submit(used, job)
 
     async def submit_many(
@@ -151,7 +151,7 @@ class Client:
         """
         given = [job if isinstance(job, NewJob) else new_job(**job) for job in new_jobs]
         ids: list[UUID | None] = []
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             with translated():
                 async with used.transaction():
                     for start in range(0, len(given), _BATCH):
@@ -164,17 +164,17 @@ class Client:
         Returns:
             ``cancelled`` (nobody had it), ``requested`` (it runs, and is told), ``finished`` or ``not_found``.
         """
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await jobs.cancel(used, job_id)
 
     async def set_priority(self, job_id: UUID, priority: str, *, connection: Connection | None = None) -> bool:
         """Change the priority of a waiting job; False where it is not waiting."""
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await jobs.set_priority(used, job_id, priority)
 
     async def retry(self, job_id: UUID, *, connection: Connection | None = None) -> bool:
         """Run a failed or cancelled job again, or a stuck one now; False where it is none of these."""
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await jobs.retry(used, job_id)
 
     async def retry_failed(
@@ -187,7 +187,7 @@ class Client:
         connection: Connection | None = None,
     ) -> int:
         """Run the failed jobs that match again, the oldest first, at most ``most``; returns how many."""
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await jobs.retry_failed(used, queue, group, task, most)
 
     async def notify(self, queue: str = "default", *, connection: Connection | None = None) -> int:
@@ -195,12 +195,12 @@ class Client:
 
         A submission wakes those it needs by itself: this is for work that came in another way.
         """
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await executors.notify(used, queue)
 
     async def get(self, job_id: UUID, *, connection: Connection | None = None) -> Job | None:
         """A job, or None."""
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await jobs.get_job(used, job_id)
 
     async def wait(
@@ -266,17 +266,34 @@ class Client:
 
     async def why(self, job_id: UUID, *, connection: Connection | None = None) -> list[Reason]:
         """Why a job is not running, what stands in its way first; its ``message`` says it in a sentence."""
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await jobs.why(used, job_id)
 
     async def log(self, job_id: UUID, *, after: int = 0, connection: Connection | None = None) -> list[LogEntry]:
         """The log of all attempts of a job; ``after`` is the seq of the last line already known."""
-        async with self.acquire(connection) as used:
+        async with self.using(connection) as used:
             return await jobs.job_log(used, job_id, after=after)
 
     @asynccontextmanager
     async def acquire(self, connection: Connection | None = None) -> AsyncIterator[Connection]:
-        """The given connection, or one of the pool."""
+        """The given connection, or one of the pool, for statements of yours.
+
+        What they leave in the session (settings, listeners, an open transaction) ends with the block; a pool of yours
+        sees to that itself.
+        """
+        async with self.using(connection) as used:
+            try:
+                yield used
+            finally:
+                if connection is None and self._url is not None:
+                    await reset(used)
+
+    @asynccontextmanager
+    async def using(self, connection: Connection | None = None) -> AsyncIterator[Connection]:
+        """The given connection, or one of the pool, for statements that leave nothing in the session, as Joex's own.
+
+        It is not reset, which would be one more question to the server each time.
+        """
         if connection is not None:
             yield connection
             return
@@ -286,7 +303,7 @@ class Client:
         try:
             yield used
         finally:
-            # What was done is done, even where the connection is lost before it can be reset: the pool then drops it.
+            # What was done is done, even where the connection is lost before it is given back: the pool then drops it.
             with suppress(JoexError), translated():
                 await pool.release(used)
 
@@ -299,7 +316,7 @@ class Client:
         if self._pool is None:
             if self._url is None:
                 raise RuntimeError("this client is closed")
-            self._pool = await create_pool(self._url, most=10, name="joex client")
+            self._pool = await create_pool(self._url, most=10, name="joex client", resets=False)
         return self._pool
 
 

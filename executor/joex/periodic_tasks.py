@@ -106,13 +106,13 @@ class PeriodicTasks:
             for field, name in (("owner", owner), ("after", after)):
                 if name is not None:
                     check_name(field, name)
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             return await periodic.list_tasks(used, owner=owner, after=after, most=most)
 
     async def get(self, task_id: str, *, connection: Connection | None = None) -> PeriodicTask | None:
         """A periodic task, or None."""
         _check_id(task_id)
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             return await _get(used, task_id)
 
     async def put(
@@ -171,7 +171,7 @@ class PeriodicTasks:
             starting_deadline=starting_deadline,
             enabled=enabled,
         )
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             answer = await periodic.put(used, new, USER)
             await _check_answer(used, answer, task_id, "choose another id")
         return answer == "set"
@@ -183,7 +183,7 @@ class PeriodicTasks:
             NotYours: somebody else owns it, and ``any_owner`` was not said.
         """
         _check_id(task_id)
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             answer = await periodic.remove(used, task_id, USER, any_owner=any_owner)
             await _check_answer(used, answer, task_id)
         return answer == "removed"
@@ -199,13 +199,13 @@ class PeriodicTasks:
     async def run_now(self, task_id: str, *, connection: Connection | None = None) -> RunNow:
         """Make the job of a periodic task now, whatever its timer says, whoever owns it, and though it is disabled."""
         _check_id(task_id)
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             answer, job = await periodic.run_now(used, task_id)
         return RunNow(answer, job)  # type: ignore[arg-type] # what joex.run_periodic_task answers
 
     async def _enable(self, task_id: str, connection: Connection | None, *, enabled: bool, any_owner: bool) -> bool:
         _check_id(task_id)
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             answer = await periodic.enable(used, task_id, USER, enabled=enabled, any_owner=any_owner)
             await _check_answer(used, answer, task_id)
         return answer != "not_found"

@@ -392,13 +392,62 @@ async def test_a_transaction_with_an_old_snapshot_notifies_in_any_case(bench, he
 
 
 async def test_what_was_submitted_is_not_taken_back_by_the_loss_of_its_connection(postgres, database_name, connection):
-    """The connection is lost when it has done its work, on its way back into the pool."""
+    """The connection is lost when it has done its work, on its way back into a pool that resets it."""
+    async with Proxy(postgres.port) as proxy:
+        url = postgres.tcp_url(database_name, port=proxy.port)
+        async with asyncpg.create_pool(url, min_size=0) as pool, Client(pool) as client:
+            trap = proxy.trap("pg_advisory_unlock_all", At.CUT)
+            job_id = await client.submit("a")
+            assert trap.sprung.is_set()
+            assert await connection.fetchval("SELECT id FROM joex.job") == job_id
+            assert await client.submit("a") is not None
+
+
+async def test_what_was_done_on_a_lent_connection_is_not_taken_back_by_its_loss(postgres, database_name, connection):
     async with Proxy(postgres.port) as proxy, Client(postgres.tcp_url(database_name, port=proxy.port)) as client:
         trap = proxy.trap("pg_advisory_unlock_all", At.CUT)
-        job_id = await client.submit("a")
+        async with client.acquire() as lent:
+            job_id = await client.submit("a", connection=lent)
         assert trap.sprung.is_set()
         assert await connection.fetchval("SELECT id FROM joex.job") == job_id
         assert await client.submit("a") is not None
+
+
+async def test_what_is_set_on_a_lent_connection_is_not_seen_by_its_next_user(database_url):
+    async with Client(database_url) as client:
+        async with client.acquire() as lent:
+            session = lent.get_server_pid()
+            await lent.execute("SET application_name = 'mine'; SET statement_timeout = '1h'; LISTEN mine; BEGIN")
+        async with client.using() as used:
+            assert used.get_server_pid() == session
+            assert await used.fetchval("SHOW application_name") == "joex client"
+            assert await used.fetchval("SHOW statement_timeout") == "0"
+            assert await used.fetch("SELECT pg_listening_channels()") == []
+            assert not used.is_in_transaction()
+
+
+async def test_a_lent_connection_whose_reset_is_cancelled_is_ended(postgres, database_name, connection):
+    async with Proxy(postgres.port) as proxy, Client(postgres.tcp_url(database_name, port=proxy.port)) as client:
+        trap = proxy.trap("pg_advisory_unlock_all", At.FREEZE)
+
+        async def borrow() -> int:
+            async with client.acquire() as lent:
+                return int(lent.get_server_pid())
+
+        borrowing = asyncio.create_task(borrow())
+        await trap.sprung.wait()
+        borrowing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await borrowing
+        assert await client.submit("a") == await connection.fetchval("SELECT id FROM joex.job")
+
+
+async def test_a_submission_is_the_last_that_its_session_is_asked(database_url, connection):
+    """A reset would be one more question for each."""
+    async with Client(database_url) as client:
+        await client.submit("a")
+        [asked] = await connection.fetch("SELECT query FROM pg_stat_activity WHERE application_name = 'joex client'")
+        assert "joex.submit(" in asked["query"]
 
 
 async def test_each_way_to_submit_makes_the_same_rows(client, connection):

@@ -25,7 +25,7 @@ def with_client(database_url: str | None, work: Callable[[Client], Awaitable[T]]
 
     async def main(url: str) -> T:
         # Nothing is prepared for the few statements of a command, so that it works behind any pooler.
-        pool = await create_pool(url, most=1, pooled=True, name="joex cli")
+        pool = await create_pool(url, most=1, pooled=True, name="joex cli", resets=False)
         client = Client(pool)
         try:
             return await work(client)
@@ -41,7 +41,7 @@ def with_connection(database_url: str | None, work: Callable[[Connection], Await
     """Do a command's work with a connection, for what the client has no method for."""
 
     async def connected(client: Client) -> T:
-        async with client.acquire() as connection:
+        async with client.using() as connection:
             return await work(connection)
 
     return with_client(database_url, connected)

@@ -125,7 +125,7 @@ def _address(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
-    pool = await create_pool(url, most=5, pooled=settings.poll_interval is not None, name="joex http")
+    pool = await create_pool(url, most=5, pooled=settings.poll_interval is not None, name="joex http", resets=False)
     client = Client(pool)
     try:
         yield client

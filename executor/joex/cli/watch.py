@@ -44,7 +44,7 @@ async def looks(client: Client, look: Callable[[Connection], Awaitable[T]], ever
     is_first, is_lost = True, False
     while True:
         try:
-            async with client.acquire() as connection:
+            async with client.using() as connection:
                 found = await look(connection)
         except DatabaseUnavailable as error:
             if is_first:

@@ -115,7 +115,7 @@ async def read_jobs(
 ) -> JobPage:
     """List jobs: those that run, runnable ones group by group, those that wait for their time, and finished ones."""
     check_cursor(cursor)
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         page = await list_jobs(connection, Filter(queue, group, task, state), cursor, limit)
     return JobPage(page.jobs, page.next)
 
@@ -127,7 +127,7 @@ async def read_job(
     after: Annotated[int, Query(ge=0, le=2**63 - 1, description="the seq of the last line that is known")] = 0,
 ) -> JobAndLog:
     """Read a job and its log, at most 10,000 lines of it: ask for more with ``after``."""
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         job = await client.get(job_id, connection=connection)
         if job is None:
             _no_such(job_id)

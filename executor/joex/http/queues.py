@@ -73,7 +73,7 @@ class Stats:
 @routes.get("/api/v1/queue/state", responses=problems(400, 503))
 async def queue_state(client: TheClient, queue: QueueFilter = None, limit: Limit = 50) -> QueueState:
     """Read the state of the queue, at most ``limit`` jobs of each kind."""
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         held, queued, ended = [
             (await list_jobs(connection, Filter(queue, states=states), most=limit)).jobs
             for states in (_HELD, _QUEUED, _ENDED)
@@ -87,14 +87,14 @@ async def queue_state(client: TheClient, queue: QueueFilter = None, limit: Limit
 @routes.get("/api/v1/stats", responses=problems(503))
 async def queue_stats(client: TheClient) -> Stats:
     """Count the unfinished jobs of each queue, and say how its slots are shared."""
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         return Stats(await stats.shared_queue_stats(connection))
 
 
 @routes.get("/api/v1/groups", responses=problems(400, 503))
 async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit = 100) -> Groups:
     """List groups: their unfinished jobs and their settings."""
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         return Groups(
             await stats.group_stats(connection, queue, limit), await stats.group_settings(connection, queue, limit)
         )
@@ -103,7 +103,7 @@ async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit
 @routes.post("/api/v1/groups/{group:path}", dependencies=CHANGING, responses=refusals(400, 503))
 async def set_group(client: TheClient, group: Annotated[Name, Path()], body: GroupBody) -> Done:
     """Change settings of a group in a queue; they hold at once."""
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         await stats.set_group(
             connection, group, body.queue, weight=body.weight, paused=body.paused, max_running=body.limit
         )
@@ -118,7 +118,7 @@ async def list_executors(
     limit: Limit = 1000,
 ) -> Executors:
     """List the executors."""
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         return Executors(await executors.list_executors(connection, ended=ended, most=limit))
 
 

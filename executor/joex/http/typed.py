@@ -122,7 +122,7 @@ async def named(client: Client, body: JobNameBody) -> tuple[Any, Any] | None:
     """The type and id of a job that was named in either way; None: there is no job with this UUID."""
     if body.uuid is None:
         return body.type, body.id
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         row = await keyed.get(connection, body.uuid)
     if row is None:
         return None

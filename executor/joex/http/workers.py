@@ -132,7 +132,7 @@ async def give_back_job(body: RunBody, jobs: TheJobs, client: TheClient) -> Ok |
 @routes.get("/api/v1/timeouts", responses=problems(503))
 async def list_timeouts(client: TheClient) -> Timeouts:
     """List the timeouts of types."""
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         return Timeouts(timeouts=[_timeout(one) for one in await keyed.timeouts(connection)])
 
 
@@ -159,7 +159,7 @@ def _lock_of(job: TypedJob) -> UUID:
 
 @asynccontextmanager
 async def _transaction(client: Client) -> AsyncIterator[Connection]:
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         with translated():
             async with connection.transaction():
                 yield connection
@@ -177,7 +177,7 @@ async def _write_log(
 
 async def _first_answer(client: Client, jobs: TypedJobs, name: tuple[Any, Any], lock_id: UUID) -> str:
     """What a run was answered that has ended already, by its own word: it has not heard that."""
-    async with client.acquire() as connection:
+    async with client.using() as connection:
         job = await jobs.get_job(*name, connection=connection)
         row = None if job is None else await keyed.get(connection, job.job)
     if row is None or row.lock_id != lock_id:

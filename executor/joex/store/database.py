@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from joex.errors import DatabaseUnavailable
+from joex.errors import DatabaseUnavailable, JoexError
 from joex.store.errors import translated
 from joex.store.statement import Connection
 
@@ -41,13 +41,22 @@ async def connect(
 
 
 async def create_pool(
-    url: str, *, most: int, pooled: bool = False, name: str = "joex", for_services: bool = False
+    url: str,
+    *,
+    most: int,
+    pooled: bool = False,
+    name: str = "joex",
+    for_services: bool = False,
+    resets: bool = True,
 ) -> asyncpg.Pool[Any]:
     """A pool of connections, none of which stays while it is idle. Errors as with `connect`.
 
     ``for_services``: for short statements of our own. They have a time limit, so that a link that has gone silent is
-    noticed; and they change nothing of the session that the next one could mind, so that giving a connection back need
-    not reset it, which would be one more question to the server each time.
+    noticed; and no reset.
+
+    ``resets``: giving a connection back resets its session, which is one more question to the server each time.
+    Statements of our own need none: they change nothing of the session that the next one could mind. (A transaction
+    that was left open is rolled back in any case.)
     """
     with translated():
         pool: asyncpg.Pool[Any] = await asyncpg.create_pool(
@@ -56,7 +65,7 @@ async def create_pool(
             max_size=most,
             max_inactive_connection_lifetime=30.0,
             timeout=_PATIENCE,
-            reset=_no_reset if for_services else None,
+            reset=None if resets and not for_services else _no_reset,
             command_timeout=_STATEMENT_WITHIN if for_services else None,
             **_options(name, {}, pooled=pooled),
         )
@@ -74,6 +83,22 @@ async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
                 with suppress(asyncpg.InterfaceError):  # it is gone already
                     connection.terminate()  # the link may be silent: nothing is to be waited for there
                 raise
+
+
+async def reset(connection: Connection) -> None:
+    """Reset the session of a connection, or end it where that can't be done: nobody else sees what was left there.
+
+    What was done on it is done, so that a connection that is lost by now is no error.
+    """
+    is_reset = False
+    try:
+        with suppress(JoexError), translated():
+            await connection.reset()
+            is_reset = True
+    finally:
+        if not is_reset:
+            with suppress(asyncpg.InterfaceError):  # it is gone already
+                connection.terminate()
 
 
 async def _no_reset(_connection: Connection) -> None:

@@ -91,7 +91,7 @@ class Creating(Face):
             cancel=opts.get("cancel", False),
             resubmit=said.resubmit,
         )
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             found = await keyed.add(used, new)
         if found is None:
             raise JobExists(f"id: the type {job_type!r} has a job {job_id!r} already")
@@ -136,19 +136,19 @@ class Creating(Face):
             raise InvalidJob(f"most: expected 1 to {_MOST_LISTED}; got {most!r}")
         states = None if state is None else [ours for ours, theirs in STATES.items() if theirs == state]
         start = None if after is NO_LIMIT else pack("after", after)
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             return [
                 typed_job(row) for row in await keyed.list_keyed(used, name_of("type", job_type), start, states, most)
             ]
 
     async def count(self, job_type: Any, *, connection: Connection | None = None) -> dict[str, int]:
         """How many jobs of a type are pending, running and finished."""
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             return await keyed.count(used, name_of("type", job_type))
 
     async def active(self, job_type: Any, *, connection: Connection | None = None) -> list[Any]:
         """The ids of the jobs of a type that run."""
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             return [tuples.unpack(key) for key in await keyed.active(used, name_of("type", job_type))]
 
     async def set_timeout(
@@ -176,5 +176,5 @@ class Creating(Face):
             timeout = None if given is None else parse_duration(given)
             if timeout is not None and timeout <= timedelta(0):
                 raise ValueError(f"expected more than 0; got {given!r}")
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             await keyed.set_timeout(used, name_of("type", job_type), timeout, renewable=activity is not None)

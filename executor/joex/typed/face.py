@@ -29,5 +29,5 @@ class Face:
         self, job_type: Any, job_id: Any, connection: Connection | None
     ) -> AsyncIterator[tuple[Connection, UUID | None]]:
         name, key = name_of("type", job_type), pack("id", job_id)
-        async with self._client.acquire(connection) as used:
+        async with self._client.using(connection) as used:
             yield used, await keyed.find(used, name, key)

@@ -87,7 +87,7 @@ class Waiting(Face):
 
     async def _find(self, job_type: Any, job_ids: Iterable[Any]) -> list[UUID | None]:
         name, keys = name_of("type", job_type), [pack("id", job_id) for job_id in job_ids]
-        async with self._client.acquire() as used:
+        async with self._client.using() as used:
             return await keyed.find_many(used, name, keys)
 
 

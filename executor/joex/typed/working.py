@@ -79,7 +79,7 @@ class Working(Face):
         """Take a job, or nothing: where this is cancelled in the middle, what was taken is given back."""
 
         async def take() -> TypedJob | None:
-            async with self._client.acquire(connection) as used:
+            async with self._client.using(connection) as used:
                 found = await keyed.accept(used, queue, 1, worker, limit)
             return replace(typed_job(found[0]), lock_id=found[0].lock_id) if found else None
 

@@ -29,7 +29,7 @@ async def play(server_url: str, files: int | None, stage: Stage) -> Summary:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the blocks below are left in order
         loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
-    async with own_place(server_url) as (url, folder), Client(url) as client, client.acquire() as connection:
+    async with own_place(server_url) as (url, folder), Client(url) as client, client.using() as connection:
         orders = make_orders(folder / "uploads", files)
         async with Up(url, folder, lambda event: _relay(event, stage)) as up:
             return await Story(orders, up, Ledger(client, connection), stage).play()
