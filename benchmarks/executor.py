@@ -19,7 +19,7 @@ _DRAINED = """
     NOT EXISTS (SELECT FROM joex.job WHERE lane IS NOT NULL)
     AND NOT EXISTS (SELECT FROM joex.job WHERE executor_id IS NOT NULL)
 """
-_SLOTS = 1000
+_SLOTS = 2000
 _ASLEEP = "EXISTS (SELECT FROM joex.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
 
 
@@ -44,7 +44,7 @@ async def measure_submit(server_url: str, *, quick: bool) -> list[Figure]:
 
 async def measure_drain(server_url: str, *, quick: bool) -> list[Figure]:
     """No-op jobs of 100 groups, taken, run, finished, and kept as history: by one process, and by four together."""
-    jobs = 60_000 if quick else 150_000
+    jobs = 60_000 if quick else 200_000
     rates: dict[int, list[float]] = {1: [], 4: []}
     for turn in range(3):
         for processes, measured in rates.items():
