@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nlargest
 from itertools import count
 from math import inf
 from typing import Any
@@ -29,6 +29,8 @@ _STILL = 2 * 3600.0
 _COMPARED = 250
 """How often, while jobs come, it is looked how evenly the slots are held."""
 _SHORTEST = 1.0
+_WOKEN_NEXT = 2
+"""How many others an executor wakes that has filled its slots, and leaves work."""
 _TOLD_EACH = 10_000
 _ENDINGS = {State.SUCCESS: Ending.RETURNED, State.FAILED: Ending.FAILED, State.CANCELLED: Ending.CANCELLED}
 
@@ -39,7 +41,7 @@ class Timing:
 
     Attributes:
         start_up: from the decision to add an executor until it takes jobs.
-        overhead: how much longer than its run a job holds its slot.
+        overhead: how much longer than its run a job holds its slot; so long it also takes to wake an executor.
         poll: how often a pool is looked at though nothing was heard.
     """
 
@@ -113,31 +115,47 @@ class Simulation:
         ring.submit(group, lane if lane is not None else Lane.HIGH if self._jobs.is_high[job] else Lane.LOW, job)
         self._wake(ring)
 
-    def _wake(self, ring: Ring) -> None:
-        """Wake executors while there is work; where nobody sleeps, pools hear of it."""
-        while ring.has_work:
-            pools = self._pools_of[ring]
-            sleepers = [sleeper for pool in pools if (sleeper := pool.sleeper) is not None]
-            if not sleepers:
-                for pool in pools:
-                    self._hear(pool)
-                return
-            self._take(max(sleepers, key=_fell_asleep))
+    def _wake(self, ring: Ring, most: int = 1) -> None:
+        """Wake executors that sleep, if there is work, the latest first; where nobody sleeps, pools hear of it.
+
+        As `joex.wake` in the database does: one that was woken already is not counted again, and takes all it can.
+        """
+        if not ring.has_work:
+            return
+        pools = self._pools_of[ring]
+        sleepers = [sleeper for pool in pools for sleeper in pool.sleepers(most)]
+        if len(pools) > 1:
+            sleepers = nlargest(most, sleepers, key=_fell_asleep)
+        for executor in sleepers:
+            if not executor.is_woken:
+                executor.is_woken = True
+                self._at(self._now + self._timing.overhead, self._wakes, executor)
+        if not sleepers:
+            for pool in pools:
+                self._hear(pool)
+
+    def _wakes(self, executor: Executor) -> None:
+        executor.is_woken = False
+        if executor.asleep:
+            self._take(executor)
 
     def _take(self, executor: Executor) -> None:
-        """An executor fills its free slots, or falls asleep. Each time it begins with another queue."""
-        pool, queues = executor.pool, len(executor.pool.rings)
-        for nr in range(queues):
-            ring = pool.rings[(executor.turn + nr) % queues]
-            for job in ring.take(executor.free, pool.spec.counting_scheme):
-                self._start(executor, job)
-            if not executor.free:
-                executor.asleep = 0
-                break
-        else:
-            if not executor.asleep:
-                pool.sleeps(executor, next(self._order))
+        """An executor fills its free slots, and passes the wake-up on; or it falls asleep.
+
+        Each time it begins with another queue.
+        """
+        rings, scheme = executor.pool.rings, executor.pool.spec.counting_scheme
+        for nr in range(len(rings)):
+            if executor.free:
+                for job in rings[(executor.turn + nr) % len(rings)].take(executor.free, scheme):
+                    self._start(executor, job)
         executor.turn += 1
+        if not executor.free:
+            executor.asleep = 0
+            for ring in rings:
+                self._wake(ring, _WOKEN_NEXT)
+        elif not executor.asleep:
+            executor.pool.sleeps(executor, next(self._order))
 
     def _start(self, executor: Executor, job: int) -> None:
         group, now, limit = self._jobs.group[job], self._now, executor.pool.timeout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from math import inf
 
 from joex.core.ring import Ring
@@ -28,6 +29,7 @@ class Executor:
         held: the jobs it holds, and since when.
         turn: which of its queues it looks at first, the next time.
         asleep: set while it has free slots, and found nothing: the larger, the later it fell asleep.
+        is_woken: it will look for work in a moment.
         slot: as the operator finds it; None: it has changed since the operator has looked.
     """
 
@@ -37,6 +39,7 @@ class Executor:
     held: dict[int, float] = field(default_factory=dict)
     turn: int = 0
     asleep: int = 0
+    is_woken: bool = False
     is_ready: bool = False
     is_gone: bool = False
     retired_at: datetime | None = None
@@ -116,13 +119,12 @@ class SimulatedPool:
         executor.asleep = nth
         self._asleep.append((nth, executor))
 
-    @property
-    def sleeper(self) -> Executor | None:
-        """The executor that was the last to fall asleep: it is woken first, so that the longest idle can be let go."""
+    def sleepers(self, most: int) -> list[Executor]:
+        """The executors that sleep, up to so many, the last to fall asleep first, so that the longest idle can be let go."""
         asleep = self._asleep
         while asleep and asleep[-1][1].asleep != asleep[-1][0]:
             asleep.pop()
-        return asleep[-1][1] if asleep else None
+        return list(islice((one for nth, one in reversed(asleep) if one.asleep == nth), most))
 
     def _decide(self, demand: Demand, now: datetime, at: float) -> Change:
         seen = Seen(tuple(map(self._slot, self._executors.values())), demand, template="")

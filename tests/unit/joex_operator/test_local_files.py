@@ -49,7 +49,7 @@ def test_several_documents_in_several_files_become_objects_of_one_namespace(writ
 
 def test_the_examples_are_right():
     folder = Path(__file__).parents[3] / "examples"
-    found = read_files(sorted(folder.glob("*.yaml")), HERE)
+    found = read_files([path for path in sorted(folder.glob("*.yaml")) if path.name != "workload.yaml"], HERE)
     assert set(found) == {("JoexPool", "documents"), ("PeriodicTask", "count-nightly")}
 
 
