@@ -120,7 +120,7 @@ class SimulatedPool:
         self._asleep.append((nth, executor))
 
     def sleepers(self, most: int) -> list[Executor]:
-        """The executors that sleep, up to so many, the last to fall asleep first, so that the longest idle can be let go."""
+        """Up to so many that sleep, the last to fall asleep first, so that the longest idle can be let go."""
         asleep = self._asleep
         while asleep and asleep[-1][1].asleep != asleep[-1][0]:
             asleep.pop()

@@ -3,12 +3,14 @@
 import pytest
 
 from joex_operator.simulate.engine import Timing
+from joex_operator.simulate.pool import SimulatedPool
+from tests.unit.joex_operator.builders import NOW, pool
 from tests.unit.joex_operator.simulated import by_demand, job, jobs_of, simulated, simulated_on
 
 
 def sizes(outcome):
-    [pool] = outcome.tally.sizes
-    return pool.points
+    [found] = outcome.tally.sizes
+    return found.points
 
 
 def test_jobs_of_a_group_run_one_after_the_other_on_one_slot():
@@ -76,14 +78,15 @@ def test_an_executor_that_leaves_work_wakes_two_others():
     assert outcome.waits == [0.5, 1, 1, 1.5, 1.5, 2, 2]
 
 
-def test_the_executor_that_fell_asleep_last_is_woken_first_so_that_the_other_can_go():
-    some = [
-        job("a", at=at, seconds=seconds) for at, seconds in [(0, 20), (1, 5), *((at, 10) for at in range(30, 200, 15))]
-    ]
-    outcome = simulated(*some, **{**by_demand(2, window=60)})
-    [(_, one), (_, two), (gone, again), *more] = sizes(outcome)
-    assert (one, two, again, more) == (1, 2, 1, [])
-    assert set(outcome.waits[2:]) == {0}, "the one that is left was awake all the time"
+def test_the_executor_that_fell_asleep_last_is_the_first_to_be_woken():
+    one = SimulatedPool(pool(replicas=4), [])
+    executors = one.look(NOW, 0.0).started
+    for nth, nr in enumerate([2, 0, 3, 1], start=1):
+        one.sleeps(executors[nr], nth)
+    executors[0].asleep = 0  # it has filled its slots meanwhile
+    assert one.sleepers(2) == [executors[1], executors[3]]
+    one.leave(executors[1], 0.0)
+    assert one.sleepers(3) == [executors[3], executors[2]]
 
 
 # Scaling.
