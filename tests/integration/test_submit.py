@@ -417,7 +417,8 @@ async def test_what_is_set_on_a_lent_connection_is_not_seen_by_its_next_user(dat
     async with Client(database_url) as client:
         async with client.acquire() as lent:
             session = lent.get_server_pid()
-            await lent.execute("SET application_name = 'mine'; SET statement_timeout = '1h'; LISTEN mine; BEGIN")
+            await lent.execute("SET application_name = 'mine'; SET statement_timeout = '1h'; LISTEN mine")
+            await lent.execute("BEGIN")
         async with client.using() as used:
             assert used.get_server_pid() == session
             assert await used.fetchval("SHOW application_name") == "joex client"
