@@ -248,7 +248,8 @@ class Simulation:
         """Look how evenly the slots are held, ever more seldom when that lasts longer than was to be expected."""
         seconds = max(every, self._now / _COMPARED)
         for queue, ring in self._rings.items():
-            self._tally.shares[queue].look(ring.groups, seconds)
+            if not any(pool.sleepers(1) for pool in self._pools_of[ring]):  # else there is enough for all
+                self._tally.shares[queue].look(ring.groups, seconds)
         if not self._is_still():
             self._at(self._now + seconds, self._compare_shares, every)
 
