@@ -24,7 +24,8 @@ from joex.client import Client
 from joex.store.database import connect
 from joex.store.stats import set_group
 from joex_operator.objects import parse_pool
-from joex_operator.simulate.engine import Simulation, Timing
+from joex_operator.simulate.clock import Timing
+from joex_operator.simulate.engine import Simulation
 from joex_operator.simulate.generate import generate
 from joex_operator.simulate.jobs import Jobs
 from joex_operator.simulate.workload import parse_workload

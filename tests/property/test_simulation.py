@@ -6,7 +6,8 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from joex_operator.simulate.engine import Simulation, Timing
+from joex_operator.simulate.clock import Timing
+from joex_operator.simulate.engine import Simulation
 from joex_operator.simulate.jobs import GroupOf, Jobs, SimulatedJob
 from tests.unit.joex_operator.builders import autoscaled, pool
 
@@ -82,9 +83,9 @@ class Watched(Simulation):
         super()._end(executor, job, *more)
 
     def watch(self):
-        if self._now == self.looked_at:
+        if self._clock.now == self.looked_at:
             return
-        self.looked_at = self._now
+        self.looked_at = self._clock.now
         for one_pool in self._pools:
             executors = one_pool._executors.values()
             assert one_pool._held == sum(len(one.held) for one in executors if one.retired_at is None)

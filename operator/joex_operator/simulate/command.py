@@ -18,7 +18,7 @@ import typer
 from joex.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from joex_operator.simulate.engine import Timing
+    from joex_operator.simulate.clock import Timing
     from joex_operator.simulate.jobs import Jobs
     from joex_operator.simulate.policies import Policy
     from joex_operator.simulate.report import Report
@@ -65,7 +65,7 @@ def simulate(
     """
     from joex.cli.output import print_json  # noqa: PLC0415
     from joex_operator.simulate import plot as plots  # noqa: PLC0415
-    from joex_operator.simulate.engine import Timing  # noqa: PLC0415
+    from joex_operator.simulate.clock import Timing  # noqa: PLC0415
     from joex_operator.simulate.output import show  # noqa: PLC0415
 
     timing = Timing(start_up=_seconds("--start-up", start_up), overhead=_seconds("--overhead", overhead))

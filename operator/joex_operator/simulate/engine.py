@@ -7,20 +7,17 @@ in production. Nothing here is by chance: the same jobs and pools give the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from heapq import heappop, heappush, nlargest
+from heapq import nlargest
 from itertools import count
 from math import inf
-from typing import Any
 
-from joex.core.fairness import Cursor, Group
 from joex.core.job import State
-from joex.core.outcome import Ending, Outcome, decide
 from joex.core.ring import Lane, Ring
 from joex_operator.objects import Pool
+from joex_operator.simulate.clock import Clock, Timing
 from joex_operator.simulate.jobs import Jobs
-from joex_operator.simulate.pool import Executor, SimulatedPool
+from joex_operator.simulate.pool import Executor, SimulatedPool, rings_of
 from joex_operator.simulate.tally import Shares, Tally
 from joex_operator.watch import REST
 
@@ -32,22 +29,6 @@ _SHORTEST = 1.0
 _WOKEN_NEXT = 2
 """How many others an executor wakes that has filled its slots, and leaves work."""
 _TOLD_EACH = 10_000
-_ENDINGS = {State.SUCCESS: Ending.RETURNED, State.FAILED: Ending.FAILED, State.CANCELLED: Ending.CANCELLED}
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What takes time besides the jobs, in seconds.
-
-    Attributes:
-        start_up: from the decision to add an executor until it takes jobs.
-        overhead: how much longer than its run a job holds its slot; so long it also takes to wake an executor.
-        poll: how often a pool is looked at though nothing was heard.
-    """
-
-    start_up: float = 5.0
-    overhead: float = 0.005
-    poll: float = 15.0
 
 
 class Simulation:
@@ -56,13 +37,12 @@ class Simulation:
     def __init__(self, jobs: Jobs, pools: Sequence[Pool], timing: Timing) -> None:
         self._jobs = jobs
         self._timing = timing
-        self._rings = rings = _rings(jobs)
+        self._rings = rings = rings_of(jobs)
         self._ring_of = [rings[group.queue] for group in jobs.groups]
         self._pools = [SimulatedPool(pool, [rings[q] for q in pool.spec.queues if q in rings]) for pool in pools]
         self._pools_of = {ring: [pool for pool in self._pools if ring in pool.rings] for ring in rings.values()}
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = count(1)
-        self._now = 0.0
+        self._clock = Clock()
+        self._falls = count(1)  # of executors asleep
         self._moved = 0.0
         self._to_come = len(jobs)
         self._unfinished = len(jobs)
@@ -81,29 +61,25 @@ class Simulation:
         Args:
             progress: is told now and then how many jobs have come.
         """
-        period, total, events = self._jobs.period, len(self._jobs), self._events
+        period, at, clock = self._jobs.period, self._jobs.at, self._clock
         for pool in self._pools:
             self._look(pool, pool.next_look, is_first=True)
         longest = max(self._jobs.seconds, default=0.0)
-        self._compare_shares(max(period, *self._jobs.at[-1:], longest, _SHORTEST) / _COMPARED)
-        while self._unfinished or events[0][0] < period:
-            come = total - self._to_come
-            if self._to_come and (not events or self._jobs.at[come] <= events[0][0]):
-                self._now = self._jobs.at[come]
+        self._compare_shares(max(period, *at[-1:], longest, _SHORTEST) / _COMPARED)
+        while self._unfinished or clock.next < period:
+            come = len(at) - self._to_come
+            if self._to_come and at[come] <= clock.next:
+                clock.now = at[come]
                 self._to_come -= 1
                 self._can_be_taken(come)
                 if come % _TOLD_EACH == 0:
                     progress(come)
-            elif events:
-                self._now, _, happens, arguments = heappop(events)
-                happens(*arguments)
+            elif clock.next < inf:
+                clock.step()
             else:
                 break
         self._tally.end = max(period, self._moved)
         return self._tally
-
-    def _at(self, time: float, happens: Callable[..., None], *arguments: Any) -> None:
-        heappush(self._events, (time, next(self._order), happens, arguments))
 
     # Jobs.
 
@@ -111,7 +87,7 @@ class Simulation:
         """A job came, or came back; ``lane`` None: that of its priority."""
         group = self._jobs.group[job]
         ring = self._ring_of[group]
-        self._since[job] = self._now
+        self._since[job] = self._clock.now
         ring.submit(group, lane if lane is not None else Lane.HIGH if self._jobs.is_high[job] else Lane.LOW, job)
         self._wake(ring)
 
@@ -129,7 +105,7 @@ class Simulation:
         for executor in sleepers:
             if not executor.is_woken:
                 executor.is_woken = True
-                self._at(self._now + self._timing.overhead, self._wakes, executor)
+                self._clock.plan(self._clock.now + self._timing.overhead, self._wakes, executor)
         if not sleepers:
             for pool in pools:
                 self._hear(pool)
@@ -155,17 +131,17 @@ class Simulation:
             for ring in rings:
                 self._wake(ring, _WOKEN_NEXT)
         elif not executor.asleep:
-            executor.pool.sleeps(executor, next(self._order))
+            executor.pool.sleeps(executor, next(self._falls))
 
     def _start(self, executor: Executor, job: int) -> None:
-        group, now, limit = self._jobs.group[job], self._now, executor.pool.timeout
+        group, now, limit = self._jobs.group[job], self._clock.now, executor.pool.timeout
         self._moved = now
         self._pending += 1
         self._tally.taken.add(now, group, now - self._since.pop(job))
         executor.pool.take(executor, job, now)
         seconds = self._jobs.seconds[job]
         is_late = seconds > limit
-        self._at(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, is_late)
+        self._clock.plan(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, is_late)
 
     def _end(self, executor: Executor, job: int, is_late: bool) -> None:  # noqa: FBT001 - as it is called
         """A run ends, unless it was interrupted."""
@@ -181,18 +157,12 @@ class Simulation:
 
     def _settle(self, pool: SimulatedPool, job: int, *, is_late: bool) -> None:
         """What becomes of a job whose run has ended."""
-        given, failures = self._jobs[job], self._failures.get(job, 0)
-        raises = is_late or failures < given.failures
-        verdict = decide(
-            Outcome(Ending.RAISED if raises else _ENDINGS[given.state]),
-            failures=failures,
-            retries=pool.spec.retries if given.retries is None else given.retries,
-            first_delay=pool.spec.retry_delay if given.retry_delay is None else timedelta(seconds=given.retry_delay),
-        )
+        failures = self._failures.get(job, 0)
+        verdict = pool.verdict(self._jobs[job], failures, is_late=is_late)
         if verdict.state is State.STUCK and verdict.delay is not None:
             self._failures[job] = failures + 1
             self._pending += 1
-            self._at(self._now + verdict.delay.total_seconds(), self._due, job)
+            self._clock.plan(self._clock.now + verdict.delay.total_seconds(), self._due, job)
         else:
             self._failures.pop(job, None)
             self._unfinished -= 1
@@ -205,56 +175,58 @@ class Simulation:
 
     def _release(self, executor: Executor, job: int) -> None:
         group = self._jobs.group[job]
-        self._moved = self._now
+        self._moved = self._clock.now
         self._pending -= 1
-        self._tally.slot_seconds[group] += self._now - executor.held[job]
-        executor.pool.end(executor, job, self._now)
+        self._tally.slot_seconds[group] += self._clock.now - executor.held[job]
+        executor.pool.end(executor, job, self._clock.now)
         self._ring_of[group].ended(group)
 
     # Pools.
 
     def _hear(self, pool: SimulatedPool) -> None:
         """There is work for which nobody is awake: a pool that could grow looks at once, and again a moment later."""
-        if pool.can_grow and self._now >= pool.deaf_until:
-            pool.deaf_until = self._now + REST
-            self._plan_look(pool, self._now)
+        if pool.can_grow and self._clock.now >= pool.deaf_until:
+            pool.deaf_until = self._clock.now + REST
+            self._plan_look(pool, self._clock.now)
 
     def _plan_look(self, pool: SimulatedPool, time: float) -> None:
         if time < pool.next_look:
             pool.next_look = time
-            self._at(time, self._look, pool, time)
+            self._clock.plan(time, self._look, pool, time)
 
     def _look(self, pool: SimulatedPool, planned: float, *, is_first: bool = False) -> None:
         if planned != pool.next_look:
             return  # it was looked at sooner
         pool.next_look = inf
-        now = self._jobs.begin + timedelta(seconds=self._now)
-        change = pool.look(now, self._now)
+        now = self._jobs.begin + timedelta(seconds=self._clock.now)
+        change = pool.look(now, self._clock.now)
         for executor in change.started:
             if is_first:  # what is there in any case is there at the beginning
                 self._ready(executor)
             else:
-                self._at(self._now + self._timing.start_up, self._ready, executor)
+                self._clock.plan(self._clock.now + self._timing.start_up, self._ready, executor)
         for executor in change.draining:
             if pool.spec.drain.on_timeout == "Terminate":
-                self._at(self._now + pool.spec.drain.timeout.total_seconds(), self._interrupt, executor)
+                self._clock.plan(self._clock.now + pool.spec.drain.timeout.total_seconds(), self._interrupt, executor)
         if change.started or change.draining:
-            self._moved = self._now
+            self._moved = self._clock.now
         if not self._is_still():
             again_in = self._timing.poll if change.again_in is None else min(change.again_in, self._timing.poll)
-            self._plan_look(pool, min(self._now + again_in, pool.deaf_until if pool.deaf_until > self._now else inf))
+            self._plan_look(
+                pool, min(self._clock.now + again_in, pool.deaf_until if pool.deaf_until > self._clock.now else inf)
+            )
 
     def _compare_shares(self, every: float) -> None:
         """Look how evenly the slots are held, ever more seldom when that lasts longer than was to be expected."""
-        seconds = max(every, self._now / _COMPARED)
+        seconds = max(every, self._clock.now / _COMPARED)
         for queue, ring in self._rings.items():
             if not any(pool.sleepers(1) for pool in self._pools_of[ring]):  # else there is enough for all
                 self._tally.shares[queue].look(ring.groups, seconds)
         if not self._is_still():
-            self._at(self._now + seconds, self._compare_shares, every)
+            self._clock.plan(self._clock.now + seconds, self._compare_shares, every)
 
     def _is_still(self) -> bool:
-        return not (self._to_come or self._pending) and self._now > max(self._moved + _STILL, self._jobs.period)
+        return not (self._to_come or self._pending) and self._clock.now > max(self._moved + _STILL, self._jobs.period)
 
     def _ready(self, executor: Executor) -> None:
         """An executor has started, if it is wanted still."""
@@ -273,16 +245,8 @@ class Simulation:
             self._can_be_taken(job)
 
     def _leave(self, executor: Executor) -> None:
-        executor.pool.leave(executor, self._now)
-        self._plan_look(executor.pool, self._now)  # there may be room for another one
-
-
-def _rings(jobs: Jobs) -> dict[str, Ring]:
-    """By queue: its groups, in the order in which they are given."""
-    groups: dict[str, list[Group]] = {group.queue: [] for group in jobs.groups}
-    for nr, group in enumerate(jobs.groups):
-        groups[group.queue].append(Group(nr, weight=group.weight, max_running=group.max_running))
-    return {queue: Ring(some, Cursor(-1, 0)) for queue, some in groups.items()}
+        executor.pool.leave(executor, self._clock.now)
+        self._plan_look(executor.pool, self._clock.now)  # there may be room for another one
 
 
 def _fell_asleep(executor: Executor) -> int:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from math import inf
 
+from joex.core import outcome
+from joex.core.fairness import Cursor, Group
+from joex.core.job import State
+from joex.core.outcome import Ending, Outcome, Verdict
 from joex.core.ring import Ring
 from joex_operator.actions import AskDrain, CreateSlot
 from joex_operator.history import History
@@ -15,9 +19,12 @@ from joex_operator.names import slot_index, slot_name
 from joex_operator.objects import Pool
 from joex_operator.reconcile import Seen, decide
 from joex_operator.scaling import Demand, Load, can_grow, most_counted, size
+from joex_operator.simulate.jobs import Jobs, SimulatedJob
 from joex_operator.simulate.tally import Sizes
 from joex_operator.slots import Executor as Known
 from joex_operator.slots import Slot
+
+_ENDINGS = {State.SUCCESS: Ending.RETURNED, State.FAILED: Ending.FAILED, State.CANCELLED: Ending.CANCELLED}
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +133,16 @@ class SimulatedPool:
             asleep.pop()
         return list(islice((one for nth, one in reversed(asleep) if one.asleep == nth), most))
 
+    def verdict(self, job: SimulatedJob, failures: int, *, is_late: bool) -> Verdict:
+        """What becomes of a job whose run has ended, after so many that failed; ``is_late``: it was cut."""
+        raises = is_late or failures < job.failures
+        return outcome.decide(
+            Outcome(Ending.RAISED if raises else _ENDINGS[job.state]),
+            failures=failures,
+            retries=self.spec.retries if job.retries is None else job.retries,
+            first_delay=self.spec.retry_delay if job.retry_delay is None else timedelta(seconds=job.retry_delay),
+        )
+
     def _decide(self, demand: Demand, now: datetime, at: float) -> Change:
         seen = Seen(tuple(map(self._slot, self._executors.values())), demand, template="")
         decision = decide(self._pool, seen, self._history, now)
@@ -160,3 +177,11 @@ class SimulatedPool:
             name = slot_name(self._pool.name, executor.index)
             executor.slot = Slot(name, executor.index, uid="", executor=known)
         return executor.slot
+
+
+def rings_of(jobs: Jobs) -> dict[str, Ring]:
+    """By queue: its groups, in the order in which they are given."""
+    groups: dict[str, list[Group]] = {group.queue: [] for group in jobs.groups}
+    for nr, group in enumerate(jobs.groups):
+        groups[group.queue].append(Group(nr, weight=group.weight, max_running=group.max_running))
+    return {queue: Ring(some, Cursor(-1, 0)) for queue, some in groups.items()}

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from joex_operator.simulate.engine import Simulation, Timing
+from joex_operator.simulate.clock import Timing
+from joex_operator.simulate.engine import Simulation
 from joex_operator.simulate.jobs import GroupOf, Jobs, SimulatedJob
 from joex_operator.simulate.report import Report, report
 from joex_operator.simulate.tally import Tally

@@ -2,7 +2,7 @@
 
 import pytest
 
-from joex_operator.simulate.engine import Timing
+from joex_operator.simulate.clock import Timing
 from joex_operator.simulate.pool import SimulatedPool
 from tests.unit.joex_operator.builders import NOW, pool
 from tests.unit.joex_operator.simulated import by_demand, job, jobs_of, simulated, simulated_on
