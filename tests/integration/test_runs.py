@@ -96,6 +96,24 @@ async def test_a_job_that_is_given_back_or_is_to_be_retried_wakes_who_sleeps(ben
     assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [sleeper]}
 
 
+async def test_a_group_at_its_limit_whose_job_ends_on_one_who_takes_no_more_wakes_who_sleeps(
+    bench, me, another_connection
+):
+    await bench.connection.execute("SELECT joex.set_group('default', max_running => 1)")
+    for _ in range(2):
+        await bench.submit()
+    [taken] = await bench.take(me, 2)
+    sleeper = await bench.executor("sleeper")
+    await executors.fall_asleep(bench.connection, sleeper)
+    assert await bench.take(sleeper) == []
+    await bench.connection.execute("UPDATE joex.executor SET draining = true WHERE id = $1", me)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    await bench.finish(taken)
+    assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [sleeper]}
+
+
 async def test_many_runs_end_together_each_in_its_own_way(bench, me):
     ids = [await bench.submit() for _ in range(5)]
     taken = await bench.take(me, 5)

@@ -321,6 +321,20 @@ async def test_an_executor_that_fills_its_slots_and_leaves_work_wakes_the_next(b
     assert f'"executors" : [{asleep}]' in await asyncio.wait_for(heard, 30)
 
 
+async def test_an_executor_that_fills_its_slots_from_one_queue_wakes_the_next_for_another(bench, another_connection):
+    """It may have been woken for both, and was alone to be."""
+    await bench.submit()
+    await bench.submit(queue="other")
+    full, asleep = await bench.executor("full"), await bench.executor("asleep", queues=["other"])
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(arguments[-1]))
+    await bench.connection.execute("SELECT joex.fall_asleep($1)", asleep)
+    [job] = await runs.take(bench.connection, full, ["default", "other"], 1, CountingScheme(4, 1))
+    assert job.queue == "default"
+    assert f'"queue" : "other", "executors" : [{asleep}]' in await asyncio.wait_for(heard, 30)
+
+
 async def test_an_executor_that_fills_its_slots_is_asleep_no_more_and_one_with_a_free_slot_still_is(bench):
     executor = await bench.executor()
     asleep = "SELECT asleep_since IS NOT NULL FROM joex.executor"

@@ -149,6 +149,7 @@ CREATE TABLE joex.group_setting (
     PRIMARY KEY (queue, grp)
 );
 CREATE INDEX group_setting_by_ring ON joex.group_setting (queue, ring);
+CREATE INDEX group_setting_with_limit ON joex.group_setting (queue, ring) WHERE max_running IS NOT NULL;
 
 -- Where a group stands in its counting scheme: its newest row. Written by takers alone, and only for groups in which both
 -- priorities wait. (A new row each time: to update one would mean to wait for takers whose transactions are open, and to walk over

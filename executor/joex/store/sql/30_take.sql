@@ -340,10 +340,9 @@ BEGIN
             IF v_executor.asleep_since IS NOT NULL THEN     -- an executor with a free slot left stays on the list
                 UPDATE joex.executor SET asleep_since = NULL WHERE id = p_executor;
             END IF;
-            -- All slots filled, so more may wait: pass the wake-up on. Each woken executor does the same.
-            IF joex.has_runnable(v_queue.name) THEN
-                PERFORM joex.wake(v_queue.name, 2);
-            END IF;
+            -- All slots filled, so more may wait, in any of the queues: the wake-up may have been for another one than this.
+            -- Pass it on. Each woken executor does the same.
+            PERFORM joex.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex.has_runnable(n.name);
             RETURN;
         END IF;
     END LOOP;

@@ -111,6 +111,19 @@ BEGIN
             PERFORM joex.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
+    -- A group with a limit may have room again. Whose run has ended looks for itself, if it is one who takes more.
+    IF EXISTS (SELECT FROM joex.group_setting g WHERE g.max_running IS NOT NULL) THEN
+        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
+                       FROM joex.job j JOIN joex.group_setting g USING (queue, ring)
+                       WHERE j.id = ANY (ids) AND j.finished_at IS NOT NULL AND g.max_running IS NOT NULL
+                             AND NOT EXISTS (SELECT FROM joex.executor e
+                                             WHERE e.app_id = j.app_id AND e.left_at IS NULL AND NOT e.draining)
+                       GROUP BY j.queue LOOP
+            IF joex.has_runnable(v_queue.name) THEN
+                PERFORM joex.wake(v_queue.name, v_queue.jobs);
+            END IF;
+        END LOOP;
+    END IF;
     PERFORM joex.announce_ends(ids, locks, v_others);
     IF v_canceled IS NOT NULL THEN
         PERFORM joex.delete_removed(v_canceled);
