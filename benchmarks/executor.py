@@ -19,7 +19,7 @@ _DRAINED = """
     NOT EXISTS (SELECT FROM joex.job WHERE lane IS NOT NULL)
     AND NOT EXISTS (SELECT FROM joex.job WHERE executor_id IS NOT NULL)
 """
-_SLOTS = 2000
+_SLOTS = 4000
 _ASLEEP = "EXISTS (SELECT FROM joex.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
 
 
