@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -71,6 +72,7 @@ def main() -> int:
         parser.error(str(error))
     if unknown := [name for name in given.names if name not in _MEASUREMENTS]:
         parser.error(f"there is no measurement {unknown[0]!r}; choose from: {', '.join(_MEASUREMENTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped then too
     with tempfile.TemporaryDirectory(prefix="joex-bench-", dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)  # the server may run as another user
         server = None if given.database_url else EmbeddedServer(Path(folder))
