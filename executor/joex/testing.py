@@ -162,8 +162,8 @@ class _Slot:
         lines, progress, ends = self._lines, self._progress, self._ends
         self._lines, self._progress, self._ends = [], None, []
         await runs.note_many(self._connection, lines, [] if progress is None else [progress])
-        await runs.finish_many(self._connection, [end.row for end in ends])
-        self._runner.release(taken)
+        await runs.finish_many(self._connection, ends)
+        self._runner.release([taken])
         job = await jobs.get_job(self._connection, taken.id)
         if job is None:
             raise RuntimeError(f"job {taken.id} is gone after its run")

@@ -11,6 +11,7 @@ import pytest
 from joex import DatabaseUnavailable
 from joex.store import executors, jobs, runs
 from joex.store.runs import EndedRun, LogLine, Progress
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -341,6 +342,21 @@ async def test_an_end_waits_only_a_moment_for_a_row_that_somebody_holds(bench, m
         with pytest.raises(DatabaseUnavailable, match="lock timeout"):
             await bench.finish(taken)
     assert await bench.finish(taken) == []
+
+
+async def test_an_end_that_waits_for_the_tasks_own_transaction_finds_that_it_has_ended_its_job(
+    bench, me, another_connection
+):
+    await bench.submit()
+    taken, own = await bench.take_one(me), await another_connection()
+    await own.execute("ALTER FUNCTION joex.finish_many SET lock_timeout = '10 s'")
+    async with own.transaction():
+        assert await runs.finish(own, taken.id, taken.lock_id, "1", None) == "ok"
+        ending = asyncio.create_task(bench.finish(taken, "failed", error="no"))
+        waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+        await eventually(lambda: own.fetchval(waits, bench.connection.get_server_pid()))
+    assert await ending == ["already"]
+    assert await bench.state(taken.id) == "success"
 
 
 async def test_rows_that_somebody_holds_can_be_left_for_later_while_the_others_end(bench, me, another_connection):

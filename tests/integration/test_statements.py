@@ -72,6 +72,7 @@ CALLS = {
     "entries_walked": "joex.entries_walked()",
     "floor_epoch": "joex.floor_epoch()",
     "comes_back": None,  # a trigger
+    "place_on_the_ring": None,  # a trigger
     "floor_of": "* FROM joex.floor_of('default', 1)",
     "next_place": "* FROM joex.next_place('default', 0, 1, true)",
     "running_of": "* FROM joex.running_of('default', 1, 1, '{}')",
@@ -90,6 +91,7 @@ CALLS = {
     "heartbeat": f"joex.heartbeat(1, ARRAY[{NO_JOB}], ARRAY[{NO_JOB}])",
     "is_dead": "joex.is_dead(e) FROM joex.executor e",
     "highest_rank": "joex.highest_rank()",
+    "is_awaited": "joex.is_awaited('default')",
     "is_heard": "joex.is_heard(true)",
     "horizon": "joex.horizon()",
     "enable_periodic_task": "joex.enable_periodic_task('a')",
@@ -137,7 +139,9 @@ CALLS = {
     "submit_many": "joex.submit_many(ARRAY['a', 'b'])",
     "subscribe": "joex.subscribe('me', '1 minute')",
     "take": "joex.take(1, ARRAY['default'], 3)",
-    "take_pass": None,  # take calls it
+    "choose": None,  # take calls it
+    "in_turns": None,  # choose calls it
+    "count_turns": "joex.count_turns('default', '{1}', '{1}')",
     "tell": "joex.tell(1, 'drain')",
     "tell_operators": "joex.tell_operators('a/b')",
     "turns": "joex.turns(0, 5, 4, 1)",

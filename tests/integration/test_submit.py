@@ -391,6 +391,30 @@ async def test_a_transaction_with_an_old_snapshot_notifies_in_any_case(bench, he
     assert await heard() == [{"queue": "default", "executors": []}]
 
 
+@pytest.mark.parametrize("is_asleep", [True, False], ids=["asleep", "awake"])
+async def test_a_submission_reads_few_of_five_hundred_executors(bench, is_asleep):
+    """None who is awake, and of those who sleep as many as it may wake (heartbeats have them analyzed often)."""
+    await bench.connection.execute("ALTER TABLE joex.executor SET (autovacuum_enabled = off)")
+    await bench.connection.execute(
+        """
+        INSERT INTO joex.executor (app_id, host, pid, version, queues, tasks, pool_size, lease, locks, asleep_since)
+        SELECT 'e' || nr, 'host', nr, '1', '{default}', array_fill('a task of mine'::text, ARRAY[20]), 20, '10 s', true,
+               CASE WHEN $1 THEN now() - make_interval(secs => nr) END FROM generate_series(1, 500) nr
+        """,
+        is_asleep,
+    )
+    await bench.connection.execute("ANALYZE joex.executor")
+    read = """
+        SELECT sum(pg_stat_get_xact_tuples_returned(r))::bigint FROM (
+            SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex.executor'::regclass
+            UNION ALL SELECT 'joex.executor'::regclass) x
+    """
+    async with bench.connection.transaction():
+        before = await bench.connection.fetchval(read)
+        await bench.submit()
+        assert await bench.connection.fetchval(read) - before <= (10 if is_asleep else 0)
+
+
 async def test_what_was_submitted_is_not_taken_back_by_the_loss_of_its_connection(postgres, database_name, connection):
     """The connection is lost when it has done its work, on its way back into a pool that resets it."""
     async with Proxy(postgres.port) as proxy:
@@ -473,3 +497,31 @@ async def test_each_way_to_submit_makes_the_same_rows(client, connection):
     first, *others = [[row[0] for row in await connection.fetch(rows, ids[:4])] for ids in ways]
     assert len(first) == 4
     assert others == [first] * 3
+
+
+async def test_a_row_that_is_made_by_hand_gets_its_place_on_the_ring_and_can_be_taken(bench):
+    me = await bench.executor()
+    await bench.connection.execute("INSERT INTO joex.job (task, grp, lane) VALUES ('a', 'by hand', 2)")
+    place = await bench.connection.fetchval("SELECT ring FROM joex.job")
+    assert place == await bench.connection.fetchval("SELECT joex.ring('by hand')")
+    assert (await bench.take_one(me)).group == "by hand"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task", "''"),
+        ("queue", "repeat('q', 255)"),
+        ("grp", "''"),
+        ("tracker", "''"),
+        ("subject", "repeat('s', 1001)"),
+        ("submitter", "repeat('s', 255)"),
+        ("retries", "-1"),
+        ("args", "'[]'"),
+    ],
+)
+async def test_the_database_itself_refuses_what_is_wrong_and_names_the_field(connection, field, value):
+    fields = ", ".join(f"{name} => {given}" for name, given in {"task": "'a'", field: value}.items())
+    with pytest.raises(asyncpg.CheckViolationError) as refused:
+        await connection.execute(f"SELECT joex.submit({fields})")
+    assert refused.value.constraint_name == f"job_{field}_check"

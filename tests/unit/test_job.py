@@ -1,11 +1,12 @@
 """What a submission must fulfil before it may travel to the database."""
 
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from joex.core.job import NewJob, Priority, State
+from joex.core.job import NewJob, Priority, State, columns_of, columns_of_plain
 
 
 def job_with(field: str, value: Any) -> NewJob:
@@ -82,3 +83,53 @@ def test_arguments_are_names_and_values(args):
 def test_a_job_cannot_be_changed_once_it_is_made():
     with pytest.raises(AttributeError):
         NewJob("a").task = "b"  # type: ignore[misc]
+
+
+PLAIN: list[dict[str, Any]] = [
+    {"task": "a"},
+    {"task": "b", "args": {"n": [1, None]}, "group": "g", "queue": "q", "subject": "s", "submitter": "me"},
+    {"task": "c", "args": {}, "group": "default", "queue": "default", "subject": "", "submitter": ""},
+    {"task": "d", "args": None},
+]
+
+
+def test_plain_jobs_have_the_columns_that_they_have_when_looked_at_one_by_one():
+    for jobs in (PLAIN, PLAIN[:1], PLAIN[2:]):
+        plain = columns_of_plain(jobs)
+        assert plain is not None
+        one_by_one = columns_of([NewJob(**{**job, "args": job.get("args") or {}}) for job in jobs])
+        for name, each in plain._asdict().items():
+            default = "default" if name == "groups" else None
+            assert (each or [default] * len(jobs)) == getattr(one_by_one, name), name
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(
+            {name: value}
+            for name in ("task", "group", "queue")
+            for value in ("", "x" * 255, "é", "a\0b", 7, None, b"x")
+        ),
+        *({name: value} for name in ("subject", "submitter") for value in ("x" * 255, "é", "a\0b", 7, None)),
+        {"args": []},
+        {"args": ""},
+        {"args": 0},
+        {"args": [1]},
+        {"args": MappingProxyType({})},
+        {"priority": "low"},
+        {"not_before": "1h"},
+        {"tracker": "t"},
+        {"retries": 1},
+        {"colour": "red"},
+    ],
+    ids=repr,
+)
+def test_what_may_be_wrong_or_is_not_usual_is_looked_at_one_by_one(fields):
+    assert columns_of_plain([*PLAIN, {"task": "a", **fields}]) is None
+
+
+def test_what_is_no_plain_dict_is_looked_at_one_by_one():
+    assert columns_of_plain([]) is None
+    assert columns_of_plain([*PLAIN, NewJob("a")]) is None
+    assert columns_of_plain([*PLAIN, {"group": "g"}]) is None

@@ -33,6 +33,7 @@ _MOST_NAMED = 5
 _TRY_AGAIN_IN = 0.5
 _CLOSE_WITHIN = 2.0
 _COLLECT_AFTER = 5_000  # objects made and not yet freed: seven times what Python has, and not so many that they matter
+_OF_A_RUN = 25  # objects
 
 
 @with_settings
@@ -49,9 +50,9 @@ def executor(
 
     settings = load_settings(flags)
     # Each run makes some twenty objects, which are gone when it is written, and none of them in a cycle. To look among
-    # them for cycles as often as Python does by itself takes a quarter of the time of short jobs. (Before the app is
-    # loaded, which may have a better number.)
-    gc.set_threshold(_COLLECT_AFTER)
+    # them for cycles as often as Python does by itself takes a quarter of the time of short jobs; and those of as many
+    # runs as there are slots may come at once. (Before the app is loaded, which may have a better number.)
+    gc.set_threshold(max(_COLLECT_AFTER, _OF_A_RUN * settings.pool_size))
     tasks = load_app(app)
     with database(settings.url) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(tasks, settings, url))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
+
+T = TypeVar("T")
 
 SYSTEM_GROUP = "system"
 """The group of Joex's own jobs, such as the deletion of old finished jobs."""
@@ -99,6 +102,80 @@ class NewJob:
         if len(text) > LONGEST_NAME or not text.isascii() or "\0" in text:
             return False
         return task != "" and group != "" and queue != "" and tracker != ""
+
+
+class Columns(NamedTuple):
+    """Submissions that have been checked, field by field. None, of a job or of all: the default."""
+
+    tasks: list[str]
+    args: list[Mapping[str, Any] | None]
+    groups: list[str] | None
+    queues: list[str | None] | None
+    priorities: list[str | None] | None
+    subjects: list[str | None] | None
+    submitters: list[str | None] | None
+    not_before: list[datetime | None] | None = None
+    trackers: list[str | None] | None = None
+    retries: list[int | None] | None = None
+
+
+def columns_of(jobs: Sequence[NewJob]) -> Columns:
+    """The columns of these jobs."""
+    return Columns(
+        [job.task for job in jobs],
+        [job.args or None for job in jobs],
+        [job.group for job in jobs],
+        [None if job.queue == "default" else job.queue for job in jobs],
+        ["high" if job.priority == "high" else None for job in jobs],
+        [job.subject or None for job in jobs],
+        [job.submitter or None for job in jobs],
+        [job.not_before for job in jobs],
+        [job.tracker for job in jobs],
+        [job.retries for job in jobs],
+    )
+
+
+_PLAIN_FIELDS = frozenset(("task", "args", "group", "queue", "subject", "submitter"))
+
+
+def columns_of_plain(jobs: Sequence[Any]) -> Columns | None:
+    """The columns of jobs that are plain dicts, looked at field by field: a tenth of the work of a `NewJob` for each.
+
+    None: not all of them have the usual fields only, or one may be wrong. Then they are to be looked at one by one.
+    """
+    if set(map(type, jobs)) != {dict} or not (fields := set().union(*jobs)) <= _PLAIN_FIELDS:
+        return None
+    args = [job.get("args") for job in jobs] if "args" in fields else []
+    tasks = [job.get("task") for job in jobs]
+    groups = [job.get("group", "default") for job in jobs] if "group" in fields else None
+    queues = [job.get("queue", "default") for job in jobs] if "queue" in fields else None
+    subjects = [job.get("subject", "") for job in jobs] if "subject" in fields else None
+    submitters = [job.get("submitter", "") for job in jobs] if "submitter" in fields else None
+    names_are_plain = all(_are_plain(texts, 1) for texts in (tasks, groups, queues) if texts is not None)
+    texts_are_plain = all(_are_plain(texts, 0) for texts in (subjects, submitters) if texts is not None)
+    if not (names_are_plain and texts_are_plain and set(map(type, args)) <= {dict, NoneType}):
+        return None
+    return Columns(
+        tasks,
+        [each or None for each in args],
+        groups,
+        queues and [None if queue == "default" else queue for queue in queues],
+        None,
+        subjects and [subject or None for subject in subjects],
+        submitters and [submitter or None for submitter in submitters],
+    )
+
+
+def _are_plain(texts: list[Any], shortest: int) -> bool:
+    """Whether one look at them finds them good as names, as nearly always."""
+    try:
+        text = "".join(texts)
+    except TypeError:  # one is no text
+        return False
+    if not text.isascii() or "\0" in text:
+        return False
+    sizes = set(map(len, texts))
+    return min(sizes) >= shortest and max(sizes) <= LONGEST_NAME
 
 
 class TakenJob(NamedTuple):

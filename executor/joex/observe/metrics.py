@@ -121,12 +121,14 @@ class Metrics:
         self._take_seconds.observe(event.seconds)
 
     def _run_started(self, event: events.RunStarted) -> None:
-        tally = self._of(event.job)
+        job = event.job
+        tally = self._tallies.runs.get((job.task, job.queue)) or self._first_of(job)
         tally.started += 1
-        tally.waited[group_bucket(event.job.group)].add(event.job.waited)
+        tally.waited[group_bucket(job.group)].add(job.waited)
 
     def _run_ended(self, event: events.RunEnded) -> None:
-        tally = self._of(event.job)
+        job = event.job
+        tally = self._tallies.runs.get((job.task, job.queue)) or self._first_of(job)
         tally.ended[event.verdict.state] += 1
         if event.seconds is not None:
             tally.seconds.add(event.seconds)
@@ -134,9 +136,7 @@ class Metrics:
     def _lines_dropped(self, event: events.LogLinesDropped) -> None:
         self._dropped.labels(event.reason if event.reason in _DROPPED else _OTHERS).inc(event.lines)
 
-    def _of(self, job: TakenJob) -> RunTally:
-        tally = self._tallies.get(job.task, job.queue)
-        if tally is None:
-            others = len(self._tallies) >= _MOST_TASKS
-            tally = self._tallies.add(*(_OTHERS, _OTHERS) if others else (job.task, job.queue))
-        return tally
+    def _first_of(self, job: TakenJob) -> RunTally:
+        """The tally for a job whose task and queue have none of their own."""
+        others = len(self._tallies.runs) >= _MOST_TASKS
+        return self._tallies.add(*(_OTHERS, _OTHERS) if others else (job.task, job.queue))

@@ -57,25 +57,18 @@ class RunTally:
 
 
 class RunTallies(Collector):
-    """All of them, by task and queue. A collector for a registry of prometheus_client."""
+    """All of them: ``runs``, by task and queue. A collector for a registry of prometheus_client."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[str, str], RunTally] = {}
+        self.runs: dict[tuple[str, str], RunTally] = {}
         self._waited: dict[str, tuple[Distribution, ...]] = {}
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def get(self, task: str, queue: str) -> RunTally | None:
-        """The tally of a task in a queue, if there is one."""
-        return self._runs.get((task, queue))
 
     def add(self, task: str, queue: str) -> RunTally:
         """The tally of a task in a queue, made where there is none yet."""
         waited = self._waited.get(queue)
         if waited is None:
             waited = self._waited[queue] = tuple(Distribution(_WAIT_SECONDS) for _ in range(GROUP_BUCKETS))
-        return self._runs.setdefault((task, queue), RunTally(waited))
+        return self.runs.setdefault((task, queue), RunTally(waited))
 
     def collect(self) -> Iterable[Metric]:
         """Show them."""
@@ -93,7 +86,7 @@ class RunTallies(Collector):
             "How long jobs whose code started had waited, from when they could be taken until they were.",
             labels=("queue", "group_bucket"),
         )
-        for labels, run in list(self._runs.items()):  # (a scrape may come in a thread)
+        for labels, run in list(self.runs.items()):  # (a scrape may come in a thread)
             started.add_metric(labels, run.started)
             run.seconds.add_to(seconds, labels)
             for state, runs in run.ended.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -36,16 +35,37 @@ _NOTES_WITHIN = 0.5
 _OTHERWISE = {"canceled": Verdict(State.CANCELLED), "resubmitted": Verdict(State.WAITING)}
 
 
-@dataclass(slots=True)
-class End:
-    """The end of a run, and what was decided about it. ``has_committed``: in a transaction of the task's own."""
+class End(EndedRun):
+    """The end of a run, as it is written, and what was decided about it.
 
-    job: TakenJob
-    row: EndedRun
-    verdict: Verdict
-    has_committed: bool = False
-    is_settled: bool = False
-    is_refused: bool = False
+    ``has_committed``: in a transaction of the task's own. (It is the row too: one object for each run instead of two.)
+    """
+
+    __slots__ = ("has_committed", "is_refused", "is_settled", "job", "verdict")
+
+    def __init__(
+        self,
+        job: TakenJob,
+        verdict: Verdict,
+        result: str | None,
+        message: str | None,
+        age: float | None,
+        *,
+        has_committed: bool,
+    ) -> None:
+        # (All is set right here: to call the row's own __init__ for each of thousands of runs costs as much again.)
+        self.id = job.id
+        self.lock_id = job.lock_id
+        self.state, delay, self.error = verdict
+        self.result = result
+        self.message = message
+        self.delay = None if delay is None else delay.total_seconds()
+        self.age = age
+        self.job = job
+        self.verdict = verdict
+        self.has_committed = has_committed
+        self.is_settled = False
+        self.is_refused = False
 
 
 class Finisher:
@@ -55,11 +75,11 @@ class Finisher:
         pool: where connections come from.
         notes: what runs have said, which is written before their ends.
         emit: where events go.
-        written: called for each run whose end is written, or whose job is lost: its slot is free.
+        written: called with the jobs of runs whose ends are written, or that have lost them: their slots are free.
     """
 
     def __init__(
-        self, pool: asyncpg.Pool[Any], notes: NoteWriter, emit: Emit, written: Callable[[TakenJob], None]
+        self, pool: asyncpg.Pool[Any], notes: NoteWriter, emit: Emit, written: Callable[[list[TakenJob]], None]
     ) -> None:
         self._pool = pool
         self._notes = notes
@@ -89,7 +109,7 @@ class Finisher:
         """A run has lost its job: nothing of it is written."""
         self._starts.pop(job.lock_id, None)
         self._emit(WorkerConflict(job.id, job.task))
-        self._written(job)
+        self._written([job])
 
     async def run(self) -> None:
         """Write what comes, until cancelled."""
@@ -146,13 +166,12 @@ class Finisher:
 
     async def _write_ends(self, connection: Any, ends: list[End]) -> None:
         try:
-            answers = await runs.finish_many(connection, [end.row for end in ends], skip_locked=self._careful)
+            answers = await runs.finish_many(connection, ends, skip_locked=self._careful)
         except InvalidJob as error:
             await self._write_refused(connection, ends, error)
             return
         unusual = {id(row): answer for row, answer in answers}
-        for end in ends:
-            self._settle(end, unusual.get(id(end.row), "ok"))
+        self._written([end.job for end in ends if self._settle(end, unusual.get(id(end), "ok"))])
 
     async def _write_refused(self, connection: Any, ends: list[End], error: JoexError) -> None:
         """The database refuses to store something of this batch: find out which, and fail that job with the reason."""
@@ -163,21 +182,26 @@ class Finisher:
             refused.is_refused = True
             text = error_line(error)
             refused.verdict = Verdict(State.FAILED, error=text)
-            refused.row = replace(refused.row, state=State.FAILED, result=None, message=None, error=text)
+            refused.state, refused.result, refused.message, refused.error = State.FAILED, None, None, text
         for end in list(ends):
             await self._write_ends(connection, [end])
 
-    def _settle(self, end: End, answer: str) -> None:
-        end.is_settled = answer != "locked"
+    def _settle(self, end: End, answer: str) -> bool:
+        """Tell of an end that is written; False: it is not."""
+        end.is_settled = True  # (it is not kept, whatever becomes of the rest of its batch)
         if answer == "locked":
-            self._loop.call_later(_LOCKED_RETRY_IN, self.ended, end)
-            return
+            self._loop.call_later(_LOCKED_RETRY_IN, self._again, end)
+            return False
         if answer == "worker_conflict" and not end.has_committed:  # (else the job has gone round again)
             self._emit(WorkerConflict(end.job.id, end.job.task))
         else:
             verdict = _OTHERWISE.get(answer, end.verdict)
-            self._emit(RunEnded(end.job, verdict, end.row.age))
-        self._written(end.job)
+            self._emit(RunEnded(end.job, verdict, end.age))
+        return True
+
+    def _again(self, end: End) -> None:
+        end.is_settled = False
+        self.ended(end)
 
     def _cut_starts(self) -> list[tuple[TakenJob, float]]:
         now = time.monotonic()

@@ -154,8 +154,8 @@ class Incarnation:
             self._idle.clear()
             await self._idle.wait()
 
-    def _written(self, job: TakenJob) -> None:
-        self.runner.release(job)
+    def _written(self, jobs: list[TakenJob]) -> None:
+        self.runner.release(jobs)
         self.taker.wake()
         if not self.runner.runs:
             self._idle.set()

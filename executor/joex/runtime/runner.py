@@ -7,7 +7,7 @@ import contextvars
 import enum
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Protocol
@@ -22,10 +22,10 @@ from joex.errors import Cancel, Fail, InvalidJob, JoexError, Retry
 from joex.runtime.finisher import End
 from joex.runtime.text import error_line, error_trace, storable
 from joex.store.jobs import json_text
-from joex.store.runs import EndedRun
 from joex.task import App, Task
 
 _RETURNED = Outcome(Ending.RETURNED)
+_SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # whatever these are
 
 
 class Ends(Protocol):
@@ -138,9 +138,10 @@ class Runner:
         self.runs[job.lock_id] = run
         run.worker = self._loop.create_task(self._run(run))
 
-    def release(self, job: TakenJob) -> None:
-        """Free the slot of a job whose end is written."""
-        self.runs.pop(job.lock_id, None)
+    def release(self, jobs: Iterable[TakenJob]) -> None:
+        """Free the slots of jobs whose ends are written."""
+        for job in jobs:
+            self.runs.pop(job.lock_id, None)
 
     def interrupt(self, run: Run, why: Interruption) -> None:
         """Interrupt a run: async code at its next await; code in a thread sees ``ctx.cancelled``.
@@ -173,82 +174,80 @@ class Runner:
         self._threads.shutdown(wait=False)
 
     async def _run(self, run: Run) -> None:
-        outcome, result, message = await self._outcome(run)
-        has_committed = run.context is not None and run.context.is_finished
-        if run.interruption is Interruption.LOST and not has_committed:
-            self._finisher.forget(run.job)
-            return
-        if has_committed:
-            outcome = _RETURNED  # its transaction has ended the job, whatever the code did after that
-        verdict = decide(
-            outcome,
-            failures=run.job.failures,
-            retries=self._defaults.retries_of(run.job, run.task),
-            first_delay=self._defaults.retry_delay_of(run.task),
-        )
-        delay = None if verdict.delay is None else verdict.delay.total_seconds()
-        row = EndedRun(run.job.id, run.job.lock_id, verdict.state, result, message, verdict.error, delay, run.seconds)
-        self._finisher.ended(End(run.job, row, verdict, has_committed=has_committed))
+        """Run the code of a job, and hand over how that ended.
 
-    async def _outcome(self, run: Run) -> tuple[Outcome, str | None, str | None]:
-        """Run the code, and say how it ended; with the result as JSON text, and its message."""
+        The code is awaited right here: there are thousands of runs a second, and each coroutine that stood in between
+        would be one more for each of them.
+        """
+        task = self._begin(run)
+        if isinstance(task, Outcome):
+            self._end(run, task)
+            return
+        result = message = None
+        run.is_executing = True
+        try:
+            run.interruptible = task.is_async
+            try:
+                value = await self._call(run, task)
+            finally:
+                run.interruptible = False
+            outcome, result, message = _RETURNED, _as_json(value), _message(run)
+        except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
+            outcome = self._judge(run, error)
+            if outcome.ending is Ending.CANCELLED:
+                await self._call_cancel_handler(run, task)
+        finally:
+            run.is_executing = False
+        self._end(run, outcome, result, message)
+
+    def _begin(self, run: Run) -> Task[..., Any] | Outcome:
+        """The task whose code is to be called now, with the run's context and arguments; or why none is."""
         # The last moment to see that the lease is over, after the process was stopped for a while, for example.
         if run.interruption is None and not self._is_trusted():
             run.interruption = Interruption.GIVE_BACK
         if run.interruption is not None:
-            return _interrupted(run), None, None
+            return _interrupted(run)
         job = run.job
-        run.task = self._app.get(job.task)
-        if run.task is None:
+        task = run.task = self._app.get(job.task)
+        if task is None:
             # Another version of the app may know it: it is tried again, until its retries are used up.
             known = ", ".join(self._app.names) or "none"
-            return (
-                Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor; it knows: {known}"),
-                None,
-                None,
-            )
+            return Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor; it knows: {known}")
         try:
-            run.args = run.task.parse_arguments(job.args)
+            run.args = task.parse_arguments(job.args)
         except InvalidJob as error:
-            return Outcome(Ending.FAILED, storable(str(error), 2000)), None, None
-        retries = self._defaults.retries_of(job, run.task)
+            return Outcome(Ending.FAILED, storable(str(error), 2000))
+        retries = self._defaults.retries_of(job, task)
         run.context = Context(job, retries=retries, notes=self._notes, connections=self._connections)
         run.started = time.monotonic()
         self._emit(RunStarted(job))
         self._finisher.started(job, run.started)
-        run.is_executing = True
-        try:
-            value = await self._call(run, run.task)
-            return _RETURNED, _as_json(value), _message(run.context)
-        except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
-            outcome = self._judge(run, error)
-            if outcome.ending is Ending.CANCELLED:
-                await self._call_cancel_handler(run, run.task)
-            return outcome, None, None
-        finally:
-            run.is_executing = False
+        return task
 
-    async def _call(self, run: Run, task: Task[..., Any]) -> Any:
+    def _end(self, run: Run, outcome: Outcome, result: str | None = None, message: str | None = None) -> None:
+        """Hand over how a run ended; with the result as JSON text, and its message."""
+        has_committed = run.context is not None and run.context.is_finished
+        if run.interruption is Interruption.LOST and not has_committed:
+            self._finisher.forget(run.job)
+            return
+        if has_committed or outcome is _RETURNED:
+            verdict = _SUCCESS  # (its transaction has ended the job, whatever the code did after that)
+        else:
+            verdict = decide(
+                outcome,
+                failures=run.job.failures,
+                retries=self._defaults.retries_of(run.job, run.task),
+                first_delay=self._defaults.retry_delay_of(run.task),
+            )
+        self._finisher.ended(End(run.job, verdict, result, message, run.seconds, has_committed=has_committed))
+
+    def _call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
+        """Call the task's code: what is to be awaited for its value."""
         limit = self._defaults.timeout_of(task)
         if not task.is_async:
-            return await self._call_in_thread(run, task.function, limit)
-        if limit is None:
-            return await self._call_on_loop(run, task.function)
-        clock = asyncio.timeout(limit)
-        try:
-            async with clock:
-                return await self._call_on_loop(run, task.function)
-        except TimeoutError:
-            if clock.expired():
-                raise _TimedOut(limit) from None
-            raise
-
-    async def _call_on_loop(self, run: Run, function: Callable[..., Any]) -> Any:
-        run.interruptible = True
-        try:
-            return await function(run.context, **run.args)
-        finally:
-            run.interruptible = False
+            return self._call_in_thread(run, task.function, limit)
+        called: Awaitable[Any] = task.function(run.context, **run.args)
+        return called if limit is None else _within(limit, called)
 
     async def _call_in_thread(self, run: Run, function: Callable[..., Any], limit: float | None = None) -> Any:
         """Run code in a thread. It can't be interrupted: after the limit it is asked to end, and still waited for.
@@ -304,6 +303,18 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
+async def _within(limit: float, called: Awaitable[Any]) -> Any:
+    """Wait for so many seconds at most."""
+    clock = asyncio.timeout(limit)
+    try:
+        async with clock:
+            return await called
+    except TimeoutError:
+        if clock.expired():
+            raise _TimedOut(limit) from None
+        raise
+
+
 class _TimedOut(JoexError):
     """A run took longer than it may."""
 
@@ -324,8 +335,8 @@ def _as_json(value: Any) -> str | None:
         raise Fail(str(error)) from error
 
 
-def _message(context: Context) -> str | None:
-    return None if context.message is None else storable(context.message)
+def _message(run: Run) -> str | None:
+    return None if run.context is None or run.context.message is None else storable(run.context.message)
 
 
 def _delay(error: Retry) -> timedelta | None:

@@ -130,6 +130,7 @@ class Taker:
                 for job in jobs:
                     self._runner.start(job)
                 if len(jobs) < asked:
+                    await asyncio.sleep(0)  # nothing of what follows is in a hurry: let the jobs begin
                     return await self._found_less(connection)
                 self._is_declared = False  # the take has taken us off the list of sleepers
             return 0

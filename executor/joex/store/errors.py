@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 import asyncpg
 
@@ -46,15 +46,30 @@ _WRONG_DATA = (
 )
 
 
-@contextmanager
-def translated() -> Iterator[None]:
+_FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+
+
+class _Translation:
+    """Translates for the time of a block (no generator: this surrounds each statement)."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, _FOREIGN) and not isinstance(error, JoexError):
+            raise translate(error) from error
+
+
+_TRANSLATION = _Translation()
+
+
+def translated() -> AbstractContextManager[None]:
     """Translate what the database layer raises; the original is the ``__cause__``."""
-    try:
-        yield
-    except JoexError:
-        raise
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-        raise translate(error) from error
+    return _TRANSLATION
 
 
 def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line for each meaning

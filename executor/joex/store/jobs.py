@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from joex.core.job import NewJob
+from joex.core.job import Columns, NewJob, columns_of
 from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store.errors import translated
@@ -139,23 +139,37 @@ async def submit(connection: Connection, job: NewJob) -> UUID | None:
 
 async def submit_many(connection: Connection, jobs: Sequence[NewJob]) -> list[UUID | None]:
     """Submit jobs in the connection's transaction, all or none; an id per job, None where it was skipped."""
-    if not jobs:
-        return []
+    return await submit_batches(connection, [columns_of(jobs)] if jobs else [])
+
+
+async def submit_batches(connection: Connection, batches: Sequence[Columns]) -> list[UUID | None]:
+    """Submit all jobs of these batches, or none; answers as `submit_many`."""
     with translated():
-        ids: list[UUID | None] = await connection.fetchval(
-            _SUBMIT_MANY,
-            [j.task for j in jobs],
-            column([json_text("args", j.args) if j.args else None for j in jobs]),
-            [j.group for j in jobs],
-            [j.queue for j in jobs],
-            # (None where it is the default, for a column of these is not sent.)
-            column(["high" if j.priority == "high" else None for j in jobs]),
-            column([j.subject or None for j in jobs]),
-            column([j.submitter or None for j in jobs]),
-            column([j.not_before for j in jobs]),
-            column([j.tracker for j in jobs]),
-            column([j.retries for j in jobs]),
-        )
+        if len(batches) == 1 and not connection.is_in_transaction():
+            return await _submit_batch(connection, batches[0])  # a statement is a transaction
+        ids: list[UUID | None] = []
+        if batches:
+            async with connection.transaction():
+                for batch in batches:
+                    ids += await _submit_batch(connection, batch)
+    return ids
+
+
+async def _submit_batch(connection: Connection, batch: Columns) -> list[UUID | None]:
+    args = [json_text("args", each) if each else None for each in batch.args]
+    ids: list[UUID | None] = await connection.fetchval(
+        _SUBMIT_MANY,
+        batch.tasks,
+        column(args),
+        batch.groups,
+        column(batch.queues),
+        column(batch.priorities),
+        column(batch.subjects),
+        column(batch.submitters),
+        column(batch.not_before),
+        column(batch.trackers),
+        column(batch.retries),
+    )
     return ids
 
 

@@ -23,6 +23,6 @@ def statement(sql: str) -> str:
     return sql
 
 
-def column(values: list[T | None]) -> list[T | None] | None:
+def column(values: list[T | None] | None) -> list[T | None] | None:
     """A field of many rows, for an array that is unnested beside others; None, which is as good, if no row has it."""
-    return None if values.count(None) == len(values) else values
+    return None if values is None or values.count(None) == len(values) else values

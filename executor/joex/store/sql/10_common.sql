@@ -15,7 +15,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN
 -- the longest idle stay idle (and can be scaled away). An executor that fills all its slots and leaves work behind wakes
 -- the next ones (see take), so a few names are enough. Nobody asleep: then those who could add executors are told, if they
 -- want to be (see joex.watch). Else no notification, because NOTIFY makes its transaction take a lock that all notifying
--- transactions of the server share.
+-- transactions of the server share. (One that has left is not asleep: a constraint says so. To ask for that too would offer the
+-- planner another index, of all who live.)
 --
 -- Workers that wait in an accept hear of the work in any case: they are no executors, and may be late, or not come at all.
 --
@@ -24,25 +25,40 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN
 CREATE OR REPLACE FUNCTION joex.wake(p_queue text, p_jobs bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_ids integer[];
+    v_ids integer[] := '{}';
     v_workers boolean := true;
     v_operators boolean := true;
+    v_knows boolean := joex.sees_the_latest();
+    v_now timestamptz := clock_timestamp();
 BEGIN
-    IF joex.sees_the_latest() THEN
-        SELECT array_agg(s.id) INTO v_ids FROM (
-            SELECT e.id FROM joex.executor e
-            WHERE e.left_at IS NULL AND e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
-            ORDER BY e.asleep_since DESC LIMIT least(p_jobs, 4)) s;
-        SELECT bool_or(w.for_workers), v_ids IS NULL AND bool_or(NOT w.for_workers) INTO v_workers, v_operators
-        FROM joex.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp();
+    IF v_knows THEN
+        SELECT ARRAY(SELECT e.id FROM joex.executor e
+                     WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
+                     ORDER BY e.asleep_since DESC LIMIT least(p_jobs, 4)),
+               EXISTS (SELECT FROM joex.watch w WHERE w.queue = p_queue AND w.for_workers AND w.until > v_now),
+               EXISTS (SELECT FROM joex.watch w WHERE w.queue = p_queue AND NOT w.for_workers AND w.until > v_now)
+        INTO v_ids, v_workers, v_operators;
     END IF;
-    IF v_operators THEN
+    IF v_operators AND v_ids = '{}' THEN
         PERFORM pg_notify('joex_operator', json_build_object('queue', p_queue)::text);
     END IF;
-    IF v_workers OR v_ids IS NOT NULL THEN
+    IF v_workers OR v_ids <> '{}' THEN       -- (0: none of the executors)
         PERFORM pg_notify('joex_wake', json_build_object(
-            'queue', p_queue, 'executors', CASE WHEN joex.sees_the_latest() THEN coalesce(v_ids, '{0}') ELSE '{}' END)::text);
+            'queue', p_queue, 'executors', CASE WHEN v_knows AND v_ids = '{}' THEN '{0}' ELSE v_ids END)::text);
     END IF;
+END $$;
+
+-- Whether anybody is to be told that a job has come into the queue: one look in place of those of joex.wake and joex.announce,
+-- which tell, for nearly always there is nobody. As for them, the caller has written the job already.
+CREATE OR REPLACE FUNCTION joex.is_awaited(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN NOT joex.sees_the_latest()
+           -- (Asked in an order, so that the planner takes the index that has it: those who are awake are not read.)
+           OR (SELECT e.id FROM joex.executor e
+               WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
+               ORDER BY e.asleep_since DESC LIMIT 1) IS NOT NULL
+           OR EXISTS (SELECT FROM joex.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp())
+           OR EXISTS (SELECT FROM joex.subscriber s WHERE s.until > clock_timestamp());
 END $$;
 
 -- Whether each statement of this transaction sees what has been committed before it.

@@ -5,10 +5,11 @@ CREATE OR REPLACE FUNCTION joex.rows_to_submit(
     p_now timestamptz, p_ids uuid[], p_tasks text[], p_args jsonb[], p_grps text[], p_queues text[], p_priorities text[],
     p_subjects text[], p_submitters text[], p_not_before timestamptz[], p_trackers text[], p_retries integer[]
 ) RETURNS TABLE (
-    id uuid, task text, args jsonb, grp text, queue text, priority joex.job_priority, subject text, submitter text,
+    id uuid, task text, args jsonb, grp text, ring bigint, queue text, priority joex.job_priority, subject text, submitter text,
     due_at timestamptz, lane smallint, tracker text, retries integer, submitted_at timestamptz, runnable_since timestamptz
 ) LANGUAGE sql STABLE AS $$
-    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), coalesce(g.queue, 'default'), p.priority,
+    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), joex.ring(coalesce(g.grp, 'default')),
+           coalesce(g.queue, 'default'), p.priority,
            coalesce(g.subject, ''), coalesce(g.submitter, ''), p.due_at, CASE WHEN p.due_at IS NULL THEN joex.lane(p.priority) END,
            g.tracker, g.retries, p_now, coalesce(p.due_at, p_now)
     FROM ROWS FROM (unnest(p_ids), unnest(p_tasks), unnest(p_args), unnest(p_grps), unnest(p_queues), unnest(p_priorities),
@@ -39,17 +40,17 @@ DECLARE
     v_made bigint;
     -- Ids in the order given: chance and time once for all of them, and a number for each. (An array has fewer than 2^28 elements.
     -- Chance has its price: without OpenSSL the server opens the kernel's device for each random number.)
-    v_ids uuid[] := (SELECT array_agg((stem || lpad(to_hex(i), 7, '0'))::uuid ORDER BY i)
-                     FROM left(joex.uuid7()::text, 29) stem, generate_series(1, cardinality(tasks)) i);
+    v_stem text := left(joex.uuid7()::text, 29);
+    v_ids uuid[] := ARRAY(SELECT (v_stem || lpad(to_hex(i), 7, '0'))::uuid FROM generate_series(1, cardinality(tasks)) i);
 BEGIN
     -- (An insert that may meet a conflict costs a tenth more, and writes each row to the log twice.)
     IF trackers IS NULL THEN
-        INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+        INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
                               submitted_at, runnable_since)
         SELECT * FROM joex.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
                                           trackers, retries);
     ELSE
-        INSERT INTO joex.job (id, task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+        INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
                               submitted_at, runnable_since)
         SELECT * FROM joex.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
                                           trackers, retries)
@@ -61,11 +62,15 @@ BEGIN
     END IF;
     -- A statement of its own: its snapshot is younger than the insert, and the transaction has its id by now. Both
     -- matter to the executor that falls asleep at this moment (see joex.sleep).
-    FOR v_queue IN SELECT q.name, count(*) AS jobs
-                   FROM (SELECT coalesce(q.name, 'default') AS name
-                         FROM ROWS FROM (unnest(tasks), unnest(queues)) AS q(task, name)) q GROUP BY 1 LOOP
-        PERFORM joex.wake(v_queue.name, v_queue.jobs);
-    END LOOP;
+    IF queues IS NULL AND cardinality(tasks) > 0 THEN
+        PERFORM joex.wake('default', cardinality(tasks));
+    ELSE
+        FOR v_queue IN SELECT q.name, count(*) AS jobs
+                       FROM (SELECT coalesce(q.name, 'default') AS name
+                             FROM ROWS FROM (unnest(tasks), unnest(queues)) AS q(task, name)) q GROUP BY 1 LOOP
+            PERFORM joex.wake(v_queue.name, v_queue.jobs);
+        END LOOP;
+    END IF;
     PERFORM joex.announce('job-submitted', v_ids);
     RETURN QUERY SELECT unnest(v_ids);
 END $$;
@@ -87,17 +92,20 @@ CREATE OR REPLACE FUNCTION joex.submit(
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_due timestamptz := CASE WHEN not_before > v_now THEN not_before END;
-    v_id uuid;
+    v_id uuid := joex.uuid7();
 BEGIN
-    INSERT INTO joex.job AS j (task, args, grp, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                               submitted_at, runnable_since)
-    VALUES (task, args, grp, queue, priority::joex.job_priority, subject, submitter, v_due,
-            CASE WHEN v_due IS NULL THEN joex.lane(priority::joex.job_priority) END, tracker, retries, v_now,
-            coalesce(v_due, v_now))
-    ON CONFLICT DO NOTHING      -- the tracker's index is the only one that can conflict: the id is new
-    RETURNING j.id INTO v_id;
-    PERFORM joex.wake(queue, 1);
-    PERFORM joex.announce('job-submitted', ARRAY[v_id]);
+    IF tracker IS NOT NULL THEN
+        RETURN joex.submit_many(ARRAY[task], ARRAY[args], ARRAY[grp], ARRAY[queue], ARRAY[priority], ARRAY[subject],
+                                ARRAY[submitter], ARRAY[not_before], ARRAY[tracker], ARRAY[retries]);
+    END IF;
+    INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, retries, submitted_at,
+                          runnable_since)
+    VALUES (v_id, task, args, grp, joex.ring(grp), queue, priority::joex.job_priority, subject, submitter, v_due,
+            CASE WHEN v_due IS NULL THEN joex.lane(priority::joex.job_priority) END, retries, v_now, coalesce(v_due, v_now));
+    IF joex.is_awaited(queue) THEN
+        PERFORM joex.wake(queue, 1);
+        PERFORM joex.announce('job-submitted', ARRAY[v_id]);
+    END IF;
     RETURN v_id;
 END $$;
 
@@ -123,15 +131,15 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_id uuid;
 BEGIN
-    INSERT INTO joex.job AS j (task, key, args, opts, rank, queue, grp, priority, subject, submitter, state, lane,
+    INSERT INTO joex.job AS j (task, key, args, opts, rank, queue, grp, ring, priority, subject, submitter, state, lane,
                                finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since)
-    VALUES (task, key, data, opts, rank, coalesce(queue, task), coalesce(grp, task), priority::joex.job_priority, subject,
+    VALUES (task, key, data, opts, rank, coalesce(queue, task), coalesce(grp, task), joex.ring(coalesce(grp, task)), priority::joex.job_priority, subject,
             submitter, CASE WHEN cancel THEN 'cancelled' ELSE 'waiting' END::joex.job_state,
             CASE WHEN NOT cancel THEN joex.lane(priority::joex.job_priority) END,
             CASE WHEN cancel THEN v_now END, cancel, resubmit, v_now, v_now)
     ON CONFLICT DO NOTHING      -- of the indexes that can conflict, only the one of keys concerns a job like this
     RETURNING j.id INTO v_id;
-    IF v_id IS NOT NULL THEN
+    IF v_id IS NOT NULL AND joex.is_awaited(coalesce(queue, task)) THEN
         PERFORM joex.wake(coalesce(queue, task), 1);
         PERFORM joex.announce('job-submitted', ARRAY[v_id]);
     END IF;

@@ -49,20 +49,21 @@ LANGUAGE sql STABLE AS $$
                min(s.seq) FILTER (WHERE s.lane = 2) AS lane2
         FROM joex.straggler s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > f.upto) s $$;
 
--- The next place on the ring, after p_after and not after p_stop, that has runnable jobs or (p_floors) a floor. The search for
--- runnable jobs ends before the next floor, so that it walks over no entries below one.
+-- The next place on the ring, after p_after and not after p_stop, that has runnable jobs or (p_floors) a floor; and where there is
+-- none, the first of its jobs, so that whoever reads on need not walk again over what lies dead before it. The search for runnable
+-- jobs ends before the next floor, so that it walks over no entries below one.
 CREATE OR REPLACE FUNCTION joex.next_place(p_queue text, p_after bigint, p_stop bigint, p_floors boolean)
-RETURNS TABLE (ring bigint, is_floored boolean) LANGUAGE sql STABLE AS $$
-    SELECT x.ring, x.is_floored
+RETURNS TABLE (ring bigint, is_floored boolean, lane smallint, rank bytea, seq bigint) LANGUAGE sql STABLE AS $$
+    SELECT x.ring, x.is_floored, x.lane, x.rank, x.seq
     FROM (SELECT CASE WHEN p_floors THEN (
               SELECT f.ring FROM joex.floor f WHERE f.queue = p_queue AND f.ring > p_after AND f.ring <= p_stop
               ORDER BY f.ring, f.upto DESC LIMIT 1) END AS ring OFFSET 0) floored
     CROSS JOIN LATERAL (
-        (SELECT j.ring, false AS is_floored FROM joex.job j
+        (SELECT j.ring, false AS is_floored, j.lane, j.rank::bytea, j.seq FROM joex.job j
          WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > p_after AND j.ring <= coalesce(floored.ring - 1, p_stop)
-         ORDER BY j.ring LIMIT 1)
+         ORDER BY j.ring, j.lane, j.rank, j.seq LIMIT 1)
         UNION ALL
-        SELECT floored.ring, true WHERE floored.ring IS NOT NULL) x
+        SELECT floored.ring, true, NULL, NULL, NULL WHERE floored.ring IS NOT NULL) x
     LIMIT 1 $$;
 
 -- How many jobs of a group are held.
@@ -74,7 +75,8 @@ RETURNS TABLE (running integer) LANGUAGE sql STABLE AS $$
                 -- (the state, not the executor: that would invite the planner to the index of all held jobs)
                 SELECT count(*) FROM joex.job j
                 WHERE j.id = ANY (p_held) AND j.state IN ('scheduled', 'running') AND j.held_since < p_upto)
-              ELSE 0 END)::integer $$;
+              ELSE 0 END)::integer
+    OFFSET 0 $$;        -- (else it is merged so far that it is worked out wherever its answer is named)
 
 -- All jobs that are held (p_held), or runnable: in each queue from floor to floor, and what lies between two. (In a queue that was
 -- never served, nothing was ever taken.) Where floors are off, there is an index to read.
@@ -271,7 +273,7 @@ BEGIN
              WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL AND j.finished_at > p_after
              ORDER BY j.finished_at LIMIT p_most)) f
         ORDER BY f.finished_at LIMIT p_most
-    ) SELECT f.queue, f.ring, count(*), (SELECT max(finished_at) FROM finished) FROM finished f GROUP BY f.queue, f.ring;
+    ) SELECT f.queue::text, f.ring, count(*), (SELECT max(finished_at) FROM finished) FROM finished f GROUP BY f.queue, f.ring;
 END $$;
 
 -- Whether takes had to walk over much (see take), or floors are on: then somebody must look after them.

@@ -29,6 +29,10 @@ DO $do$ BEGIN
         id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args jsonb, priority joex.job_priority,
         subject text, submitter text, attempt integer, failures integer, retries integer, waited float8);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
+DO $do$ BEGIN
+    CREATE TYPE joex.mixed_group AS (
+        ring bigint, pos integer, running integer, weight integer, jobs integer, lane0 bigint, lane1 bigint, lane2 bigint);
+EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 
 -- How many more jobs of a group with a limit may run. A limit must hold at every moment, so that takes from such a group
 -- exclude each other until they have committed: 0 where another one is under way. (It wakes whoever sleeps if it leaves
@@ -46,50 +50,121 @@ BEGIN
         CROSS JOIN LATERAL joex.running_of(p_queue, p_ring, f.held_upto, f.held) r);
 END $$;
 
--- One pass over the ring of one queue; the caller holds the ring. Returns the jobs taken, in the order of service.
--- p_from is the cursor at the start of the call (place * 256 + services already given there), the same for all passes;
--- p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
--- A row without an id names (in seq) the place of a group that was to be served, and all of whose jobs others have locked. The
--- next pass must leave it out (p_without), else it would keep those from their turn that come after it on the ring.
-CREATE OR REPLACE FUNCTION joex.take_pass(
-    p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_executor integer, p_app_id text, p_free integer,
-    p_high integer, p_low integer, p_most bytea, p_without bigint[]
-) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+-- The next jobs of groups in which both priorities wait, locked, as many as said of each: due retries, then by the counting scheme.
+-- The nth high job has the nth turn for high ones from where the group stands, and so the low ones; the scheme's turns for a priority
+-- that runs out go to the other one. kth: a job's number in its group; counts: the scheme moves on with it, from `turn` on. A group
+-- all of whose jobs others have locked is a row without a place. (Also for groups with floors, and where a rank is the limit.)
+CREATE OR REPLACE FUNCTION joex.in_turns(p_queue text, p_groups joex.mixed_group[], p_high integer, p_low integer, p_most bytea)
+RETURNS TABLE (
+    ring bigint, pos integer, running integer, weight integer, place tid, kth bigint, turn integer, counts boolean
+) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
+DECLARE
+    v_lowest CONSTANT bigint := -9223372036854775808;
+BEGIN
+    RETURN QUERY
+    WITH depth AS MATERIALIZED (
+        -- How many jobs each lane has, as far as that matters, and how many of each to take.
+        SELECT g.*, n.high, n.low, n.turn,
+               least(n.high, n.turns + greatest(g.jobs - n.due - n.turns - n.low, 0)) AS take_high,
+               least(n.low, g.jobs - n.due - n.turns + greatest(n.turns - n.high, 0)) AS take_low
+        FROM unnest(p_groups) g CROSS JOIN LATERAL (
+            SELECT l.*, joex.turns(l.turn, g.jobs - l.due, p_high, p_low) AS turns FROM (
+                SELECT (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 0
+                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane0, v_lowest))
+                                              AND j.rank <= p_most LIMIT g.jobs) x)::integer AS due,
+                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 1
+                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane1, v_lowest))
+                                              AND j.rank <= p_most LIMIT g.jobs + 1) x)::integer AS high,
+                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 2
+                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane2, v_lowest))
+                                              AND j.rank <= p_most LIMIT g.jobs + 1) x)::integer AS low,
+                       coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = g.ring
+                                 ORDER BY k.at DESC LIMIT 1), 0) % (p_high + p_low) AS turn
+                OFFSET 0) l) n
+    ) SELECT d.ring, d.pos, d.running, d.weight, j.place, j.kth, d.turn, j.counts
+    FROM depth d LEFT JOIN LATERAL (
+        SELECT t.place, row_number() OVER (ORDER BY t.lane > 0, t.ahead, t.rank, t.seq) - 1 AS kth,
+               t.lane > 0 AND row_number() OVER (PARTITION BY t.lane > 0 ORDER BY t.ahead) - 1 - t.nth
+                              < CASE t.lane WHEN 1 THEN d.low ELSE d.high END AS counts
+        FROM (SELECT l.*, CASE l.lane
+                  WHEN 1 THEN (least(d.turn, p_high) + l.nth) / p_high * (p_high + p_low) + (least(d.turn, p_high) + l.nth) % p_high
+                  WHEN 2 THEN (greatest(d.turn - p_high, 0) + l.nth) / p_low * (p_high + p_low) + p_high
+                              + (greatest(d.turn - p_high, 0) + l.nth) % p_low END AS ahead
+              FROM (SELECT x.*, row_number() OVER (PARTITION BY x.lane ORDER BY x.rank, x.seq) - 1 AS nth FROM (
+                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex.job a
+                                       WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
+                                             AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane0, v_lowest)) AND a.rank <= p_most
+                                       ORDER BY a.rank, a.seq LIMIT d.jobs FOR UPDATE SKIP LOCKED) due
+                        UNION ALL
+                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex.job a
+                                       WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
+                                             AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane1, v_lowest)) AND a.rank <= p_most
+                                       ORDER BY a.rank, a.seq LIMIT d.take_high FOR UPDATE SKIP LOCKED) high
+                        UNION ALL
+                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex.job a
+                                       WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
+                                             AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane2, v_lowest)) AND a.rank <= p_most
+                                       ORDER BY a.rank, a.seq LIMIT d.take_low FOR UPDATE SKIP LOCKED) low) x) l) t) j ON true;
+END $$;
+
+-- Note where these groups stand in their counting schemes.
+CREATE OR REPLACE FUNCTION joex.count_turns(p_queue text, p_rings bigint[], p_positions integer[]) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    WITH counted AS (
+        INSERT INTO joex.counting AS k (queue, ring, position)
+        SELECT p_queue, c.ring, c.position FROM unnest(p_rings, p_positions) AS c(ring, position) RETURNING k.ring
+    )   -- (What another taker removes, whose transaction is open, is left; see forget_turns.)
+    DELETE FROM joex.counting k
+    USING counted c CROSS JOIN LATERAL (
+        SELECT o.at FROM joex.counting o WHERE o.queue = p_queue AND o.ring = c.ring
+        ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old
+    WHERE k.queue = p_queue AND k.ring = c.ring AND k.at = old.at;
+END $$;
+
+-- One pass over the ring of one queue; the caller holds the ring. Chooses and locks jobs, and moves the cursor; says where they
+-- lie, in the order of service. p_from is the cursor at the start of the call (place * 256 + services already given there), the
+-- same for all passes; p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
+-- blocked: the places of groups that were to be served, and all of whose jobs others have locked. The next pass must leave them
+-- out (p_without), else they would keep those from their turn that come after them on the ring.
+CREATE OR REPLACE FUNCTION joex.choose(
+    p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_free integer, p_high integer, p_low integer, p_most bytea,
+    p_without bigint[], OUT places tid[], OUT blocked bigint[]
+) LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_here bigint := p_from >> 8;                   -- the group under the cursor
     v_served integer := (p_from & 255)::integer;    -- services it was given in this visit
     v_left integer;                                 -- services it has left in this visit
     v_before bigint;                                -- the walk starts after this place
     v_limited boolean := p_most < joex.highest_rank();
-    v_timed boolean := EXISTS (SELECT FROM joex.task_timeout);
-    -- What the lock ids of this pass begin with; the number in the pass follows. (Chance has its price: without OpenSSL the
-    -- server opens the kernel's device for each number.)
-    v_lock text := left(gen_random_uuid()::text, 28);
     v_floors boolean := joex.floor_epoch() % 2 = 1;
     v_lowest CONSTANT bigint := -9223372036854775808;
+    v_cursor bigint;
+    v_turned bigint[];      -- groups that were served by the counting scheme, and where they stand now
+    v_positions integer[];
 BEGIN
     SELECT greatest(coalesce(max(g.weight), 1) - v_served, 0) INTO v_left
     FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_here;
     v_before := CASE WHEN v_left > 0 THEN v_here - 1 ELSE v_here END;
 
-    RETURN QUERY
     -- The ring from the cursor on, and once around. It stops as soon as there are enough groups that run nothing: no
     -- group further on can come before them. `idle` counts these (not the one under the cursor whose visit is over: all others
     -- on its level come before it); `stop` is where the second half of the circle ends. lane0 to lane2 are the group's floors (see
-    -- 25_floors.sql), null where it has none.
+    -- 25_floors.sql), null where it has none; lane, rank and seq are the first job of a group without.
     WITH RECURSIVE walk AS (
         SELECT v_before AS ring, 9223372036854775807 AS stop, 0 AS pos, 0 AS idle, 0 AS running, 1 AS weight, 0 AS room,
-               NULL::bigint AS lane0, NULL::bigint AS lane1, NULL::bigint AS lane2
+               NULL::bigint AS lane0, NULL::bigint AS lane1, NULL::bigint AS lane2, NULL::smallint AS lane, NULL::bytea AS rank,
+               NULL::bigint AS seq
         UNION ALL
         SELECT n.ring, n.stop, w.pos + 1,
                w.idle + CASE WHEN s.room > 0 AND o.running < s.weight AND NOT (p_again AND v_left > 0 AND n.ring = v_here)
-                             THEN 1 ELSE 0 END, o.running, s.weight, s.room, f.lane0, f.lane1, f.lane2
+                             THEN 1 ELSE 0 END, o.running, s.weight, s.room, f.lane0, f.lane1, f.lane2, n.lane, n.rank, n.seq
         FROM walk w
         CROSS JOIN LATERAL (
-            SELECT p.ring, h.stop, p.is_floored
+            SELECT p.*, h.stop
             FROM (VALUES (w.ring, w.stop), (v_lowest, CASE WHEN w.stop > v_before THEN v_before ELSE v_lowest END)) h(after, stop)
             CROSS JOIN LATERAL joex.next_place(p_queue, h.after, h.stop, v_floors) p
             LIMIT 1) n
@@ -108,7 +183,7 @@ BEGIN
             FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
         WHERE w.idle < p_free
     ), candidate AS MATERIALIZED (
-        SELECT w.ring, w.pos, w.running, w.weight, w.room, w.lane0, w.lane1, w.lane2,
+        SELECT w.ring, w.pos, w.running, w.weight, w.room, w.lane0, w.lane1, w.lane2, w.lane, w.rank, w.seq,
                sum(w.weight) OVER lowest AS weights, sum(w.running) OVER lowest AS runs
         FROM walk w WHERE w.pos > 0 AND w.room > 0
         WINDOW lowest AS (ORDER BY w.running::float8 / w.weight, w.pos ROWS UNBOUNDED PRECEDING)
@@ -117,136 +192,89 @@ BEGIN
         SELECT ceil((p_free + c.runs)::float8 / c.weights)::integer AS level FROM candidate c
         WHERE c.weights * (c.running::float8 / c.weight) - c.runs < p_free
         ORDER BY c.weights DESC LIMIT 1
+    ), visit AS (
+        -- The turns that the free slots are for. All below the last level are: `sure`. Those on the last level come in visits, in the
+        -- order of `chosen`; `before` are the turns of the visits before this one. The group under the cursor may have two: one that
+        -- goes on, and one that comes after all others.
+        SELECT c.*, v.is_over, v.jobs, CASE WHEN v.is_first THEN n.sure ELSE 0 END AS sure,
+               sum(v.jobs) OVER (ORDER BY v.is_over, c.pos ROWS UNBOUNDED PRECEDING) - v.jobs AS before
+        FROM candidate c CROSS JOIN water CROSS JOIN LATERAL (
+            SELECT least(c.room, greatest(c.weight * (water.level - 1) - c.running, 0)) AS sure,
+                   least(c.room, greatest(c.weight * water.level - c.running, 0)) AS upto,
+                   c.ring = v_here AND v_left > 0 AS is_here,
+                   NOT p_again AND water.level - 1 = (SELECT min(o.running / o.weight) FROM candidate o) AS goes_on
+        ) n CROSS JOIN LATERAL (
+            SELECT n.is_here AND NOT n.goes_on, n.upto - n.sure, true WHERE NOT (n.is_here AND n.goes_on)
+            UNION ALL
+            SELECT false, least(n.upto, v_left), true WHERE n.is_here AND n.goes_on
+            UNION ALL
+            SELECT true, n.upto - v_left, false WHERE n.is_here AND n.goes_on AND n.upto > v_left
+        ) v(is_over, jobs, is_first)
     ), due AS (
-        -- The turns that the free slots are for, in the order of `chosen`; the last visit is not cut, so that its services are
-        -- counted. No row of a group is locked whose turn it is not: others pass over what is locked here until this
-        -- transaction ends, and that may be long (see accept).
-        SELECT t.ring, t.pos, t.running, t.weight, count(*)::integer AS jobs, t.lane0, t.lane1, t.lane2 FROM (
-            SELECT c.ring, c.pos, c.running, c.weight, c.lane0, c.lane1, c.lane2, (c.running + n.kth) / c.weight AS level
-            FROM candidate c, water, generate_series(0, least(c.room, c.weight * water.level - c.running) - 1) n(kth)
-            ORDER BY level, c.ring = v_here AND v_left > 0
-                            AND (p_again OR n.kth >= v_left
-                                 OR (c.running + n.kth) / c.weight > (SELECT min(c.running / c.weight) FROM candidate c)),
-                     c.pos FETCH FIRST p_free ROWS WITH TIES) t
-        GROUP BY t.ring, t.pos, t.running, t.weight, t.lane0, t.lane1, t.lane2
+        -- How many jobs of each group that makes. The last visit is not cut, so that its services are counted. No row of a group is
+        -- locked whose turn it is not: others pass over what is locked here until this transaction ends, and that may be long (see
+        -- accept).
+        SELECT v.ring, v.pos, v.running, v.weight, v.lane0, v.lane1, v.lane2, v.lane, v.rank, v.seq,
+               (sum(v.sure) + coalesce(sum(v.jobs) FILTER (WHERE v.before < p_free - (SELECT sum(a.sure) FROM visit a)), 0))::integer
+                   AS jobs
+        FROM visit v GROUP BY v.ring, v.pos, v.running, v.weight, v.lane0, v.lane1, v.lane2, v.lane, v.rank, v.seq
     ), reached AS MATERIALIZED (
         -- (OFFSET 0: a probe for each group. Else a planner that has heard of no backlog yet reads all of it into a hash table.)
         SELECT d.*, v_limited OR d.lane0 IS NOT NULL OR
-               EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2 OFFSET 0)
-               AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 1 OFFSET 0) AS mixed,
-               coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = d.ring
-                         ORDER BY k.at DESC LIMIT 1), 0) % (p_high + p_low) AS turn
-        FROM due d
-    ), depth AS MATERIALIZED (
-        -- Where both priorities wait: how many jobs each lane has, as far as that matters, and how many of each to take. The
-        -- scheme's turns for a priority that runs out go to the other one.
-        SELECT r.*, n.high, n.low,
-               least(n.high, n.turns + greatest(r.jobs - n.due - n.turns - n.low, 0)) AS take_high,
-               least(n.low, r.jobs - n.due - n.turns + greatest(n.turns - n.high, 0)) AS take_low
+               d.lane < 2
+               AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2 OFFSET 0)
+               AND (d.lane = 1
+                    OR EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 1 OFFSET 0))
+                   AS mixed
+        FROM due d WHERE d.jobs > 0
+    ), lined AS MATERIALIZED (
+        -- The jobs of each group, locked, in their order. Where one priority waits, that is the index's. (The number of a row tells
+        -- the order in which it was read: to sort once more costs as much as to read.) A group all of whose jobs others have locked
+        -- is a row without a place.
+        SELECT r.ring, r.pos, r.running, r.weight, j.place, j.kth, NULL::integer AS turn, false AS counts
         FROM reached r LEFT JOIN LATERAL (
-            SELECT l.*, joex.turns(r.turn, r.jobs - l.due, p_high, p_low) AS turns FROM (
-                SELECT (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring AND j.lane = 0
-                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(r.lane0, v_lowest))
-                                              AND j.rank <= p_most LIMIT r.jobs) x)::integer AS due,
-                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring AND j.lane = 1
-                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(r.lane1, v_lowest))
-                                              AND j.rank <= p_most LIMIT r.jobs + 1) x)::integer AS high,
-                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = r.ring AND j.lane = 2
-                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(r.lane2, v_lowest))
-                                              AND j.rank <= p_most LIMIT r.jobs + 1) x)::integer AS low
-                LIMIT r.mixed::integer) l) n ON true
-    ), locked AS MATERIALIZED (
-        SELECT d.ring, d.pos, d.running, d.weight, d.mixed, d.turn, d.high, d.low, j.id, j.lane, j.rank, j.seq,
-               row_number() OVER (PARTITION BY d.ring, j.lane ORDER BY j.rank, j.seq) - 1 AS nth
-        FROM depth d CROSS JOIN LATERAL (
-            SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
-                           WHERE NOT d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane IS NOT NULL
-                           ORDER BY a.lane, a.rank, a.seq LIMIT d.jobs
-                           FOR UPDATE SKIP LOCKED) plain
-            UNION ALL
-            SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
-                           WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
-                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane0, v_lowest)) AND a.rank <= p_most
-                           ORDER BY a.rank, a.seq LIMIT d.jobs
-                           FOR UPDATE SKIP LOCKED) due
-            UNION ALL
-            SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
-                           WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
-                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane1, v_lowest)) AND a.rank <= p_most
-                           ORDER BY a.rank, a.seq LIMIT d.take_high
-                           FOR UPDATE SKIP LOCKED) high
-            UNION ALL
-            SELECT * FROM (SELECT a.id, a.lane, a.rank, a.seq FROM joex.job a
-                           WHERE d.mixed AND a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
-                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane2, v_lowest)) AND a.rank <= p_most
-                           ORDER BY a.rank, a.seq LIMIT d.take_low
-                           FOR UPDATE SKIP LOCKED) low) j
-    ), turned AS (
-        -- In a group where both priorities wait, a job's turn in the counting scheme: the nth high job has the nth turn
-        -- for high ones from where the group stands, and so the low ones. Elsewhere lane and age decide.
-        SELECT l.*, CASE
-            WHEN NOT l.mixed OR l.lane = 0 THEN NULL
-            WHEN l.lane = 1 THEN (least(l.turn, p_high) + l.nth) / p_high * (p_high + p_low)
-                                 + (least(l.turn, p_high) + l.nth) % p_high
-            ELSE (greatest(l.turn - p_high, 0) + l.nth) / p_low * (p_high + p_low) + p_high
-                 + (greatest(l.turn - p_high, 0) + l.nth) % p_low END - l.turn AS ahead
-        FROM locked l
-    ), lined AS (
-        SELECT t.*, row_number() OVER (PARTITION BY t.ring ORDER BY (t.lane > 0 AND t.mixed), t.ahead, t.lane, t.rank, t.seq) - 1
-                        AS kth,
-               row_number() OVER (PARTITION BY t.ring, (t.lane > 0) ORDER BY t.ahead, t.lane, t.rank, t.seq) - 1 AS scheduled
-        FROM turned t
+            SELECT a.place, row_number() OVER () - 1 AS kth
+            FROM (SELECT a.ctid AS place FROM joex.job a
+                  WHERE a.queue = p_queue AND a.ring = r.ring AND a.lane IS NOT NULL
+                        AND (a.lane, a.rank, a.seq) >= (r.lane, r.rank, r.seq)
+                  ORDER BY a.lane, a.rank, a.seq LIMIT r.jobs FOR UPDATE SKIP LOCKED) a) j ON true
+        WHERE NOT r.mixed
+        UNION ALL
+        SELECT t.*
+        FROM (SELECT array_agg((r.ring, r.pos, r.running, r.weight, r.jobs, r.lane0, r.lane1, r.lane2)::joex.mixed_group) AS groups
+              FROM reached r WHERE r.mixed) m
+        CROSS JOIN LATERAL joex.in_turns(p_queue, m.groups, p_high, p_low, p_most) t WHERE m.groups IS NOT NULL
     ), chosen AS MATERIALIZED (
         -- A visit that is under way goes on before all others, on the lowest level; when it is over, the group comes after all.
-        SELECT o.*, row_number() OVER (ORDER BY o.level, o.is_over, o.pos, o.kth) AS nr FROM (
+        SELECT o.ring, o.place, o.turn, o.counts, o.level, o.is_over,
+               row_number() OVER (ORDER BY o.level, o.is_over, o.pos, o.kth) AS nr FROM (
             SELECT l.*, l.ring = v_here AND v_left > 0
                         AND (p_again OR l.kth >= v_left OR l.level > (SELECT min(c.running / c.weight) FROM candidate c))
                         AS is_over
-            FROM (SELECT x.*, (x.running + x.kth) / x.weight AS level FROM lined x) l) o
+            FROM (SELECT x.*, (x.running + x.kth) / x.weight AS level FROM lined x
+                  WHERE x.place IS NOT NULL) l) o
         ORDER BY o.level, o.is_over, o.pos, o.kth LIMIT p_free
-    ), counted AS (
-        -- The scheme moves on with each job that is taken while both priorities wait.
-        INSERT INTO joex.counting (queue, ring, position)
-        SELECT p_queue, c.ring, (min(c.turn) + count(*))::integer % (p_high + p_low)
-        FROM chosen c WHERE c.mixed AND c.lane > 0
-              AND c.scheduled - c.nth < CASE c.lane WHEN 1 THEN c.low ELSE c.high END
-        GROUP BY c.ring RETURNING ring
-    ), outdated AS (
-        -- (What another taker removes, whose transaction is open, is left; see forget_turns.)
-        DELETE FROM joex.counting k
-        USING counted c CROSS JOIN LATERAL (
-            SELECT o.at FROM joex.counting o WHERE o.queue = p_queue AND o.ring = c.ring
-            ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old
-        WHERE k.queue = p_queue AND k.ring = c.ring AND k.at = old.at
     ), last AS (
         SELECT c.ring, c.level, c.is_over FROM chosen c ORDER BY c.nr DESC LIMIT 1
-    ), moved AS MATERIALIZED (
-        -- The services of this visit: the last group's jobs on its last level; and those before this call, where the visit
-        -- has merely gone on.
-        SELECT setval(p_cursor, l.ring * 256 + least(255, CASE
-                   WHEN v_left > 0 AND NOT l.is_over AND NOT EXISTS (SELECT FROM chosen c WHERE c.ring <> v_here)
-                   THEN v_served ELSE 0 END
-               + (SELECT count(*) FROM chosen c
-                  WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over))) FROM last l
-    ), taken AS (
-        UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
-               lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
-               held_since = (SELECT coalesce(pg_sequence_last_value('joex.job_seq_seq'), 0)),
-               -- (who picks up a job with a key goes on where the one before has stopped)
-               progress = CASE WHEN j.key IS NULL THEN 0 ELSE j.progress END,
-               progress_message = CASE WHEN j.key IS NOT NULL THEN j.progress_message END,
-               (overdue_at, renew_by) = (SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                                         FROM joex.task_timeout o WHERE v_timed AND o.task = j.task)
-        FROM chosen c WHERE j.id = c.id
-        RETURNING j.id, j.lock_id, j.seq, j.queue, j.grp, j.task, j.args, j.priority, j.subject, j.submitter, j.attempt,
-                  j.failures, j.retries, extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr
+    ), counted AS (
+        SELECT c.ring, (min(c.turn) + count(*))::integer % (p_high + p_low) AS position
+        FROM chosen c WHERE c.counts GROUP BY c.ring
     )
-    (SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task, t.args, t.priority, t.subject, t.submitter, t.attempt,
-            t.failures, t.retries, t.waited
-     FROM taken t, moved ORDER BY t.nr)
-    UNION ALL
-    SELECT NULL, NULL, r.ring, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-    FROM (SELECT ring FROM reached EXCEPT SELECT ring FROM locked) r WHERE (SELECT count(*) FROM chosen) < p_free;
+    SELECT ARRAY(SELECT c.place FROM chosen c ORDER BY c.nr),
+           ARRAY(SELECT l.ring FROM lined l WHERE l.place IS NULL),
+           -- The services of this visit: the last group's jobs on its last level; and those before this call, where the visit
+           -- has merely gone on.
+           (SELECT l.ring * 256 + least(255, CASE
+                       WHEN v_left > 0 AND NOT l.is_over AND NOT EXISTS (SELECT FROM chosen c WHERE c.ring <> v_here)
+                       THEN v_served ELSE 0 END
+                   + (SELECT count(*) FROM chosen c
+                      WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over)) FROM last l),
+           (SELECT array_agg(c.ring) FROM counted c), (SELECT array_agg(c.position) FROM counted c)
+    INTO places, blocked, v_cursor, v_turned, v_positions;
+    PERFORM setval(p_cursor, v_cursor) WHERE v_cursor IS NOT NULL;
+    IF v_turned IS NOT NULL THEN
+        PERFORM joex.count_turns(p_queue, v_turned, v_positions);
+    END IF;
 END $$;
 
 -- A rank above all others: what a tuple is packed into never begins with this byte.
@@ -284,9 +312,18 @@ DECLARE
     v_from bigint;
     v_again boolean;
     v_want integer := p_free;
-    v_taken joex.taken;
+    v_waiting integer;      -- 2: or more
+    v_place tid;
+    v_ring bigint;
+    v_is_set boolean;
+    v_places tid[];
+    v_blocked bigint[];
     v_without bigint[];
+    v_holds_ring boolean;
     v_walked bigint := joex.entries_walked();
+    v_simple boolean := p_most >= joex.highest_rank() AND joex.floor_epoch() % 2 = 0;
+    v_timed boolean;
+    v_lock text;
 BEGIN
     IF p_executor = 0 THEN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
@@ -309,29 +346,73 @@ BEGIN
         -- The ring is held while choosing, not until the commit has reached the disk: others skip the rows locked here.
         -- Session locks outlive an error; hence the handler, which cancellation must reach too.
         PERFORM pg_advisory_lock(joex.lock_class(3), v_queue.id);
+        v_holds_ring := true;
         BEGIN
             v_from := coalesce(pg_sequence_last_value(v_queue.cursor), -9223372036854775808);
             v_again := false;
             v_without := '{}';
             LOOP
-                FOR v_taken IN SELECT * FROM joex.take_pass(
-                        v_queue.name, v_from, v_again, v_queue.cursor, p_executor, v_executor.app_id, v_want, p_high, p_low,
-                        p_most, v_without) LOOP
-                    IF v_taken.id IS NULL THEN
-                        v_without := v_without || v_taken.seq;
-                    ELSE
-                        v_want := v_want - 1;
-                        RETURN NEXT v_taken;
+                -- Often there is nothing, or one job, of a group about which nothing is set: then there is nothing to choose. (Where
+                -- somebody has locked it, or changed it since, the choice finds out.)
+                v_places := '{}';
+                v_blocked := '{}';
+                IF v_simple THEN
+                    SELECT count(*), min(w.place), min(w.ring), bool_or(w.is_set) INTO v_waiting, v_place, v_ring, v_is_set
+                    FROM (SELECT j.ctid AS place, j.ring, EXISTS (SELECT FROM joex.group_setting g
+                                                                  WHERE g.queue = j.queue AND g.ring = j.ring) AS is_set
+                          FROM joex.job j WHERE j.queue = v_queue.name AND j.lane IS NOT NULL LIMIT 2) w;
+                    EXIT WHEN v_waiting = 0;
+                    IF v_waiting = 1 AND NOT v_is_set THEN
+                        v_places := ARRAY(SELECT j.ctid FROM joex.job j WHERE j.ctid = v_place AND j.lane IS NOT NULL
+                                          FOR UPDATE SKIP LOCKED);
                     END IF;
-                END LOOP;
-                EXIT WHEN NOT FOUND OR v_want = 0;
+                END IF;
+                IF v_places <> '{}' THEN
+                    PERFORM setval(v_queue.cursor, v_ring * 256 + 1);
+                ELSE
+                    SELECT c.places, c.blocked INTO v_places, v_blocked FROM joex.choose(
+                        v_queue.name, v_from, v_again, v_queue.cursor, v_want, p_high, p_low, p_most, v_without) c;
+                    EXIT WHEN v_places = '{}' AND v_blocked = '{}';
+                END IF;
+                v_want := v_want - cardinality(v_places);
+                v_without := v_without || v_blocked;
+                IF v_want = 0 THEN
+                    PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+                    v_holds_ring := false;
+                END IF;
+                -- What the lock ids of this pass begin with; the number in the pass follows. (Chance has its price: without
+                -- OpenSSL the server opens the kernel's device for each number.)
+                v_lock := left(gen_random_uuid()::text, 28);
+                v_timed := EXISTS (SELECT FROM joex.task_timeout);
+                RETURN QUERY WITH taken AS (
+                    UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = v_executor.app_id,
+                           lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
+                           held_since = (SELECT coalesce(pg_sequence_last_value('joex.job_seq_seq'), 0)),
+                           -- (who picks up a job with a key goes on where the one before has stopped)
+                           progress = CASE WHEN j.key IS NULL THEN 0 ELSE j.progress END,
+                           progress_message = CASE WHEN j.key IS NOT NULL THEN j.progress_message END,
+                           (overdue_at, renew_by) = (
+                               SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
+                               FROM joex.task_timeout o WHERE v_timed AND o.task = j.task)
+                    FROM unnest(v_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
+                    RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
+                              j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
+                              extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr
+                ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task, t.args, t.priority, t.subject, t.submitter, t.attempt,
+                         t.failures, t.retries, t.waited
+                FROM taken t ORDER BY t.nr;
+                EXIT WHEN v_want = 0;
                 v_again := true;
             END LOOP;
         EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
-            PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+            IF v_holds_ring THEN
+                PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+            END IF;
             RAISE;
         END;
-        PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+        IF v_holds_ring THEN
+            PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+        END IF;
         -- Many more than it takes: most were dead. (A sequence tells it without a write.)
         IF joex.entries_walked() - v_walked > 1000 + 50 * p_free THEN
             PERFORM nextval('joex.long_takes');

@@ -41,6 +41,9 @@ DECLARE
     v_free uuid[];
     v_queue record;
     v_again boolean := 'waiting' = ANY (states) OR 'stuck' = ANY (states);
+    v_as_said bigint;             -- how many have ended as their runs said
+    v_ended bigint[];
+    v_answers text[];             -- of those that have ended; null: as said
     v_canceled uuid[];
     v_others uuid[] := '{}';      -- runs that are not ended here
     v_now timestamptz := clock_timestamp();
@@ -49,11 +52,10 @@ BEGIN
         SELECT array_agg(k.id) INTO v_free FROM (
             SELECT j.id FROM joex.job j WHERE j.id = ANY (ids) FOR UPDATE SKIP LOCKED) k;
     END IF;
-    PERFORM joex.announce_short(ids, locks, ages, CASE WHEN skip_locked THEN coalesce(v_free, '{}') END);
-    FOR nr, answer IN WITH given AS MATERIALIZED (
-        SELECT * FROM unnest(ids, locks, states, results, messages, errors, delays, ages) WITH ORDINALITY
-            AS g(id, lock_id, state, result, message, error, delay, age, nr)
-    ), ended AS (
+    IF joex.is_heard(true) THEN
+        PERFORM joex.announce_short(ids, locks, ages, CASE WHEN skip_locked THEN coalesce(v_free, '{}') END);
+    END IF;
+    WITH ended AS (
         UPDATE joex.job j SET
             executor_id = NULL, overdue_at = NULL, resubmit_requested = false,
             cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
@@ -80,30 +82,39 @@ BEGIN
                               ELSE v_now - make_interval(secs => g.age) END,
             progress = CASE WHEN j.resubmit_requested THEN 0 WHEN g.state = 'success' THEN 100 ELSE j.progress END,
             result = g.result, message = g.message, error = coalesce(g.error, j.error)
-        FROM given g
+        FROM unnest(ids, locks, states, results, messages, errors, delays, ages) WITH ORDINALITY
+            AS g(id, lock_id, state, result, message, error, delay, age, nr)
         -- (the state, not the executor: that would invite the planner to the index of all held jobs)
         WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.state IN ('scheduled', 'running')
-              AND (v_free IS NULL AND NOT skip_locked OR j.id = ANY (v_free))
-        RETURNING g.nr, j.state, g.state AS said, j.cancel_requested
-    )
-    SELECT g.nr, CASE
-        WHEN e.cancel_requested THEN 'canceled'
-        WHEN e.nr IS NOT NULL THEN 'resubmitted'
-        WHEN skip_locked AND NOT coalesce(g.id = ANY (v_free), false)
-             AND EXISTS (SELECT FROM joex.job j WHERE j.id = g.id) THEN 'locked'
-        WHEN EXISTS (SELECT FROM joex.job j WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id IS NULL)
-             THEN 'already'
-        ELSE 'worker_conflict' END
-    FROM given g LEFT JOIN ended e USING (nr) WHERE e.nr IS NULL OR e.cancel_requested OR e.state::text <> e.said
-    LOOP
-        IF answer = 'canceled' THEN
-            v_canceled := v_canceled || ids[nr];
-        ELSIF answer <> 'resubmitted' THEN
-            v_others := v_others || locks[nr];
-        END IF;
-        v_again := v_again OR answer = 'resubmitted';
-        RETURN NEXT;
-    END LOOP;
+              AND (NOT skip_locked OR j.id = ANY (v_free))
+        RETURNING g.nr, CASE WHEN j.cancel_requested THEN 'canceled'
+                             WHEN j.lane IS NOT NULL AND g.state <> 'waiting' THEN 'resubmitted' END AS answer
+    ) SELECT count(*) FILTER (WHERE e.answer IS NULL), array_agg(e.nr), array_agg(e.answer)
+      INTO v_as_said, v_ended, v_answers FROM ended e;
+    -- Nearly always all have ended as said. What has become of the others is asked in a statement of its own, which sees what
+    -- has committed while this one waited for a row.
+    IF v_as_said < cardinality(ids) THEN
+        FOR nr, answer IN
+            SELECT g.nr, CASE
+                WHEN e.nr IS NOT NULL THEN e.answer
+                WHEN skip_locked AND NOT coalesce(g.id = ANY (v_free), false)
+                     AND EXISTS (SELECT FROM joex.job j WHERE j.id = g.id) THEN 'locked'
+                WHEN EXISTS (SELECT FROM joex.job j WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id IS NULL)
+                     THEN 'already'
+                ELSE 'worker_conflict' END
+            FROM unnest(ids, locks) WITH ORDINALITY AS g(id, lock_id, nr)
+            LEFT JOIN unnest(v_ended, v_answers) AS e(nr, answer) USING (nr)
+            WHERE e.nr IS NULL OR e.answer IS NOT NULL
+        LOOP
+            IF answer = 'canceled' THEN
+                v_canceled := v_canceled || ids[nr];
+            ELSIF answer <> 'resubmitted' THEN
+                v_others := v_others || locks[nr];
+            END IF;
+            v_again := v_again OR answer = 'resubmitted';
+            RETURN NEXT;
+        END LOOP;
+    END IF;
     IF v_again THEN
         -- Given back, for others to take; or to be tried again, at a time that a sleeper must learn.
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex.job j
@@ -124,7 +135,9 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    PERFORM joex.announce_ends(ids, locks, v_others);
+    IF joex.is_heard(false) THEN
+        PERFORM joex.announce_ends(ids, locks, v_others);
+    END IF;
     IF v_canceled IS NOT NULL THEN
         PERFORM joex.delete_removed(v_canceled);
     END IF;
@@ -137,16 +150,15 @@ CREATE OR REPLACE FUNCTION joex.delete_removed(p_ids uuid[]) RETURNS void LANGUA
     ) DELETE FROM joex.job_log l USING gone WHERE l.job_id = gone.id $$;
 
 -- Runs so short that they were never marked as running are told of when they end. free: the jobs that can end now; null: all.
+-- (Here and below: the caller has asked whether anybody listens.)
 CREATE OR REPLACE FUNCTION joex.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 BEGIN
-    IF joex.is_heard(true) THEN
-        PERFORM joex.announce('job-started', array_agg(j.id ORDER BY g.nr))
-        FROM unnest(ids, locks, ages) WITH ORDINALITY AS g(id, lock_id, age, nr)
-        JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.state = 'scheduled' AND g.age IS NOT NULL
-                           AND (free IS NULL OR j.id = ANY (free));
-    END IF;
+    PERFORM joex.announce('job-started', array_agg(j.id ORDER BY g.nr))
+    FROM unnest(ids, locks, ages) WITH ORDINALITY AS g(id, lock_id, age, nr)
+    JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.state = 'scheduled' AND g.age IS NOT NULL
+                       AND (free IS NULL OR j.id = ANY (free));
 END $$;
 
 -- Tell what has become of these runs, all but those with the lock ids of `others`.
@@ -157,15 +169,13 @@ DECLARE
     v_finished uuid[];
     v_changed uuid[];
 BEGIN
-    IF joex.is_heard(false) THEN
-        SELECT array_agg(j.id ORDER BY g.nr) FILTER (WHERE j.finished_at IS NOT NULL),
-               array_agg(j.id) FILTER (WHERE j.finished_at IS NULL)
-        INTO v_finished, v_changed
-        FROM unnest(ids, locks) WITH ORDINALITY AS g(id, lock_id, nr)
-        JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND g.lock_id <> ALL (others);
-        PERFORM joex.announce('job-finished', v_finished);
-        PERFORM joex.announce('job-changed', v_changed);
-    END IF;
+    SELECT array_agg(j.id ORDER BY g.nr) FILTER (WHERE j.finished_at IS NOT NULL),
+           array_agg(j.id) FILTER (WHERE j.finished_at IS NULL)
+    INTO v_finished, v_changed
+    FROM unnest(ids, locks) WITH ORDINALITY AS g(id, lock_id, nr)
+    JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND g.lock_id <> ALL (others);
+    PERFORM joex.announce('job-finished', v_finished);
+    PERFORM joex.announce('job-changed', v_changed);
 END $$;
 
 -- End one run, inside the transaction of the task's own writes: they and the job's end commit together, or not at all.

@@ -179,7 +179,7 @@ BEGIN
     UPDATE joex.executor e SET heartbeat_at = clock_timestamp() WHERE e.id = p_id AND e.left_at IS NULL
     RETURNING e.draining, e.queues INTO draining, v_queues;
     alive := FOUND;
-    -- (OFFSET 0: a probe for each queue, and no hash table of all that waits; see take_pass)
+    -- (OFFSET 0: a probe for each queue, and no hash table of all that waits; see choose)
     work := EXISTS (SELECT FROM unnest(v_queues) q(name) WHERE
         joex.has_runnable(q.name)
         OR EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL

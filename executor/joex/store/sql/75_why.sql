@@ -118,7 +118,7 @@ RETURNS TABLE (places bigint, at_least boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_cursor bigint;
-    v_before bigint;            -- the walk starts after this place, as in take_pass
+    v_before bigint;            -- the walk starts after this place, as in choose
     v_at bigint;
     v_around boolean := false;  -- past the end of the ring, and on from its beginning
     v_passed boolean := false;  -- past the group that is asked about

@@ -1,0 +1,68 @@
+"""A job is in exactly one of four places, and its state fits: the database refuses everything else."""
+
+import itertools
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+
+from joex.core.job import State
+
+STATES_IN: dict[str | int, set[str]] = {
+    "finished": {"cancelled", "failed", "success"},
+    "held": {"scheduled", "running"},
+    "due": {"waiting", "stuck"},
+    0: {"stuck"},
+    1: {"waiting"},
+    2: {"waiting"},
+}
+
+
+class Flags(NamedTuple):
+    """Which columns of a row are set."""
+
+    due: bool
+    held: bool
+    finished: bool
+    locked: bool
+    overdue: bool
+
+
+def fits(state: str, lane: int | None, flags: Flags) -> bool:
+    """What the types of the schema say, in other words."""
+    places: list[str | int] = [name for name in ("due", "held", "finished") if getattr(flags, name)]
+    places += [] if lane is None else [lane]
+    if len(places) != 1 or (flags.held and not flags.locked) or (flags.overdue and not flags.held):
+        return False
+    return state in STATES_IN.get(places[0], set())
+
+
+async def test_a_row_is_in_one_place_with_a_state_that_fits_and_all_else_is_refused(bench):
+    job_id = await bench.submit()
+    allowed = 0
+    lanes = (None, -1, 0, 1, 2, 3)
+    all_flags = [Flags(*flags) for flags in itertools.product((False, True), repeat=5)]
+    for state, lane, flags in itertools.product(State, lanes, all_flags):
+        change = bench.connection.execute(
+            """
+            UPDATE joex.job SET state = $2::text::joex.job_state, lane = $3::smallint,
+                due_at = CASE WHEN $4 THEN now() END, executor_id = CASE WHEN $5 THEN 1 END,
+                finished_at = CASE WHEN $6 THEN now() END, lock_id = CASE WHEN $7 THEN id END,
+                overdue_at = CASE WHEN $8 THEN now() END
+            WHERE id = $1
+            """,
+            *(job_id, str(state), lane, *flags),
+        )
+        if fits(state, lane, flags):
+            await change
+            allowed += 1
+        else:
+            with pytest.raises(asyncpg.CheckViolationError, match=r"job_is_in_one_place|job_only_a_run|job_state_fits"):
+                await change
+    assert allowed == 2 * (3 + 2 + 3) + 4
+
+
+async def test_a_row_is_at_the_place_of_its_group_on_the_ring(bench):
+    job_id = await bench.submit()
+    with pytest.raises(asyncpg.CheckViolationError, match="job_has_its_place_on_the_ring"):
+        await bench.connection.execute("UPDATE joex.job SET ring = ring + 1 WHERE id = $1", job_id)
