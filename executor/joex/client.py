@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
 
-from joex.core.duration import parse_duration
 from joex.core.job import NewJob, Priority, State
 from joex.core.why import Reason
-from joex.errors import ConfigError, InvalidJob, JoexError
+from joex.errors import ConfigError, InvalidJob
 from joex.periodic_tasks import PeriodicTasks
 from joex.store import executors, jobs
-from joex.store.database import borrowed, create_pool, reset
-from joex.store.errors import translated
+from joex.store.database import Lender, borrowed, create_pool, reset
 from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
 from joex.store.watching import ExecutorEvent, JobEvent, read_jobs
+from joex.submissions import columns_of_any, time_of
 from joex.typed import TypedJobs
 from joex.watching.bell import Bell
 from joex.watching.watcher import Watcher
@@ -50,6 +49,7 @@ class Client:
     def __init__(self, database: str | asyncpg.Pool[Any]) -> None:
         self._url = database if isinstance(database, str) else None
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
+        self._lender: Lender | None = None
         self.watcher = Watcher(self._borrow)
         """What `wait`, `subscribe` and `events` are made of."""
         self.bell = Bell(self._borrow)
@@ -79,7 +79,10 @@ class Client:
         await self.watcher.close()
         await self.bell.close()
         if self._url is not None and self._pool is not None:
-            pool, self._pool = self._pool, None
+            pool, lender = self._pool, self._lender
+            self._pool = self._lender = None
+            if lender is not None:
+                await lender.close()
             await pool.close()
 
     async def submit(
@@ -119,18 +122,12 @@ class Client:
             InvalidJob: a field is wrong; the message names it. Nothing was stored.
             DatabaseUnavailable: try again later.
         """
-        job = new_job(
-            task=task,
-            args=args or {},
-            group=group,
-            queue=queue,
-            priority=priority,
-            subject=subject,
-            submitter=submitter,
-            not_before=not_before,
-            tracker=tracker,
-            retries=retries,
-        )
+        try:
+            # (By position, which is cheaper; and a priority that is a plain text is as good here.)
+            known, time = cast("Priority", priority), time_of(not_before)
+            job = NewJob(task, args or {}, group, queue, known, subject, submitter, time, tracker, retries)
+        except (ValueError, TypeError) as error:
+            raise InvalidJob(str(error)) from error
         async with self.using(connection) as used:
             return await jobs.submit(used, job)
 
@@ -149,14 +146,10 @@ class Client:
         Raises:
             InvalidJob, DatabaseUnavailable: as with `submit`; nothing was stored.
         """
-        given = [job if isinstance(job, NewJob) else new_job(**job) for job in new_jobs]
-        ids: list[UUID | None] = []
+        given = list(new_jobs)
+        batches = [columns_of_any(given[start : start + _BATCH]) for start in range(0, len(given), _BATCH)]
         async with self.using(connection) as used:
-            with translated():
-                async with used.transaction():
-                    for start in range(0, len(given), _BATCH):
-                        ids += await jobs.submit_many(used, given[start : start + _BATCH])
-        return ids
+            return await jobs.submit_batches(used, batches)
 
     async def cancel(self, job_id: UUID, *, connection: Connection | None = None) -> str:
         """Cancel a job.
@@ -288,29 +281,24 @@ class Client:
                 if connection is None and self._url is not None:
                     await reset(used)
 
-    @asynccontextmanager
-    async def using(self, connection: Connection | None = None) -> AsyncIterator[Connection]:
+    def using(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one of the pool, for statements that leave nothing in the session, as Joex's own.
 
         It is not reset, which would be one more question to the server each time.
         """
-        if connection is not None:
-            yield connection
-            return
-        pool = await self._get_pool()
-        with translated():
-            used = await pool.acquire()
-        try:
-            yield used
-        finally:
-            # What was done is done, even where the connection is lost before it is given back: the pool then drops it.
-            with suppress(JoexError), translated():
-                await pool.release(used)
+        return _Using(self, connection)
 
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[Connection]:
         async with borrowed(await self._get_pool()) as connection:
             yield connection
+
+    async def get_lender(self) -> Lender:
+        """What lends the connections of the pool."""
+        pool = await self._get_pool()
+        if self._lender is None:
+            self._lender = Lender(pool, keeps=self._url is not None)
+        return self._lender
 
     async def _get_pool(self) -> asyncpg.Pool[Any]:
         if self._pool is None:
@@ -320,30 +308,31 @@ class Client:
         return self._pool
 
 
+class _Using:
+    """A connection for the time of a block (no generator: this surrounds each submission)."""
+
+    __slots__ = ("_client", "_given", "_lender", "_lent")
+
+    def __init__(self, client: Client, given: Connection | None) -> None:
+        self._client = client
+        self._given = given
+
+    async def __aenter__(self) -> Connection:
+        if self._given is not None:
+            return self._given
+        self._lender = await self._client.get_lender()
+        self._lent = await self._lender.borrow()
+        return self._lent
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._given is None:
+            await self._lender.give_back(self._lent, may_keep=kind is None)
+
+
 def _states(given: Collection[str]) -> frozenset[str]:
     states = frozenset([given] if isinstance(given, str) else given)
     if unknown := sorted(states.difference(State)):
         raise ConfigError(f"states: expected some of {', '.join(State)}; got {', '.join(map(repr, unknown))}")
     return states
-
-
-def new_job(
-    *,
-    task: str,
-    args: Mapping[str, Any] | None = None,
-    not_before: datetime | timedelta | str | None = None,
-    **fields: Any,
-) -> NewJob:
-    """A checked submission from the arguments of `Client.submit`.
-
-    Raises:
-        InvalidJob: a field is wrong or unknown; the message names it.
-    """
-    try:
-        if not_before is not None and isinstance(not_before, timedelta | str):
-            not_before = datetime.now(UTC) + parse_duration(not_before)
-        if "priority" in fields and fields["priority"] in ("high", "low"):
-            fields["priority"] = Priority.HIGH if fields["priority"] == "high" else Priority.LOW
-        return NewJob(task=task, args={} if args is None else args, not_before=not_before, **fields)
-    except (ValueError, TypeError) as error:
-        raise InvalidJob(str(error)) from error

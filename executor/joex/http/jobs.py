@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Body, HTTPException, Query, Response, status
 from pydantic import BaseModel, Field
 
-from joex.client import Client, new_job
+from joex.client import Client
 from joex.core.job import NewJob, State
 from joex.errors import InvalidJob
 from joex.http.access import CHANGING, Done, Limit, QueueFilter, TheClient, refusals
@@ -17,6 +17,7 @@ from joex.http.bodies import MOST_AT_ONCE, JobberBody, JobBody, Name, PriorityBo
 from joex.http.problems import problems
 from joex.store.jobs import Job, LogEntry
 from joex.store.listing import Filter, check_cursor, list_jobs
+from joex.submissions import new_job
 
 routes = APIRouter(tags=["jobs"])
 
