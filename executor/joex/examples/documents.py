@@ -15,6 +15,7 @@ import ast
 import dis
 import io
 import symtable
+import threading
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from types import CodeType
 import joex
 
 app = joex.App()
+
+# Python 3.11 keeps one depth for the trees that all threads make, and raises a SystemError where a thread begins one
+# while another's is half made: garbage collection in its midst lets other threads run.
+_one_tree = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ def count(ctx: joex.Context, path: Path) -> Counts:
     try:
         with tokenize.open(path) as file:  # in the encoding that it declares
             source = file.read()
-        tree = ast.parse(source, filename=str(path))
+        with _one_tree:
+            tree = ast.parse(source, filename=str(path))
     except FileNotFoundError:
         raise joex.Fail(f"there is no file {path}") from None  # final: no retry would help
     except (SyntaxError, ValueError) as error:
