@@ -39,10 +39,11 @@ CREATE TABLE effects (
     lock_id  uuid NOT NULL,
     pid      integer NOT NULL,                                  -- of the executor
     kind     text NOT NULL,                                     -- run, committed, cancelled
-    started  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    ended    timestamptz
+    started  timestamptz NOT NULL,                              -- by the clock of the process, as its end: what it has
+    ended    timestamptz                                        -- sent may be written when it does not exist any more
 );
 CREATE INDEX ON effects (job_id);
+CREATE TABLE deaths (pid integer PRIMARY KEY, at timestamptz NOT NULL);
 """
 TROUBLE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
@@ -99,9 +100,10 @@ class Effects:
         """The runs that began while another run of the same job had not ended."""
         return await self._pool.fetch("""
             SELECT a.job_id, a.pid, a.started, a.ended, b.pid AS other_pid, b.started AS other_started
-            FROM effects a JOIN effects b ON b.job_id = a.job_id AND b.id <> a.id
+            FROM effects a LEFT JOIN deaths ON deaths.pid = a.pid
+            JOIN effects b ON b.job_id = a.job_id AND b.id <> a.id
             WHERE a.kind = 'run' AND b.kind = 'run' AND b.started >= a.started
-                  AND b.started < coalesce(a.ended, 'infinity')
+                  AND b.started < coalesce(a.ended, deaths.at, 'infinity')
         """)
 
     async def committed(self) -> dict[UUID, int]:
@@ -116,16 +118,21 @@ class Effects:
         )
         return found
 
-    async def end_of(self, pid: int) -> None:
-        """This process does not exist any more, and so its runs have ended: as it has noted, or by now."""
+    async def end_of(self, pid: int, at: datetime | None = None) -> None:
+        """This process does not exist any more, and so its runs have ended: as it has noted, or then (now).
+
+        That is also true of those whose start is not written yet: the server may have it still before it.
+        """
+        at = at or datetime.now(UTC)
         notes = self.ends and self.ends / str(pid)
         if notes and notes.exists():
             ends = [line.split() for line in notes.read_text().splitlines()]
             await self._pool.executemany(
                 "UPDATE effects SET ended = $2 WHERE id = $1 AND ended IS NULL",
-                [(UUID(run), datetime.fromisoformat(at)) for run, at in ends],
+                [(UUID(run), datetime.fromisoformat(ended)) for run, ended in ends],
             )
-        await self._pool.execute("UPDATE effects SET ended = clock_timestamp() WHERE pid = $1 AND ended IS NULL", pid)
+        await self._pool.execute("INSERT INTO deaths VALUES ($1, $2) ON CONFLICT DO NOTHING", pid, at)
+        await self._pool.execute("UPDATE effects SET ended = $2 WHERE pid = $1 AND ended IS NULL", pid, at)
 
     async def all_finished(
         self,
@@ -303,9 +310,9 @@ _ends = _EndWriter()
 
 
 def _begin(ctx: joex.Context, kind: str = "run") -> tuple[Any, ...]:
-    statement = """INSERT INTO effects (id, job_id, attempt, lock_id, pid, kind) VALUES ($1, $2, $3, $4, $5, $6)
-                   ON CONFLICT DO NOTHING"""
-    return statement, uuid4(), ctx.job_id, ctx.attempt, ctx.lock_id, os.getpid(), kind
+    statement = """INSERT INTO effects (id, job_id, attempt, lock_id, pid, kind, started)
+                   VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING"""
+    return statement, uuid4(), ctx.job_id, ctx.attempt, ctx.lock_id, os.getpid(), kind, datetime.now(UTC)
 
 
 async def _flagged(name: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,6 +44,7 @@ class ExecutorProcess:
             preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
         )
         self.pid = self._process.pid
+        self._killed_at: datetime | None = None
 
     @property
     def log(self) -> str:
@@ -74,6 +76,8 @@ class ExecutorProcess:
 
     async def kill(self) -> None:
         """Kill it (SIGKILL); it does not exist any more when this returns."""
+        # From here on it does nothing. The next one may be at work before anybody here has seen that it has exited.
+        self._killed_at = datetime.now(UTC)
         self._process.send_signal(signal.SIGKILL)
         await self.exited()
 
@@ -86,7 +90,7 @@ class ExecutorProcess:
 
     async def _mark_its_end(self) -> bool:
         with contextlib.suppress(*TROUBLE):
-            await self._effects.end_of(self.pid)
+            await self._effects.end_of(self.pid, self._killed_at)
             return True
         return False
 
