@@ -44,12 +44,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("pg_version", marker.args if marker else default, ids=lambda version: f"pg{version}")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each test with its tier, before ``-m`` is looked at."""
+    if tier := _tier(item):
+        item.add_marker(tier)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its tier, and run the tiers in order, the quick ones first."""
-    for item in items:
-        if tier := _tier(item):
-            item.add_marker(tier)
+    """Run the tiers in order, the quick ones first."""
     items.sort(key=lambda item: TIERS.index(_tier(item) or TIERS[0]))
 
 

@@ -72,9 +72,10 @@ async def test_a_job_that_is_taken_but_has_not_started_is_cancelled(
         async with connection.transaction():  # both are taken at once
             await client.submit("block", priority="high", connection=connection)
             job_id = await client.submit("task", connection=connection)
-        answer = await asyncio.to_thread(cancel_while_blocked, job_id)
+            # It begins before they are taken: this loop is the executor's, and is blocked from then on.
+            answer = asyncio.get_running_loop().run_in_executor(None, cancel_while_blocked, job_id)
         await inside.ended(job_id)
-    assert answer == "requested"
+    assert await answer == "requested"
     assert (await client.get(job_id)).state == "cancelled"
 
 
@@ -83,7 +84,8 @@ async def _cancel_when_scheduled(url: str, job_id: UUID, go_on: threading.Event)
     async with joex.Client(url) as client:
 
         async def is_scheduled() -> bool:
-            return bool((await client.get(job_id)).state == "scheduled")
+            job = await client.get(job_id)  # None: its submission is not committed yet
+            return job is not None and job.state == "scheduled"
 
         try:
             await eventually(is_scheduled)
@@ -224,8 +226,7 @@ async def test_a_job_that_is_cancelled_as_it_fails_is_not_tried_again(client: An
 
     async with executor_inside(app, database_url) as inside:
         job_id = await client.submit("task")
-        await inside.ended(job_id)
-        await inside.log.wait_for(FellAsleep, after=len(inside.log.events))
+        await inside.log.wait_for(FellAsleep, after=inside.log.behind(await inside.ended(job_id)))
     assert (await client.get(job_id)).state == "cancelled"
     assert runs == [1]
 

@@ -129,8 +129,7 @@ async def test_a_job_that_is_retried_by_hand_wakes_a_sleeping_executor(
 
     async with executor_inside(app, database_url, lease=LONG) as inside:
         job_id = await client.submit("fail")
-        await inside.ended(job_id)
-        seen = len(inside.log.events)
+        seen = inside.log.behind(await inside.ended(job_id))
         await inside.log.wait_for(FellAsleep, after=seen)
         assert await client.retry(job_id)
         await inside.ended(job_id, after=seen)
@@ -143,8 +142,7 @@ async def test_a_group_that_is_resumed_wakes_a_sleeping_executor(
     async with executor_inside(app, database_url, lease=LONG) as inside:
         paused = await client.submit("task", group="acme")
         other = await client.submit("task", group="other")
-        await inside.ended(other)
-        await inside.log.wait_for(FellAsleep, after=len(inside.log.events))
+        await inside.log.wait_for(FellAsleep, after=inside.log.behind(await inside.ended(other)))
         assert (await client.get(paused)).state == "waiting"
         await connection.execute("SELECT joex.set_group('acme', paused => false)")
         await inside.ended(paused)

@@ -60,6 +60,8 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
     await system.pool(replicas=2)
     await system.until_ready(2)
     before = await system.executors()
+    both_sleep = "SELECT count(*) = 2 FROM joex.executor WHERE asleep_since IS NOT NULL"
+    await eventually(lambda: system.db.fetchval(both_sleep), PATIENCE, why="both have fallen asleep")
     # Of idle executors the youngest goes first, and the one that fell asleep last is woken first.
     await system.db.execute("UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'")
     async with system.db.acquire() as connection:

@@ -58,6 +58,10 @@ class EventLog:
         kept = [event for event in self.events[after:] if isinstance(event, kind)]
         return [event for event in kept if predicate is None or predicate(event)]
 
+    def behind(self, event: Event) -> int:
+        """What ``after`` must be for events that came after this one."""
+        return 1 + next(place for place, found in enumerate(self.events) if found is event)
+
     async def wait_for(
         self,
         kind: type[E],

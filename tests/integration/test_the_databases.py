@@ -1,0 +1,56 @@
+"""A database that a test was done with serves another one, which must find it as if it had just been made."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.postgres import TEMPLATE, TestServer
+
+_STATE = """
+    SELECT oid::regclass::text, pg_relation_size(oid), CASE relkind WHEN 'r' THEN reltuples END,
+        CASE relkind WHEN 'S' THEN pg_sequence_last_value(oid) END
+    FROM pg_class WHERE relnamespace = 'joex'::regnamespace AND relkind IN ('r', 'i', 'S')
+        AND relname <> 'migration'  -- which no test writes to: it is left as it is
+    ORDER BY 1
+"""
+
+
+async def state(server: TestServer, database: str) -> list[Any]:
+    async with server.administrator(database) as connection:
+        return [tuple(row) for row in await connection.fetch(_STATE)]
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        "SELECT joex.submit('a', grp => 'g')",
+        "SELECT joex.submit('a'); DELETE FROM joex.job",
+        "BEGIN; SELECT joex.submit('a'); ROLLBACK",
+        "SELECT nextval('joex.floor_epoch')",
+        "ANALYZE",
+        "UPDATE joex.periodic_task SET enabled = true",
+        "SELECT joex.put_periodic_task('mine', 'a', 'daily')",
+        "INSERT INTO joex.subscriber VALUES ('me', true, 'infinity')",
+        "CREATE SEQUENCE joex.ring_cursor_12",
+        "CREATE TABLE mine (id integer)",
+        "CREATE TABLE joex.mine (id uuid PRIMARY KEY)",
+    ],
+)
+async def test_a_database_that_serves_again_is_as_one_that_was_just_made(postgres, touch):
+    name = await postgres.create_database()
+    async with postgres.administrator() as administrator:
+        await administrator.execute(f"CREATE DATABASE just_made TEMPLATE {TEMPLATE}")
+    new = await state(postgres, "just_made")
+    try:
+        async with postgres.administrator(name) as connection:
+            await connection.execute(touch)
+        await postgres.release_database(name)
+        name = await postgres.create_database()
+        assert await state(postgres, name) == new
+        async with postgres.administrator(name) as connection:
+            assert await connection.fetch("SELECT id, enabled, timer FROM joex.periodic_task") == [
+                ("joex.retention", False, "yearly")
+            ]
+    finally:
+        await postgres.release_database(name)
+        await postgres.drop_database("just_made")
