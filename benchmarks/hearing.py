@@ -18,10 +18,7 @@ _BATCHES = (1, 20)
 _MUTE = """
     CREATE OR REPLACE FUNCTION joex.announce(p_event text, p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS
         $$ BEGIN END $$;
-    CREATE OR REPLACE FUNCTION joex.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
-        LANGUAGE plpgsql AS $$ BEGIN END $$;
-    CREATE OR REPLACE FUNCTION joex.announce_ends(ids uuid[], locks uuid[], others uuid[]) RETURNS void
-        LANGUAGE plpgsql AS $$ BEGIN END $$;
+    CREATE OR REPLACE FUNCTION joex.is_heard(p_events boolean) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT false';
 """
 
 

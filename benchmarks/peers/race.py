@@ -116,7 +116,16 @@ class Entrants:
         """The medians of the turns, what they say about the aims, and who is missing."""
         medians: Found = {key: statistics.median(values) for key, values in self._found.items()}
         return [
-            *(Figure(what, value, _UNITS[what], system=system) for (what, system), value in medians.items()),
+            *(
+                Figure(what, value, _UNITS[what], system=system)
+                for (what, system), value in medians.items()
+                if what != speed.OWN
+            ),
+            *(
+                Figure(f"{what}: {system}", value, "jobs/s")
+                for (what, system), value in medians.items()
+                if what == speed.OWN
+            ),
             *verdicts(medians),
             *(
                 Figure(f"{name} can't be measured: {reason}", 0, "", "measured", met=False)

@@ -28,6 +28,7 @@ DRAIN = "drain, one worker process"
 DRAIN_MANY = f"drain, {WORKERS} worker processes"
 MEDIAN = "submit to start, idle worker, p50"
 LATE = "submit to start, idle worker, p99"
+OWN = "its maker's own benchmark"
 
 UNITS = dict.fromkeys((BATCHES, SINGLY, PARALLEL, DRAIN, DRAIN_MANY), "jobs/s") | dict.fromkeys((MEDIAN, LATE), "ms")
 
@@ -42,7 +43,8 @@ class Sizes:
 
 
 async def turn(server_url: str, system: System, sizes: Sizes, *, many: bool) -> dict[str, float]:
-    """One turn of a system, in a database of its own: all figures but, without ``many``, that of several workers."""
+    """One turn of a system, in a database of its own: all figures but, without ``many``, that of several workers
+    and that of its maker's own benchmark, where it has one."""
     jobs = max(1000, int(system.jobs * sizes.drained))
     found: dict[str, float] = {}
     async with stage(server_url, system) as url:
@@ -55,6 +57,8 @@ async def turn(server_url: str, system: System, sizes: Sizes, *, many: bool) -> 
         found[MEDIAN], found[LATE] = quantile(waits, 0.5) * 1000, quantile(waits, 0.99) * 1000
         found[SINGLY] = await _submit(system, url, sizes.singly, 1, 1)
         found[PARALLEL] = await _submit(system, url, 3 * sizes.singly, 1, _CONNECTIONS)
+        if many and system.has_own_bench:
+            found[OWN] = float((await ask(system, url, "own-bench", "--jobs", str(jobs)))["worked_per_s"])
     return found
 
 
@@ -103,7 +107,12 @@ def _done(one: Worker) -> int:
 
 
 async def _latencies(system: System, url: str, jobs: int) -> list[float]:
-    """Seconds from just before each submission to the start of the task's code."""
+    """Seconds from just before each submission to the start of the task's code.
+
+    What the drains have left behind is cleared first, as autovacuum does within a minute: each system drained another
+    number of jobs.
+    """
+    await settle(url)
     async with worker(system, url, _LATENCY_SLOTS) as one:
         await ask(system, url, "trickle", "--jobs", "20", "--pause", str(_PAUSE))  # its plans and caches are made
         warm = 1 + 20

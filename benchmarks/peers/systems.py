@@ -27,6 +27,7 @@ class System:
         history: what it keeps of a finished job by default.
         settings: how it is set, for people.
         fairness: what it has for fairness between groups, and what ``--fair`` uses; empty: nothing.
+        has_own_bench: its driver runs its maker's benchmark too.
     """
 
     name: str
@@ -39,6 +40,7 @@ class System:
     history: str
     settings: str
     fairness: str = ""
+    has_own_bench: bool = False
 
 
 def _python(name: str) -> tuple[str, ...]:
@@ -141,6 +143,7 @@ PEERS = {
             "('available', 'pending', 'retryable', 'running', 'scheduled'))",
             history="the job, for 24 hours",
             settings="`FetchCooldown` 1 ms, `FetchPollInterval` 20 ms, pgx; `InsertManyFast` (COPY) for batches.",
+            has_own_bench=True,
         ),
     )
 }

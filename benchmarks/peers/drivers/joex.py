@@ -48,7 +48,9 @@ class _Joex:
 
     @asynccontextmanager
     async def producer(self, url: str, *, fair: bool) -> AsyncIterator[_Producer]:  # noqa: ARG002 - nothing to set
-        async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, joex.Client(pool) as client:
+        async with joex.Client(url) as client:
+            async with client.acquire():
+                pass  # it is connected, and will use this connection again and again
             yield _Producer(client)
 
     async def work(self, url: str, slots: int, *, fair: bool) -> None:  # noqa: ARG002 - likewise
