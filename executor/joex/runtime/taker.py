@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.counting import CountingScheme
 from joex.core.events import DatabaseTrouble, Emit, FellAsleep, Taken
+from joex.core.job import TakenJob
 from joex.core.looks import LATEST, Looks
 from joex.errors import JoexError, LeaseLost
 from joex.runtime.runner import Runner
@@ -105,35 +106,43 @@ class Taker:
             if sleep:
                 await self._wait(sleep)
 
-    def _wanted(self) -> int:
-        """How many jobs to take now.
+    def _wanted(self, unstarted: int = 0) -> int:
+        """How many jobs to take now, where so many that are taken are still to be started.
 
         With many slots only half of them at once: one half runs while the other is taken and written.
         """
         if self.is_stopped or not self._is_trusted():
             return 0
-        free = self._runner.free
-        slots = free + len(self._runner.runs)
+        free = self._runner.free - unstarted
+        slots = self._runner.free + len(self._runner.runs)
         return min(free, (slots + 1) // 2) if slots >= _OVERLAP_FROM else free
 
     async def _take(self) -> float:
         """Take as long as slots are free; returns for how long to sleep, 0 for not at all."""
+        taken: list[TakenJob] = []  # by the last take, and not started
         async with borrowed(self._pool) as connection:
-            # One take right after the other, with nothing in between that lets the loop go on: so the next is on its
-            # way to the database before the jobs of this one begin to run.
-            while asked := self._wanted():
+            while asked := self._wanted(len(taken)):
                 if self._unknown_until:
+                    self._start(taken)
+                    taken = []
                     await self._give_back_unknown(connection)
                 begin = time.perf_counter()
-                jobs = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
-                self._emit(Taken(asked, len(jobs), time.perf_counter() - begin))
-                for job in jobs:
-                    self._runner.start(job)
-                if len(jobs) < asked:
+                # One take right after the other: while the jobs of the last one are started, which is when the loop
+                # next goes on, the server is at work on this one. (The loop starts them too where this one fails.)
+                asyncio.get_running_loop().call_soon(self._start, taken)
+                taken = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
+                self._emit(Taken(asked, len(taken), time.perf_counter() - begin))
+                if len(taken) < asked:
+                    self._start(taken)
                     await asyncio.sleep(0)  # nothing of what follows is in a hurry: let the jobs begin
                     return await self._found_less(connection)
                 self._is_declared = False  # the take has taken us off the list of sleepers
+            self._start(taken)
             return 0
+
+    def _start(self, jobs: list[TakenJob]) -> None:
+        for job in jobs:
+            self._runner.start(job)
 
     async def _give_back_unknown(self, connection: Any) -> None:
         await executors.give_back_unknown(connection, self._executor, list(self._runner.runs))
