@@ -176,7 +176,7 @@ async def test_the_operators_account_can_do_its_work_and_no_more(
         child: dict[str, Any] = {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": {"name": "default-0", "ownerReferences": [{**owner, "blockOwnerDeletion": True}]},
+            "metadata": {"name": "default-0", "ownerReferences": [owner]},
             "spec": rendered["Deployment", "joex-postgresql"]["spec"],
         }
         for replicas in (0, 1):

@@ -246,7 +246,6 @@ BEFORE = "Of the chart before."
 DEFINITION = FILES[POOLS]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 ASKED_BY_THE_API_SERVER = {
     Right("create", "joex.dev", "joexpools"),  # for an apply, where there is no such object
-    Right("update", "joex.dev", "joexpools/finalizers"),  # for an owner with blockOwnerDeletion
 }
 
 

@@ -129,7 +129,6 @@ FOR_POOLS = {
     ("joex.dev", "periodictasks"): "list watch",
     ("joex.dev", "joexpools/status"): "patch",
     ("joex.dev", "periodictasks/status"): "patch",
-    ("joex.dev", "joexpools/finalizers"): "update",
     ("apps", "deployments"): "get list watch create patch delete",
     ("", "pods"): "list watch",
     ("", "secrets"): "get",

@@ -115,11 +115,11 @@ def _probe(path: str, *, every: int, failures: int, patience: int) -> dict[str, 
 
 
 def _owner(pool: Pool) -> dict[str, Any]:
+    # Without blockOwnerDeletion: an API server that has just got the definition of pools refuses it for half a minute.
     return {
         "apiVersion": API_VERSION,
         "kind": "JoexPool",
         "name": pool.name,
         "uid": pool.uid,
         "controller": True,
-        "blockOwnerDeletion": True,
     }

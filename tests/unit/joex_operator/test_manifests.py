@@ -60,7 +60,6 @@ def test_the_deployment_of_a_slot():
                     "name": "documents",
                     "uid": "pool-uid",
                     "controller": True,
-                    "blockOwnerDeletion": True,
                 }
             ],
         },
