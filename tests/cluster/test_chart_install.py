@@ -25,6 +25,7 @@ from tests.support.cluster.objects import is_available
 from tests.support.cluster.providers import Cluster
 from tests.support.cluster.release import NAME, OPERATOR, Release, own_database
 from tests.support.cluster.system import COLLECTED_WITHIN, DEPLOYMENTS, PATIENCE, POOL_LABEL, POOLS, System
+from tests.support.waiting import eventually
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -238,8 +239,12 @@ async def test_the_operator_uses_each_right_that_it_has(
     await api.until(DEPLOYMENTS, slot, lambda found: found["spec"]["replicas"] == 1, release.namespace)
     await api.until("leases", OPERATOR, is_renewed, release.namespace)
 
-    used = {request.right for request in release.requests()}
-    assert await rights(api, release) - used == ASKED_BY_THE_API_SERVER
+    may = await rights(api, release)
+
+    def is_all_used() -> bool:  # (the log tells of a request when it is answered: its effect is seen before)
+        return may - {request.right for request in release.requests()} == ASKED_BY_THE_API_SERVER
+
+    await eventually(is_all_used, PATIENCE, why=f"each right is used, of {may}")
 
 
 BEFORE = "Of the chart before."
