@@ -15,7 +15,7 @@ SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks scri
 # More arguments for what a target runs: make test ARGS="-k fairness -x"
 ARGS ?=
 
-.PHONY: help setup demo test test-kind $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
+.PHONY: help setup demo test test-kind test-node $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
 
 help: ## print the targets
 	@echo "Targets (ARGS=\"...\" is handed on to the program that demo, test, bench and lock run):"
@@ -63,6 +63,10 @@ test: setup ## run every test; each line names the tier, tests/TIER/...
 
 test-kind: setup ## run the cluster tier on kind, with the image of the Dockerfile; wants Docker and kind
 	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m cluster --cluster=kind $(ARGS)
+
+# Half an hour the first time, most of it the building of images and programs; ten minutes afterwards.
+test-node: setup ## run Joex on a real node: kubelet, containerd, the image of the Dockerfile; wants root and Debian
+	@$(BIN)/python -m tests.support.node $(ARGS)
 
 $(TIERS:%=test-%): test-%: setup
 	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m $* $(ARGS)

@@ -19,7 +19,8 @@ from tests.support.cluster.option import pytest_addoption  # noqa: F401 - pytest
 from tests.support.postgres import VERSIONS, TestServer, TestServers
 from tests.support.waiting import eventually
 
-TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster")
+TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster", "node")
+_ONLY_ASKED_FOR = "node"
 _HERE = Path(__file__).parent
 _OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid BETWEEN 1785685000 AND 1785685099 \
               AND database = (SELECT oid FROM pg_database WHERE datname = $1)"
@@ -51,8 +52,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tiers in order, the quick ones first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the tiers in order, the quick ones first. A real node is made where somebody asks for it: `make test-node`."""
+    if config.option.markexpr != _ONLY_ASKED_FOR:
+        left_out = [item for item in items if _tier(item) == _ONLY_ASKED_FOR]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _tier(item) != _ONLY_ASKED_FOR]
     items.sort(key=lambda item: TIERS.index(_tier(item) or TIERS[0]))
 
 

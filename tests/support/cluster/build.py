@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.cluster.go_build import BuildError, GoModule, Report, report_on_stderr
@@ -22,6 +22,10 @@ KUBERNETES = GoModule(
     {"etcd": "go.etcd.io/etcd/server/v3", **{name: f"k8s.io/kubernetes/cmd/{name}" for name in _COMPONENTS}},
     ("k8s.io/component-base/version.gitVersion",),
 )
+KUBERNETES_NODE = replace(
+    KUBERNETES, packages={name: f"k8s.io/kubernetes/cmd/{name}" for name in ("kubelet", "kube-proxy", "kubectl")}
+)
+"""What a real node needs besides: the tier ``node`` builds it."""
 HELM = GoModule(
     "helm", "helm.sh/helm/v3", {"helm": "helm.sh/helm/v3/cmd/helm"}, ("helm.sh/helm/v3/internal/version.version",)
 )

@@ -1,4 +1,4 @@
-"""The control plane of Kubernetes as processes on loopback: RBAC on, an authority of its own, ready in seconds."""
+"""The control plane of Kubernetes as processes: RBAC on, an authority of its own, ready in seconds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,9 @@ from tests.support.cluster.pki import Authority, Certificate, SigningKey
 from tests.support.cluster.processes import free_port
 
 _PATIENCE = 90.0
+_LOOPBACK = "127.0.0.1"
+
+_NO_ENDPOINTS = ",-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller"
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,16 @@ class Timing:
 class ControlPlane:
     """etcd, kube-apiserver, kube-controller-manager and kube-scheduler in a folder. A guard ends the processes.
 
-    Services have the upper half of the addresses of a network, such as ``127.20``. No endpoints are made of them, since
-    the API takes none on loopback.
+    Services have the upper half of the addresses of a network, such as ``127.20``. On loopback no endpoints are made of
+    them, since the API takes none there. ``address``: where pods with a network of their own reach the API server.
     """
 
-    def __init__(self, folder: Path, programs: Programs, network: str, timing: Timing) -> None:
+    def __init__(
+        self, folder: Path, programs: Programs, network: str, timing: Timing, address: str = _LOOPBACK
+    ) -> None:
         self._folder = folder
         self._services = f"{network}.128"
+        self._address = address
         self._authority = Authority(folder / "pki")
         self.audit_log = AuditLog(folder)
         self._port = free_port()
@@ -58,10 +64,9 @@ class ControlPlane:
         self.etcd.start()
         self.etcd.wait_until(lambda: "true" in self._answer(f"{self._etcd_url}/health"), _PATIENCE)
         self.api_server.start()
-        # They ask until the API answers.
+        self.wait_for_api()  # the controller manager asks for ten seconds only, which a busy machine exceeds
         self.controller_manager.start()
         self.scheduler.start()
-        self.wait_for_api()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self.controller_manager.wait_until(lambda: '"uid"' in self._answer(f"{self.server}{account}"), _PATIENCE)
 
@@ -102,6 +107,19 @@ class ControlPlane:
         access = Access(self.server, {"certificate-authority": str(self._authority.own.certificate)}, shown)
         return kubeconfig.write(certificate.certificate.with_suffix(".kubeconfig"), access)
 
+    def server_certificate(self, name: str, *alternatives: str) -> Certificate:
+        """A certificate for a server of this cluster, such as a kubelet."""
+        return self._authority.server(name, *alternatives)
+
+    @property
+    def authority(self) -> Path:
+        """The certificate of the authority that the cluster trusts."""
+        return self._authority.own.certificate
+
+    @property
+    def _is_on_loopback(self) -> bool:
+        return self._address == _LOOPBACK
+
     def _client(self) -> httpx.Client:
         access = kubeconfig.read(self.kubeconfig)
         return httpx.Client(verify=access.ssl_context(), trust_env=False, timeout=5)
@@ -133,15 +151,19 @@ class ControlPlane:
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
         alternatives = [*(f"DNS:{name}" for name in names), "IP:127.0.0.1", f"IP:{self._services}.1"]
         own = self._authority.server("kube-apiserver", *alternatives)
+        kubelets = self._authority.client("kube-apiserver-kubelet-client", "system:masters")
         authority = self._authority.own.certificate
         return Component(
             self._folder,
             programs.kube_apiserver,
             f"--etcd-servers={self._etcd_url}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={_LOOPBACK if self._is_on_loopback else '0.0.0.0'}",  # noqa: S104 - a network of its own
             f"--secure-port={self._port}",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",
+            f"--advertise-address={self._address}",
+            f"--endpoint-reconciler-type={'none' if self._is_on_loopback else 'lease'}",
+            f"--kubelet-client-certificate={kubelets.certificate}",
+            f"--kubelet-client-key={kubelets.key}",
+            "--kubelet-preferred-address-types=InternalIP",
             f"--service-cluster-ip-range={self._services}.0/17",
             f"--client-ca-file={authority}",
             *_tls(own),
@@ -174,7 +196,7 @@ class ControlPlane:
             "--kube-api-qps=200",
             "--kube-api-burst=400",
             "--concurrent-namespace-syncs=20",
-            "--controllers=*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
+            f"--controllers=*{_NO_ENDPOINTS if self._is_on_loopback else ''}",
             "--node-monitor-period=1s",
             f"--node-monitor-grace-period={timing.node_silence}s",
         )

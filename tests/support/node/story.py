@@ -1,0 +1,247 @@
+"""What a story on the node says: commands out of the documents, jobs in the trial database, pods and pools."""
+
+import base64
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import asyncpg
+
+from tests.support.cluster.api import Api
+from tests.support.cluster.connection import Object
+from tests.support.node.images import SHOPS
+from tests.support.node.node import ROOT, Node
+from tests.support.waiting import eventually
+
+JOBS = "jobs"
+"""The namespace of the stories' own pools; restricted, as the chart's own."""
+PATIENCE = 120.0
+"""Seconds after which a story gives up. None is faster or slower because of it."""
+_CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"\s{2,}#.*$")
+_FINISHED = ("success", "failed", "cancelled")
+
+
+class Times:
+    """What took how long, for people."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, str, float]] = []
+
+    def add(self, story: str, what: str, seconds: float) -> None:
+        """Note a time."""
+        self._rows.append((story, what, seconds))
+
+    def lines(self) -> list[str]:
+        """A line for each time."""
+        return [
+            f"{seconds:7.2f} s  {story.removeprefix('test_').replace('_', ' ')}: {what}"
+            for story, what, seconds in self._rows
+        ]
+
+
+class Story:
+    """One story."""
+
+    def __init__(self, node: Node, times: Times, name: str) -> None:
+        self.node = node
+        self._times = times
+        self._name = name
+        self._database: asyncpg.Connection[Any] | None = None
+        self.api: Api
+
+    async def __aenter__(self) -> Self:
+        self.api = self.node.api()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print(self.tell())
+        if self._database is not None:
+            self._database.terminate()
+        await self.api.__aexit__(None, None, None)
+
+    def tell(self) -> str:
+        """What the cluster looks like, for a story that has failed."""
+        what = "get pods,deployments,joexpools,periodictasks --all-namespaces --output wide"
+        return self.node.sh(f"""
+            kubectl {what} || true
+            kubectl get events --all-namespaces --sort-by=.lastTimestamp | tail -n 60
+            kubectl logs deployment/joex-operator --tail=60 || true
+        """)
+
+    def documented(self, command: str, folder: Path = ROOT) -> str:
+        """Run a command that stands, word for word, in a console block of the README or of a page."""
+        assert command in _commands(), f"no document has this command: {command}"
+        return self.sh(command, folder)
+
+    def sh(self, command: str, folder: Path = ROOT) -> str:
+        """Run a command in a shell."""
+        return self.node.sh(command, folder)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Note how long a block takes."""
+        began = time.monotonic()
+        yield
+        self._times.add(self._name, what, time.monotonic() - began)
+
+    async def make_namespace(self) -> None:
+        """Make the namespace of the stories' own pools, whose pods must be restricted, with the database's secret."""
+        self.sh(f"""
+            kubectl create namespace {JOBS}
+            kubectl label namespace {JOBS} pod-security.kubernetes.io/enforce=restricted
+        """)
+        secret = await self.api.get("secrets", "joex-postgresql", "default")
+        url = base64.b64decode(secret["data"]["url"]).decode()
+        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "joex-db"}, "stringData": {"url": url}}
+        await self.api.apply(manifest, JOBS)
+
+    async def pool(self, name: str, **spec: Any) -> None:
+        """Make a pool of the shop, which shrinks soon, or change it."""
+        template = {
+            "containers": [
+                {
+                    "name": "executor",
+                    "resources": {"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}},
+                }
+            ]
+        }
+        manifest = {
+            "apiVersion": "joex.dev/v1alpha1",
+            "kind": "JoexPool",
+            "metadata": {"name": name, "namespace": JOBS},
+            "spec": {
+                "app": "tasks:app",
+                "image": SHOPS[0],
+                "queues": [name],
+                "database": {"secretName": "joex-db"},
+                "poolSize": 2,
+                "drain": {"timeout": "60s"},
+                "template": {"spec": template},
+                **spec,
+                "scaling": {
+                    "minReplicas": 0,
+                    "maxReplicas": 5,
+                    "behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}},
+                    **spec.get("scaling", {}),
+                },
+            },
+        }
+        await self.api.apply(manifest)
+
+    async def drop(self, name: str) -> None:
+        """Delete a pool, and wait until nothing of it is left."""
+        await self.api.delete("joexpools.joex.dev", name, JOBS)
+        await self.until_pods(name, 0)
+
+    async def until_pool(self, name: str, holds: Callable[[Object], Any], namespace: str = JOBS) -> Object:
+        """Wait until something holds of a pool that has a status."""
+
+        def is_so(found: Object | None) -> bool:
+            return bool(found is not None and found.get("status") and holds(found))
+
+        found: Object = await self.api.until("joexpools.joex.dev", name, is_so, namespace, timeout=PATIENCE)
+        return found
+
+    async def until_ready(self, name: str, executors: int, namespace: str = JOBS) -> None:
+        """Wait until so many executors of a pool take jobs."""
+        await self.until_pool(name, lambda pool: pool["status"].get("readyReplicas") == executors, namespace)
+
+    async def until_pods(self, name: str, count: int, namespace: str = JOBS) -> list[Object]:
+        """Wait until a pool has so many pods, those that end included."""
+        labels = f"joex.dev/pool={name}"
+        return await self.api.until_all(
+            "pods", lambda found: len(found) == count, namespace, labels=labels, timeout=PATIENCE
+        )
+
+    async def pod(self, name: str, namespace: str = JOBS) -> Object:
+        """Wait for a pod of a pool that is ready, and not ending."""
+
+        def is_ready(pod: Object) -> bool:
+            conditions = {one["type"]: one["status"] for one in pod.get("status", {}).get("conditions", [])}
+            return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+        found = await self.api.until_all(
+            "pods", lambda pods: any(map(is_ready, pods)), namespace, labels=f"joex.dev/pool={name}", timeout=PATIENCE
+        )
+        return next(pod for pod in found if is_ready(pod))
+
+    async def submit(self, task: str, queue: str, group: str = "acme", **args: Any) -> UUID:
+        """Submit a job."""
+        database = await self._connected()
+        made: UUID = await database.fetchval(
+            "SELECT joex.submit($1, $2::jsonb, grp => $3, queue => $4)", task, json.dumps(args), group, queue
+        )
+        return made
+
+    async def job(self, job_id: UUID) -> asyncpg.Record:
+        """A job as it is."""
+        database = await self._connected()
+        row: asyncpg.Record | None = await database.fetchrow(
+            "SELECT *, state::text AS now FROM joex.jobs WHERE id = $1", job_id
+        )
+        assert row is not None
+        return row
+
+    async def begun(self, job_id: UUID) -> asyncpg.Record:
+        """Wait until a job runs."""
+        return await self._until(job_id, lambda job: job["now"] == "running")
+
+    async def finished(self, *job_ids: UUID) -> list[asyncpg.Record]:
+        """Wait until jobs are finished."""
+        return [await self._until(job_id, lambda job: job["now"] in _FINISHED) for job_id in job_ids]
+
+    def note_job(self, what: str, job: asyncpg.Record) -> None:
+        """Note how long a job waited for its start."""
+        self._times.add(self._name, what, (job["started_at"] - job["submitted_at"]).total_seconds())
+
+    async def nothing_hangs(self) -> None:
+        """No pod is left that should have ended: one that ends is within its grace, and says so."""
+
+        async def none() -> bool:
+            pods = [*await self.api.get_all("pods", JOBS), *await self.api.get_all("pods", "default")]
+            return not [pod for pod in pods if "deletionTimestamp" in pod["metadata"]]
+
+        await eventually(none, PATIENCE, why="no pod is left Terminating")
+
+    async def _until(self, job_id: UUID, holds: Callable[[asyncpg.Record], bool]) -> asyncpg.Record:
+        async def looked() -> asyncpg.Record | None:
+            job = await self.job(job_id)
+            return job if holds(job) else None
+
+        found: asyncpg.Record = await eventually(looked, PATIENCE, why=f"job {job_id}")
+        return found
+
+    async def _connected(self) -> "asyncpg.Connection[Any]":
+        """A connection to the trial database, by the address of its Service; made anew where it was lost."""
+        if self._database is None or self._database.is_closed():
+            secret = await self.api.get("secrets", "joex-postgresql", "default")
+            service = await self.api.get("services", "joex-postgresql", "default")
+            url = base64.b64decode(secret["data"]["url"]).decode()
+            address = service["spec"]["clusterIP"]
+
+            async def connect() -> "asyncpg.Connection[Any] | None":
+                try:
+                    return await asyncpg.connect(url.replace("joex-postgresql.default.svc", address), timeout=5)
+                except (OSError, TimeoutError, asyncpg.PostgresError):
+                    return None
+
+            self._database = await eventually(connect, PATIENCE, why="the trial database answers")
+        return self._database
+
+
+def _commands() -> set[str]:
+    """The commands of all console blocks, without the comments behind them."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+    blocks = [block for page in pages for block in _CONSOLE.findall(page.read_text())]
+    lines = "\n".join(blocks).replace("\\\n", "").splitlines()
+    return {_COMMENT.sub("", line[2:]).strip() for line in lines if line.startswith("$ ")}
