@@ -197,10 +197,15 @@ class PeriodicTasks:
         return await self._enable(task_id, connection, enabled=False, any_owner=any_owner)
 
     async def run_now(self, task_id: str, *, connection: Connection | None = None) -> RunNow:
-        """Make the job of a periodic task now, whatever its timer says, whoever owns it, and though it is disabled."""
+        """Make the job of a periodic task now, whatever its timer says, whoever owns it, and though it is disabled.
+
+        Raises:
+            NotYours: it is Joex's own, and makes no jobs.
+        """
         _check_id(task_id)
         async with self._client.using(connection) as used:
             answer, job = await periodic.run_now(used, task_id)
+            await _check_answer(used, answer, task_id, "executors do this themselves, when it is due")
         return RunNow(answer, job)  # type: ignore[arg-type] # what joex.run_periodic_task answers
 
     async def _enable(self, task_id: str, connection: Connection | None, *, enabled: bool, any_owner: bool) -> bool:

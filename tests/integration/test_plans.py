@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -327,8 +328,43 @@ async def test_steering_a_job_costs_what_one_job_costs(bench):
 
 async def test_deleting_old_jobs_costs_as_much_as_are_deleted(bench):
     week = timedelta(days=7)
-    deleted, reading = await read_by(bench, jobs.delete_finished(bench.connection, ["success"], week, 200))
+    (deleted, _), reading = await read_by(bench, jobs.delete_finished(bench.connection, ["success"], week, 200))
     assert deleted == 200
+    assert_bounded(reading, 200)
+
+
+async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
+    """And not again for each batch: failed jobs are kept for longer, and so lie before the others."""
+    kept = 20_000
+    await bench.connection.execute(
+        """
+        INSERT INTO joex.job (task, state, finished_at)
+        SELECT 'a', 'failed', '2000-01-01'::timestamptz + make_interval(secs => nr)
+        FROM generate_series(1, $1::integer) nr
+        """,
+        kept,
+    )
+    since, entries = None, 0
+    for _ in range(20):
+        (deleted, since), reading = await read_by(
+            bench, jobs.delete_finished(bench.connection, ["success"], timedelta(days=7), 200, since=since)
+        )
+        assert (deleted, reading.scans) == (200, 0)
+        entries += reading.entries
+    assert entries <= kept + ENTRIES[0] + ENTRIES[1] * 20 * 200
+
+
+async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, executor):
+    await bench.take(executor, 200)  # of groups in which both priorities wait
+    await bench.connection.execute("""
+        INSERT INTO joex.counting (queue, ring, position) SELECT 'default', joex.ring('gone ' || nr), 1
+        FROM generate_series(1, 100) nr
+    """)
+    _, reading = await read_by(bench, runs.forget_turns(bench.connection))
+    assert_bounded(reading, 300)
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.counting") == 200
+    last, reading = await read_by(bench, jobs.forget_lines(bench.connection, UUID(int=0), 200))
+    assert last is not None
     assert_bounded(reading, 200)
 
 

@@ -69,6 +69,7 @@ CALLS = {
     "group_bucket": "joex.group_bucket('a')",
     "has_runnable": "joex.has_runnable('default')",
     "forget_turns": "joex.forget_turns()",
+    "forget_lines": f"joex.forget_lines({NO_JOB})",
     "entries_walked": "joex.entries_walked()",
     "floor_epoch": "joex.floor_epoch()",
     "comes_back": None,  # a trigger

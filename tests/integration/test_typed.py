@@ -628,7 +628,7 @@ async def test_retention_leaves_them_alone(typed, client, connection, bench):
     await run(typed)
     await run(typed)
     await connection.execute("UPDATE joex.job SET finished_at = '2000-01-01'")
-    assert await jobs.delete_finished(connection, ["success"], timedelta(days=1), 100) == 1
+    assert (await jobs.delete_finished(connection, ["success"], timedelta(days=1), 100))[0] == 1
     assert [job.id for job in await typed.list_jobs(T)] == [1]
 
 

@@ -163,7 +163,7 @@ async def test_a_wait_ends_with_none_when_a_running_job_that_was_to_be_removed_h
 async def test_a_wait_ends_with_none_when_retention_deletes_the_job(bench, me, client, waiting):
     job_id = await bench.job_in("success", me)
     async with waiting(client.wait(job_id, states=["waiting"]), job_id) as wait:
-        assert await jobs.delete_finished(bench.connection, ["success"], timedelta(0), 10) == 1
+        assert (await jobs.delete_finished(bench.connection, ["success"], timedelta(0), 10))[0] == 1
     assert await wait is None
 
 

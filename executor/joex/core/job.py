@@ -12,9 +12,6 @@ from uuid import UUID
 
 T = TypeVar("T")
 
-SYSTEM_GROUP = "system"
-"""The group of Joex's own jobs, such as the deletion of old finished jobs."""
-
 LONGEST_NAME = 254
 LONGEST_SUBJECT = 1000
 """Bytes."""

@@ -12,7 +12,7 @@ from joex.core.job import NewJob, Priority, check_name
 from joex.core.timers import Timer, parse_zone
 
 SYSTEM_OWNER = "joex"
-"""The owner of Joex's own periodic tasks."""
+"""The owner of Joex's own periodic tasks, which make no jobs."""
 USER = "user"
 """The owner of those that people make: on the command line, over HTTP, in SQL."""
 _LONGEST_ID = 240

@@ -22,7 +22,7 @@ from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
 from joex.errors import JoexError
-from joex.runtime.housekeeping import add_system_tasks, register_periodic_tasks
+from joex.runtime.housekeeping import register_periodic_tasks
 from joex.runtime.identity import is_certainly_gone, this_process
 from joex.runtime.incarnation import Incarnation
 from joex.runtime.lease import clock
@@ -128,7 +128,6 @@ class Executor:
         try:
             async with borrowed(pool) as connection:
                 await check_schema(connection)
-                add_system_tasks(self.app)
                 for refused in await register_periodic_tasks(connection, self.app, self.settings):
                     self.emit(events.PeriodicNotRegistered(refused))
             async with asyncio.TaskGroup() as group:

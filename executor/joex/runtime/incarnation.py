@@ -17,6 +17,7 @@ from joex.errors import JoexError, LeaseLost
 from joex.repeating import Repeater
 from joex.runtime.finisher import Finisher
 from joex.runtime.floors import FloorKeeper
+from joex.runtime.housekeeping import Housekeeper
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
 from joex.runtime.notes import NoteWriter
 from joex.runtime.runner import Defaults, Interruption, Runner
@@ -69,7 +70,15 @@ class Incarnation:
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
-        self.repeater = Repeater(pool, executor.app_id, self._emit, poll_every=poll_interval)
+        self.housekeeper = Housekeeper(
+            executor.url,
+            pooled=settings.poll_interval is not None,
+            name=f"joex housekeeping {executor.app_id}",
+            emit=self._emit,
+        )
+        self.repeater = Repeater(
+            pool, executor.app_id, self._emit, housekeep=self.housekeeper.wake, poll_every=poll_interval
+        )
         self.floors = FloorKeeper(pool, self._emit)
         self.keeper = LeaseKeeper(
             executor.url,
@@ -96,6 +105,7 @@ class Incarnation:
                         self.finisher.run,
                         self.notes.run,
                         self.repeater.run,
+                        self.housekeeper.run,
                         self.floors.run,
                     )
                 ]

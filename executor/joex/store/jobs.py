@@ -31,7 +31,11 @@ _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text
 _BRING_FORWARD = statement("""
     UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at > clock_timestamp() AND queue = ANY ($1::text[])
 """)
-_DELETE_FINISHED = statement("SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)")
+_DELETE_FINISHED = statement("""
+    SELECT jobs, upto FROM joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer,
+                                                coalesce($4::timestamptz, '-infinity'))
+""")
+_FORGET_LINES = statement("SELECT joex.forget_lines($1::uuid, $2::integer)")
 _SURELY_SHALLOW = 100
 COLUMNS = """
     id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
@@ -207,10 +211,24 @@ async def bring_forward(connection: Connection, queues: Sequence[str]) -> bool:
         return await connection.execute(_BRING_FORWARD, queues) != "UPDATE 0"
 
 
-async def delete_finished(connection: Connection, states: Sequence[str], age: timedelta, most: int) -> int:
-    """Delete a batch of the jobs, and their logs, that ended longer ago than ``age``; returns how many."""
+async def delete_finished(
+    connection: Connection, states: Sequence[str], age: timedelta, most: int, *, since: datetime | None = None
+) -> tuple[int, datetime | None]:
+    """Delete a batch of the jobs, and their logs, that ended longer ago than ``age``, the oldest first.
+
+    Returns:
+        How many; and ``since`` when the next batch is to look, None: there was nothing to delete.
+    """
     with translated():
-        return int(await connection.fetchval(_DELETE_FINISHED, states, age, most))
+        row: Any = await connection.fetchrow(_DELETE_FINISHED, states, age, most, since)
+    return row["jobs"], row["upto"]
+
+
+async def forget_lines(connection: Connection, after: UUID, most: int = 10_000) -> UUID | None:
+    """Delete the log lines whose jobs are gone, of the next jobs after this one; returns the last, None: no more."""
+    with translated():
+        found: UUID | None = await connection.fetchval(_FORGET_LINES, after, most)
+    return found
 
 
 async def get_job(connection: Connection, job_id: UUID) -> Job | None:

@@ -296,7 +296,7 @@ CREATE TABLE joex.periodic_task (
     marked             timestamptz,
     last_run           timestamptz                      -- the latest time of the timer that was decided
                        CHECK (last_run >= '1970-01-01 00:00+00' AND last_run < '2300-01-01 00:00+00'),
-    last_outcome       text CHECK (last_outcome IN ('submitted', 'overlapping', 'late')),
+    last_outcome       text CHECK (last_outcome IN ('submitted', 'started', 'overlapping', 'late')),
     last_job           uuid,                            -- the latest job that was submitted
     error              text                             -- why it can't run: its timer, its zone, or its submission
 ) WITH (fillfactor = 50);

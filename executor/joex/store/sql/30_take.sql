@@ -280,11 +280,18 @@ END $$;
 -- A rank above all others: what a tuple is packed into never begins with this byte.
 CREATE OR REPLACE FUNCTION joex.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
 
--- Remove rows of the counting schemes that are not the newest of their group: takes that met have left them.
-CREATE OR REPLACE FUNCTION joex.forget_turns() RETURNS void LANGUAGE sql VOLATILE AS $$
+-- Remove rows of the counting schemes that nobody needs: those that are not the newest of their group, which takes that met have
+-- left; and those of groups of which no job waits in a lane or is held, whose counting begins anew. (Not while floors are on: to ask
+-- for the jobs of a group would walk over all that vacuum has not cleared.)
+CREATE OR REPLACE FUNCTION joex.forget_turns() RETURNS void
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
     DELETE FROM joex.counting k USING (
         SELECT o.queue, o.ring, o.at FROM joex.counting o
-        WHERE EXISTS (SELECT FROM joex.counting n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at)
+        WHERE EXISTS (SELECT FROM joex.counting n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at OFFSET 0)
+              OR NOT joex.floors_are_on()
+                 AND NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = o.queue AND j.ring = o.ring AND j.lane IS NOT NULL OFFSET 0)
+                 AND NOT EXISTS (SELECT FROM joex.job j
+                                 WHERE j.queue = o.queue AND j.ring = o.ring AND j.executor_id IS NOT NULL OFFSET 0)
         FOR UPDATE SKIP LOCKED) old
     WHERE k.queue = old.queue AND k.ring = old.ring AND k.at = old.at $$;
 

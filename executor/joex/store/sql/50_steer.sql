@@ -154,18 +154,44 @@ BEGIN
     PERFORM joex.wake(queue, 4);    -- resumed, or with a higher limit: there may be work now
 END $$;
 
--- Delete finished jobs and their logs: a batch of those that ended before `before` in one of the states. Jobs with a key stay:
--- who has added them removes them. Returns how many.
-CREATE OR REPLACE FUNCTION joex.delete_finished(states text[], before timestamptz, most integer DEFAULT 1000)
-RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    WITH old AS MATERIALIZED (
-        SELECT j.id FROM joex.job j WHERE j.key IS NULL AND j.finished_at < before AND j.state::text = ANY (states)
-        ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED
-    ), logs AS (
-        DELETE FROM joex.job_log l USING old WHERE l.job_id = old.id
-    ), jobs AS (
-        DELETE FROM joex.job j USING old WHERE j.id = old.id RETURNING j.id
-    ), told AS (
-        SELECT joex.announce('job-changed', array_agg(id)) FROM jobs
-    )
-    SELECT (SELECT count(*) FROM jobs) FROM told $$;
+-- Delete finished jobs and their logs: a batch of those that ended from `since` on and before `before`, in one of the states, the
+-- oldest first. Jobs with a key stay until they are removed. Returns how many, and when the last of them ended (null: there was
+-- none). A batch walks over the jobs of other states, which are kept: the next one begins `since` the last one's `upto`, and reads
+-- none of them again.
+CREATE OR REPLACE FUNCTION joex.delete_finished(
+    states text[], before timestamptz, most integer DEFAULT 1000, since timestamptz DEFAULT '-infinity',
+    OUT jobs bigint, OUT upto timestamptz
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    SELECT array_agg(f.id), count(*), max(f.finished_at) INTO v_ids, jobs, upto FROM (
+        SELECT j.id, j.finished_at FROM joex.job j
+        WHERE j.key IS NULL AND j.finished_at >= since AND j.finished_at < before
+              AND j.state = ANY (states::joex.job_state[])
+        ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) f;
+    DELETE FROM joex.job_log l WHERE l.job_id = ANY (v_ids);
+    DELETE FROM joex.job j WHERE j.id = ANY (v_ids);
+    PERFORM joex.announce('job-changed', v_ids);
+END $$;
+
+-- Delete log lines whose jobs are gone. (A line that a run writes while its job is deleted stays: neither waits for the other, for
+-- that would cost each line a lock.) Looks at the next jobs after this one that have lines; returns the last of them, null: there
+-- are no more.
+CREATE OR REPLACE FUNCTION joex.forget_lines(p_after uuid, p_jobs integer DEFAULT 10000) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    v_ids := ARRAY(
+        WITH RECURSIVE logged AS (      -- a probe of the index for each job, however many lines it has
+            (SELECT l.job_id FROM joex.job_log l WHERE l.job_id > p_after ORDER BY l.job_id LIMIT 1)
+            UNION ALL
+            SELECT n.job_id FROM logged p CROSS JOIN LATERAL (
+                SELECT l.job_id FROM joex.job_log l WHERE l.job_id > p.job_id ORDER BY l.job_id LIMIT 1) n
+        ) SELECT g.job_id FROM logged g LIMIT p_jobs);
+    -- The job was there before its line. So it is seen here, in a snapshot that is younger than the one above, unless it has gone.
+    DELETE FROM joex.job_log l WHERE l.job_id = ANY (ARRAY(
+        SELECT i.id FROM unnest(v_ids) i(id) WHERE NOT EXISTS (SELECT FROM joex.job j WHERE j.id = i.id OFFSET 0)));
+    RETURN v_ids[p_jobs];
+END $$;
