@@ -160,7 +160,7 @@ class Database:
             if not self._migrate:
                 await check_schema(connection)
                 return
-            for name in await migrate(connection):
+            for name in await migrate(connection, tell=_log.warning):
                 _log.info("applied the migration %s", name)
         finally:
             connection.terminate()

@@ -17,7 +17,8 @@ for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
 # What is said before there is a schema.
 MIGRATION = {
     "SELECT coalesce(max(number), 0) FROM joex.migration",
-    "INSERT INTO joex.migration (number, name) VALUES ($1, $2)",
+    "INSERT INTO joex.migration (number, name, definitions) VALUES ($1, $2, $3)",
+    "SELECT definitions FROM joex.migration WHERE number = $1",
 }
 NO_JOB = "'00000000-0000-0000-0000-000000000000'::uuid"
 

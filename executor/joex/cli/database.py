@@ -74,6 +74,6 @@ async def migrate_database(url: str) -> list[str]:
     """Bring a database to this version's schema; returns the names of what was applied."""
     connection = await connect(url, pooled=True, name="joex migrate")
     try:
-        return await migrate(connection)
+        return await migrate(connection, tell=note)
     finally:
         await connection.close()
