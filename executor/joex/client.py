@@ -125,7 +125,9 @@ class Client:
         try:
             # (By position, which is cheaper; and a priority that is a plain text is as good here.)
             known, time = cast("Priority", priority), time_of(not_before)
-            job = NewJob(task, args or {}, group, queue, known, subject, submitter, time, tracker, retries)
+            job = NewJob(
+                task, {} if args is None else args, group, queue, known, subject, submitter, time, tracker, retries
+            )
         except (ValueError, TypeError) as error:
             raise InvalidJob(str(error)) from error
         async with self.using(connection) as used:
@@ -147,7 +149,7 @@ class Client:
             InvalidJob, DatabaseUnavailable: as with `submit`; nothing was stored.
         """
         given = list(new_jobs)
-        batches = [columns_of_any(given[start : start + _BATCH]) for start in range(0, len(given), _BATCH)]
+        batches = [columns_of_any(given[start : start + _BATCH], start) for start in range(0, len(given), _BATCH)]
         async with self.using(connection) as used:
             return await jobs.submit_batches(used, batches)
 

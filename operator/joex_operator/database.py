@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.store import periodic, pools, stats
 from joex.store.database import borrowed, connect, create_pool
-from joex.store.errors import translated
+from joex.store.errors import NO_MESSAGE, translated
 from joex.store.migrate import check_schema, migrate
 from joex.store.stats import QueueStats, Shares
 from joex_operator.metrics import database_name
@@ -197,7 +197,11 @@ class Database:
             connection.terminate()
 
     def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        for kind, name in json.loads(str(payload)).items():
+        try:
+            message = [(kind, name) for kind, name in json.loads(str(payload)).items() if isinstance(name, str)]
+        except NO_MESSAGE:
+            return
+        for kind, name in message:
             self._heard(kind, name)
 
     def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:

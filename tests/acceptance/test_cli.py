@@ -454,6 +454,7 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
         ("submit", "t", "--args", "{}", "--args-file", "-"): "--args and --args-file: give one of them",
         ("submit", "t", "--args-file", "nowhere"): "--args-file nowhere: [Errno 2] No such file",
         ("submit", "t", "--arg", "x"): "--arg: expected NAME=TEXT or NAME:=JSON; got 'x'",
+        ("submit", "t", "--arg", "x=1", "--arg", "x=2"): "--arg x: is given twice; a list is written as x:='[1, 2]'",
         ("submit", "t", "--arg", "x:=y"): "--arg x: this is not JSON: ",
         (
             "submit",

@@ -234,7 +234,10 @@ async def test_many_jobs_are_submitted_at_once(http, client):
 
 async def test_of_many_jobs_none_is_submitted_when_one_is_wrong(http):
     answer = await http.post("/api/v1/jobs/many", json=[{"task": "one"}, {"task": "two", "group": ""}])
-    assert (answer.status_code, answer.json()) == (400, {"detail": "1.group: must not be empty"})
+    assert (answer.status_code, answer.json()) == (400, {"detail": "jobs[1].group: must not be empty"})
+    answer = await http.post("/api/v1/jobs/many", json=[{"task": "one"}, {"group": "x", "args": []}])
+    complaint = "jobs[1].task: is required; jobs[1].args: Input should be a valid dictionary"
+    assert (answer.status_code, answer.json()) == (400, {"detail": complaint})
     assert (await http.get("/api/v1/jobs")).json()["jobs"] == []
 
 
@@ -330,7 +333,7 @@ async def test_jobs_are_filtered(http, client):
         ("cursor=u.99999999999999999999", "cursor"),
         ("limit=0", "limit"),
         ("limit=1001", "limit"),
-        ("state=done", "state.0"),
+        ("state=done", "state[0]"),
         ("group=a%00b", "group"),
         ("queue=", "queue"),
     ],

@@ -68,7 +68,7 @@ def test_a_time_needs_a_zone():
         NewJob("a", not_before=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the mistake
 
 
-@pytest.mark.parametrize("retries", [-1, 1_000_001])
+@pytest.mark.parametrize("retries", [-1, 1_000_001, True])
 def test_retries_have_limits(retries):
     with pytest.raises(ValueError, match=f"^retries: expected 0 to 1000000; got {retries}$"):
         NewJob("a", retries=retries)

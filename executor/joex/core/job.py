@@ -209,7 +209,7 @@ def _check_time(field: str, time: datetime) -> None:
 
 
 def _check_retries(field: str, retries: object) -> None:
-    if not (isinstance(retries, int) and 0 <= retries <= _MOST_RETRIES):
+    if not (isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= _MOST_RETRIES):
         raise ValueError(f"{field}: expected 0 to {_MOST_RETRIES}; got {retries!r}")
 
 

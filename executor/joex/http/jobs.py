@@ -195,7 +195,7 @@ def _checked(nr: int, body: JobBody) -> NewJob:
     try:
         return new_job(**body.fields())
     except InvalidJob as error:
-        raise InvalidJob(f"{nr}.{error}") from error
+        raise InvalidJob(f"jobs[{nr}].{error}") from error
 
 
 def _no_such(job_id: UUID) -> NoReturn:

@@ -36,7 +36,7 @@ from joex.errors import JoexError
 from joex.runtime.text import error_trace
 from joex.store import executors, keyed, periodic
 from joex.store.database import connect
-from joex.store.errors import translated
+from joex.store.errors import NO_MESSAGE, translated
 
 _RECONNECT_IN = 0.2
 _GRACE = (
@@ -279,19 +279,26 @@ class LeaseKeeper:
         os._exit(EXIT_CODE)
 
     def _hear_wake(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        message = json.loads(str(payload))
-        is_meant = not message["executors"] or self._executor in message["executors"]
-        if is_meant and message["queue"] in self._queues:
-            self._tell(self._listener.on_event, Woken(message["queue"]))
+        try:
+            message = json.loads(str(payload))
+            queue = message["queue"]
+            is_meant = queue in self._queues and (not message["executors"] or self._executor in message["executors"])
+        except NO_MESSAGE:
+            return
+        if is_meant:
+            self._tell(self._listener.on_event, Woken(queue))
             self._tell(self._listener.on_wake)
 
     def _hear_control(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        message = json.loads(str(payload))
-        if message["executor"] != self._executor:
+        try:
+            message = json.loads(str(payload))
+            is_meant = message["executor"] == self._executor
+            cancelled = UUID(message["job"]) if is_meant and message["do"] == "cancel" else None
+        except NO_MESSAGE:
             return
-        if message["do"] == "cancel":
-            self._tell(self._listener.on_cancel, UUID(message["job"]))
-        elif message["do"] == "drain":
+        if cancelled is not None:
+            self._tell(self._listener.on_cancel, cancelled)
+        elif is_meant and message["do"] == "drain":
             self._tell(self._listener.on_drain)
 
     def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:

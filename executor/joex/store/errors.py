@@ -46,6 +46,9 @@ _WRONG_DATA = (
 )
 
 
+NO_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What comes of reading a notification that is none of Joex's: any client may send what it likes on any channel."""
+
 _FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 
 
@@ -85,15 +88,18 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
         return SchemaError(f"the database has no Joex schema, or an older one: run 'joex migrate' ({text})")
     if isinstance(error, _WRONG_DATA):
         return InvalidJob(_data_error(error, text))
-    # An interface error that is not about data is about a connection that is closed or busy being closed; and so is the
-    # confusion of a connection that is lost in the middle of something.
-    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
+    if isinstance(error, asyncpg.InternalClientError):  # the driver's confusion about a connection that is lost
+        return DatabaseUnavailable("the connection to the database was lost")
+    # An interface error that is not about data is about a connection that is closed or busy being closed.
+    if isinstance(error, asyncpg.InterfaceError):
         return DatabaseUnavailable(f"the connection to the database is closed: {text}")
     return JoexError(f"the database refused a statement: {text}")
 
 
 def _data_error(error: BaseException, text: str) -> str:
-    constraint = getattr(error, "constraint_name", None) or ""
+    constraint: str = getattr(error, "constraint_name", None) or ""
+    if ": " in constraint:  # one that says what is expected (see migrations/0001_jobs.sql)
+        return constraint
     field = re.fullmatch(r"(?:job|group_setting|executor|queue)_(\w+?)_check\d*", constraint)
     if field is not None:
         name = {"grp": "group", "name": "queue"}.get(field[1], field[1])

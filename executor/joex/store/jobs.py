@@ -155,12 +155,17 @@ async def submit_batches(connection: Connection, batches: Sequence[Columns]) -> 
         if batches:
             async with connection.transaction():
                 for batch in batches:
-                    ids += await _submit_batch(connection, batch)
+                    ids += await _submit_batch(connection, batch, len(ids))
     return ids
 
 
-async def _submit_batch(connection: Connection, batch: Columns) -> list[UUID | None]:
-    args = [json_text("args", each) if each else None for each in batch.args]
+async def _submit_batch(connection: Connection, batch: Columns, first: int = 0) -> list[UUID | None]:
+    try:
+        args = [json_text("args", each) if each else None for each in batch.args]
+    except InvalidJob:
+        for nr, each in enumerate(batch.args, first):
+            json_text(f"jobs[{nr}].args", each)  # says which
+        raise
     ids: list[UUID | None] = await connection.fetchval(
         _SUBMIT_MANY,
         batch.tasks,

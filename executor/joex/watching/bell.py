@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from joex.core.looks import Looks
 from joex.store import executors, keyed
+from joex.store.errors import NO_MESSAGE
 from joex.store.statement import Connection
 from joex.watching.link import LINGER, Attendant, Connect, Link
 
@@ -177,4 +178,8 @@ class _Session:
                 line.looks = line.looks.after(oldest_xid)
 
     def _hear(self, payload: str) -> None:
-        self._bell.ring(json.loads(payload)["queue"])
+        try:
+            queue = str(json.loads(payload)["queue"])
+        except NO_MESSAGE:
+            return
+        self._bell.ring(queue)

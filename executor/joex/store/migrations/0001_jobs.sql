@@ -63,19 +63,19 @@ CREATE INDEX executor_asleep ON joex.executor (asleep_since) WHERE asleep_since 
 CREATE INDEX executor_ended ON joex.executor (left_at) WHERE left_at IS NOT NULL;
 
 -- The values of a job that are given once are judged by their types, when they are given: constraints of the table are read
--- anew by each statement, and judged again for each version of a row.
-CREATE DOMAIN joex.queue_name AS text CONSTRAINT job_queue_check CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.group_name AS text CONSTRAINT job_grp_check CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.task_name AS text CONSTRAINT job_task_check CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.tracker_name AS text CONSTRAINT job_tracker_check CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.subject_text AS text CONSTRAINT job_subject_check CHECK (octet_length(VALUE) <= 1000);
-CREATE DOMAIN joex.submitter_name AS text CONSTRAINT job_submitter_check CHECK (octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.job_args AS jsonb CONSTRAINT job_args_check CHECK (jsonb_typeof(VALUE) = 'object');
-CREATE DOMAIN joex.job_opts AS jsonb CONSTRAINT job_opts_check CHECK (jsonb_typeof(VALUE) = 'object');
-CREATE DOMAIN joex.job_key AS bytea CONSTRAINT job_key_check CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
-CREATE DOMAIN joex.job_rank AS bytea CONSTRAINT job_rank_check CHECK (octet_length(VALUE) <= 1000);
-CREATE DOMAIN joex.job_retries AS integer CONSTRAINT job_retries_check CHECK (VALUE >= 0);
-CREATE DOMAIN joex.job_progress AS smallint CONSTRAINT job_progress_check CHECK (VALUE BETWEEN 0 AND 100);
+-- anew by each statement, and judged again for each version of a row. (The names of the constraints are what an error in SQL says.)
+CREATE DOMAIN joex.queue_name AS text CONSTRAINT "queue: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.group_name AS text CONSTRAINT "group: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.tracker_name AS text CONSTRAINT "tracker: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.subject_text AS text CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
+CREATE DOMAIN joex.submitter_name AS text CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.job_args AS jsonb CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
+CREATE DOMAIN joex.job_opts AS jsonb CONSTRAINT "opts: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
+CREATE DOMAIN joex.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
+CREATE DOMAIN joex.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
+CREATE DOMAIN joex.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
+CREATE DOMAIN joex.job_progress AS smallint CONSTRAINT "progress: 0 to 100" CHECK (VALUE BETWEEN 0 AND 100);
 
 -- The columns that say in which place a job is, and what must hold between them. (A type too, for a third of what the submission
 -- of one job cost was to read these as constraints of the table.)
