@@ -38,6 +38,15 @@ def test_a_task_may_choose_its_own_delay_also_none():
     assert verdict(Ending.RAISED, retry_after=timedelta(0)) == Verdict(State.STUCK, timedelta(0))
 
 
+def test_a_delay_that_the_task_chose_is_exact_and_any_other_has_its_jitter():
+    def delay(**more):
+        outcome = Outcome(Ending.RAISED, **more)
+        return decide(outcome, failures=0, retries=1, first_delay=SECOND, jitter=0.5, chance=0.5).delay
+
+    assert delay() == 1.25 * SECOND
+    assert delay(retry_after=SECOND) == SECOND
+
+
 def test_the_tasks_own_delay_does_not_add_a_retry():
     assert verdict(Ending.RAISED, failures=2, retry_after=SECOND).state is State.FAILED
 

@@ -51,7 +51,7 @@ class Incarnation:
         self.runner = Runner(
             executor.app,
             settings.pool_size,
-            Defaults(settings.retries, settings.retry_delay, settings.timeout),
+            Defaults(settings.retries, settings.retry_delay, settings.timeout, settings.retry_jitter),
             finisher=self.finisher,
             notes=self.notes,
             connections=executor.task_pool,

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import enum
 import functools
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -74,9 +75,12 @@ class Run:
 class Defaults:
     """What holds for tasks that don't say it themselves."""
 
-    def __init__(self, retries: int, retry_delay: timedelta, timeout: timedelta | None) -> None:
+    def __init__(
+        self, retries: int, retry_delay: timedelta, timeout: timedelta | None, retry_jitter: float = 0.0
+    ) -> None:
         self.retries = retries
         self.retry_delay = retry_delay
+        self.retry_jitter = retry_jitter
         self.timeout = timeout
 
     def retries_of(self, job: TakenJob, task: Task[..., Any] | None) -> int:
@@ -238,6 +242,8 @@ class Runner:
                 failures=run.job.failures,
                 retries=self._defaults.retries_of(run.job, run.task),
                 first_delay=self._defaults.retry_delay_of(run.task),
+                jitter=self._defaults.retry_jitter,
+                chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
             )
         self._finisher.ended(End(run.job, verdict, result, message, run.seconds, has_committed=has_committed))
 
