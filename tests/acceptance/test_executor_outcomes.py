@@ -135,9 +135,13 @@ async def test_the_log_has_the_traceback_of_each_failed_run_even_where_the_next_
         await inside.log.wait_for(RunEnded, count=30)
     log = await client.log(job_id)
     assert [(line.attempt, line.level) for line in log] == [
-        (attempt, level) for attempt in range(1, 31) for level in ("info", "error")
+        (attempt, level)
+        for attempt in range(1, 31)
+        for level in ("info", "error", "warning" if attempt < 30 else "error")
     ]
-    assert all("Traceback" in line.message and "no luck" in line.message for line in log if line.level == "error")
+    assert all("Traceback" in line.message and "no luck" in line.message for line in log[1::3])
+    assert all(line.message.startswith("failed: ValueError: no luck; ") for line in log[2::3])
+    assert log[-1].message == "failed: ValueError: no luck; its retries are exceeded"
 
 
 async def test_a_job_that_fails_at_first_succeeds_later(client: AnyClient, database_url: str) -> None:

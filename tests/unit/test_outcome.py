@@ -24,8 +24,8 @@ def test_a_run_that_raises_is_tried_again_later_and_later_and_then_fails():
     assert verdicts == [
         Verdict(State.STUCK, SECOND, "boom"),
         Verdict(State.STUCK, 2 * SECOND, "boom"),
-        Verdict(State.FAILED, None, "boom"),
-        Verdict(State.FAILED, None, "boom"),
+        Verdict(State.FAILED, None, "boom", exhausted=True),
+        Verdict(State.FAILED, None, "boom", exhausted=True),
     ]
 
 

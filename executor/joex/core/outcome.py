@@ -29,11 +29,12 @@ class Outcome(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The state to write, and for a stuck job the delay until its next try."""
+    """The state to write, and for a stuck job the delay until its next try. ``exhausted``: no retry is left."""
 
     state: State
     delay: timedelta | None = None
     error: str | None = None
+    exhausted: bool = False
 
 
 _FINAL = {
@@ -66,7 +67,7 @@ def decide(
     if outcome.ending is not Ending.RAISED:
         return Verdict(_FINAL[outcome.ending], error=outcome.error)
     if failures >= retries:
-        return Verdict(State.FAILED, error=outcome.error)
+        return Verdict(State.FAILED, error=outcome.error, exhausted=True)
     delay = outcome.retry_after
     if delay is None:
         delay = retry_delay(first_delay, failures + 1, jitter=jitter, chance=chance)

@@ -218,6 +218,7 @@ class Working(Face):
                     message=message,
                     error=verdict.error,
                     delay=verdict.delay,
+                    exhausted=verdict.exhausted,
                 )
             return await _end_canceled(used, found, lock_id, answer) if is_ours else _answer(answer)
 
