@@ -62,6 +62,7 @@ class Settings(BaseSettings):
     retry_delay: Duration = Field(
         timedelta(minutes=1), description="delay before the first re-run; it doubles each time"
     )
+    retry_jitter: float = Field(0.1, ge=0, le=1, description="a delay is longer by up to this share of it, by chance")
     most_losses: int = Field(5, ge=0, le=1000, description="a job fails when more executors than this died holding it")
     timeout: Duration | None = Field(None, description="longest a run may take; none: no limit")
     log_buffer_size: int = Field(500, ge=1, le=1_000_000, description="log lines of jobs that wait to be written")

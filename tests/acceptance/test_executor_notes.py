@@ -37,6 +37,40 @@ async def test_what_a_job_logs_is_in_its_log_in_order(client: AnyClient, databas
     assert lines[101] == ("warning", "100% sure", 1)
     assert lines[102][0] == "error"
     assert lines[102][1].startswith("a NUL ")
+    assert lines[103:] == [("info", "succeeded", 1)]
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
+async def test_a_job_logs_an_exception_with_its_traceback_as_the_standard_library_does(
+    client: AnyClient, database_url: str, *, in_thread: bool
+) -> None:
+    app = joex.App()
+
+    def write(ctx: joex.Context) -> None:
+        try:
+            int("seven")
+        except ValueError as error:
+            ctx.log.exception("no %s", "number")
+            kept = error
+        ctx.log.warning("later", exc_info=kept)
+        ctx.log.info("so", exc_info=(type(kept), kept, kept.__traceback__))
+        ctx.log.error("nothing is being handled", exc_info=True)  # noqa: LOG014 - as it is said
+        ctx.log.debug("plain", exc_info=False)
+
+    async def write_async(ctx: joex.Context) -> None:
+        write(ctx)
+
+    app.task("task")(write if in_thread else write_async)
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+    lines = [(line.level, line.message) for line in await client.log(job_id)]
+    for (level, text), begins in zip(
+        lines, (("error", "no number"), ("warning", "later"), ("info", "so")), strict=False
+    ):
+        assert (level, text.splitlines()[:2]) == (begins[0], [begins[1], "Traceback (most recent call last):"])
+        assert text.splitlines()[-1].startswith("ValueError: invalid literal")
+    assert lines[3:5] == [("error", "nothing is being handled"), ("debug", "plain")]
 
 
 async def test_progress_is_seen_while_the_job_runs_and_is_complete_in_the_end(
@@ -84,7 +118,8 @@ async def test_a_full_log_buffer_drops_and_counts_lines_and_never_makes_the_job_
             await inside.ended(job_id)
             assert written.is_set()
         dropped = await inside.log.wait_for(LogLinesDropped)
-    lines = [line.message for line in await client.log(job_id)]
+    *lines, end = [line.message for line in await client.log(job_id)]
+    assert end == "succeeded"
     assert dropped.reason == "the buffer was full"
     assert len(lines) + sum(event.lines for event in inside.log.of(LogLinesDropped)) == 1000
     assert lines[:50] == [f"line {n}" for n in range(50)]
@@ -113,7 +148,7 @@ async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(
             go_on.set()
             await done.wait()
         await inside.ended(job_id)
-    assert len(await client.log(job_id)) == 100
+    assert len(await client.log(job_id)) == 101
     assert (await client.get(job_id)).state == "success"
 
 
@@ -163,4 +198,4 @@ async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_tho
         go_on.set()
         await other.ended(held)
     assert await client.log(ids["old"]) == []
-    assert len(await client.log(ids["young"])) == 1
+    assert len(await client.log(ids["young"])) == 2

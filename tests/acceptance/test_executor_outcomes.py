@@ -84,7 +84,7 @@ async def test_a_job_that_raises_is_tried_again_after_delays_that_double_until_i
         fail(ctx)
 
     app.task("task")(fail if in_thread else fail_async)
-    async with executor_inside(app, database_url, lease=LONG, retries=3, retry_delay="100s") as inside:
+    async with executor_inside(app, database_url, lease=LONG, retries=3, retry_delay="100s", retry_jitter=0) as inside:
         before = await connection.fetchval("SELECT clock_timestamp()")
         job_id = await client.submit("task")
         for attempt, delay in enumerate((100, 200, 400), start=1):
@@ -102,6 +102,24 @@ async def test_a_job_that_raises_is_tried_again_after_delays_that_double_until_i
     assert last == [False, False, False, True]
 
 
+async def test_jobs_that_fail_together_are_not_all_tried_again_at_one_moment(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        raise ValueError
+
+    async with executor_inside(app, database_url, retry_delay="10h", retry_jitter=1) as inside:
+        await client.submit_many([{"task": "task"}] * 20)
+        await inside.log.wait_for(RunEnded, count=20)
+    # How much longer than their delay they wait: the ends of all twenty may be one statement.
+    delays = await connection.fetch("SELECT extract(epoch FROM due_at - started_at)::float8 / 3600 FROM joex.job")
+    assert len({round(row[0], 2) for row in delays}) > 2
+    assert all(10 <= row[0] < 20.5 for row in delays)
+
+
 async def test_the_log_has_the_traceback_of_each_failed_run_even_where_the_next_run_follows_at_once(
     client: AnyClient, database_url: str
 ) -> None:
@@ -117,9 +135,13 @@ async def test_the_log_has_the_traceback_of_each_failed_run_even_where_the_next_
         await inside.log.wait_for(RunEnded, count=30)
     log = await client.log(job_id)
     assert [(line.attempt, line.level) for line in log] == [
-        (attempt, level) for attempt in range(1, 31) for level in ("info", "error")
+        (attempt, level)
+        for attempt in range(1, 31)
+        for level in ("info", "error", "warning" if attempt < 30 else "error")
     ]
-    assert all("Traceback" in line.message and "no luck" in line.message for line in log if line.level == "error")
+    assert all("Traceback" in line.message and "no luck" in line.message for line in log[1::3])
+    assert all(line.message.startswith("failed: ValueError: no luck; ") for line in log[2::3])
+    assert log[-1].message == "failed: ValueError: no luck; its retries are exceeded"
 
 
 async def test_a_job_that_fails_at_first_succeeds_later(client: AnyClient, database_url: str) -> None:

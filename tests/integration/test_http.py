@@ -369,7 +369,8 @@ async def test_the_state_of_the_queue_has_the_latest_lines_of_each_log(http, cli
     await end(client, done, "failed")
     state = (await http.get("/api/v1/queue/state")).json()
     found = {job["id"]: [line["message"] for line in job["log"]] for job in state["progress"] + state["completed"]}
-    assert found == {str(done.id): texts[9:59], str(held.id): texts[8:58], str(silent.id): []}
+    ends = "failed; it is not tried again"
+    assert found == {str(done.id): [*texts[10:59], ends], str(held.id): texts[8:58], str(silent.id): []}
     whole = (await http.get(f"/api/v1/job/{held.id}")).json()
     (shown,) = (job for job in state["progress"] if job["id"] == str(held.id))
     assert shown == {**whole["job"], "log": whole["log"][-50:]}

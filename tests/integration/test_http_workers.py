@@ -125,6 +125,7 @@ async def test_a_worker_accepts_a_job_reports_and_finishes_it(call, client):
         (1, "info", "one"),
         (1, "info", "two"),
         (1, "info", "three"),
+        (1, "info", "succeeded: done"),
     ]
 
 
@@ -220,7 +221,7 @@ async def test_a_run_that_has_lost_its_job_is_told_and_changes_nothing(call, cli
         409,
         {"answer": "worker_conflict", "detail": "the job is not this run's any more: stop, and leave it alone"},
     )
-    assert await client.log(UUID(job)) == []
+    assert [line.message for line in await client.log(UUID(job))] == ["given back: this run does not count"]
     assert (await call.get(job))["opts"] == {"data": {}}
     assert await call.ok("finish", **run_of(others)) == {"answer": "ok"}
 
@@ -235,7 +236,7 @@ async def test_a_run_of_a_job_that_was_cancelled_is_told_to_stop(call, client):
     assert await call("finish", **run, result=1, log=["stopped"]) == told
     stored = await client.get(UUID(job))
     assert (stored.state, stored.args, stored.result) == ("cancelled", {}, None)
-    assert [line.message for line in await client.log(UUID(job))] == ["a last word", "stopped"]
+    assert [line.message for line in await client.log(UUID(job))] == ["a last word", "stopped", "cancelled on request"]
     assert await call("finish", **run, result=1) == told, "said again"
 
 

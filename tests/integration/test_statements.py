@@ -53,7 +53,9 @@ CALLS = {
     "announce_ends": f"joex.announce_ends(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], '{{}}')",
     "announce_executor": "joex.announce_executor('executor-left', 1)",
     "announce_short": f"joex.announce_short(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0], NULL)",
+    "arguments": f"joex.arguments({NO_JOB}, {NO_JOB})",
     "cancel": f"joex.cancel({NO_JOB})",
+    "check_size": "joex.check_size('args', 1)",
     "delete_removed": f"joex.delete_removed(ARRAY[{NO_JOB}])",
     "delete_finished": "joex.delete_finished(ARRAY['success'], now())",
     "demand": "joex.demand(ARRAY['default'], 100)",
@@ -67,6 +69,13 @@ CALLS = {
     "finish": f"joex.finish({NO_JOB}, {NO_JOB})",
     "finish_many": f"joex.finish_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY['success'], ARRAY[NULL]::jsonb[], \
                      ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::float8[], ARRAY[NULL]::float8[], true)",
+    "largest": "joex.largest('args')",
+    "set_largest": "joex.set_largest('args', 10000)",
+    "log": f"joex.log({NO_JOB})",
+    "log_ends": f"joex.log_ends(ARRAY[{NO_JOB}], ARRAY[1], ARRAY['info'], ARRAY['x'])",
+    "log_ends_of": f"joex.log_ends_of(ARRAY[{NO_JOB}], ARRAY['failed'], ARRAY['x'], ARRAY[1.0], NULL, ARRAY[1], \
+                     ARRAY['canceled'])",
+    "log_of_success": f"joex.log_of_success({NO_JOB})",
     "group_bucket": "joex.group_bucket('a')",
     "has_runnable": "joex.has_runnable('default')",
     "forget_turns": "joex.forget_turns()",

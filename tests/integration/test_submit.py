@@ -301,6 +301,65 @@ async def test_names_with_quotes_and_percent_signs_are_just_names(client):
 # The SQL face, which any language and any trigger can use.
 
 
+_TOO_LARGE = {"x": "y" * 9000}
+_LARGE = {"x": "y" * 8100}
+
+
+@pytest.mark.parametrize(
+    "submit",
+    [
+        lambda client, args: client.submit("a", args),
+        lambda client, args: client.submit("a", args, tracker="one"),
+        lambda client, args: client.submit_many([{"task": "a"}, {"task": "a", "args": args}]),
+        lambda client, args: client.typed.add("a", 1, {"data": args}),
+    ],
+    ids=["one", "tracked", "many", "typed"],
+)
+async def test_arguments_over_the_limit_are_refused_with_a_line_that_names_them_and_nothing_is_stored(
+    client, connection, submit
+):
+    await submit(client, _TOO_LARGE)
+    await connection.execute("DELETE FROM joex.job")
+    await connection.execute("SELECT joex.set_largest('args', 8192)")
+    with pytest.raises(
+        InvalidJob, match=r"^args: at most 8192 bytes; got 90\d\d: keep it elsewhere and give a reference, or"
+    ):
+        await submit(client, _TOO_LARGE)
+    assert await connection.fetchval("SELECT count(*) FROM joex.job") == 0
+    await submit(client, _LARGE)
+
+
+async def test_arguments_over_the_limit_are_refused_in_sql_too(connection):
+    await connection.execute("SELECT joex.set_largest('args', 8192)")
+    data = json.dumps(_TOO_LARGE)
+    for statement in (
+        "SELECT joex.submit('a', $1::text::jsonb)",
+        "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', $1::text]::jsonb[])",
+        "INSERT INTO joex.job (task, args, lane) VALUES ('a', $1::text::jsonb, 2)",
+    ):
+        with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 8192 bytes; got 90") as refused:
+            await connection.fetch(statement, data)
+        assert refused.value.sqlstate == "JX002"
+
+
+async def test_the_default_limit_of_arguments_is_sixteen_million_bytes(connection):
+    assert await connection.fetchval("SELECT joex.largest('args')") == 16_000_000
+    await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('args', NULL)")
+    with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got 16"):
+        await connection.fetchval("SELECT joex.submit('a', jsonb_build_object('x', repeat('y', 16000000)))")
+
+
+async def test_a_run_can_not_make_its_data_or_its_result_larger_than_they_may_be(typed, client, connection):
+    await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('result', 8193)")
+    await typed.add("a", 1)
+    job = await typed.accept("a")
+    with pytest.raises(InvalidJob, match=r"^args: at most 8192 bytes; got 90"):
+        await typed.update("a", 1, {"data": _TOO_LARGE}, job.lock_id)
+    with pytest.raises(InvalidJob, match=r"^result: at most 8193 bytes; got 90"):
+        await typed.finish("a", 1, {}, job.lock_id, result=_TOO_LARGE)
+    assert (await client.get(job.job)).state == "running"
+
+
 async def test_sql_submits_with_named_arguments_and_defaults(connection, client):
     job_id = await connection.fetchval(
         "SELECT joex.submit('mail.send', '{\"to\": 1}', grp => 'acme', priority => 'high')"

@@ -61,7 +61,7 @@ async def test_jobs_run_in_their_order_and_come_back_as_they_are_stored(app, cli
         ("add", "success", 3),
     ]
     assert (jobs[1].progress, jobs[1].progress_message, jobs[1].attempt) == (100, "half", 1)
-    assert [line.message for line in await client.log(jobs[1].id)] == ["1 and 2"]
+    assert [line.message for line in await client.log(jobs[1].id)] == ["1 and 2", "succeeded"]
     assert await drain(app, client) == []
 
 

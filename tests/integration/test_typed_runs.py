@@ -414,7 +414,7 @@ async def test_a_report_that_meets_the_monitor_waits_for_it_and_comes_too_late(
 
 
 async def test_a_run_that_fails_is_tried_again_after_delays_that_double_until_it_has_failed(client, connection):
-    typed = TypedJobs(client, retries=2, retry_delay=timedelta(seconds=100))
+    typed = TypedJobs(client, retries=2, retry_delay=timedelta(seconds=100), retry_jitter=0)
     job_id = await typed.add(T, 1, {"data": {"kept": True}})
     for attempt, delay in enumerate((100, 200), start=1):
         before = await connection.fetchval("SELECT clock_timestamp()")

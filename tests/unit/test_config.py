@@ -35,6 +35,7 @@ def test_without_any_setting_the_documented_defaults_hold():
     assert settings.counting_scheme == CountingScheme(4, 1)
     assert settings.retries == 5
     assert settings.retry_delay == timedelta(minutes=1)
+    assert settings.retry_jitter == 0.1
     assert settings.log_buffer_size == 500
     assert settings.wakeup_period == timedelta(minutes=30)
     assert settings.queues == ["default"]

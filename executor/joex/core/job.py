@@ -180,7 +180,8 @@ class TakenJob(NamedTuple):
 
     (A tuple, because the rows of the database are such, and there are thousands a second.)
 
-    ``waited``: seconds from when it could be taken until it was.
+    ``args`` is JSON; None: they are large, and the run asks for them. ``waited``: seconds from when it could be taken
+    until it was.
     """
 
     id: UUID
@@ -189,7 +190,7 @@ class TakenJob(NamedTuple):
     queue: str
     group: str
     task: str
-    args: str
+    args: str | None
     priority: str
     subject: str
     submitter: str

@@ -51,7 +51,9 @@ def create_api(
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
     api.state.closing = asyncio.Event()  # it stops: calls that wait end (see joex.http.patience)
-    api.state.typed = TypedJobs(client, retries=settings.retries, retry_delay=settings.retry_delay)
+    api.state.typed = TypedJobs(
+        client, retries=settings.retries, retry_delay=settings.retry_delay, retry_jitter=settings.retry_jitter
+    )
     for part in (of_executor, jobs, typed, workers, queues, periodic):
         api.include_router(part.routes)
     add_handlers(api)

@@ -104,6 +104,7 @@ async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok |
     if name is None:
         return answered("worker_conflict")
     async with _transaction(client) as connection:
+        await _write_log(jobs, name, body.lock_id, body.log, connection)  # first: the line of the end is the last one
         answer: str = await jobs.finish(
             *name,
             body.opts.given(),
@@ -114,7 +115,6 @@ async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok |
             retry=body.retry,
             connection=connection,
         )
-        await _write_log(jobs, name, body.lock_id, body.log, connection)
     if answer == "canceled":  # in a transaction that could roll back this is not the end of the run yet
         answer = await jobs.finish(*name, {}, body.lock_id)
     if answer == "worker_conflict":

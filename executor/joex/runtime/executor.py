@@ -22,6 +22,7 @@ from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
 from joex.errors import JoexError
+from joex.runtime import bulk
 from joex.runtime.housekeeping import register_periodic_tasks
 from joex.runtime.identity import is_certainly_gone, this_process
 from joex.runtime.incarnation import Incarnation
@@ -31,6 +32,7 @@ from joex.store import executors
 from joex.store.database import borrowed, create_pool
 from joex.store.executors import Other, Registered, Registration
 from joex.store.migrate import check_schema
+from joex.store.runs import SizeLimits, size_limits
 from joex.task import App
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class Executor:
     """
 
     task_pool: asyncpg.Pool[Any]
+    bulk_pool: asyncpg.Pool[Any]
+    limits: SizeLimits
 
     def __init__(self, app: App, settings: Settings, url: str, *, emit: Emit = lambda _event: None) -> None:
         self.app = app
@@ -125,9 +129,13 @@ class Executor:
         # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
         self.task_pool = await create_pool(self.url, most=most, pooled=self._pooled, name=f"joex tasks {self.app_id}")
+        self.bulk_pool = await create_pool(
+            self.url, most=bulk.CONNECTIONS, pooled=self._pooled, name=f"joex bulk {self.app_id}", resets=False
+        )
         try:
             async with borrowed(pool) as connection:
                 await check_schema(connection)
+                self.limits = await size_limits(connection)
                 for refused in await register_periodic_tasks(connection, self.app, self.settings):
                     self.emit(events.PeriodicNotRegistered(refused))
             async with asyncio.TaskGroup() as group:
@@ -139,7 +147,7 @@ class Executor:
             raise _only(error) from error
         finally:
             self.phase = "left"
-            for used in (pool, self.task_pool):
+            for used in (pool, self.task_pool, self.bulk_pool):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(used.close(), _CLOSE_WITHIN)
 

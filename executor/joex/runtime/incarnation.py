@@ -15,6 +15,7 @@ from joex.core.job import TakenJob
 from joex.core.lease import Lease
 from joex.errors import JoexError, LeaseLost
 from joex.repeating import Repeater
+from joex.runtime.bulk import moved
 from joex.runtime.finisher import Finisher
 from joex.runtime.floors import FloorKeeper
 from joex.runtime.housekeeping import Housekeeper
@@ -23,7 +24,7 @@ from joex.runtime.notes import NoteWriter
 from joex.runtime.runner import Defaults, Interruption, Runner
 from joex.runtime.taker import Taker
 from joex.runtime.waits import first_of, wait_for
-from joex.store import executors
+from joex.store import executors, runs
 from joex.store.database import borrowed
 
 if TYPE_CHECKING:
@@ -48,14 +49,23 @@ class Incarnation:
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
         self.notes = NoteWriter(pool, settings.log_buffer_size, self._emit)
-        self.finisher = Finisher(pool, self.notes, self._emit, self._written)
+        self.finisher = Finisher(
+            pool,
+            self.notes,
+            self._emit,
+            self._written,
+            bulk=executor.bulk_pool,
+            canceled=lambda job: self.runner.clean_up(job, self._written),
+        )
         self.runner = Runner(
             executor.app,
             settings.pool_size,
-            Defaults(settings.retries, settings.retry_delay, settings.timeout),
+            Defaults(settings.retries, settings.retry_delay, settings.timeout, settings.retry_jitter),
             finisher=self.finisher,
             notes=self.notes,
             connections=executor.task_pool,
+            fetch=self._fetch,
+            largest_result=executor.limits.result,
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
@@ -158,6 +168,11 @@ class Incarnation:
             sys.stderr.flush()
             os._exit(EXIT_CODE)
         return not self._ended.is_set()
+
+    async def _fetch(self, job: TakenJob) -> str | None:
+        """The arguments of a job that are too large to come with others."""
+        pool, largest = self._executor.bulk_pool, self._executor.limits.args
+        return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._emit)
 
     async def _until_idle(self) -> None:
         while self.runner.runs:

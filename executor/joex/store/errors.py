@@ -12,6 +12,8 @@ from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError,
 
 LEASE_LOST = "JX001"
 """The SQLSTATE with which joex.take refuses an executor whose lease has ended."""
+TOO_LARGE = "JX002"
+"""The SQLSTATE with which joex.check_size refuses arguments, or a result; its message is for people."""
 
 _UNAVAILABLE = (
     OSError,  # refused, reset, no such host, no such socket; TimeoutError too
@@ -82,6 +84,8 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
         return DatabaseUnavailable(f"the database is not available: {text}")
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate == LEASE_LOST:
         return LeaseLost(text)
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == TOO_LARGE:
+        return InvalidJob(text)
     if isinstance(error, _WRONG_DATABASE):
         return ConfigError(f"database URL: {text}")
     if isinstance(error, _NO_SCHEMA) and "joex" in text:

@@ -46,14 +46,15 @@ COLUMNS = """
 _WHY = statement("SELECT reason, detail::text FROM joex.why($1::uuid)")
 _GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _LOG = statement("""
-    SELECT seq, attempt, at, level, message FROM joex.job_log
-    WHERE job_id = $1::uuid AND seq > $2::bigint ORDER BY seq LIMIT $3::integer
+    SELECT seq, attempt, at, level, message FROM joex.log($1::uuid, $2::bigint, $3::integer)
 """)
 # (No order over all jobs, which would sort what each job's index gives in order.)
 _LATEST_LOG = statement("""
     SELECT j.id, l.seq, l.attempt, l.at, l.level, l.message FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL (
         SELECT seq, attempt, at, level, message FROM joex.job_log
         WHERE job_id = j.id ORDER BY seq DESC LIMIT $2::integer) l
+    UNION ALL
+    SELECT j.id, l.* FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL joex.log_of_success(j.id) l
 """)
 
 
@@ -264,7 +265,7 @@ async def latest_log(connection: Connection, job_ids: Sequence[UUID], most: int)
     logs: dict[UUID, list[LogEntry]] = {}
     for job_id, *entry in rows:
         logs.setdefault(job_id, []).append(LogEntry(*entry))
-    return {job_id: sorted(log, key=lambda line: line.seq) for job_id, log in logs.items()}
+    return {job_id: sorted(log, key=lambda line: line.seq)[-most:] for job_id, log in logs.items()}
 
 
 def job_of(row: Any) -> Job:

@@ -41,7 +41,8 @@ _UPDATE = statement("""
                        $8::boolean)
 """)
 _FINISH = statement("""
-    SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text, $5::text, $6::text, $7::interval)
+    SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text, $5::text, $6::text, $7::interval,
+                       $8::boolean)
 """)
 _LIST = statement(f"""
     SELECT {_COLUMNS} FROM joex.job
@@ -210,10 +211,11 @@ async def finish(
     message: str | None = None,
     error: str | None = None,
     delay: timedelta | None = None,
+    exhausted: bool = False,
 ) -> str:
     """End a run; answers ok, worker_conflict or canceled."""
     with translated():
-        return str(await connection.fetchval(_FINISH, job_id, lock_id, result, message, state, error, delay))
+        return str(await connection.fetchval(_FINISH, job_id, lock_id, result, message, state, error, delay, exhausted))
 
 
 async def list_keyed(

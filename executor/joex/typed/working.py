@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -205,6 +206,8 @@ class Working(Face):
                     failures=row.failures,
                     retries=self._retries if row.retries is None else row.retries,
                     first_delay=self._retry_delay,
+                    jitter=self._retry_jitter,
+                    chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
                 )
                 answer = await keyed.finish(
                     used,
@@ -215,6 +218,7 @@ class Working(Face):
                     message=message,
                     error=verdict.error,
                     delay=verdict.delay,
+                    exhausted=verdict.exhausted,
                 )
             return await _end_canceled(used, found, lock_id, answer) if is_ours else _answer(answer)
 

@@ -149,6 +149,7 @@ CREATE TABLE joex.job (
 -- For rows that are not made by the functions of Joex.
 CREATE FUNCTION joex.place_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM joex.check_size('args', pg_column_size(NEW.args));
     NEW.ring := joex.ring(NEW.grp);
     RETURN NEW;
 END $$;
@@ -174,6 +175,13 @@ CREATE TABLE joex.job_log (
     level    text NOT NULL CHECK (level IN ('debug', 'info', 'warning', 'error')),
     message  text NOT NULL,
     PRIMARY KEY (job_id, seq)
+);
+
+-- How large the arguments and the result of a job may be, in bytes, where that was set (see joex.largest). No constraint of joex.job:
+-- one that can change would keep a dump from being restored.
+CREATE TABLE joex.size_limit (
+    field  text PRIMARY KEY CHECK (field IN ('args', 'result')),
+    bytes  integer NOT NULL CHECK (bytes BETWEEN 8000 AND 200000000)
 );
 
 -- Settings of a group in a queue; a group without a row has weight 1, runs, and has no limit.

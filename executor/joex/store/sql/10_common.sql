@@ -11,6 +11,31 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685000 + n';
 CREATE OR REPLACE FUNCTION joex.lane(priority joex.job_priority) RETURNS smallint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN 1::smallint ELSE 2::smallint END $$;
 
+-- The bytes that arguments ('args') or a result ('result') may have: of its jsonb, as the database stores it.
+CREATE OR REPLACE FUNCTION joex.largest(p_field text) RETURNS integer LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT s.bytes FROM joex.size_limit s WHERE s.field = p_field), 16000000) $$;
+
+-- Set this limit, from 8,000 bytes to 200 million; null: the default. Executors that run hear of it when they start the next time.
+CREATE OR REPLACE FUNCTION joex.set_largest(p_field text, p_bytes integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF p_bytes IS NULL THEN
+        DELETE FROM joex.size_limit s WHERE s.field = p_field;
+    ELSE
+        INSERT INTO joex.size_limit (field, bytes) VALUES (p_field, p_bytes)
+        ON CONFLICT (field) DO UPDATE SET bytes = excluded.bytes;
+    END IF;
+END $$;
+
+-- Refuse what is larger. Callers ask for what has more than 8,000 bytes, which no limit refuses: so most jobs cost no look at
+-- the limits.
+CREATE OR REPLACE FUNCTION joex.check_size(p_field text, p_size bigint) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_size > joex.largest(p_field) THEN
+        RAISE EXCEPTION '%: at most % bytes; got %: keep it elsewhere and give a reference, or raise the limit by joex.set_largest',
+            p_field, joex.largest(p_field), p_size USING ERRCODE = 'JX002';
+    END IF;
+END $$;
+
 -- Wake executors that sleep and serve the queue: no more than there are jobs, and the latest to fall asleep first, so that
 -- the longest idle stay idle (and can be scaled away). An executor that fills all its slots and leaves work behind wakes
 -- the next ones (see take), so a few names are enough. Nobody asleep: then those who could add executors are told, if they

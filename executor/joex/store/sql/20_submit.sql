@@ -43,6 +43,10 @@ DECLARE
     v_stem text := left(joex.uuid7()::text, 29);
     v_ids uuid[] := ARRAY(SELECT (v_stem || lpad(to_hex(i), 7, '0'))::uuid FROM generate_series(1, cardinality(tasks)) i);
 BEGIN
+    -- (Only a batch that is larger than one job may be can have one that is too large.)
+    IF pg_column_size(args) > 8000 AND pg_column_size(args) > joex.largest('args') THEN
+        PERFORM joex.check_size('args', max(pg_column_size(a.one))) FROM unnest(args) a(one);
+    END IF;
     -- (An insert that may meet a conflict costs a tenth more, and writes each row to the log twice.)
     IF trackers IS NULL THEN
         INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
@@ -97,6 +101,8 @@ BEGIN
     IF tracker IS NOT NULL THEN
         RETURN joex.submit_many(ARRAY[task], ARRAY[args], ARRAY[grp], ARRAY[queue], ARRAY[priority], ARRAY[subject],
                                 ARRAY[submitter], ARRAY[not_before], ARRAY[tracker], ARRAY[retries]);
+    ELSIF pg_column_size(args) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(args));
     END IF;
     INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, retries, submitted_at,
                           runnable_since)
@@ -131,6 +137,9 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_id uuid;
 BEGIN
+    IF pg_column_size(data) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(data));
+    END IF;
     INSERT INTO joex.job AS j (task, key, args, opts, rank, queue, grp, ring, priority, subject, submitter, state, lane,
                                finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since)
     VALUES (task, key, data, opts, rank, coalesce(queue, task), coalesce(grp, task), joex.ring(coalesce(grp, task)), priority::joex.job_priority, subject,

@@ -26,7 +26,7 @@ END $$;
 
 DO $do$ BEGIN
     CREATE TYPE joex.taken AS (
-        id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args jsonb, priority joex.job_priority,
+        id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args text, priority joex.job_priority,
         subject text, submitter text, attempt integer, failures integer, retries integer, waited float8);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 DO $do$ BEGIN
@@ -308,6 +308,8 @@ CREATE OR REPLACE FUNCTION joex.entries_walked() RETURNS bigint LANGUAGE sql VOL
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
+-- Arguments come along as far as they are small: others are null, and the run asks for them itself (see joex.arguments). Else those
+-- of one tenant would keep all others waiting on a link that is slow.
 -- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex.accept).
 CREATE OR REPLACE FUNCTION joex.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
@@ -395,19 +397,23 @@ BEGIN
                     UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = v_executor.app_id,
                            lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
                            held_since = (SELECT coalesce(pg_sequence_last_value('joex.job_seq_seq'), 0)),
-                           -- (who picks up a job with a key goes on where the one before has stopped)
-                           progress = CASE WHEN j.key IS NULL THEN 0 ELSE j.progress END,
-                           progress_message = CASE WHEN j.key IS NOT NULL THEN j.progress_message END,
                            (overdue_at, renew_by) = (
                                SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
                                FROM joex.task_timeout o WHERE v_timed AND o.task = j.task)
                     FROM unnest(v_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
                     RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
                               j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
-                              extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr
-                ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task, t.args, t.priority, t.subject, t.submitter, t.attempt,
-                         t.failures, t.retries, t.waited
-                FROM taken t ORDER BY t.nr;
+                              extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr,
+                              pg_column_size(j.args) AS size
+                ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
+                         -- (What is compressed well is seen only when it is unpacked.)
+                         CASE WHEN octet_length(a.args) <= 65536 THEN a.args END,
+                         t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited
+                FROM (SELECT t.*, CASE WHEN t.size <= 16384 THEN sum(t.size) FILTER (WHERE t.size <= 16384) OVER (ORDER BY t.nr)
+                                  END AS upto
+                      FROM taken t) t
+                CROSS JOIN LATERAL (SELECT CASE WHEN t.upto <= 262144 THEN t.args::text END AS args OFFSET 0) a
+                ORDER BY t.nr;
                 EXIT WHEN v_want = 0;
                 v_again := true;
             END LOOP;

@@ -72,6 +72,9 @@ BEGIN
     ELSIF v_job.executor_id IS NOT NULL THEN
         UPDATE joex.job j SET resubmit_requested = true WHERE j.id = id;
     ELSIF v_job.finished_at IS NOT NULL OR v_job.due_at IS NOT NULL THEN
+        -- (That its run has succeeded is told by its row, until now: see joex.log.)
+        INSERT INTO joex.job_log (job_id, attempt, at, level, message)
+        SELECT id, s.attempt, s.at, s.level, s.message FROM joex.log_of_success(id) s;
         UPDATE joex.job j SET
             state = CASE WHEN v_job.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex.job_state,
             lane = CASE WHEN v_job.state = 'stuck' THEN 0 ELSE joex.lane(j.priority) END,
