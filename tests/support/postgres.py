@@ -123,7 +123,7 @@ class TestServer:
         self.data = self.folder / "data"
         library = PostgresServer(self.data, cleanup_mode=None, postgres_version=version)
         self.binaries = Path(library.bin_path)
-        self._user = library.system_user
+        self.user = library.system_user
         self._names = itertools.count(1)
         self._shape: str | None = None
         self._spare: list[str] = []
@@ -131,10 +131,10 @@ class TestServer:
         self._guard = self._start_guard()
         try:
             self.folder.chmod(0o755)
-            if self._user is not None:  # the tests run as root, the server can't
-                shutil.chown(self.folder, self._user)
+            if self.user is not None:  # the tests run as root, the server can't
+                shutil.chown(self.folder, self.user)
             self._run("initdb", "--no-sync", "--no-locale", "--encoding=utf8", "--auth=trust", "-U", "postgres")
-            self.port = _free_port()
+            self.port = free_port()
             with (self.data / "postgresql.conf").open("a") as file:
                 file.write(_SETTINGS.format(port=self.port, folder=self.folder) + settings)
             self.start()
@@ -255,7 +255,7 @@ class TestServer:
 
     def _start_guard(self) -> subprocess.Popen:
         # In a session of its own, so that Ctrl-C does not reach it.
-        arguments = [self.folder, self._user or "", self.data, self.binaries / "pg_ctl"]
+        arguments = [self.folder, self.user or "", self.data, self.binaries / "pg_ctl"]
         command = [sys.executable, "-I", "-c", _GUARD, *map(str, arguments)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
 
@@ -279,7 +279,7 @@ class TestServer:
     def _options(self) -> dict:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        return {**quiet, "user": self._user, "cwd": self.folder, "env": environment}
+        return {**quiet, "user": self.user, "cwd": self.folder, "env": environment}
 
 
 class TestServers:
@@ -311,7 +311,8 @@ def _base() -> str:
     return _MEMORY if has_room and psutil.virtual_memory().available >= _ROOM else _DISK
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that is free, and stays so."""
     # Below the range from which the kernel gives ports to clients, so that the port is still free after a restart.
     while True:
         port = random.randrange(20_000, 32_000)

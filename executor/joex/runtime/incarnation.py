@@ -39,7 +39,7 @@ class Incarnation:
 
     def __init__(self, executor: Executor, pool: asyncpg.Pool[Any], executor_id: int, since: float) -> None:
         settings = executor.settings
-        poll_interval = settings.poll_interval.total_seconds() if settings.poll_interval else None
+        poll_interval = executor.poll_interval
         self._executor = executor
         self._pool = pool
         self._id = executor_id
@@ -54,7 +54,7 @@ class Incarnation:
             Defaults(settings.retries, settings.retry_delay, settings.timeout),
             finisher=self.finisher,
             notes=self.notes,
-            connections=executor.task_pool,
+            connections=executor.task_connections,
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
@@ -77,7 +77,7 @@ class Incarnation:
             queues=settings.queues,
             lease=Lease(settings.lease),
             most_losses=settings.most_losses,
-            pooled=settings.poll_interval is not None,
+            pooled=poll_interval is not None,
             held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
             executing=lambda: self.runner.executing,
             since=since,
