@@ -2,6 +2,9 @@
 
 The servers come out of the wheel that `joex demo` uses. Each has a template database with the schema of Joex, from
 which a test's own database is copied. They listen on a unix socket and on TCP (for proxies in between).
+
+All tests hold whatever the default isolation is: ``JOEX_TEST_ISOLATION="repeatable read" make test-integration``, and
+``serializable``, run them on servers that have it.
 """
 
 import itertools
@@ -46,6 +49,7 @@ max_prepared_transactions = 5
 max_wal_size = 2GB
 checkpoint_timeout = 30min
 lc_messages = 'C'
+default_transaction_isolation = '{isolation}'
 """
 
 _OTHERS = """
@@ -136,7 +140,8 @@ class TestServer:
             self._run("initdb", "--no-sync", "--no-locale", "--encoding=utf8", "--auth=trust", "-U", "postgres")
             self.port = free_port()
             with (self.data / "postgresql.conf").open("a") as file:
-                file.write(_SETTINGS.format(port=self.port, folder=self.folder) + settings)
+                isolation = os.environ.get("JOEX_TEST_ISOLATION", "read committed")
+                file.write(_SETTINGS.format(port=self.port, folder=self.folder, isolation=isolation) + settings)
             self.start()
         except BaseException:
             self.close()

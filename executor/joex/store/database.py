@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 from asyncpg.transaction import Transaction
 
-from joex.core.url import database_hosts
+from joex.core.url import check_database_url, database_hosts
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError
 from joex.store.errors import translated
 from joex.store.statement import Connection
@@ -176,6 +176,7 @@ class _Connector:
         self._settings = settings
         self._is_pooled = pooled
         try:
+            check_database_url(url)
             hosts = database_hosts(url)
         except ValueError as error:
             raise ConfigError(f"database URL: {error}") from None
