@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.store import periodic, pools, stats
-from joex.store.database import borrowed, connect, create_pool
+from joex.store.database import borrowed, connect, create_pool, is_pooled
 from joex.store.errors import NO_MESSAGE, translated
 from joex.store.migrate import check_schema, migrate
 from joex.store.stats import QueueStats, Shares
@@ -33,6 +33,7 @@ _CONNECTIONS = 4
 _LISTEN_AGAIN_IN = 1.0
 _CHECK_LINK_EVERY = 30.0
 _LINK_WITHIN = 10.0
+_CHECK_POOLER_EVERY = 60.0  # the URL may lead straight to the server by then
 _TRY_AGAIN_IN = 1.0
 
 Heard = Callable[[str, str], None]
@@ -130,7 +131,7 @@ class Database:
     @asynccontextmanager
     async def _patiently(self) -> AsyncIterator[Connection]:
         """A connection of its own, for a statement that takes its time."""
-        connection = await connect(self._url, pooled=True, name="joex operator stats", within=60.0)
+        connection = await connect(self._url, name="joex operator stats", within=60.0)
         try:
             yield connection
         finally:
@@ -140,10 +141,7 @@ class Database:
         async with self._preparing:
             self._fail_with_others(before)
             if self._pool is None:
-                # Prepared statements would gain little here, and a pooler may be in between.
-                self._pool = await create_pool(
-                    self._url, most=_CONNECTIONS, pooled=True, name="joex operator", for_services=True
-                )
+                self._pool = await create_pool(self._url, most=_CONNECTIONS, name="joex operator", for_services=True)
             if not self._is_prepared:
                 await self._prepare()
                 self._is_prepared = True
@@ -155,7 +153,7 @@ class Database:
             return self._pool
 
     async def _prepare(self) -> None:
-        connection = await connect(self._url, pooled=True, name="joex operator")
+        connection = await connect(self._url, name="joex operator")
         try:
             if not self._migrate:
                 await check_schema(connection)
@@ -178,8 +176,12 @@ class Database:
             await asyncio.sleep(_LISTEN_AGAIN_IN)
 
     async def _listen_once(self) -> None:
-        connection = await connect(self._url, pooled=True, name="joex operator listen", within=_LINK_WITHIN)
+        connection = await connect(self._url, name="joex operator listen", within=_LINK_WITHIN)
         try:
+            if await is_pooled(connection):
+                connection.terminate()
+                await asyncio.sleep(_CHECK_POOLER_EVERY)
+                return
             broken = asyncio.Event()
             connection.add_termination_listener(lambda _: broken.set())
             with translated():

@@ -325,7 +325,7 @@ async def test_who_waits_learns_of_a_wrong_url_and_of_a_missing_schema(postgres,
 
 
 async def test_one_connection_is_enough_for_all_who_wait(bench, database_url, waiting):
-    pool = await create_pool(database_url, most=1, pooled=True)
+    pool = await create_pool(database_url, most=1)
     client = Client(pool)
     ids = [await bench.submit() for _ in range(3)]
     async with waiting(asyncio.gather(*map(client.wait, ids)), *ids) as wait:

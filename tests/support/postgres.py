@@ -2,6 +2,9 @@
 
 The servers come out of the wheel that `joex demo` uses. Each has a template database with the schema of Joex, from
 which a test's own database is copied. They listen on a unix socket and on TCP (for proxies in between).
+
+All tests hold whatever the default isolation is: ``JOEX_TEST_ISOLATION="repeatable read" make test-integration``, and
+``serializable``, run them on servers that have it.
 """
 
 import itertools
@@ -46,6 +49,7 @@ max_prepared_transactions = 5
 max_wal_size = 2GB
 checkpoint_timeout = 30min
 lc_messages = 'C'
+default_transaction_isolation = '{isolation}'
 """
 
 _OTHERS = """
@@ -123,7 +127,7 @@ class TestServer:
         self.data = self.folder / "data"
         library = PostgresServer(self.data, cleanup_mode=None, postgres_version=version)
         self.binaries = Path(library.bin_path)
-        self._user = library.system_user
+        self.user = library.system_user
         self._names = itertools.count(1)
         self._shape: str | None = None
         self._spare: list[str] = []
@@ -131,12 +135,13 @@ class TestServer:
         self._guard = self._start_guard()
         try:
             self.folder.chmod(0o755)
-            if self._user is not None:  # the tests run as root, the server can't
-                shutil.chown(self.folder, self._user)
+            if self.user is not None:  # the tests run as root, the server can't
+                shutil.chown(self.folder, self.user)
             self._run("initdb", "--no-sync", "--no-locale", "--encoding=utf8", "--auth=trust", "-U", "postgres")
-            self.port = _free_port()
+            self.port = free_port()
             with (self.data / "postgresql.conf").open("a") as file:
-                file.write(_SETTINGS.format(port=self.port, folder=self.folder) + settings)
+                isolation = os.environ.get("JOEX_TEST_ISOLATION", "read committed")
+                file.write(_SETTINGS.format(port=self.port, folder=self.folder, isolation=isolation) + settings)
             self.start()
         except BaseException:
             self.close()
@@ -255,7 +260,7 @@ class TestServer:
 
     def _start_guard(self) -> subprocess.Popen:
         # In a session of its own, so that Ctrl-C does not reach it.
-        arguments = [self.folder, self._user or "", self.data, self.binaries / "pg_ctl"]
+        arguments = [self.folder, self.user or "", self.data, self.binaries / "pg_ctl"]
         command = [sys.executable, "-I", "-c", _GUARD, *map(str, arguments)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
 
@@ -279,7 +284,7 @@ class TestServer:
     def _options(self) -> dict:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        return {**quiet, "user": self._user, "cwd": self.folder, "env": environment}
+        return {**quiet, "user": self.user, "cwd": self.folder, "env": environment}
 
 
 class TestServers:
@@ -311,7 +316,8 @@ def _base() -> str:
     return _MEMORY if has_room and psutil.virtual_memory().available >= _ROOM else _DISK
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that is free, and stays so."""
     # Below the range from which the kernel gives ports to clients, so that the port is still free after a restart.
     while True:
         port = random.randrange(20_000, 32_000)

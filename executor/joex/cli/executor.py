@@ -32,6 +32,7 @@ _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _TRY_AGAIN_IN = 0.5
 _CLOSE_WITHIN = 2.0
+_HTTP_WITHIN = 30.0
 _COLLECT_AFTER = 5_000  # objects made and not yet freed: seven times what Python has, and not so many that they matter
 _OF_A_RUN = 25  # objects
 
@@ -126,7 +127,9 @@ def _address(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
-    pool = await create_pool(url, most=5, pooled=settings.poll_interval is not None, name="joex http", resets=False)
+    pool = await create_pool(
+        url, most=5, pooled=settings.poll_interval is not None, name="joex http", within=_HTTP_WITHIN, resets=False
+    )
     client = Client(pool)
     try:
         yield client

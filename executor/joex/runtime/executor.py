@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from joex.runtime.incarnation import Incarnation
 from joex.runtime.lease import clock
 from joex.runtime.waits import wait_for
 from joex.store import executors
-from joex.store.database import borrowed, create_pool
+from joex.store.database import POLL_EVERY, TaskConnections, borrowed, close_pool, create_pool, is_pooled
 from joex.store.executors import Other, Registered, Registration
 from joex.store.migrate import check_schema
 from joex.store.runs import SizeLimits, size_limits
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     import asyncpg
 
 _REGISTER_RETRY_IN = 0.5
-_CLOSE_WITHIN = 5.0
 _TASK_CONNECTIONS = 20
 
 
@@ -66,7 +64,7 @@ class Executor:
         emit: where events go; called on the executor's loop.
     """
 
-    task_pool: asyncpg.Pool[Any]
+    task_connections: TaskConnections
     bulk_pool: asyncpg.Pool[Any]
     limits: SizeLimits
 
@@ -78,7 +76,8 @@ class Executor:
         self.id: int | None = None
         self.url = url
         self.emit = emit
-        self._pooled = settings.poll_interval is not None
+        self.poll_interval = None if settings.poll_interval is None else settings.poll_interval.total_seconds()
+        """Seconds; None: it listens. Where a pooler is in between it polls even if nothing says so."""
         self.asked_to_drain = asyncio.Event()
         self.asked_to_stop = asyncio.Event()
         self._incarnation: Incarnation | None = None
@@ -125,16 +124,20 @@ class Executor:
         Raises:
             SchemaError, ConfigError, DatabaseUnavailable: at the start, while nothing has been taken.
         """
-        pool = await create_pool(self.url, most=4, pooled=self._pooled, name=f"joex {self.app_id}", for_services=True)
+        polls = self.poll_interval is not None
+        pool = await create_pool(self.url, most=4, pooled=polls, name=f"joex {self.app_id}", for_services=True)
         # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
-        self.task_pool = await create_pool(self.url, most=most, pooled=self._pooled, name=f"joex tasks {self.app_id}")
+        task_pool = await create_pool(self.url, most=most, pooled=polls, name=f"joex tasks {self.app_id}")
+        self.task_connections = TaskConnections(task_pool)
         self.bulk_pool = await create_pool(
-            self.url, most=bulk.CONNECTIONS, pooled=self._pooled, name=f"joex bulk {self.app_id}", resets=False
+            self.url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}", resets=False
         )
         try:
             async with borrowed(pool) as connection:
                 await check_schema(connection)
+                if await is_pooled(connection):
+                    self.poll_interval = self.poll_interval or POLL_EVERY
                 self.limits = await size_limits(connection)
                 for refused in await register_periodic_tasks(connection, self.app, self.settings):
                     self.emit(events.PeriodicNotRegistered(refused))
@@ -147,9 +150,8 @@ class Executor:
             raise _only(error) from error
         finally:
             self.phase = "left"
-            for used in (pool, self.task_pool, self.bulk_pool):
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(used.close(), _CLOSE_WITHIN)
+            for used in (pool, task_pool, self.bulk_pool):
+                await close_pool(used)
 
     async def _run_incarnations(self, pool: asyncpg.Pool[Any]) -> None:
         while True:
@@ -212,7 +214,7 @@ class Executor:
             pool_size=settings.pool_size,
             http_address=settings.http_address or None,
             lease=settings.lease,
-            locks=not self._pooled,
+            locks=self.poll_interval is None,
         )
 
 

@@ -41,7 +41,7 @@ class Incarnation:
 
     def __init__(self, executor: Executor, pool: asyncpg.Pool[Any], executor_id: int, since: float) -> None:
         settings = executor.settings
-        poll_interval = settings.poll_interval.total_seconds() if settings.poll_interval else None
+        poll_interval = executor.poll_interval
         self._executor = executor
         self._pool = pool
         self._id = executor_id
@@ -63,7 +63,7 @@ class Incarnation:
             Defaults(settings.retries, settings.retry_delay, settings.timeout, settings.retry_jitter),
             finisher=self.finisher,
             notes=self.notes,
-            connections=executor.task_pool,
+            connections=executor.task_connections,
             fetch=self._fetch,
             largest_result=executor.limits.result,
             is_trusted=lambda: self.keeper.is_trusted,
@@ -82,7 +82,7 @@ class Incarnation:
         )
         self.housekeeper = Housekeeper(
             executor.url,
-            pooled=settings.poll_interval is not None,
+            pooled=poll_interval is not None,
             name=f"joex housekeeping {executor.app_id}",
             emit=self._emit,
         )
@@ -96,7 +96,7 @@ class Incarnation:
             queues=settings.queues,
             lease=Lease(settings.lease),
             most_losses=settings.most_losses,
-            pooled=settings.poll_interval is not None,
+            pooled=poll_interval is not None,
             held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
             executing=lambda: self.runner.executing,
             since=since,

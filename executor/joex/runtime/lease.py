@@ -35,7 +35,7 @@ from joex.core.lease import Lease
 from joex.errors import JoexError
 from joex.runtime.text import error_trace
 from joex.store import executors, keyed, periodic
-from joex.store.database import connect
+from joex.store.database import connect, is_pooled
 from joex.store.errors import NO_MESSAGE, translated
 
 _RECONNECT_IN = 0.2
@@ -189,6 +189,7 @@ class LeaseKeeper:
         connection = None
         try:
             # A heartbeat that is lost in a crash of the server does no harm, so it need not wait for the disk.
+            # (Behind a pooler it does: what is set in a session there is set for others.)
             connection = await connect(
                 self._url,
                 pooled=self._pooled,
@@ -206,13 +207,14 @@ class LeaseKeeper:
     async def _use(self, connection: Any) -> None:
         broken = asyncio.Event()
         connection.add_termination_listener(lambda _: broken.set())
-        if not self._pooled:
+        pooled = await is_pooled(connection)
+        if not pooled:
             with translated():
                 await connection.add_listener("joex_wake", self._hear_wake)
                 await connection.add_listener("joex_control", self._hear_control)
                 await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
             self._tell(self._listener.on_periodic)  # what was told while nobody listened is not told again
-        has_lock = self._pooled
+        has_lock = pooled
         while not broken.is_set() and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
             has_lock = has_lock or await executors.hold_lock(connection, self._executor)

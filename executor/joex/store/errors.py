@@ -35,6 +35,7 @@ _WRONG_DATABASE = (
     asyncpg.InsufficientPrivilegeError,
     asyncpg.ClientConfigurationError,
 )
+_NOT_PREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 _NO_SCHEMA = (
     asyncpg.InvalidSchemaNameError,
     asyncpg.UndefinedTableError,
@@ -79,7 +80,7 @@ def translated() -> AbstractContextManager[None]:
 
 def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line for each meaning
     """The error of ours that an error of the database layer means."""
-    text = _one_line(error)
+    text = "no answer in time" if isinstance(error, TimeoutError) and not str(error) else _one_line(error)
     if isinstance(error, _UNAVAILABLE):
         return DatabaseUnavailable(f"the database is not available: {text}")
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate == LEASE_LOST:
@@ -88,6 +89,11 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
         return InvalidJob(text)
     if isinstance(error, _WRONG_DATABASE):
         return ConfigError(f"database URL: {text}")
+    if isinstance(error, _NOT_PREPARED):
+        return ConfigError(
+            "the connection goes through a pooler such as PgBouncer, and was not made for one: make it with "
+            f"statement_cache_size=0, or give Joex the URL ({text})"
+        )
     if isinstance(error, _NO_SCHEMA) and "joex" in text:
         return SchemaError(f"the database has no Joex schema, or an older one: run 'joex migrate' ({text})")
     if isinstance(error, _WRONG_DATA):

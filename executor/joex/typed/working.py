@@ -69,10 +69,13 @@ class Working(Face):
             patience = parse_duration(wait).total_seconds()
         if patience and connection is not None:
             raise InvalidJob("wait: not in a transaction: what comes while it is open is not seen there; got both")
-        found = await self._accept(queue, worker, limit, connection)
-        if found is None and patience:
-            found = await self._accept_later(queue, worker, limit, patience)
-        return found
+        if not patience:
+            return await self._accept(queue, worker, limit, connection)
+        deadline = asyncio.get_running_loop().time() + patience
+        with suppress(DatabaseUnavailable):
+            if found := await self._accept(queue, worker, limit, None):
+                return found
+        return await self._accept_later(queue, worker, limit, deadline)
 
     async def _accept(
         self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
@@ -96,8 +99,7 @@ class Working(Face):
                     await self.give_back(job.type, job.id, job.lock_id)
             raise
 
-    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, patience: float) -> TypedJob | None:
-        deadline = asyncio.get_running_loop().time() + patience
+    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> TypedJob | None:
         async with self._client.bell.waiting(queue, limit) as bell:
             while True:
                 look_at = deadline
