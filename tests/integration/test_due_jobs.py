@@ -14,11 +14,12 @@ HERD = 5_000
 
 
 async def deferred(bench, group: str, number: int = 1, *, due: timedelta, apart: timedelta = timedelta(0)) -> None:
-    """Retries of a group, the first of which is due at a time from now, and each other one a while after the one before."""
+    """Retries of a group: when the first is due, from now, and how far apart they are."""
     await bench.connection.execute(
         """
         INSERT INTO joex.job (task, grp, state, due_at)
-        SELECT 'a', $1, 'stuck', clock_timestamp() + $3::interval + $4::interval * (nr - 1) FROM generate_series(1, $2) nr
+        SELECT 'a', $1, 'stuck', clock_timestamp() + $3::interval + $4::interval * (nr - 1)
+        FROM generate_series(1, $2) nr
         """,
         group,
         number,
@@ -107,7 +108,10 @@ async def test_due_jobs_of_a_group_that_may_not_run_keep_no_worker_from_others(b
 
 
 async def test_of_many_groups_with_more_due_jobs_than_anyone_takes_none_is_starved(bench):
-    """Many more than a call steps over, and in two minutes far apart. (A group's chance to be missed for so long: 10 to the -12.)"""
+    """Many more than a call steps over, and in two minutes that are far apart.
+
+    (Chance decides where a call begins: that one of them is missed by 400 calls has a chance of 10 to the -8.)
+    """
     groups = 400
     await bench.connection.execute(
         """

@@ -24,7 +24,7 @@ RACES = 1000
 
 
 class Races:
-    """A session that holds the ring, and lets it go at about the time at which a take that waits for it is cancelled."""
+    """A session that holds the ring, and lets it go at about the time at which the take that waits is cancelled."""
 
     def __init__(self, holder: asyncpg.Connection, observer: asyncpg.Connection) -> None:
         self.holder = holder
@@ -37,9 +37,11 @@ class Races:
         task = asyncio.ensure_future(taking())
         waiting = WAITS if pid else WAITS.replace("pid = $1 AND", "")
         await eventually(lambda: self._waits(waiting, pid), why="the take waits for the ring")
-        free = asyncio.ensure_future(self.holder.execute(f"SELECT pg_advisory_unlock({RING})"))
-        for _ in range(random.randrange(20)):  # the two meet, or one comes a little sooner
-            await asyncio.sleep(0)
+        # The two meet, or one comes a little sooner: a client's cancellation takes a connection of its own.
+        spin = random.randrange(3000)
+        free = asyncio.ensure_future(
+            self.holder.execute(f"SELECT count(*) FROM generate_series(1, {spin}); SELECT pg_advisory_unlock({RING})")
+        )
         await cancel(task)
         try:
             await task
