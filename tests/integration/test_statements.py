@@ -150,6 +150,13 @@ CALLS = {
     "submit_many": "joex.submit_many(ARRAY['a', 'b'])",
     "subscribe": "joex.subscribe('me', '1 minute')",
     "take": "joex.take(1, ARRAY['default'], 3)",
+    "hold_ring": "joex.hold_ring('default'), joex.free_ring('default')",
+    "wait_for_ring": "joex.wait_for_ring('default'), joex.free_ring('default')",
+    "free_ring": "joex.free_ring('default')",
+    "any_place": "joex.any_place()",
+    "promote_in_turn": "joex.promote_in_turn('default', 5, now())",
+    "make_ring_cursor": None,  # a trigger
+    "forget_floors": None,  # a trigger
     "choose": None,  # take calls it
     "in_turns": None,  # choose calls it
     "count_turns": "joex.count_turns('default', '{1}', '{1}')",
@@ -196,11 +203,11 @@ async def test_every_view_can_be_read(bench, view):
     assert len(await bench.connection.fetch(f"TABLE joex.{view}")) == 1
 
 
-async def test_every_function_belongs_to_the_installing_user_and_every_user_who_may_may_call_it(connection):
-    """No SECURITY DEFINER: rights on the tables stay what the administrator made them."""
-    assert (
-        await connection.fetchval(
-            "SELECT count(*) FROM pg_proc WHERE pronamespace = 'joex'::regnamespace AND prosecdef"
-        )
-        == 0
-    )
+async def test_functions_have_the_rights_of_the_calling_role_but_for_the_trigger_that_makes_a_queues_sequence(
+    connection,
+):
+    """Rights on the tables stay what the administrator made them: a trigger can't be called."""
+    rows = await connection.fetch("""
+        SELECT proname, prorettype::regtype::text AS returns, proconfig FROM pg_proc
+        WHERE pronamespace = 'joex'::regnamespace AND prosecdef""")
+    assert [tuple(row) for row in rows] == [("make_ring_cursor", "trigger", ["search_path=pg_catalog, pg_temp"])]

@@ -158,6 +158,9 @@ EXECUTE FUNCTION joex.place_on_the_ring();
 
 CREATE INDEX job_runnable ON joex.job (queue, ring, lane, rank, seq) WHERE lane IS NOT NULL;
 CREATE INDEX job_due ON joex.job (queue, due_at) WHERE due_at IS NOT NULL;
+-- (By minutes, so that who steps from group to group over jobs that are due meets few others; see joex.promote_in_turn.)
+CREATE INDEX job_due_by_group ON joex.job (queue, date_bin('1 minute', due_at, '2000-01-01 00:00+00'), ring, due_at)
+    WHERE due_at IS NOT NULL;
 CREATE INDEX job_held ON joex.job (queue, ring, held_since, executor_id) WHERE executor_id IS NOT NULL;
 CREATE INDEX job_overdue ON joex.job (queue, overdue_at) WHERE overdue_at IS NOT NULL;
 -- (Retention leaves jobs with a key alone, so they must not lie in its way.)
@@ -216,6 +219,25 @@ CREATE TABLE joex.queue (
     cursor  regclass NOT NULL
 );
 
+-- The sequence is the installing role's, whichever role is the first to serve the queue, and those that may take jobs may move it.
+-- (A trigger, and nothing that could be called: the right to make one is the right to insert a queue.)
+CREATE FUNCTION joex.make_ring_cursor() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_takers text := (
+        SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')
+        FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+        WHERE c.oid = 'joex.job'::regclass AND a.privilege_type = 'UPDATE');
+BEGIN
+    EXECUTE format('CREATE SEQUENCE joex.ring_cursor_%s MINVALUE -9223372036854775808', NEW.id);
+    NEW.cursor := format('joex.ring_cursor_%s', NEW.id)::regclass;
+    IF v_takers IS NOT NULL THEN
+        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex.ring_cursor_%s TO %s', NEW.id, v_takers);
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex.queue FOR EACH ROW EXECUTE FUNCTION joex.make_ring_cursor();
+
 -- Where takes begin to read while vacuum can't clear what lies before (see sql/25_floors.sql). Of the runnable jobs of rank ''
 -- in a lane of the group none has a smaller seq, but for those of stragglers whose `at` is above `upto`. Of its jobs that are held
 -- since before `held_upto` these are held.
@@ -230,6 +252,7 @@ CREATE TABLE joex.floor (
     held       uuid[] NOT NULL
 );
 CREATE UNIQUE INDEX floor_newest_first ON joex.floor (queue, ring, upto DESC);
+ALTER TABLE joex.floor REPLICA IDENTITY USING INDEX floor_newest_first;
 CREATE TABLE joex.straggler (
     queue  text NOT NULL,
     ring   bigint NOT NULL,
@@ -238,8 +261,20 @@ CREATE TABLE joex.straggler (
     seq    bigint NOT NULL
 );
 CREATE INDEX straggler_of_group ON joex.straggler (queue, ring, at);
+-- (No key: where the sequence of seqs has gone back, after a fail-over, a job must come back all the same.)
+ALTER TABLE joex.straggler REPLICA IDENTITY FULL;
 CREATE SEQUENCE joex.floor_epoch OWNED BY joex.floor.upto;
 CREATE SEQUENCE joex.long_takes OWNED BY joex.floor.upto;   -- how many takes had to walk over much; no value: none
+
+-- TRUNCATE may let the seqs of jobs begin anew, below all floors: these go, and what was drawn for others is worth nothing.
+CREATE FUNCTION joex.forget_floors() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM joex.floor;
+    DELETE FROM joex.straggler;
+    PERFORM setval('joex.floor_epoch', last_value + 2) FROM joex.floor_epoch WHERE is_called AND last_value % 2 = 1;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER forget_floors AFTER TRUNCATE ON joex.job FOR EACH STATEMENT EXECUTE FUNCTION joex.forget_floors();
 
 -- How long a run of a task may go without a report (or, not renewable, at all) before it is put back (see joex.set_timeout).
 CREATE TABLE joex.task_timeout (

@@ -4,7 +4,7 @@
 --   0 migration; 1 an executor lives (held by its session); 2 an executor takes (shared) or ends (exclusive);
 --   3 the ring of a queue; 4 a group with a limit, while a take from it has not committed; 5 an app-id is registered or
 --   retired; 6 periodic tasks are fired; 7 a queue is served for the first time; 8 floors are raised or switched
--- Where several are taken, then in this order: 5, 7 (queues by name), 2, the row of the executor.
+-- Where several are waited for, then in this order: 5, 2, the row of the executor.
 CREATE OR REPLACE FUNCTION joex.lock_class(n integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685000 + n';
 

@@ -84,28 +84,22 @@ BEGIN
     END LOOP;
 END $$;
 
--- Serve a queue: make its row and its ring cursor, once. Where another transaction is just doing so, this waits for its end; or,
--- p_wait false, does nothing: that transaction may be a caller's own, and open for long.
-CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text, p_wait boolean DEFAULT true) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+-- Serve a queue: make its row and its ring cursor (see joex.make_ring_cursor), once. Answers the cursor; null where another
+-- transaction is just making it, for that may be a caller's own, and open for long: nobody waits for it, and whoever takes tries
+-- again.
+CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_id integer;
-    v_name text;
+    v_cursor regclass := (SELECT q.cursor FROM joex.queue q WHERE q.name = p_queue);
 BEGIN
-    IF EXISTS (SELECT FROM joex.queue q WHERE q.name = p_queue) THEN
-        RETURN;
-    ELSIF p_wait THEN
-        PERFORM pg_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue));
-    ELSIF NOT pg_try_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue)) THEN
-        RETURN;
+    IF v_cursor IS NULL AND pg_try_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue)) THEN
+        v_cursor := (SELECT q.cursor FROM joex.queue q WHERE q.name = p_queue);
+        IF v_cursor IS NULL THEN
+            INSERT INTO joex.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
+        END IF;
     END IF;
-    IF NOT EXISTS (SELECT FROM joex.queue q WHERE q.name = p_queue) THEN
-        v_id := nextval(pg_get_serial_sequence('joex.queue', 'id'));
-        v_name := 'joex.ring_cursor_' || v_id;
-        EXECUTE format('CREATE SEQUENCE %s MINVALUE %s', v_name, '-9223372036854775808');
-        INSERT INTO joex.queue (name, id, cursor) OVERRIDING SYSTEM VALUE VALUES (p_queue, v_id, v_name::regclass)
-        ON CONFLICT (name) DO NOTHING;      -- under an old snapshot: then a serialization error
-    END IF;
+    RETURN v_cursor;
+EXCEPTION WHEN unique_violation THEN    -- the row is younger than the snapshot of this transaction
+    RETURN NULL;
 END $$;
 
 -- Register a new incarnation of an executor. An earlier incarnation with the same app-id is replaced, and its jobs
@@ -119,7 +113,6 @@ CREATE OR REPLACE FUNCTION joex.register(
 ) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor, retired boolean) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
-    v_queue text;
     v_certain boolean;
 BEGIN
     reclaimed := 0;
@@ -129,9 +122,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    FOR v_queue IN SELECT q.name FROM unnest(p_queues) q(name) ORDER BY q.name LOOP
-        PERFORM joex.serve_queue(v_queue);
-    END LOOP;
+    PERFORM joex.serve_queue(q.name) FROM unnest(p_queues) q(name);
     SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
         v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
