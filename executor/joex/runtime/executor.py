@@ -21,6 +21,7 @@ from uuid import UUID
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
+from joex.core.lease import Observation
 from joex.errors import JoexError
 from joex.runtime.housekeeping import add_system_tasks, register_periodic_tasks
 from joex.runtime.identity import is_certainly_gone, this_process
@@ -163,17 +164,22 @@ class Executor:
         and one that ended by itself would only be started again.
         """
         me, gone, told = self._registration(), None, None
+        observed = Observation(self.settings.lease)
         while not self.asked_to_drain.is_set():
             sent = clock()
             try:
                 async with borrowed(pool) as connection:
-                    answer = await executors.register(connection, me, self.settings.most_losses, gone)
+                    answer = await executors.register(
+                        connection, me, self.settings.most_losses, gone, watched=observed.watched
+                    )
             except (JoexError, OSError) as error:
+                observed.break_off()
                 self.emit(events.DatabaseTrouble("registration", str(error), _REGISTER_RETRY_IN))
             else:
                 if answer.id is not None:
                     self.emit(events.Registered(self.app_id, answer.id, answer.reclaimed))
                     return answer.id, sent
+                observed.answered(sent, clock(), answer.now)
                 if answer.other is not None and is_certainly_gone(answer.other):
                     gone = answer.other.id
                     continue

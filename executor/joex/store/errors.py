@@ -12,6 +12,8 @@ from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError,
 
 LEASE_LOST = "JX001"
 """The SQLSTATE with which joex.take refuses an executor whose lease has ended."""
+OLD_SNAPSHOT = "JX002"
+"""The SQLSTATE of functions that can't work above READ COMMITTED (see joex.must_see_the_latest)."""
 
 _UNAVAILABLE = (
     OSError,  # refused, reset, no such host, no such socket; TimeoutError too
@@ -79,6 +81,8 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
         return DatabaseUnavailable(f"the database is not available: {text}")
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate == LEASE_LOST:
         return LeaseLost(text)
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == OLD_SNAPSHOT:
+        return ConfigError(text)
     if isinstance(error, _WRONG_DATABASE):
         return ConfigError(f"database URL: {text}")
     if isinstance(error, _NO_SCHEMA) and "joex" in text:
