@@ -471,6 +471,13 @@ async def test_a_draining_executor_takes_nothing_more_and_finishes_what_it_has(b
     assert await bench.finish(held) == []
 
 
+async def test_an_executor_that_has_ended_does_not_hear_that_it_drains_for_it_starts_over(bench):
+    executor = await bench.executor("app")
+    await end(bench, executor)
+    await executors.show_drain(bench.connection, executor)  # as it says when it finds that it has ended
+    assert not (await executors.check_runs(bench.connection, executor, [])).draining
+
+
 async def test_draining_reaches_the_executor_named_or_all_that_live(bench):
     for name in ("one", "two", "gone"):
         await bench.executor(name)

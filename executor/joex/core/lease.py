@@ -36,6 +36,20 @@ class Lease:
         """Seconds after which no run may exist any more, interruptible or not: just before others may take its job."""
         return self.duration.total_seconds() * 0.95
 
+    @property
+    def stuck_after(self) -> float:
+        """Seconds without a sign of life of the interpreter after which the process is ended from outside.
+
+        Others may run its jobs five leases after its last heartbeat. The last sign of life came before `fatal_after`,
+        so that is four leases from there at least.
+        """
+        return self.duration.total_seconds() * 3.75
+
+    @property
+    def show_life_every(self) -> float:
+        """Seconds between two signs of life."""
+        return self.duration.total_seconds() / 20
+
 
 _SHORTEST_GAP = 2.0
 

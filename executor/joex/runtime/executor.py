@@ -28,6 +28,7 @@ from joex.runtime.identity import is_certainly_gone, this_process
 from joex.runtime.incarnation import Incarnation
 from joex.runtime.lease import clock
 from joex.runtime.waits import wait_for
+from joex.runtime.watchdog import Watchdog
 from joex.store import executors
 from joex.store.database import borrowed, create_pool
 from joex.store.executors import Other, Registered, Registration
@@ -63,11 +64,20 @@ class Executor:
         settings: see `joex.config.Settings`.
         url: the database, which has this version's schema.
         emit: where events go; called on the executor's loop.
+        watchdog: ends this process where its interpreter is stuck; None: nothing does.
     """
 
     task_pool: asyncpg.Pool[Any]
 
-    def __init__(self, app: App, settings: Settings, url: str, *, emit: Emit = lambda _event: None) -> None:
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        url: str,
+        *,
+        emit: Emit = lambda _event: None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
         self.app = app
         self.settings = settings
         self.app_id = settings.effective_app_id
@@ -75,6 +85,7 @@ class Executor:
         self.id: int | None = None
         self.url = url
         self.emit = emit
+        self.watchdog = watchdog
         self._pooled = settings.poll_interval is not None
         self.asked_to_drain = asyncio.Event()
         self.asked_to_stop = asyncio.Event()

@@ -37,6 +37,7 @@ from joex.core.events import DatabaseTrouble, Event, Overdue, Rescued, Woken
 from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime.text import error_trace
+from joex.runtime.watchdog import Watchdog
 from joex.store import executors, keyed, periodic
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import translated
@@ -101,6 +102,7 @@ class LeaseKeeper:
         held: the runs at this moment; called from the thread.
         executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
+        watchdog: watches the process; None: nothing does.
         listener: who is told.
     """
 
@@ -116,6 +118,7 @@ class LeaseKeeper:
         held: Callable[[], list[tuple[UUID, UUID]]],
         executing: Callable[[], int],
         since: float,
+        watchdog: Watchdog | None,
         listener: Listener,
     ) -> None:
         self._url = url
@@ -126,6 +129,7 @@ class LeaseKeeper:
         self._pooled = pooled
         self._held = held
         self._executing = executing
+        self._watchdog = watchdog
         self._listener = listener
         self._main = asyncio.get_running_loop()
         self._trusted_until = since + lease.trusted_for
@@ -166,10 +170,13 @@ class LeaseKeeper:
         except Exception as error:  # noqa: BLE001 - without this thread nothing watches the lease: start over
             self._tell(self._listener.on_event, DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
             self._tell(self._listener.on_ended)
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.rest()
 
     async def _keep(self) -> None:
         self._loop = asyncio.get_running_loop()
-        beside: list[asyncio.Task[None]] = [asyncio.create_task(self._watch()), asyncio.create_task(self._do_chores())]
+        beside = [asyncio.create_task(work()) for work in (self._watch, self._show_life, self._do_chores)]
         stopped = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set() and not self._is_over:
@@ -256,15 +263,17 @@ class LeaseKeeper:
         not_before = dict.fromkeys((self._check_runs, self._look_for_work, self._rescue, self._recover_overdue), 0.0)
         try:
             while True:
+                told = set[str]()
                 for chore in [chore for chore, due in not_before.items() if clock() >= due]:
                     begin = clock()
                     try:
                         async with borrowed(pool) as connection:
                             await chore(connection)
                     except (JoexError, OSError) as error:
-                        self._tell(
-                            self._listener.on_event, DatabaseTrouble("chores", str(error), self._lease.heartbeat_every)
-                        )
+                        if str(error) not in told:  # while there is no connection, all fail alike
+                            told.add(str(error))
+                            trouble = DatabaseTrouble("chores", str(error), self._lease.heartbeat_every)
+                            self._tell(self._listener.on_event, trouble)
                     not_before[chore] = clock() + _REST * (clock() - begin)
                 await asyncio.sleep(self._lease.heartbeat_every)
         finally:
@@ -312,6 +321,13 @@ class LeaseKeeper:
             await asyncio.sleep(max(fatal_in, _GRACE))
             if not self._is_trusted and self._executing():
                 self._exit()
+
+    async def _show_life(self) -> None:
+        # (Whether a run executes does not matter: one that begins holds the lock before that could be said.)
+        while self._watchdog is not None:
+            self._watchdog.show_life()
+            await asyncio.sleep(self._watchdog.show_every)
+        await self._stop.wait()
 
     def _distrust(self) -> None:
         if self._is_trusted:

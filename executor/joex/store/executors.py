@@ -207,7 +207,7 @@ async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple
     """Ask what this executor may have missed; ``runs`` (job id, lock id) are those that it believes to have."""
     with translated():
         row: Any = await connection.fetchrow(_CHECK_RUNS, executor, [r[0] for r in runs], [r[1] for r in runs])
-    return Checked(bool(row["draining"]), row["lost"] or [], row["cancel"] or [], row["crowded"])
+    return Checked(row["draining"], row["lost"] or [], row["cancel"] or [], row["crowded"])
 
 
 async def has_work(connection: Connection, queues: Sequence[str]) -> bool:

@@ -235,7 +235,8 @@ RETURNS TABLE (draining boolean, lost uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
-    draining := (SELECT e.draining FROM joex.executor e WHERE e.id = p_id);
+    -- (One that has ended starts over: nobody has asked that one to drain.)
+    draining := EXISTS (SELECT FROM joex.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
     SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
