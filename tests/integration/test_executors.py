@@ -383,6 +383,17 @@ async def test_a_heartbeat_waits_for_nobody_who_has_locked_its_executors_row(ben
         assert (await executors.heartbeat(bench.connection, executor)).alive
 
 
+async def test_a_heartbeat_writes_nothing_that_submissions_read(bench):
+    """They look for sleepers. While vacuum is pinned they would walk over what each heartbeat has left."""
+    executor = await bench.executor()
+    await executors.fall_asleep(bench.connection, executor)
+    async with bench.connection.transaction():
+        written = "SELECT pg_stat_get_xact_tuples_updated('joex.executor'::regclass)"
+        before = await bench.connection.fetchval(written)
+        assert (await executors.heartbeat(bench.connection, executor)).alive
+        assert await bench.connection.fetchval(written) == before
+
+
 async def test_an_executor_learns_which_of_its_runs_are_lost_and_which_are_to_be_cancelled(bench):
     executor = await bench.executor()
     for _ in range(4):

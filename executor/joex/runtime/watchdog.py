@@ -1,8 +1,9 @@
 """Ends the process when its interpreter is stuck: in code that holds Python's lock (the GIL) and does not come back.
 
 Nothing in Python runs then, nor does the lease's thread: the lease is over some time, others run the jobs, and the code
-goes on beside them. So a process of its own watches (`watchdog_process`, which imports next to nothing): the lease's thread shows it
-again and again that it lives, and where that fails for `joex.core.lease.Lease.stuck_after`, it ends this process.
+goes on beside them. So a process of its own watches (`watchdog_process`, which imports next to nothing): the lease's
+thread shows it again and again that it lives, and where that fails for `joex.core.lease.Lease.stuck_after`, it ends
+this process.
 
 It must not end a process that was stopped (SIGSTOP, a debugger) and goes on, nor one whose machine was suspended: that
 one finds out by itself that its lease is over. Hence no timer of the kernel, which goes off the moment that it goes on.
