@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from joex.core.lease import Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.store import periodic, pools, stats
 from joex.store.database import borrowed, connect, create_pool, is_pooled
@@ -31,7 +34,7 @@ _log = logging.getLogger("joex.operator")
 
 _CONNECTIONS = 4
 _LISTEN_AGAIN_IN = 1.0
-_CHECK_LINK_EVERY = 30.0
+_ASK_EVERY = 2.0
 _LINK_WITHIN = 10.0
 _CHECK_POOLER_EVERY = 60.0  # the URL may lead straight to the server by then
 _TRY_AGAIN_IN = 1.0
@@ -65,6 +68,7 @@ class Database:
         self._is_closed = False
         self._silence: DatabaseUnavailable | None = None
         self._try_again_at = 0.0
+        self._observed = Observation(timedelta(seconds=3 * _ASK_EVERY))
         self._preparing = asyncio.Lock()
         self._listening = asyncio.create_task(self._listen())
 
@@ -99,6 +103,11 @@ class Database:
         except DatabaseUnavailable as error:
             self._silence, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
             raise
+
+    @property
+    def watched(self) -> float:
+        """For how many seconds executors have been watched, of those that are silent."""
+        return self._observed.watched
 
     def periodic_changed(self) -> None:
         """Periodic tasks have changed, or may have: what is due is worked out anew."""
@@ -190,12 +199,14 @@ class Database:
             self._heard("all", "")
             self.periodic_changed()
             while not broken.is_set():
+                sent = time.monotonic()  # a link that has gone silent is noticed so
+                now = await pools.now(connection)
+                self._observed.answered(sent, time.monotonic(), now)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_CHECK_LINK_EVERY):
+                    async with asyncio.timeout(_ASK_EVERY):
                         await broken.wait()
-                with translated():
-                    await connection.execute("SELECT")  # a link that has gone silent is noticed so
         finally:
+            self._observed.break_off()
             connection.terminate()
 
     def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:

@@ -522,7 +522,7 @@ async def _heartbeats(connection: asyncpg.Connection, count: int) -> None:
     seen: set[object] = set()
 
     async def enough() -> bool:
-        seen.add(await connection.fetchval("SELECT max(heartbeat_at) FROM joex.executor WHERE left_at IS NULL"))
+        seen.add(await connection.fetchval("SELECT max(heartbeat_at) FROM joex.lease"))
         return len(seen) > count or None in seen
 
     await eventually(enough, why=f"{count} heartbeats")

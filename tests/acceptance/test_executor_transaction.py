@@ -15,7 +15,7 @@ from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import eventually
 
 _FIRST_HEARTBEAT = """
-    SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'joex lease %'
+    SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'joex chores %'
                    AND state = 'idle' AND query LIKE '%joex.recover_overdue(%' AND datname = current_database())
 """
 

@@ -1,5 +1,8 @@
 """What keeps the lease of an executor and what ends it, and that nobody runs a job whose lease is over."""
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -139,6 +142,32 @@ async def test_code_in_a_thread_that_looks_whether_it_should_end_saves_its_execu
     assert (await client.get(job_id)).app_id == "other"
 
 
+async def test_an_executor_whose_code_holds_pythons_lock_is_ended_before_another_one_runs_its_job(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """Its own threads can do nothing, so a process of its own does it, which also says what held the lock."""
+    victim = await executors.start("victim", pool_size=1, lease=2)
+    job_id = await client.submit("hold.lock")
+    await effects.begun(job_id, pid=victim.pid)
+    other = await executors.start("other")
+    await effects.begun(job_id, pid=other.pid)
+    assert not victim.is_alive
+    assert await victim.exited() == signal.SIGUSR2
+    assert "has held Python's lock" in victim.log
+    assert "in hold_lock" in victim.log
+
+
+async def test_the_watchdog_of_an_executor_is_replaced_when_it_dies_and_goes_when_the_executor_does(
+    executors: ExecutorProcesses,
+) -> None:
+    executor = await executors.start("one")
+    [first] = await eventually(lambda: _children(executor.pid))
+    os.kill(first, signal.SIGKILL)
+    [second] = await eventually(lambda: [pid for pid in _children(executor.pid) if pid != first])
+    await executor.kill()
+    await eventually(lambda: not Path(f"/proc/{second}").exists())
+
+
 async def test_a_pause_shorter_than_the_lease_costs_nothing(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
@@ -180,6 +209,12 @@ async def _ends_its_lease(connection: asyncpg.Connection, victim: ExecutorProces
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joex lease ' || $1",
         str(await connection.fetchval("SELECT id FROM joex.executor WHERE pid = $1", victim.pid)),
     )
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 async def _is_another(effects: Effects, process: ExecutorProcess) -> bool:

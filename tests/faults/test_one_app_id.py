@@ -100,11 +100,14 @@ async def _registered(effects: Effects, processes: list[ExecutorProcess]) -> Exe
 
 async def _leases_pass(connection: asyncpg.Connection, leases: int) -> None:
     """Wait until the one executor has renewed its lease for so long."""
-    since = await connection.fetchval("SELECT heartbeat_at FROM joex.executor")
+    since = await connection.fetchval("SELECT heartbeat_at FROM joex.executors")
 
     async def passed() -> Any:
         return await connection.fetchval(
-            "SELECT heartbeat_at > $1::timestamptz + lease * $2::int FROM joex.executor WHERE left_at IS NULL",
+            """
+            SELECT heartbeat_at > $1::timestamptz + e.lease * $2::int
+            FROM joex.lease JOIN joex.executor e ON e.id = executor_id
+            """,
             since,
             leases,
         )

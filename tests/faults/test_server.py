@@ -125,7 +125,10 @@ async def _lease_sessions(connection: asyncpg.Connection, executor: int) -> list
     return [row[0] for row in rows]
 
 
-@pytest.mark.parametrize("function", ["heartbeat", "rescue", "take", "look", "start_many", "finish_many", "note_many"])
+@pytest.mark.parametrize(
+    "function",
+    ["heartbeat", "check_runs", "has_work", "rescue", "take", "look", "start_many", "finish_many", "note_many"],
+)
 async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
     function: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:

@@ -329,14 +329,14 @@ async def test_floors_are_switched_on_where_takes_walk_over_dead_rows(bench, ano
     idle = await another_connection()
     async with idle.transaction(isolation="repeatable_read"):
         await idle.execute("SELECT count(*) FROM joex.job")
-        assert not (await executors.heartbeat(bench.connection, executor, [])).crowded
+        assert not (await executors.check_runs(bench.connection, executor, [])).crowded
         await jobs.submit_many(bench.connection, [NewJob("a") for _ in range(6001)])
         await bench.connection.execute("""
             UPDATE joex.job SET lane = NULL, state = 'success', finished_at = clock_timestamp()
             WHERE seq <= (SELECT max(seq) - 1 FROM joex.job)""")
         await bench.connection.execute("SELECT pg_stat_force_next_flush()")
         assert len(await bench.take(executor, 2)) == 1
-        assert (await executors.heartbeat(bench.connection, executor, [])).crowded
+        assert (await executors.check_runs(bench.connection, executor, [])).crowded
         assert await floors.switch(bench.connection)
     await bench.connection.execute("ALTER TABLE joex.job RESET (autovacuum_enabled)")
 

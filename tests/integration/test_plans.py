@@ -274,12 +274,19 @@ async def test_a_finish_in_the_callers_transaction_costs_what_one_job_costs(benc
     assert_bounded(reading, 1)
 
 
-async def test_a_heartbeat_costs_as_much_as_there_are_runs(bench, executor):
+async def test_a_check_of_runs_costs_as_much_as_there_are(bench, executor):
     taken = await bench.take(executor, 200)
     held = [(job.id, job.lock_id) for job in taken]
-    beat, reading = await read_by(bench, executors.heartbeat(bench.connection, executor, held))
-    assert (beat.alive, beat.work, beat.lost) == (True, True, [])
+    found, reading = await read_by(bench, executors.check_runs(bench.connection, executor, held))
+    assert found.lost == []
     assert_bounded(reading, 200)
+
+
+async def test_a_heartbeat_reads_no_jobs(bench, executor):
+    await bench.take(executor, 200)
+    beat, reading = await read_by(bench, executors.heartbeat(bench.connection, executor))
+    assert beat.alive
+    assert_bounded(reading, 0)
 
 
 async def test_a_look_before_sleep_costs_next_to_nothing(bench):
@@ -298,7 +305,7 @@ async def test_ending_an_executor_costs_as_much_as_is_held(bench, executor):
 
 async def test_a_rescue_that_finds_nobody_dead_reads_no_jobs(bench, executor):
     await bench.take(executor, 100)
-    found, reading = await read_by(bench, executors.rescue(bench.connection, 5))
+    found, reading = await read_by(bench, bench.rescue())
     assert found == []
     assert_bounded(reading, 0)
 
@@ -620,9 +627,8 @@ async def test_statistics_walk_over_nothing_that_has_finished_though_vacuum_is_p
 
 
 async def test_a_look_for_work_walks_over_nothing_that_has_finished_though_vacuum_is_pinned(pinned):
-    executor = await pinned.executor()
-    beat, reading = await read_by(pinned, executors.heartbeat(pinned.connection, executor, []))
-    assert (beat.work, beat.crowded) == (True, True)
+    found, reading = await read_by(pinned, executors.has_work(pinned.connection, ["default"]))
+    assert found
     assert_bounded(reading, PINNED_GROUPS)
 
 

@@ -299,7 +299,7 @@ async def test_a_finishing_transaction_that_rolls_back_after_its_executor_died_l
     await reclaim(bench, me)
     await transaction.rollback()
     assert await bench.state(job_id) == "scheduled"  # its row was locked when the executor ended
-    await executors.rescue(bench.connection, 5)
+    await bench.rescue()
     assert (await bench.take_one(await bench.executor("you"))).id == job_id
 
 

@@ -339,7 +339,7 @@ async def test_arguments_over_the_limit_are_refused_in_sql_too(connection):
     ):
         with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 8192 bytes; got 90") as refused:
             await connection.fetch(statement, data)
-        assert refused.value.sqlstate == "JX002"
+        assert refused.value.sqlstate == "JX003"
 
 
 async def test_the_default_limit_of_arguments_is_sixteen_million_bytes(connection):

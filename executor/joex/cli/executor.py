@@ -17,6 +17,7 @@ from joex.cli.flags import with_settings
 from joex.cli.load import load_app
 from joex.client import Client
 from joex.config import Settings, load_settings
+from joex.core.lease import Lease
 from joex.errors import DatabaseUnavailable, JoexError, SchemaError
 from joex.store.database import connect, create_pool
 from joex.store.migrate import check_schema
@@ -63,6 +64,7 @@ async def _run(app: App, settings: Settings, url: str) -> None:
     from joex.observe.log_lines import LogLines, capture_logging, fan_out  # noqa: PLC0415 - as above
     from joex.observe.metrics import Metrics  # noqa: PLC0415
     from joex.runtime.executor import Executor  # noqa: PLC0415
+    from joex.runtime.watchdog import Watchdog  # noqa: PLC0415
 
     capture_logging(settings)
     await _check(settings, url)
@@ -71,7 +73,8 @@ async def _run(app: App, settings: Settings, url: str) -> None:
         if listener is not None:
             settings = settings.model_copy(update={"http_address": _address(listener)})
         metrics = Metrics(slots=settings.pool_size, busy=lambda: len(running.running()))
-        running = Executor(app, settings, url, emit=fan_out(metrics, LogLines(settings)))
+        watchdog = Watchdog(Lease(settings.lease))
+        running = Executor(app, settings, url, emit=fan_out(metrics, LogLines(settings)), watchdog=watchdog)
         services: list[Callable[[], Awaitable[None]]] = []
         if listener is not None:
             client = await stack.enter_async_context(_client(settings, url))

@@ -20,6 +20,7 @@ from uuid import UUID
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
+from joex.core.lease import Observation
 from joex.errors import JoexError
 from joex.runtime import bulk
 from joex.runtime.housekeeping import register_periodic_tasks
@@ -27,6 +28,7 @@ from joex.runtime.identity import is_certainly_gone, this_process
 from joex.runtime.incarnation import Incarnation
 from joex.runtime.lease import clock
 from joex.runtime.waits import wait_for
+from joex.runtime.watchdog import Watchdog
 from joex.store import executors
 from joex.store.database import POLL_EVERY, TaskConnections, borrowed, close_pool, create_pool, is_pooled
 from joex.store.executors import Other, Registered, Registration
@@ -62,13 +64,22 @@ class Executor:
         settings: see `joex.config.Settings`.
         url: the database, which has this version's schema.
         emit: where events go; called on the executor's loop.
+        watchdog: ends this process where its interpreter is stuck; None: nothing does.
     """
 
     task_connections: TaskConnections
     bulk_pool: asyncpg.Pool[Any]
     limits: SizeLimits
 
-    def __init__(self, app: App, settings: Settings, url: str, *, emit: Emit = lambda _event: None) -> None:
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        url: str,
+        *,
+        emit: Emit = lambda _event: None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
         self.app = app
         self.settings = settings
         self.app_id = settings.effective_app_id
@@ -78,6 +89,7 @@ class Executor:
         self.emit = emit
         self.poll_interval = None if settings.poll_interval is None else settings.poll_interval.total_seconds()
         """Seconds; None: it listens. Where a pooler is in between it polls even if nothing says so."""
+        self.watchdog = watchdog
         self.asked_to_drain = asyncio.Event()
         self.asked_to_stop = asyncio.Event()
         self._incarnation: Incarnation | None = None
@@ -172,17 +184,22 @@ class Executor:
         and one that ended by itself would only be started again.
         """
         me, gone, told = self._registration(), None, None
+        observed = Observation(self.settings.lease)
         while not self.asked_to_drain.is_set():
             sent = clock()
             try:
                 async with borrowed(pool) as connection:
-                    answer = await executors.register(connection, me, self.settings.most_losses, gone)
+                    answer = await executors.register(
+                        connection, me, self.settings.most_losses, gone, watched=observed.watched
+                    )
             except (JoexError, OSError) as error:
+                observed.break_off()
                 self.emit(events.DatabaseTrouble("registration", str(error), _REGISTER_RETRY_IN))
             else:
                 if answer.id is not None:
                     self.emit(events.Registered(self.app_id, answer.id, answer.reclaimed))
                     return answer.id, sent
+                observed.answered(sent, clock(), answer.now)
                 if answer.other is not None and is_certainly_gone(answer.other):
                     gone = answer.other.id
                     continue

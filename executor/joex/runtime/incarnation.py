@@ -100,6 +100,7 @@ class Incarnation:
             held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
             executing=lambda: self.runner.executing,
             since=since,
+            watchdog=executor.watchdog,
             listener=self,
         )
 

@@ -1,8 +1,10 @@
 """The lease of an executor: heartbeats, notifications, and the end of trust, in a thread of their own.
 
 A thread, because a task may block the executor's loop for longer than any lease; its jobs run all the same, and must
-not be taken for dead. The thread has a loop and one connection: on it the executor holds its session lock, renews its
-heartbeat, hears notifications, and looks for dead executors.
+not be taken for dead. The thread has a loop and two connections. On the one the executor holds its session lock, renews
+its heartbeat and hears notifications: nothing else, so that nothing makes a heartbeat late. On the other it does the
+chores that must go on whatever a task does: it asks for what it may have missed, and looks after dead executors and
+overdue runs.
 
 ::
 
@@ -23,6 +25,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, Protocol
@@ -31,11 +34,12 @@ from uuid import UUID
 import uvloop
 
 from joex.core.events import DatabaseTrouble, Event, Overdue, Rescued, Woken
-from joex.core.lease import Lease
+from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime.text import error_trace
+from joex.runtime.watchdog import Watchdog
 from joex.store import executors, keyed, periodic
-from joex.store.database import connect, is_pooled
+from joex.store.database import borrowed, connect, create_pool, is_pooled
 from joex.store.errors import NO_MESSAGE, translated
 
 _RECONNECT_IN = 0.2
@@ -44,6 +48,7 @@ _GRACE = (
 )
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it is told that the lease has ended
+_REST = 10  # a chore rests for so many times as long as it took
 EXIT_CODE = 75
 """The exit code where the lease is over and task code can't be stopped (EX_TEMPFAIL: start it again)."""
 
@@ -97,6 +102,7 @@ class LeaseKeeper:
         held: the runs at this moment; called from the thread.
         executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
+        watchdog: watches the process; None: nothing does.
         listener: who is told.
     """
 
@@ -112,6 +118,7 @@ class LeaseKeeper:
         held: Callable[[], list[tuple[UUID, UUID]]],
         executing: Callable[[], int],
         since: float,
+        watchdog: Watchdog | None,
         listener: Listener,
     ) -> None:
         self._url = url
@@ -122,9 +129,11 @@ class LeaseKeeper:
         self._pooled = pooled
         self._held = held
         self._executing = executing
+        self._watchdog = watchdog
         self._listener = listener
         self._main = asyncio.get_running_loop()
         self._trusted_until = since + lease.trusted_for
+        self._observed = Observation(lease.duration)
         self._is_trusted = True
         self._is_over = False
         self._is_started = False
@@ -161,18 +170,24 @@ class LeaseKeeper:
         except Exception as error:  # noqa: BLE001 - without this thread nothing watches the lease: start over
             self._tell(self._listener.on_event, DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
             self._tell(self._listener.on_ended)
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.rest()
 
     async def _keep(self) -> None:
         self._loop = asyncio.get_running_loop()
-        watcher = asyncio.create_task(self._watch())
+        beside = [asyncio.create_task(work()) for work in (self._watch, self._show_life, self._do_chores)]
         stopped = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set() and not self._is_over:
                 session = asyncio.create_task(self._session())
-                await asyncio.wait({session, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({session, stopped, *beside}, return_when=asyncio.FIRST_COMPLETED)
                 session.cancel()
                 with suppress(asyncio.CancelledError):
                     await session
+                for task in beside:
+                    if task.done():  # by a mistake of ours
+                        task.result()
                 if not self._stop.is_set():
                     await self._pause(_RECONNECT_IN)
             if self._is_over:
@@ -181,8 +196,8 @@ class LeaseKeeper:
                 if not self._stop.is_set() and self._executing():
                     self._exit()
         finally:
-            watcher.cancel()
-            stopped.cancel()
+            for one in (*beside, stopped):
+                one.cancel()
 
     async def _session(self) -> None:
         """One connection, until it breaks."""
@@ -201,6 +216,7 @@ class LeaseKeeper:
         except (JoexError, OSError) as error:
             self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), _RECONNECT_IN))
         finally:
+            self._observed.break_off()
             if connection is not None:
                 connection.terminate()
 
@@ -225,34 +241,76 @@ class LeaseKeeper:
 
     async def _beat(self, connection: Any) -> None:
         sent = clock()
-        held = self._held()
-        answer = await executors.heartbeat(connection, self._executor, held)
+        answer = await executors.heartbeat(connection, self._executor)
         if not answer.alive:
             self._distrust()
             self._tell(self._listener.on_ended)
             self._is_over = True
             return
+        self._observed.answered(sent, clock(), answer.now)
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
             self._is_trusted = True
             self._tell(lambda: self._listener.on_trust(trusted=True))
-        self._pass_on(answer, dict(held))
-        for executor, app_id, jobs in await executors.rescue(connection, self._most_losses):
-            self._tell(self._listener.on_event, Rescued(app_id, executor, jobs))
+
+    async def _do_chores(self) -> None:
+        """All that is to be done again and again beside heartbeats.
+
+        None of it is urgent. Each chore has a time limit (that of services), its failure costs the others nothing, and
+        one that takes long (over what vacuum has not cleared, say) is done the more seldom.
+        """
+        pool = await create_pool(
+            self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True
+        )
+        not_before = dict.fromkeys((self._check_runs, self._look_for_work, self._rescue, self._recover_overdue), 0.0)
+        try:
+            while True:
+                told = set[str]()
+                for chore in [chore for chore, due in not_before.items() if clock() >= due]:
+                    begin = clock()
+                    try:
+                        async with borrowed(pool) as connection:
+                            await chore(connection)
+                    except (JoexError, OSError) as error:
+                        if str(error) not in told:  # while there is no connection, all fail alike
+                            told.add(str(error))
+                            trouble = DatabaseTrouble("chores", str(error), self._lease.heartbeat_every)
+                            self._tell(self._listener.on_event, trouble)
+                    not_before[chore] = clock() + _REST * (clock() - begin)
+                await asyncio.sleep(self._lease.heartbeat_every)
+        finally:
+            pool.terminate()
+
+    async def _check_runs(self, connection: Any) -> None:
+        held = self._held()
+        found = await executors.check_runs(connection, self._executor, held)
+        locks = dict(held)
+        if found.lost:
+            self._tell(self._listener.on_lost, [locks[job_id] for job_id in found.lost])
+        for job_id in found.cancel:
+            self._tell(self._listener.on_cancel, job_id)
+        if found.draining:
+            self._tell(self._listener.on_drain)
+        if found.crowded:
+            self._tell(self._listener.on_crowd)
+
+    async def _look_for_work(self, connection: Any) -> None:
+        if await executors.has_work(connection, list(self._queues)):
+            self._tell(self._listener.on_wake)
+
+    async def _rescue(self, connection: Any) -> None:
+        rescued: Counter[tuple[str, int]] = Counter()  # one with many jobs is found again and again
+        try:
+            while found := await executors.rescue(connection, self._observed.watched, self._most_losses):
+                for executor, app_id, jobs in found:
+                    rescued[app_id, executor] += jobs
+        finally:
+            for (app_id, executor), jobs in rescued.items():
+                self._tell(self._listener.on_event, Rescued(app_id, executor, jobs))
+
+    async def _recover_overdue(self, connection: Any) -> None:
         for app_id, jobs in await keyed.recover_overdue(connection, self._most_losses):
             self._tell(self._listener.on_event, Overdue(app_id, jobs))
-
-    def _pass_on(self, answer: executors.Heartbeat, locks: dict[UUID, UUID]) -> None:
-        if answer.lost:
-            self._tell(self._listener.on_lost, [locks[job_id] for job_id in answer.lost])
-        for job_id in answer.cancel:
-            self._tell(self._listener.on_cancel, job_id)
-        if answer.draining:
-            self._tell(self._listener.on_drain)
-        if answer.work:
-            self._tell(self._listener.on_wake)
-        if answer.crowded:
-            self._tell(self._listener.on_crowd)
 
     async def _watch(self) -> None:
         """End the trust in time; and the process, where its tasks can't be stopped in time."""
@@ -265,6 +323,13 @@ class LeaseKeeper:
             await asyncio.sleep(max(fatal_in, _GRACE))
             if not self._is_trusted and self._executing():
                 self._exit()
+
+    async def _show_life(self) -> None:
+        # (Whether a run executes does not matter: one that begins holds the lock before that could be said.)
+        while self._watchdog is not None:
+            self._watchdog.show_life()
+            await asyncio.sleep(self._watchdog.show_every)
+        await self._stop.wait()
 
     def _distrust(self) -> None:
         if self._is_trusted:

@@ -12,7 +12,9 @@ from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError,
 
 LEASE_LOST = "JX001"
 """The SQLSTATE with which joex.take refuses an executor whose lease has ended."""
-TOO_LARGE = "JX002"
+OLD_SNAPSHOT = "JX002"
+"""The SQLSTATE of functions that can't work above READ COMMITTED (see joex.must_see_the_latest)."""
+TOO_LARGE = "JX003"
 """The SQLSTATE with which joex.check_size refuses arguments, or a result; its message is for people."""
 
 _UNAVAILABLE = (
@@ -85,6 +87,8 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
         return DatabaseUnavailable(f"the database is not available: {text}")
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate == LEASE_LOST:
         return LeaseLost(text)
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == OLD_SNAPSHOT:
+        return ConfigError(text)
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate == TOO_LARGE:
         return InvalidJob(text)
     if isinstance(error, _WRONG_DATABASE):

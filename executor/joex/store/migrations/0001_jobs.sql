@@ -46,7 +46,6 @@ CREATE TABLE joex.executor (
     lease          interval NOT NULL,       -- silence after which it is dead, when its lock is free
     locks          boolean NOT NULL,        -- false: it can't hold a session lock (transaction pooling); only time judges
     started_at     timestamptz NOT NULL DEFAULT now(),
-    heartbeat_at   timestamptz NOT NULL DEFAULT now(),
     asleep_since   timestamptz,             -- set: it has nothing to do and wants to be woken
     draining       boolean NOT NULL DEFAULT false,
     left_at        timestamptz,             -- set: this incarnation has ended
@@ -54,13 +53,20 @@ CREATE TABLE joex.executor (
     orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and jobs are still marked with it (rows locked by others)
     CHECK ((left_at IS NULL) = (ending IS NULL)),
     CHECK (left_at IS NULL OR asleep_since IS NULL)
-) WITH (fillfactor = 50);                   -- room for the heartbeat's updates in the same page (HOT)
+);
 
 CREATE UNIQUE INDEX executor_one_live_incarnation ON joex.executor (app_id) WHERE left_at IS NULL;
 CREATE INDEX executor_with_orphans ON joex.executor (id) WHERE orphans;
 -- (Each submission looks there; an executor that falls asleep, or has filled its slots again, writes it.)
 CREATE INDEX executor_asleep ON joex.executor (asleep_since) WHERE asleep_since IS NOT NULL;
 CREATE INDEX executor_ended ON joex.executor (left_at) WHERE left_at IS NOT NULL;
+
+-- The lease of each executor that lives. (A table of its own: a heartbeat waits for nobody who has locked the executor's row, and leaves
+-- nothing behind in the index of sleepers, which each submission reads.)
+CREATE TABLE joex.lease (
+    executor_id   integer PRIMARY KEY REFERENCES joex.executor ON DELETE CASCADE,
+    heartbeat_at  timestamptz NOT NULL
+) WITH (fillfactor = 50);                   -- room for heartbeats in the same page (HOT)
 
 -- The values of a job that are given once are judged by their types, when they are given: constraints of the table are read
 -- anew by each statement, and judged again for each version of a row. (The names of the constraints are what an error in SQL says.)

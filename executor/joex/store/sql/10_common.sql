@@ -32,7 +32,7 @@ CREATE OR REPLACE FUNCTION joex.check_size(p_field text, p_size bigint) RETURNS 
 BEGIN
     IF p_size > joex.largest(p_field) THEN
         RAISE EXCEPTION '%: at most % bytes; got %: keep it elsewhere and give a reference, or raise the limit by joex.set_largest',
-            p_field, joex.largest(p_field), p_size USING ERRCODE = 'JX002';
+            p_field, joex.largest(p_field), p_size USING ERRCODE = 'JX003';
     END IF;
 END $$;
 
@@ -65,10 +65,10 @@ BEGIN
         INTO v_ids, v_workers, v_operators;
     END IF;
     IF v_operators AND v_ids = '{}' THEN
-        PERFORM pg_notify('joex_operator', json_build_object('queue', p_queue)::text);
+        PERFORM joex.send('joex_operator', json_build_object('queue', p_queue)::text);
     END IF;
     IF v_workers OR v_ids <> '{}' THEN       -- (0: none of the executors)
-        PERFORM pg_notify('joex_wake', json_build_object(
+        PERFORM joex.send('joex_wake', json_build_object(
             'queue', p_queue, 'executors', CASE WHEN v_knows AND v_ids = '{}' THEN '{0}' ELSE v_ids END)::text);
     END IF;
 END $$;
@@ -90,16 +90,37 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.sees_the_latest() RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') $$;
 
+-- For what is decided after waiting for a lock: raises JX002 in a transaction that would then judge by a snapshot that is older than
+-- the wait, and so lose jobs, or take too many. (A function that locks the rows it judges needs none: there the server raises an error.)
+CREATE OR REPLACE FUNCTION joex.must_see_the_latest(p_function text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF NOT joex.sees_the_latest() THEN
+        RAISE EXCEPTION '% must see what has been committed by now, which a % transaction does not',
+            p_function, upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'JX002', HINT = 'Call it in a READ COMMITTED transaction: BEGIN ISOLATION LEVEL READ COMMITTED, or '
+                                            'SET default_transaction_isolation = ''read committed''.';
+    END IF;
+END $$;
+
+-- Notify, unless the transaction has said SET LOCAL joex.notify = 'off': one that has notified can't be prepared (PREPARE
+-- TRANSACTION). What is not told so is found by what executors and waiting clients ask again and again.
+CREATE OR REPLACE FUNCTION joex.send(p_channel text, p_payload text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF current_setting('joex.notify', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_notify(p_channel, p_payload);
+    END IF;
+END $$;
+
 -- Tell executors something about one of theirs: {"do": "cancel", "executor": 7, "job": "..."} and the like.
 CREATE OR REPLACE FUNCTION joex.tell(p_executor integer, p_do text, p_job uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    SELECT pg_notify('joex_control', json_build_object('do', p_do, 'executor', p_executor, 'job', p_job)::text) $$;
+    SELECT joex.send('joex_control', json_build_object('do', p_do, 'executor', p_executor, 'job', p_job)::text) $$;
 
 -- Tell those who add and remove executors that one has come, drains, or has gone.
 CREATE OR REPLACE FUNCTION joex.tell_operators(p_app_id text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF EXISTS (SELECT FROM joex.watch) THEN
-        PERFORM pg_notify('joex_operator', json_build_object('executor', p_app_id)::text);
+        PERFORM joex.send('joex_operator', json_build_object('executor', p_app_id)::text);
     END IF;
 END $$;
 
@@ -130,7 +151,7 @@ BEGIN
                                      'state', CASE p_event WHEN 'job-started' THEN 'running' ELSE j.state::text END,
                                      'executor', j.app_id)::text
             FROM unnest(p_ids) WITH ORDINALITY AS i(id, nr) JOIN joex.job j ON j.id = i.id ORDER BY i.nr LOOP
-            PERFORM pg_notify('joex_events', v_payload);
+            PERFORM joex.send('joex_events', v_payload);
         END LOOP;
     END IF;
     IF joex.sees_the_latest() THEN
@@ -140,7 +161,7 @@ BEGIN
         SELECT json_build_object('event', 'job-changed', 'jobs', json_agg(w.id))::text
         FROM (SELECT i.id, row_number() OVER () / 150 AS part FROM unnest(p_ids) i(id) WHERE i.id IS NOT NULL) w
         GROUP BY w.part LOOP
-        PERFORM pg_notify('joex_jobs', v_payload);
+        PERFORM joex.send('joex_jobs', v_payload);
     END LOOP;
 END $$;
 
@@ -148,7 +169,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.announce_executor(p_event text, p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF joex.is_heard(true) THEN
-        PERFORM pg_notify('joex_events', json_build_object(
+        PERFORM joex.send('joex_events', json_build_object(
             'event', p_event, 'executor', e.app_id, 'incarnation', e.id,
             'queues', CASE WHEN octet_length(to_json(e.queues)::text) < 6000 THEN e.queues END, 'ending', e.ending)::text)
         FROM joex.executor e WHERE e.id = p_id;

@@ -126,6 +126,7 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 CREATE OR REPLACE FUNCTION joex.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
+    PERFORM joex.must_see_the_latest('joex.accept from a group with a limit');
     IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex.lock_class(4), hashtext(p_queue || p_ring)) THEN
         RETURN 0;
     END IF;
@@ -460,6 +461,7 @@ BEGIN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
         INTO v_executor;
     ELSE
+        PERFORM joex.must_see_the_latest('joex.take');
         -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
         PERFORM pg_advisory_xact_lock_shared(joex.lock_class(2), p_executor);
         SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex.executor e WHERE e.id = p_executor;

@@ -25,7 +25,7 @@ FOR EACH ROW EXECUTE FUNCTION joex.periodic_task_changes();
 -- and whoever schedules is told. (Not before: an insert that finds the row there, and leaves it as it is, would tell too.)
 CREATE OR REPLACE FUNCTION joex.periodic_task_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
+    PERFORM joex.send('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
