@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from joex.core.duration import parse_duration
-from joex.core.job import Columns, NewJob, Priority, columns_of, columns_of_plain
+from joex.core.job import Columns, NewJob, columns_of, columns_of_plain, priority_of
 from joex.errors import InvalidJob
 
 
@@ -47,8 +47,8 @@ def new_job(
         InvalidJob: a field is wrong or unknown; the message names it.
     """
     try:
-        if "priority" in fields and fields["priority"] in ("high", "low"):
-            fields["priority"] = Priority.HIGH if fields["priority"] == "high" else Priority.LOW
+        if "priority" in fields:
+            fields["priority"] = priority_of(fields["priority"])
         return NewJob(task=task, args={} if args is None else args, not_before=time_of(not_before), **fields)
     except (ValueError, TypeError) as error:
         raise InvalidJob(str(error)) from error
