@@ -164,14 +164,14 @@ async def _all_wait(client: Client) -> bool:
     ("body", "detail"),
     [
         ({"payload": {}}, "type: is required"),
-        ({"type": "resize"}, "payload: is required"),
+        ({"type": " \t", "payload": {}}, "type: must not be blank"),
         ({"type": "", "payload": {}}, "type: must not be empty"),
         ({"type": "x" * 255, "payload": {}}, "type: at most 254 bytes; got 255"),
         ({"type": "a\0b", "payload": {}}, "type: must not contain a NUL character (PostgreSQL can't store it)"),
         ({"type": 7, "payload": {}}, "type: Input should be a valid string"),
         ({"type": None, "payload": {}}, "type: Input should be a valid string"),
         ({"type": "resize", "payload": {}, "priority": 1}, "priority: there is no such field"),
-        ({}, "type: is required; payload: is required"),
+        ({}, "type: is required"),
         ([], "body: Input should be a valid dictionary or object to extract fields from"),
     ],
 )

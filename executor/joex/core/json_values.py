@@ -33,7 +33,7 @@ def find_fault(value: Any) -> tuple[str, str] | None:
 
 
 def _faults(path: str, value: Any, *, is_judged: bool) -> Iterator[tuple[str, str]]:
-    """The faults of a value. Of a pydantic model, which says how its fields are written, only the numbers are judged."""
+    """The faults of a value; of a pydantic model, which says how its fields are written, only its numbers."""
     said = _say_fault(value, is_judged=is_judged)
     if said is not None:
         yield path, said

@@ -110,7 +110,7 @@ _IN_PROGRESS = statement(f"""
     SELECT {COLUMNS} FROM joex.job
     WHERE executor_id IS NOT NULL AND ($1::text IS NULL OR queue = $1)
       AND ($2::text IS NULL OR ring = joex.ring($2) AND grp = $2)
-    ORDER BY state DESC, CASE state WHEN 'running' THEN started_at ELSE scheduled_at END, seq LIMIT $3::integer
+    ORDER BY state <> 'running', CASE state WHEN 'running' THEN started_at ELSE scheduled_at END, seq LIMIT $3::integer
 """)  # noqa: S608 - put together of constants
 _QUEUED = statement(f"SELECT {COLUMNS} FROM joex.queued($1::text, $2::text, $3::integer)")  # noqa: S608 - likewise
 
