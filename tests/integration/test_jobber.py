@@ -54,6 +54,13 @@ async def test_a_type_and_a_free_payload_give_the_id_of_a_job(http, client):
     assert (job.task, job.queue, job.args, job.state) == ("mail", "mail", payload, "waiting")
 
 
+async def test_a_job_without_a_payload_has_no_arguments(http, client):
+    answer = await http.post("/jobber/queue", json={"type": "mail"})
+    assert answer.status_code == 201
+    job = await client.get(UUID(answer.json()["job-id"]))
+    assert (job.task, job.queue, job.args, job.state) == ("mail", "mail", {}, "waiting")
+
+
 async def test_the_payload_is_the_tasks_arguments_or_where_it_is_no_object_its_argument_payload(http, database_url):
     app, given = joex.App(), []
 
