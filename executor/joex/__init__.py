@@ -25,7 +25,7 @@ from joex.store.jobs import Job, LogEntry
 from joex.store.periodic import PeriodicTask
 from joex.store.watching import ExecutorEvent, JobEvent
 from joex.task import App, Task
-from joex.typed import TypedJob, TypedJobs
+from joex.typed import TypedJob, TypedJobs, TypeTimeout
 
 __version__ = _version("joex")
 
@@ -57,6 +57,7 @@ __all__ = [
     "State",
     "Task",
     "TimerCheck",
+    "TypeTimeout",
     "TypedJob",
     "TypedJobs",
     "WorkerConflict",

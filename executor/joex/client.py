@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from uuid import UUID
 
 from joex.core.duration import parse_duration
@@ -15,7 +15,7 @@ from joex.core.job import NewJob, Priority, State
 from joex.core.why import Reason
 from joex.errors import ConfigError, InvalidJob
 from joex.periodic_tasks import PeriodicTasks
-from joex.store import executors, jobs
+from joex.store import executors, jobs, keyed
 from joex.store.database import BREAKS, Lender, borrowed, close_pool, create_pool, reset
 from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
@@ -112,10 +112,10 @@ class Client:
 
         Args:
             task: the name of the task.
-            args: its arguments by name; anything that JSON can hold.
+            args: its arguments by name: values that JSON holds, or that it has a text for (see docs/guide.md).
             group: the tenant it belongs to; groups are served in round robin.
             queue: the lane of work; executors serve one or more queues.
-            priority: ``high`` or ``low``, within its group.
+            priority: ``high`` or ``low`` (in whichever case), within its group.
             subject: what it is about, for people.
             submitter: who submitted it, for people.
             not_before: run it no sooner: a time with a zone, or a delay (``"10m"``).
@@ -174,6 +174,16 @@ class Client:
         """Change the priority of a waiting job; False where it is not waiting."""
         async with self.using(connection) as used:
             return await jobs.set_priority(used, job_id, priority)
+
+    async def set_args(self, job_id: UUID, args: Mapping[str, Any], *, connection: Connection | None = None) -> bool:
+        """Replace the arguments of a waiting job, all of them; False where it is not waiting, and stays as it is."""
+        async with self.using(connection) as used:
+            return await jobs.set_args(used, job_id, args)
+
+    async def remove(self, job_id: UUID, *, connection: Connection | None = None) -> Literal["ok", "not_found"]:
+        """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+        async with self.using(connection) as used:
+            return await keyed.remove(used, job_id)
 
     async def retry(self, job_id: UUID, *, connection: Connection | None = None) -> bool:
         """Run a failed or cancelled job again, or a stuck one now; False where it is none of these."""

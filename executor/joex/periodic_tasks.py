@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
 from joex.core.duration import parse_duration
-from joex.core.job import Priority, check_name, check_text
+from joex.core.job import check_name, check_text, priority_of
 from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask
 from joex.core.timers import Timer, parse_zone
 from joex.errors import InvalidJob, NotYours
@@ -226,10 +226,7 @@ def _new(*, priority: str, starting_deadline: timedelta | float | str | None, **
         deadline = None if starting_deadline is None else parse_duration(starting_deadline)
     with _invalid():
         _check_texts(fields["timer"], fields["zone"])
-        if priority in ("high", "low"):
-            priority = Priority(priority)
-        # Another one is refused by the task itself.
-        return NewPeriodicTask(**fields, priority=priority, starting_deadline=deadline)  # type: ignore[arg-type]
+        return NewPeriodicTask(**fields, priority=priority_of(priority), starting_deadline=deadline)
 
 
 async def _get(connection: Connection, task_id: str) -> PeriodicTask | None:

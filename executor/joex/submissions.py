@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from joex.core.duration import parse_duration
-from joex.core.job import Columns, NewJob, Priority, columns_of, columns_of_plain
+from joex.core.job import Columns, NewJob, columns_of, columns_of_plain, priority_of
 from joex.errors import InvalidJob
 
 _FIELDS = [one.name for one in fields(NewJob)]
@@ -54,8 +54,8 @@ def new_job(**given: Any) -> NewJob:
     if "task" not in given:
         raise InvalidJob("task: is required")
     try:
-        if "priority" in given and given["priority"] in ("high", "low"):
-            given["priority"] = Priority.HIGH if given["priority"] == "high" else Priority.LOW
+        if "priority" in given:
+            given["priority"] = priority_of(given["priority"])
         if "not_before" in given:
             given["not_before"] = time_of(given["not_before"])
         if given.get("args", ()) is None:

@@ -22,7 +22,7 @@ async def probes(address: str, metrics: Metrics, *, health: Problem, readiness: 
     Raises:
         ConfigError: nothing can listen there.
     """
-    app = web.Application()
+    app = web.Application(middlewares=[_refuse_parameters])
     app.add_routes(
         [
             web.get("/healthz", _probe(health)),
@@ -43,6 +43,16 @@ async def probes(address: str, metrics: Metrics, *, health: Problem, readiness: 
         yield f"{host}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@web.middleware
+async def _refuse_parameters(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse parameters: no page here has any."""
+    for name in request.query:
+        return web.Response(status=400, text=f"{name}: there is no such parameter: this page has none\n")
+    return await handler(request)
 
 
 def _probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Response]]:

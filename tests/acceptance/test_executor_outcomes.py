@@ -249,6 +249,34 @@ async def test_a_result_that_json_can_not_hold_fails_the_job_without_a_retry(
     assert "result" in job.error
 
 
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        ({"scores": [1.0, float("nan")]}, "result.scores[1]: can't be stored as JSON: got nan, "),
+        ({1: 2}, "result: can't be stored as JSON: expected texts as names; got 1"),
+        ({"blob": b"x"}, "result.blob: can't be stored as JSON: got bytes: "),
+        ([{1}], "result[0]: can't be stored as JSON: got set: give a list"),
+        (10**5000, "result: can't be stored as JSON: "),
+    ],
+    ids=["nan", "a number as a name", "bytes", "a set", "a number that can't be read again"],
+)
+async def test_a_result_that_json_would_change_fails_its_job_and_says_where(
+    client: AnyClient, database_url: str, result: object, error: str
+) -> None:
+    app = joex.App()
+
+    @app.task("t")
+    async def t(ctx: joex.Context) -> object:
+        return result
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("t")
+        await inside.ended(job_id)
+    job = await client.get(job_id)
+    assert (job.state, job.result) == ("failed", None)
+    assert job.error.startswith(error)
+
+
 async def test_a_result_that_the_database_refuses_fails_its_job_and_no_other(
     client: AnyClient, database_url: str
 ) -> None:
@@ -258,13 +286,15 @@ async def test_a_result_that_the_database_refuses_fails_its_job_and_no_other(
     @app.task("huge")
     async def huge(ctx: joex.Context) -> object:
         await both.wait()
-        return 10**140_000  # more digits than the numbers of jsonb hold
+        return "huge"
 
     @app.task("small")
     async def small(ctx: joex.Context) -> int:
         await both.wait()
         return 1
 
+    async with client.acquire() as connection:
+        await connection.execute("ALTER TABLE joex.job ADD CHECK (result <> '\"huge\"')")
     async with executor_inside(app, database_url) as inside:
         ids = [await client.submit("huge"), await client.submit("small")]
         ends = [await inside.ended(job_id) for job_id in ids]

@@ -54,6 +54,13 @@ async def test_a_type_and_a_free_payload_give_the_id_of_a_job(http, client):
     assert (job.task, job.queue, job.args, job.state) == ("mail", "mail", payload, "waiting")
 
 
+async def test_a_job_without_a_payload_has_no_arguments(http, client):
+    answer = await http.post("/jobber/queue", json={"type": "mail"})
+    assert answer.status_code == 201
+    job = await client.get(UUID(answer.json()["job-id"]))
+    assert (job.task, job.queue, job.args, job.state) == ("mail", "mail", {}, "waiting")
+
+
 async def test_the_payload_is_the_tasks_arguments_or_where_it_is_no_object_its_argument_payload(http, database_url):
     app, given = joex.App(), []
 
@@ -164,14 +171,14 @@ async def _all_wait(client: Client) -> bool:
     ("body", "detail"),
     [
         ({"payload": {}}, "type: is required"),
-        ({"type": "resize"}, "payload: is required"),
+        ({"type": " \t", "payload": {}}, "type: must not be blank"),
         ({"type": "", "payload": {}}, "type: must not be empty"),
         ({"type": "x" * 255, "payload": {}}, "type: at most 254 bytes; got 255"),
         ({"type": "a\0b", "payload": {}}, "type: must not contain a NUL character (PostgreSQL can't store it)"),
         ({"type": 7, "payload": {}}, "type: Input should be a valid string"),
         ({"type": None, "payload": {}}, "type: Input should be a valid string"),
         ({"type": "resize", "payload": {}, "priority": 1}, "priority: there is no such field"),
-        ({}, "type: is required; payload: is required"),
+        ({}, "type: is required"),
         ([], "body: Input should be a valid dictionary or object to extract fields from"),
     ],
 )

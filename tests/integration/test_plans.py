@@ -322,6 +322,7 @@ async def test_steering_a_job_costs_what_one_job_costs(bench):
     [job_id] = await some(bench, 1)
     for call in (
         lambda: jobs.set_priority(bench.connection, job_id, "high"),
+        lambda: jobs.set_args(bench.connection, job_id, {"x": 1}),
         lambda: jobs.cancel(bench.connection, job_id),
         lambda: jobs.retry(bench.connection, job_id),
         lambda: jobs.get_job(bench.connection, job_id),
@@ -399,6 +400,17 @@ async def test_a_page_of_a_queue_of_finished_jobs_or_of_a_late_cursor_costs_as_m
         page, reading = await read_by(bench, list_jobs(bench.connection, wanted, cursor, 20))
         assert len(page.jobs) == 20
         assert_bounded(reading, 20)
+
+
+async def test_the_first_submitted_of_the_jobs_that_wait_cost_as_much_as_there_are_groups_and_queues(bench):
+    for queue, group, entries in ((None, None, 2 * GROUPS), ("default", None, 2 * GROUPS), ("default", "group 7", 20)):
+        found, reading = await read_by(bench, listing.list_queued(bench.connection, queue, group, 50))
+        assert len(found) == 50
+        assert found == sorted(found, key=lambda job: (job.submitted_at, job.seq))
+        assert reading.scans == 0
+        # An entry for each lane of a group; and those that are shown, of as many groups at worst.
+        assert reading.entries <= 2 * (entries + 50 * 50)
+        assert reading.pages <= 8 * (entries + 50 * 50)
 
 
 async def test_the_list_of_executors_costs_as_much_as_is_held(bench, executor):

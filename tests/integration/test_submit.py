@@ -3,18 +3,29 @@
 import asyncio
 import json
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from math import inf, nan
 from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
+import joex
 from joex import Client, InvalidJob, NewJob, Priority
 from joex.errors import DatabaseUnavailable
 from joex.store.errors import translate
 from tests.support.proxy import At, Proxy
 from tests.support.waiting import eventually
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value with a field."""
+
+    x: float
 
 
 async def count(connection):
@@ -131,7 +142,7 @@ async def test_of_many_jobs_one_that_is_wrong_keeps_all_from_being_stored(client
     good = [{"task": "a"} for _ in range(1500)]
     with pytest.raises(InvalidJob, match=r"^jobs\[1500\]\.task: must not be empty$"):
         await client.submit_many([*good, {"task": ""}])
-    with pytest.raises(InvalidJob, match=r"^jobs\[1500\]\.args: must not contain a NUL"):
+    with pytest.raises(InvalidJob, match=r"^jobs\[1500\]\.args\.x: must not contain a NUL"):
         await client.submit_many([*good, {"task": "a", "args": {"x": "\0"}}])
     assert await count(connection) == 0
 
@@ -241,7 +252,7 @@ WRONG_IN_SQL = {
 
 
 @pytest.mark.parametrize("arguments", WRONG_IN_SQL)
-async def test_the_database_itself_refuses_what_is_wrong_and_names_the_field_and_what_is_expected(connection, arguments):
+async def test_the_database_itself_refuses_what_is_wrong_and_names_what_is_expected_of_the_field(connection, arguments):
     expected = f'violates check constraint "{WRONG_IN_SQL[arguments]}"'
     with pytest.raises(asyncpg.CheckViolationError, match=re.escape(expected)) as caught:
         await connection.execute(f"SELECT joex.submit({arguments})")
@@ -266,16 +277,78 @@ async def test_a_session_that_is_killed_in_the_middle_of_a_call_says_so_and_no_m
     assert "state" not in str(caught.value)
 
 
-async def test_not_a_number_and_infinity_travel_as_text_because_json_has_none(client):
-    job = await client.get(await client.submit("a", {"x": float("nan"), "y": float("inf")}))
-    assert job.args == {"x": "NaN", "y": "Infinity"}
+CHANGED: dict[str, tuple[Any, str]] = {
+    "a number as a name": ({1: 2}, "args: can't be stored as JSON: expected texts as names; got 1"),
+    "a tuple as a name": ({"a": {(1, 2): 3}}, "args.a: can't be stored as JSON: expected texts as names; got (1, 2)"),
+    "nan": ({"a": [1.5, nan]}, "args.a[1]: can't be stored as JSON: got nan, and numbers in JSON are finite"),
+    "infinity": ({"a": -inf}, "args.a: can't be stored as JSON: got -inf, and numbers in JSON are finite"),
+    "bytes": ({"a": b"x"}, "args.a: can't be stored as JSON: got bytes: write bytes as text, such as base64"),
+    "a set": ({"a": [{"b": {1}}]}, "args.a[0].b: can't be stored as JSON: got set: give a list"),
+    "a generator": ({"a": (nr for nr in range(3))}, "args.a: can't be stored as JSON: got generator"),
+    "nan in a dataclass": ({"a": Point(nan)}, "args.a.x: can't be stored as JSON: got nan, "),
+}
+
+
+@pytest.mark.postgres(18)
+@pytest.mark.parametrize("kind", CHANGED)
+async def test_arguments_that_json_would_change_are_refused_by_their_path_and_nothing_is_stored(
+    client, connection, kind
+):
+    args, said = CHANGED[kind]
+    with pytest.raises(InvalidJob) as caught:
+        await client.submit("a", args)
+    assert str(caught.value).startswith(said)
+    with pytest.raises(InvalidJob) as caught:
+        await client.submit_many([{"task": "a"}, {"task": "a", "args": args}])
+    assert str(caught.value).startswith(f"1.{said}")
+    with pytest.raises(InvalidJob) as caught:
+        await client.typed.add("a", 1, {"data": args})
+    assert str(caught.value).startswith(said.replace("args", "data", 1))
+    with pytest.raises(InvalidJob) as caught:
+        await client.periodic.put("a", "a", "daily", args=args)
+    assert str(caught.value).startswith(said)
+    assert await count(connection) == 0
+    assert await client.periodic.get("a") is None
+
+
+async def test_what_json_has_a_text_for_is_stored_as_that_and_read_by_the_annotations_of_a_task(client):
+    @joex.App().task("a")
+    async def task(
+        ctx: joex.Context,
+        *,
+        at: datetime,
+        long: timedelta,
+        key: UUID,
+        price: Decimal,
+        pair: tuple[int, int],
+        point: Point,
+    ) -> None: ...
+
+    given = {
+        "at": datetime(2030, 1, 1, tzinfo=UTC),
+        "long": timedelta(minutes=5),
+        "key": UUID(int=7),
+        "price": Decimal("1.10"),
+        "pair": (1, 2),
+        "point": Point(0.5),
+    }
+    stored = (await client.get(await task.submit(client, **given))).args
+    assert stored == {
+        "at": "2030-01-01T00:00:00Z",
+        "long": "PT5M",
+        "key": "00000000-0000-0000-0000-000000000007",
+        "price": "1.10",
+        "pair": [1, 2],
+        "point": {"x": 0.5},
+    }
+    assert task.parse_arguments(stored) == given
 
 
 async def test_arguments_that_could_not_be_read_again_are_refused(client, connection):
     deep: list[Any] = []
     for _ in range(230):
         deep = [deep]
-    with pytest.raises(InvalidJob, match=r"^args: can't be stored as JSON that is read again"):
+    with pytest.raises(InvalidJob, match=r"^args: can't be stored as JSON: "):
         await client.submit("a", {"deep": deep})
     assert await count(connection) == 0
     flat: dict[str, list[list[int]]] = {"flat": [[] for _ in range(500)]}
@@ -478,6 +551,19 @@ async def test_a_submission_wakes_a_sleeper_of_its_queue_alone(bench, heard):
         await bench.connection.execute("SELECT joex.fall_asleep($1)", executor)
     await bench.submit()
     assert await heard() == [{"queue": "default", "executors": [sleeper]}]
+
+
+async def test_a_submission_that_its_tracker_skips_wakes_nobody(bench, heard, client):
+    await bench.submit(tracker="one")
+    for name in ("first", "second"):
+        await bench.connection.execute("SELECT joex.fall_asleep($1)", await bench.executor(name))
+    assert await client.submit("a", tracker="one") is None
+    await bench.connection.execute("SELECT joex.submit('a', tracker => 'one')")
+    assert await client.submit_many([{"task": "a", "tracker": "one"}] * 3) == [None] * 3
+    assert await heard() == []
+    made = await client.submit_many([{"task": "a", "tracker": tracker} for tracker in ("one", "two", "two")])
+    assert [job_id is None for job_id in made] == [True, False, True]
+    assert [len(message["executors"]) for message in await heard()] == [1]
 
 
 async def test_a_job_that_is_not_due_wakes_too_because_a_sleeper_must_learn_when_it_is(bench, heard):

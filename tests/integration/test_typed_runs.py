@@ -173,6 +173,35 @@ async def test_an_update_changes_what_it_says_and_leaves_the_rest(typed, client)
     assert (stored.progress, stored.progress_message) == (33, "a third")
 
 
+async def test_a_report_is_told_that_the_job_is_to_go_round_once_more(typed):
+    await typed.add(T, 1)
+    job = await typed.accept(T)
+    answer = await typed.update(T, 1, {}, job.lock_id)
+    assert (answer, answer.resubmit) == ("ok", False)
+    await typed.resubmit(T, 1)
+    answer = await typed.update(T, 1, {}, job.lock_id)
+    assert (answer, answer.resubmit) == ("ok", True)
+    await typed.finish(T, 1, {}, job.lock_id)
+    answer = await typed.update(T, 1, {}, job.lock_id)
+    assert (answer, answer.resubmit) == ("worker_conflict", False)
+    again = await typed.accept(T)
+    assert not (await typed.update(T, 1, {}, again.lock_id)).resubmit
+
+
+async def test_a_report_that_waits_for_a_resubmit_is_told_of_it(
+    typed, connection, another_connection, waiting_for_a_lock
+):
+    await typed.add(T, 1)
+    job = await typed.accept(T)
+    transaction = connection.transaction()
+    await transaction.start()
+    await typed.resubmit(T, 1, connection=connection)
+    report = typed.update(T, 1, {}, job.lock_id)
+    async with waiting_for_a_lock(await another_connection(), report) as reporting:
+        await transaction.commit()
+    assert (await reporting).resubmit
+
+
 async def test_a_types_own_states_are_kept_in_its_data(typed):
     for nr, own in enumerate(["completed", "failed"]):
         await typed.add(T, nr)

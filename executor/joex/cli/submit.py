@@ -32,7 +32,7 @@ def submit(
     ] = None,
     group: Annotated[str, typer.Option(metavar="NAME", help="The tenant it belongs to.")] = "default",
     queue: Annotated[str, typer.Option(metavar="NAME", help="The lane of work.")] = "default",
-    priority: Annotated[Priority, typer.Option(help="Within its group.")] = Priority.LOW,
+    priority: Annotated[Priority, typer.Option(case_sensitive=False, help="Within its group.")] = Priority.LOW,
     subject: Annotated[str, typer.Option(metavar="TEXT", help="What it is about, for people.")] = "",
     submitter: Annotated[str, typer.Option(metavar="TEXT", help="Who submits it, for people.")] = "",
     not_before: Annotated[

@@ -81,7 +81,7 @@ class NewJob:
             check_text("subject", self.subject, LONGEST_SUBJECT)
             check_text("submitter", self.submitter, LONGEST_NAME)
         if self.priority not in ("high", "low"):
-            raise ValueError(f"priority: expected 'high' or 'low'; got {self.priority!r}")
+            object.__setattr__(self, "priority", priority_of(self.priority))  # in other letters
         if self.not_before is not None:
             _check_time("not_before", self.not_before)
         if self.retries is not None:
@@ -198,6 +198,18 @@ class TakenJob(NamedTuple):
     failures: int
     retries: int | None
     waited: float
+
+
+def priority_of(text: str) -> Priority:
+    """A priority as people write it, in whichever case.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return Priority(text.lower())
+    except (ValueError, AttributeError):
+        raise ValueError(f"priority: expected 'high' or 'low'; got {text!r}") from None
 
 
 def _check_time(field: str, time: datetime) -> None:

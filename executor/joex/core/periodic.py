@@ -51,7 +51,8 @@ class NewPeriodicTask:
         check_name("id", self.id)
         if len(self.id.encode()) > _LONGEST_ID:
             raise ValueError(f"id: at most {_LONGEST_ID} bytes; got {len(self.id.encode())}")
-        NewJob(self.task, self.args, self.group, self.queue, self.priority, self.subject, self.submitter)
+        job = NewJob(self.task, self.args, self.group, self.queue, self.priority, self.subject, self.submitter)
+        object.__setattr__(self, "priority", job.priority)  # in small letters
         Timer.parse(self.timer)
         parse_zone(self.zone)
         if self.starting_deadline is not None and not timedelta(0) <= self.starting_deadline <= _LONGEST_DEADLINE:

@@ -17,6 +17,7 @@ OLD_SNAPSHOT = "JX002"
 TOO_LARGE = "JX003"
 """The SQLSTATE with which joex.check_size refuses arguments, or a result; its message is for people."""
 
+_OURS: dict[str | None, type[JoexError]] = {LEASE_LOST: LeaseLost, OLD_SNAPSHOT: ConfigError, TOO_LARGE: InvalidJob}
 _UNAVAILABLE = (
     OSError,  # refused, reset, no such host, no such socket; TimeoutError too
     asyncpg.PostgresConnectionError,
@@ -85,12 +86,8 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
     text = "no answer in time" if isinstance(error, TimeoutError) and not str(error) else _one_line(error)
     if isinstance(error, _UNAVAILABLE):
         return DatabaseUnavailable(f"the database is not available: {text}")
-    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == LEASE_LOST:
-        return LeaseLost(text)
-    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == OLD_SNAPSHOT:
-        return ConfigError(text)
-    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == TOO_LARGE:
-        return InvalidJob(text)
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate in _OURS:
+        return _OURS[error.sqlstate](text)
     if isinstance(error, _WRONG_DATABASE):
         return ConfigError(f"database URL: {text}")
     if isinstance(error, _NOT_PREPARED):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Any
 from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from joex.core.job import Columns, NewJob, columns_of
+from joex.core.job import Columns, NewJob, columns_of, priority_of
+from joex.core.json_values import find_fault
 from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store.errors import translated
@@ -26,6 +29,7 @@ _SUBMIT_MANY = statement("""
 """)
 _CANCEL = statement("SELECT joex.cancel($1::uuid)")
 _SET_PRIORITY = statement("SELECT joex.set_priority($1::uuid, $2::text)")
+_SET_ARGS = statement("SELECT joex.set_args($1::uuid, $2::text::jsonb)")
 _RETRY = statement("SELECT joex.retry($1::uuid)")
 _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
 _BRING_FORWARD = statement("""
@@ -36,7 +40,6 @@ _DELETE_FINISHED = statement("""
                                                 coalesce($4::timestamptz, '-infinity'))
 """)
 _FORGET_LINES = statement("SELECT joex.forget_lines($1::uuid, $2::integer)")
-_SURELY_SHALLOW = 100
 COLUMNS = """
     id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
     failures, losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at,
@@ -103,24 +106,39 @@ class LogEntry:
 
 
 def json_text(field: str, value: Any) -> str:
-    """A value as JSON text.
+    """A value as JSON text, from which it comes back as it was (see `joex.core.json_values`).
 
     Raises:
-        InvalidJob: it has something that JSON, or PostgreSQL's jsonb, can't hold.
+        InvalidJob: it has something that JSON, or PostgreSQL's jsonb, can't hold; the message says where.
     """
     try:
-        text = to_json(value, inf_nan_mode="strings").decode()
-    except (PydanticSerializationError, ValueError, UnicodeError) as error:
+        text = to_json(value, inf_nan_mode="null").decode()
+        # (Reading what was written costs as much again: the usual small object is looked at instead.)
+        if not (type(value) is dict and _is_flat(value)) and from_json(text) != value:
+            _refuse_fault(field, value)
+    except (PydanticSerializationError, ValueError, UnicodeError, RecursionError) as error:
+        _refuse_fault(field, value)
         raise InvalidJob(f"{field}: can't be stored as JSON: {error}") from error
     if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
         raise InvalidJob(f"{field}: must not contain a NUL character (PostgreSQL can't store it)")
-    if text.count("[") + text.count("{") > _SURELY_SHALLOW:
-        # What writes JSON goes deeper than what reads it, and a job that is stored must be read again.
-        try:
-            from_json(text)
-        except ValueError as error:
-            raise InvalidJob(f"{field}: can't be stored as JSON that is read again: {error}") from error
     return text
+
+
+_PLAIN = frozenset((str, int, bool, NoneType))
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Whether all names are texts, and all values such as need no second look."""
+    for name, each in value.items():  # noqa: SIM110 - a generator would take as long as all else
+        if type(name) is not str or type(each) not in _PLAIN:
+            return False
+    return True
+
+
+def _refuse_fault(field: str, value: Any) -> None:
+    with suppress(RecursionError):  # it contains itself
+        if fault := find_fault(value):
+            raise InvalidJob(f"{field}{fault[0]}: can't be stored as JSON: {fault[1]}")
 
 
 async def submit(connection: Connection, job: NewJob) -> UUID | None:
@@ -151,7 +169,7 @@ async def submit_batches(connection: Connection, batches: Sequence[Columns]) -> 
     """Submit all jobs of these batches, or none; answers as `submit_many`."""
     with translated():
         if len(batches) == 1 and not connection.is_in_transaction():
-            return await _submit_batch(connection, batches[0])  # a statement is a transaction
+            return await _submit_batch(connection, batches[0], 0)  # a statement is a transaction
         ids: list[UUID | None] = []
         if batches:
             async with connection.transaction():
@@ -161,12 +179,12 @@ async def submit_batches(connection: Connection, batches: Sequence[Columns]) -> 
 
 
 async def _submit_batch(connection: Connection, batch: Columns, first: int = 0) -> list[UUID | None]:
+    args: list[str | None] = []
     try:
-        args = [json_text("args", each) if each else None for each in batch.args]
-    except InvalidJob:
-        for nr, each in enumerate(batch.args, first):
-            json_text(f"jobs[{nr}].args", each)  # says which
-        raise
+        for each in batch.args:
+            args.append(json_text("args", each) if each else None)  # noqa: PERF401 - its length says which one is wrong
+    except InvalidJob as error:
+        raise InvalidJob(f"jobs[{first + len(args)}].{error}") from error
     ids: list[UUID | None] = await connection.fetchval(
         _SUBMIT_MANY,
         batch.tasks,
@@ -191,10 +209,21 @@ async def cancel(connection: Connection, job_id: UUID) -> str:
 
 async def set_priority(connection: Connection, job_id: UUID, priority: str) -> bool:
     """Change the priority of a waiting job; False where it is not waiting."""
-    if priority not in ("high", "low"):
-        raise InvalidJob(f"priority: expected 'high' or 'low'; got {priority!r}")
+    try:
+        known = priority_of(priority)
+    except ValueError as error:
+        raise InvalidJob(str(error)) from error
     with translated():
-        return bool(await connection.fetchval(_SET_PRIORITY, job_id, priority))
+        return bool(await connection.fetchval(_SET_PRIORITY, job_id, str(known)))
+
+
+async def set_args(connection: Connection, job_id: UUID, args: Mapping[str, Any]) -> bool:
+    """Replace the arguments of a waiting job; False where it is not waiting."""
+    if not isinstance(args, Mapping):
+        raise InvalidJob(f"args: expected an object (names and values); got {type(args).__name__}")
+    text = json_text("args", args)
+    with translated():
+        return bool(await connection.fetchval(_SET_ARGS, job_id, text))
 
 
 async def retry(connection: Connection, job_id: UUID) -> bool:

@@ -36,6 +36,10 @@ BEGIN
     END IF;
 END $$;
 
+-- A priority as people write it, in whichever case.
+CREATE OR REPLACE FUNCTION joex.priority_of(p_text text) RETURNS joex.job_priority
+LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex.job_priority $$;
+
 -- Wake executors that sleep and serve the queue: no more than there are jobs, and the latest to fall asleep first, so that
 -- the longest idle stay idle (and can be scaled away). An executor that fills all its slots and leaves work behind wakes
 -- the next ones (see take), so a few names are enough. Nobody asleep: then those who could add executors are told, if they

@@ -24,13 +24,27 @@ BEGIN
     RETURN 'requested';
 END $$;
 
--- Change the priority of a job that is waiting, or waiting for a retry: true. Else false.
+-- Change the priority of a job that is waiting: true. Else false. (A stuck one runs before all priorities in any case.)
 CREATE OR REPLACE FUNCTION joex.set_priority(id uuid, priority text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
+DECLARE
+    v_priority joex.job_priority := joex.priority_of(priority);
 BEGIN
-    UPDATE joex.job j SET priority = priority::joex.job_priority,
-           lane = CASE WHEN j.lane > 0 THEN joex.lane(priority::joex.job_priority) ELSE j.lane END
-    WHERE j.id = id AND j.state IN ('waiting', 'stuck');
+    UPDATE joex.job j SET priority = v_priority, lane = CASE WHEN j.lane > 0 THEN joex.lane(v_priority) END
+    WHERE j.id = id AND j.state = 'waiting';
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM joex.announce('job-changed', ARRAY[id]);
+    RETURN true;
+END $$;
+
+-- Replace the arguments of a job that is waiting: true. Else false: a run has, or had, those that it was given.
+CREATE OR REPLACE FUNCTION joex.set_args(id uuid, args jsonb) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    -- One statement: where a taker holds the row, this waits and then judges what the taker has made of it.
+    UPDATE joex.job j SET args = args WHERE j.id = id AND j.state = 'waiting';
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -85,6 +99,14 @@ BEGIN
     END IF;
     PERFORM joex.announce('job-changed', ARRAY[id]);
     RETURN 'ok';
+END $$;
+
+-- Whether a job goes round once more when its run ends. Said right after joex.update, which has locked the row, it is the truth.
+-- (Volatile, so that it sees what has been committed while that waited for the row.)
+CREATE OR REPLACE FUNCTION joex.goes_round(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    RETURN (SELECT j.resubmit_requested FROM joex.job j WHERE j.id = id);
 END $$;
 
 -- Remove a job and its log: at once, or, where it runs, as soon as its run has stopped, which is told to. Answers ok or not_found.

@@ -55,7 +55,7 @@ DECLARE
 BEGIN
     INSERT INTO joex.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
                                          starting_deadline, enabled, owner)
-    VALUES (id, task, timer, zone, args, grp, queue, priority::joex.job_priority, subject, submitter, starting_deadline,
+    VALUES (id, task, timer, zone, args, grp, queue, joex.priority_of(priority), subject, submitter, starting_deadline,
             coalesce(enabled, true), owner)
     ON CONFLICT ON CONSTRAINT periodic_task_pkey DO UPDATE SET
         task = excluded.task, timer = excluded.timer, zone = excluded.zone, args = excluded.args, grp = excluded.grp,
