@@ -29,7 +29,7 @@ async def test_an_executor_raises_floors_while_vacuum_is_pinned_and_takes_them_a
     async def all_have_ended() -> bool:
         return bool(await connection.fetchval("SELECT count(*) = $1 FROM joex.job WHERE state = 'success'", JOBS + 1))
 
-    async with pool.acquire() as idle, executor_inside(app, database_url, pool_size=20, lease="1s"):
+    async with pool.acquire() as idle, executor_inside(app, database_url, pool_size=20):
         async with idle.transaction(isolation="repeatable_read"):
             await idle.execute("SELECT count(*) FROM joex.job")
             await client.submit_many(NewJob("task") for _ in range(JOBS))

@@ -46,7 +46,7 @@ async def test_eight_executors_run_each_of_twenty_thousand_jobs_once_and_the_gro
             found = await connection.fetchval("SELECT count(*) FROM joex.job WHERE finished_at IS NOT NULL")
             return bool(found == _JOBS)
 
-        await eventually(all_finished, 100)
+        await eventually(all_finished)
     assert len(executors) == _EXECUTORS
     assert set(runs.values()) == {1}
     ends = await connection.fetch(

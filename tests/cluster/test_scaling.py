@@ -9,7 +9,7 @@ import pytest
 from joex import Client
 from joex.store.database import create_pool
 from tests.support.cluster.connection import Object
-from tests.support.cluster.system import PATIENCE, System, condition
+from tests.support.cluster.system import System, condition
 from tests.support.postgres import TestServer
 from tests.support.waiting import eventually
 
@@ -59,7 +59,7 @@ async def test_a_retry_that_is_due_wakes_a_pool_at_zero(system: System) -> None:
     system.operator()
     await system.pool(retryDelay="5s")
     job = await system.submit("second.time")
-    await system.effects.begun(job, timeout=PATIENCE)
+    await system.effects.begun(job)
     await system.until_slots()
     assert await system.db.fetchval("SELECT state::text FROM joex.job WHERE id = $1", job) == "stuck"
 
@@ -120,7 +120,7 @@ async def test_two_pools_share_a_queue_and_settle(system: System) -> None:
         await system.pool(name, scaling={"maxReplicas": 2})
     jobs = [await system.submit("hold", flag="go") for _ in range(2)]
     for job in jobs:
-        await system.effects.begun(job, timeout=PATIENCE)
+        await system.effects.begun(job)
 
     async def as_many_as_jobs() -> bool:
         return len(await system.slots()) == len(jobs) and {one["held"] for one in await in_use(system)} == {1}
@@ -128,7 +128,7 @@ async def test_two_pools_share_a_queue_and_settle(system: System) -> None:
     async def in_use(system: System) -> list[asyncpg.Record]:
         return list((await system.executors()).values())
 
-    await eventually(as_many_as_jobs, PATIENCE, why="as many executors as jobs")
+    await eventually(as_many_as_jobs, why="as many executors as jobs")
     settled = {name: one["pod_uid"] for name, one in (await system.executors()).items()}
     # Both look again, some times.
     for name in ("east", "west"):
@@ -150,10 +150,10 @@ async def test_pools_on_two_databases(system: System, other_database: Client) ->
 
     there = await other_database.submit("effect")
     assert there is not None
-    await system.effects.begun(there, timeout=PATIENCE)
+    await system.effects.begun(there)
     assert await system.slots() == {"there-0"}
     here = await system.submit("hold", flag="go")
-    await system.effects.begun(here, timeout=PATIENCE)
+    await system.effects.begun(here)
     assert await system.executor_of(here) == "here-0"
     await system.until_slots("here-0")
     await system.effects.flag("go")
@@ -181,7 +181,7 @@ async def every_submission_is_watched(system: System) -> None:
     async def armed() -> bool:
         return bool(await system.db.fetchval("SELECT count(*) >= 3 FROM joex.watch WHERE until > now()"))
 
-    await eventually(armed, PATIENCE)
+    await eventually(armed)
 
 
 async def looked_at(system: System, name: str) -> None:
