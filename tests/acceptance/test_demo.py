@@ -40,6 +40,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **others, **mine}
 
 
+@pytest.mark.heavy
 def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, folder):
     done = subprocess.run(
         [*DEMO, "--files", "150", "--json"], env=environment, capture_output=True, text=True, check=False

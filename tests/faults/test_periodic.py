@@ -7,6 +7,7 @@ import random
 from datetime import timedelta
 
 import asyncpg
+import pytest
 
 from tests.support.apps import Effects
 from tests.support.processes import ExecutorProcesses
@@ -53,6 +54,7 @@ _WITHOUT_A_JOB = """
 """
 
 
+@pytest.mark.heavy
 async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are_killed(
     connection: asyncpg.Connection, executors: ExecutorProcesses, effects: Effects, database_url: str
 ) -> None:

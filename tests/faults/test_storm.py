@@ -4,11 +4,14 @@ import asyncio
 import random
 
 import asyncpg
+import pytest
 
 from tests.support.apps import AnyClient, Effects
 from tests.support.postgres import TestServer
 from tests.support.processes import ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.heavy
 
 _JOBS = 2000
 
