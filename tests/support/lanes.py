@@ -23,7 +23,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -147,7 +147,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_report_teststatus() -> Iterator[None]:
+def pytest_report_teststatus() -> Generator[None, tuple[str, str, Any], tuple[str, str, Any]]:
     """No dots: a line tells of each file."""
     category, _, word = yield
     return category, "", word
@@ -204,10 +204,10 @@ def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: No
         while any(lane.poll() is None for lane, _ in lanes):
             time.sleep(_PAUSE)
             tell()
-        for _, output in lanes:
-            output.seek(0)
-            sys.stdout.flush()
-            sys.stdout.buffer.write(output.read())
+        sys.stdout.flush()
+        for _, printed in lanes:
+            printed.seek(0)
+            sys.stdout.buffer.write(printed.read())
         return [lane.returncode for lane, _ in lanes]
 
 

@@ -60,4 +60,3 @@ async def repeat(url: str) -> None:
     await listener.add_listener(periodic.CHANNEL, lambda *_: repeater.wake())
     repeater.wake()
     await repeater.run()
-

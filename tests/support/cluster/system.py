@@ -192,7 +192,6 @@ class System:
                 "image": self.cluster.image,
                 "database": {"secretName": SECRET},
                 "poolSize": 1,
-                "lease": "1500ms",
                 "retryDelay": "100ms",
                 "scaling": scaling,
                 "template": {"spec": {"containers": [container], "volumes": [volume], **(template or {})}},
