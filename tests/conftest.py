@@ -140,4 +140,4 @@ async def _nothing_leaked(administrator: asyncpg.Connection, database: str) -> N
     async def nothing_is_locked() -> bool:
         return bool(await administrator.fetchval(_OUR_LOCKS, database) == 0)
 
-    await eventually(nothing_is_locked, 10, why="no advisory lock of Joex is left after the test")
+    await eventually(nothing_is_locked, why="no advisory lock of Joex is left after the test")

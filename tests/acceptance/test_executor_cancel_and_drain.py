@@ -14,7 +14,7 @@ from joex.core.events import DatabaseTrouble, Draining, Event, FellAsleep, Left,
 from joex.core.job import State
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, executor_inside
-from tests.support.waiting import EventLog, eventually
+from tests.support.waiting import PATIENCE, EventLog, eventually
 
 
 async def test_a_waiting_job_is_cancelled_at_once_and_never_runs(client: AnyClient, database_url: str) -> None:
@@ -58,7 +58,7 @@ async def test_a_job_that_is_taken_but_has_not_started_is_cancelled(
 
     @app.task("block")
     async def block(ctx: joex.Context) -> None:
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
 
     @app.task("task")
     async def task(ctx: joex.Context) -> None:
@@ -108,7 +108,7 @@ async def test_a_running_job_is_interrupted_and_its_cancel_handler_called_with_i
             seen.append("cleaned up")
 
     def run_in_thread(ctx: joex.Context, path: str) -> None:
-        ctx.wait_cancelled(60)
+        ctx.wait_cancelled(PATIENCE)
         seen.append("cleaned up")
         ctx.check_cancelled()
 
@@ -284,7 +284,7 @@ async def test_a_cancelled_run_may_clean_up_undisturbed_however_long_it_takes(
                 interruptions.append("while it cleans up")
             raise
 
-    async with executor_inside(app, database_url, lease="1.5s") as inside:
+    async with executor_inside(app, database_url) as inside:
         job_id = await client.submit("task")
         await inside.log.wait_for(RunStarted)
         await client.cancel(job_id)
@@ -461,7 +461,7 @@ async def test_a_drain_that_comes_with_the_registration_leaves_in_order(
         log = _DrainAtOnce()
         async with executor_inside(app, database_url, log=log, registered=False) as inside:
             log.drain = inside.executor.drain
-            await asyncio.wait_for(inside.work, 30)
+            await asyncio.wait_for(inside.work, PATIENCE)
     jobs = [await client.get(job_id) for job_id in ids]
     assert all((job.state, job.attempt, job.losses) in (("waiting", 0, 0), ("success", 1, 0)) for job in jobs)
     endings = await connection.fetch("SELECT ending, count(*) FROM joex.executor GROUP BY 1")
@@ -489,7 +489,7 @@ async def test_the_last_log_lines_of_a_job_are_written_before_its_executor_leave
         ctx.log.info("the last line")
         await may_end.wait()
 
-    async with executor_inside(app, database_url, lease="1.5s") as inside:
+    async with executor_inside(app, database_url) as inside:
         async with connection.transaction():
             await connection.execute("LOCK TABLE joex.job_log IN SHARE MODE")
             job_id = await client.submit("task")

@@ -15,7 +15,7 @@ from joex.core.events import RunEnded, RunStarted
 from joex.core.job import State
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, Inside, executor_inside
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 async def _run(client: AnyClient, url: str, app: joex.App, task: str = "task", **settings: Any) -> Any:
@@ -340,9 +340,9 @@ async def test_code_in_a_thread_is_asked_to_end_at_its_timeout_and_keeps_its_slo
 
     @app.task("slow", timeout=0.05, retry_delay="1h")
     def slow(ctx: joex.Context) -> None:
-        ctx.wait_cancelled(60)
+        ctx.wait_cancelled(PATIENCE)
         loop.call_soon_threadsafe(asked.set)
-        may_end.wait(60)
+        may_end.wait(PATIENCE)
         ctx.check_cancelled()
 
     @app.task("next")
@@ -354,10 +354,11 @@ async def test_code_in_a_thread_is_asked_to_end_at_its_timeout_and_keeps_its_slo
         await asked.wait()
         second = await client.submit("next")
         inside.executor.wake()
-        held = (await client.get(first)).state, (await client.get(second)).state
+        await eventually(lambda: _is(client, first, "running"), why="it is marked as running, and goes on")
+        waits = await _is(client, second, "waiting")
         may_end.set()
         await inside.ended(second)
-    assert held == ("running", "waiting")
+    assert waits
     events = [event for event in inside.log.events if isinstance(event, RunEnded | RunStarted)]
     assert [(type(event), event.job.id) for event in events] == [
         (RunStarted, first),
@@ -456,6 +457,10 @@ def _job_that_ends_by(way: str) -> dict[str, object]:
     if way in ("thread", "unknown"):
         return {"task": way, "retries": 1}
     return {"task": "task", "args": {} if way == "wrong" else {"way": way}, "group": way}
+
+
+async def _is(client: AnyClient, job_id: UUID, state: str) -> bool:
+    return bool((await client.get(job_id)).state == state)
 
 
 async def _finished(client: AnyClient, job_id: UUID) -> Any:

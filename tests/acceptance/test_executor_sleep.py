@@ -233,7 +233,7 @@ async def test_an_executor_that_polls_lives_on_connections_that_change_under_it(
     """As behind a pooler in transaction mode: what a session knows is gone at any time."""
     async with Proxy(postgres.port) as proxy:
         url = postgres.tcp_url(database_name, port=proxy.port)
-        async with executor_inside(app, url, lease="6s", poll_interval="50ms") as inside:
+        async with executor_inside(app, url, poll_interval="50ms") as inside:
             for _ in range(10):
                 job_id = await client.submit("task")
                 await inside.ended(job_id)

@@ -21,8 +21,6 @@ import pytest
 from tests.support.postgres import TestServer
 from tests.support.waiting import PATIENCE
 
-pytestmark = pytest.mark.timeout(300)  # the first one downloads packages where no cache has them
-
 ROOT = Path(__file__).parents[2]
 HELM_TEST = ROOT / "charts" / "joex" / "files" / "a_job_succeeds.py"
 NOBODY = "65532"

@@ -4,7 +4,7 @@ import random
 from uuid import UUID
 
 from tests.support.cluster.connection import Object
-from tests.support.cluster.system import DEPLOYMENTS, PATIENCE, System
+from tests.support.cluster.system import DEPLOYMENTS, System
 from tests.support.cluster.terminations import Terminations
 from tests.support.waiting import eventually
 
@@ -61,15 +61,15 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
     await system.until_ready(2)
     before = await system.executors()
     both_sleep = "SELECT count(*) = 2 FROM joex.executor WHERE asleep_since IS NOT NULL"
-    await eventually(lambda: system.db.fetchval(both_sleep), PATIENCE, why="both have fallen asleep")
+    await eventually(lambda: system.db.fetchval(both_sleep), why="both have fallen asleep")
     # Of idle executors the youngest goes first, and the one that fell asleep last is woken first.
     await system.db.execute("UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'")
     async with system.db.acquire() as connection:
         await connection.execute(f"SELECT pg_advisory_lock({RING})")
         job = await system.submit("hold", flag="go")
-        await eventually(lambda: waits_for(system, 3), PATIENCE, why="an executor is about to take the job")
+        await eventually(lambda: waits_for(system, 3), why="an executor is about to take the job")
         await system.scale(1)
-        await eventually(lambda: waits_for(system, 2), PATIENCE, why="the operator asks whether it may go")
+        await eventually(lambda: waits_for(system, 2), why="the operator asks whether it may go")
         await connection.execute(f"SELECT pg_advisory_unlock({RING})")
     assert await system.executor_of(job) == "pool-1"
     await system.until_slots("pool-1")
@@ -97,7 +97,7 @@ async def test_jobs_that_come_while_executors_go_are_safe(system: System) -> Non
             ]
             await system.effects.all_finished(jobs)
             if dice.randrange(3) == 0:
-                await eventually(lambda: one_leaves(system), PATIENCE, why="an executor is asked to go")
+                await eventually(lambda: one_leaves(system), why="an executor is asked to go")
         assert await system.effects.all_finished(jobs) == {"success": len(jobs)}
         await system.until_slots()
         assert len(terminations.pods) > 1
@@ -139,7 +139,7 @@ async def test_a_slow_drain_is_waited_for_and_told(system: System) -> None:
     job = await system.submit("hold", flag="go")
     async with Terminations(system) as terminations:
         await system.pool(drain={"timeout": "100ms", "onTimeout": "Wait"})
-        await system.effects.begun(job, timeout=PATIENCE)
+        await system.effects.begun(job)
         await system.change(suspend=True)
         pool = await system.until_reason("DrainSlow", "AbleToScale")
         assert pool["status"]["drainingReplicas"] == 1
@@ -157,11 +157,11 @@ async def test_a_drain_that_is_over_gives_its_job_to_another(system: System) -> 
         slots = {await system.executor_of(job): flag for flag, job in jobs.items()}
 
         await system.scale(1)
-        await eventually(lambda: is_left(system, 1), PATIENCE, why="the one that drained has left")
+        await eventually(lambda: is_left(system, 1), why="the one that drained has left")
         [staying] = await system.executors()
         [given_back] = [flag for slot, flag in slots.items() if slot != staying]
         await system.effects.flag(slots[staying])
-        again = await system.effects.begun(jobs[given_back], runs=2, timeout=PATIENCE)
+        again = await system.effects.begun(jobs[given_back], runs=2)
         assert again["pid"] == (await system.executors())[staying]["pid"]
         await system.effects.flag(given_back)
         assert await system.effects.all_finished(jobs.values()) == {"success": 2}

@@ -34,7 +34,8 @@ async def test_probes_and_metrics_tell_the_truth(system: System) -> None:
     operator = system.operator()
     await system.pool(replicas=1)
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 1)
-    assert await answers(operator, "/healthz") == await answers(operator, "/readyz") == 200
+    for page in ("/healthz", "/readyz"):
+        await until_answers(operator, page, 200)
     metrics = await operator.get("/metrics")
     assert 'pool="pool"' in metrics
     assert "joex_operator_leader 1.0" in metrics
@@ -96,8 +97,8 @@ async def test_it_waits_for_the_crds_and_is_not_ready_meanwhile(system: System, 
         await system.api.until("customresourcedefinitions.apiextensions.k8s.io", name, lambda found: found is None)
     operator = system.operator()
     await eventually(lambda: "waiting for the CRDs of joex.dev/v1alpha1" in operator.log)
-    assert await answers(operator, "/healthz") == 200
-    assert await answers(operator, "/readyz") == 503
+    await until_answers(operator, "/healthz", 200)
+    await until_answers(operator, "/readyz", 503)
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         await system.api.apply(yaml.safe_load(path.read_text()))
     await until_answers(operator, "/readyz", 200)

@@ -11,14 +11,14 @@ import pytest
 
 from joex.runtime.lease import EXIT_CODE
 from tests.support.apps import AnyClient, Effects
-from tests.support.processes import ExecutorProcess, ExecutorProcesses
+from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
 
 
 async def test_a_job_that_takes_longer_than_several_leases_stays_with_its_executor(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    await executors.start_all("first", "second")
+    await executors.start_all("first", "second", lease=SHORT)
     ids = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread")]
     for job_id in ids:
         await effects.begun(job_id)
@@ -34,7 +34,7 @@ async def test_a_task_that_blocks_the_loop_for_longer_than_the_lease_does_not_en
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """Two such executors: each would take the other's job if it thought that it was dead."""
-    first, second = await executors.start_all("first", "second", pool_size=1)
+    first, second = await executors.start_all("first", "second", pool_size=1, lease=SHORT)
     ids = await client.submit_many([{"task": "hold.loop", "args": {"flag": "go"}}] * 2)
     for job_id in ids:
         await effects.begun(job_id)
@@ -51,7 +51,7 @@ async def test_a_paused_executor_loses_its_jobs_and_does_not_finish_them_when_it
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
     """Its session is still there, so others wait for several leases before they take its jobs."""
-    victim = await executors.start("victim", lease=1)
+    victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("transaction", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     victim.pause()
@@ -73,7 +73,7 @@ async def test_an_executor_that_was_paused_before_its_commit_can_not_commit_when
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """All has been done in its transaction but the end when it is paused; meanwhile another one did it all."""
-    victim = await executors.start("victim")
+    victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("transaction.thread", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     victim.pause()
@@ -110,7 +110,7 @@ async def test_an_executor_that_was_declared_dead_exits_where_a_task_can_not_be_
 async def test_a_paused_executor_exits_as_it_goes_on_where_a_task_can_not_be_interrupted(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    victim = await executors.start("victim")
+    victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("hold.thread", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     victim.pause()
@@ -127,7 +127,7 @@ async def test_a_paused_executor_exits_as_it_goes_on_where_a_task_can_not_be_int
 async def test_code_in_a_thread_that_looks_whether_it_should_end_saves_its_executor(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    victim = await executors.start("victim")
+    victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("hold.thread.polite", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     victim.pause()

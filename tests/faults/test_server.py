@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.apps import AnyClient, Effects
 from tests.support.postgres import TestServer
-from tests.support.processes import ExecutorProcesses
+from tests.support.processes import SHORT, ExecutorProcesses
 from tests.support.waiting import eventually
 
 
@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 async def test_jobs_survive_a_restart_of_the_server(
     mode: str, postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    both = await executors.start_all("first", "second", pool_size=3, lease=6)
+    both = await executors.start_all("first", "second", pool_size=3)
     running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread", "transaction")]
     for job_id in running:
         await effects.begun(job_id)
@@ -40,7 +40,7 @@ async def test_executors_survive_a_server_that_is_away_for_longer_than_their_lea
     postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
     """They can't renew their leases, so they give back what can be interrupted; and are back without help."""
-    both = await executors.start_all("first", "second", pool_size=3)
+    both = await executors.start_all("first", "second", pool_size=3, lease=SHORT)
     running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread.polite", "transaction")]
     for job_id in running:
         await effects.begun(job_id)
@@ -75,7 +75,7 @@ async def test_each_of_an_executors_connections_can_be_ended_at_any_time(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """Again and again, in turn, while it has work."""
-    executor = await executors.start("one", pool_size=5, lease=6)
+    executor = await executors.start("one", pool_size=5)
     held = await client.submit("hold", {"flag": "go"})
     await effects.begun(held)
     ids = []
@@ -91,7 +91,7 @@ async def test_each_of_an_executors_connections_can_be_ended_at_any_time(
             )
         assert executor.is_alive
     await effects.flag("go")
-    assert await effects.all_finished([held, *ids], 60) == {"success": len(ids) + 1}
+    assert await effects.all_finished([held, *ids]) == {"success": len(ids) + 1}
     assert await effects.committed() == dict.fromkeys(ids, 1)
     assert await effects.overlapping() == []
     assert [run["attempt"] for run in await effects.of(held)] == [1]
@@ -102,7 +102,7 @@ async def test_the_end_of_the_lease_session_alone_costs_no_job(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """The lock is free for a moment; but the lease has not run out."""
-    executor, _ = await executors.start_all("one", "other", lease=6)
+    executor, _ = await executors.start_all("one", "other")
     ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
     for job_id in ids:
         await effects.begun(job_id)
@@ -133,7 +133,7 @@ async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
     function: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """With an error that nobody expects, as from a damaged page. It is no reason to give up what runs."""
-    executor = await executors.start("one", pool_size=4, lease=6)
+    executor = await executors.start("one", pool_size=4)
     held = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread")]
     for job_id in held:
         await effects.begun(job_id)

@@ -30,7 +30,7 @@ from joex.store.statement import STATEMENTS
 from tests.integration.conftest import Bench
 from tests.support.postgres import TestServer, TestServers
 
-pytestmark = [pytest.mark.plans, pytest.mark.postgres(18)]
+pytestmark = [pytest.mark.plans, pytest.mark.heavy, pytest.mark.postgres(18)]
 
 JOBS, GROUPS = 1_000_000, 10_000
 FOUR_ONE = CountingScheme(4, 1)

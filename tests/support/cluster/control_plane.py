@@ -12,8 +12,7 @@ from tests.support.cluster.components import Component
 from tests.support.cluster.kubeconfig import Access
 from tests.support.cluster.pki import Authority, Certificate, SigningKey
 from tests.support.cluster.processes import free_port
-
-_PATIENCE = 90.0
+from tests.support.waiting import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -56,18 +55,18 @@ class ControlPlane:
             StartError: a program does not get ready.
         """
         self.etcd.start()
-        self.etcd.wait_until(lambda: "true" in self._answer(f"{self._etcd_url}/health"), _PATIENCE)
+        self.etcd.wait_until(lambda: "true" in self._answer(f"{self._etcd_url}/health"), PATIENCE)
         self.api_server.start()
         # They ask until the API answers.
         self.controller_manager.start()
         self.scheduler.start()
         self.wait_for_api()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
-        self.controller_manager.wait_until(lambda: '"uid"' in self._answer(f"{self.server}{account}"), _PATIENCE)
+        self.controller_manager.wait_until(lambda: '"uid"' in self._answer(f"{self.server}{account}"), PATIENCE)
 
     def wait_for_api(self) -> None:
         """Wait until the API server is ready."""
-        self.api_server.wait_until(lambda: self._answer(f"{self.server}/readyz") == "ok", _PATIENCE)
+        self.api_server.wait_until(lambda: self._answer(f"{self.server}/readyz") == "ok", PATIENCE)
 
     def stop_api(self, grace: float = 2.0) -> None:
         """Stop the API server. It hangs on to its watches: after the grace it is killed; 0 kills it at once."""
@@ -104,7 +103,7 @@ class ControlPlane:
 
     def _client(self) -> httpx.Client:
         access = kubeconfig.read(self.kubeconfig)
-        return httpx.Client(verify=access.ssl_context(), trust_env=False, timeout=5)
+        return httpx.Client(verify=access.ssl_context(), trust_env=False, timeout=PATIENCE)
 
     def _answer(self, url: str) -> str:
         try:
