@@ -187,6 +187,37 @@ async def test_a_block_that_is_cancelled_on_a_silent_link_ends_and_its_slot_is_f
             assert await connection.fetchval("SELECT to_regclass('written')") is None
 
 
+async def test_a_run_whose_statement_waits_for_a_silent_link_fails_and_is_tried_again(proxy, database_url, monkeypatch):
+    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.2)
+    app = joex.App()
+
+    @app.task("talk", retries=1, retry_delay="0s")
+    async def talk(ctx):
+        async with ctx.transaction() as connection:
+            if ctx.attempt == 1:
+                proxy.freeze_links()
+            await connection.fetchval("SELECT 1")
+
+    async with Client(database_url) as client, executor_inside(app, proxy.url, pool_size=1):
+        job = await client.wait(await client.submit("talk"), timeout=PATIENCE)
+        assert job.state == "success"
+
+
+async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypatch):
+    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.05)
+    app = joex.App()
+
+    @app.task("work", retries=0)
+    async def work(ctx):
+        async with ctx.transaction() as connection:
+            await connection.execute("SELECT pg_sleep(1)")
+            await connection.fetchval("SELECT pg_sleep($1)", 0.5)
+
+    async with Client(database_url) as client, executor_inside(app, database_url):
+        job = await client.wait(await client.submit("work"), timeout=PATIENCE)
+        assert job.state == "success"
+
+
 async def test_a_statement_that_was_given_up_ends_on_the_server_too(database_url, connection):
     pool = await create_pool(database_url, most=1)
 

@@ -140,7 +140,9 @@ class Executor:
         pool = await create_pool(self.url, most=4, pooled=polls, name=f"joex {self.app_id}", for_services=True)
         # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
-        task_pool = await create_pool(self.url, most=most, pooled=polls, name=f"joex tasks {self.app_id}")
+        task_pool = await create_pool(
+            self.url, most=most, pooled=polls, name=f"joex tasks {self.app_id}", for_tasks=True
+        )
         self.task_connections = TaskConnections(task_pool)
         self.bulk_pool = await create_pool(
             self.url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}", resets=False
@@ -155,6 +157,7 @@ class Executor:
                     self.emit(events.PeriodicNotRegistered(refused))
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
+                beside.append(group.create_task(self.task_connections.watch(pool)))
                 await self._run_incarnations(pool)
                 for task in beside:
                     task.cancel()

@@ -25,7 +25,7 @@ from asyncpg.transaction import Transaction
 from joex.core.url import check_database_url, database_hosts
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError
 from joex.store.errors import translated
-from joex.store.statement import Connection
+from joex.store.statement import Connection, statement
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -45,6 +45,11 @@ _PATIENCE = 10.0
 _STATEMENT_WITHIN = 5.0
 _KEPT_FOR = 1.0
 _CLOSE_WITHIN = 5.0
+_LOOK_EVERY = 5.0
+
+_AT_WORK = statement("""
+    SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND (state IS NULL OR state NOT LIKE 'idle%')
+""")
 
 _OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 """Seconds, and milliseconds: what is not acknowledged for twenty seconds is lost."""
@@ -67,6 +72,7 @@ class OwnConnection(_Base):
     """A connection that was made here, straight to the server."""
 
     is_pooled = False
+    asked_at: float | None = None
     _session = ""
     _transport: asyncio.BaseTransport
 
@@ -100,7 +106,40 @@ class OwnConnection(_Base):
                     found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class PooledConnection(OwnConnection):
+class _Wrapped(OwnConnection):
+    """A connection that does something around each statement."""
+
+    def _around(self, *, is_simple: bool) -> AbstractAsyncContextManager[None]:
+        """Around a statement; ``is_simple``: one without arguments, which is one message."""
+        raise NotImplementedError
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - asyncpg's
+        """As asyncpg's."""
+        async with self._around(is_simple=not args):
+            return await super().execute(query, *args, timeout=timeout)
+
+    async def executemany(self, *args: Any, **options: Any) -> None:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            await super().executemany(*args, **options)
+
+    async def fetch(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetch(*args, **options)
+
+    async def fetchval(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetchval(*args, **options)
+
+    async def fetchrow(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetchrow(*args, **options)
+
+
+class PooledConnection(_Wrapped):
     """A connection to a pooler that gives each transaction any session of the server, as PgBouncer does.
 
     asyncpg asks more than one question for a statement (what its types are, and then the statement), so each has a
@@ -125,33 +164,21 @@ class PooledConnection(OwnConnection):
             isolation = "read_committed"
         return super().transaction(isolation=isolation, readonly=readonly, deferrable=deferrable)
 
-    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - asyncpg's
-        """As asyncpg's. Without arguments it is one message: it needs no transaction, and may forbid one (VACUUM)."""
-        async with self._alone() if args else nullcontext():
-            return await super().execute(query, *args, timeout=timeout)
+    def _around(self, *, is_simple: bool) -> AbstractAsyncContextManager[None]:
+        # (One message needs no transaction, and may forbid one, such as VACUUM; or begin and end one.)
+        return nullcontext() if is_simple or self.is_in_transaction() else self.transaction()
 
-    async def executemany(self, *args: Any, **options: Any) -> None:
-        """As asyncpg's."""
-        async with self._alone():
-            await super().executemany(*args, **options)
 
-    async def fetch(self, *args: Any, **options: Any) -> Any:
-        """As asyncpg's."""
-        async with self._alone():
-            return await super().fetch(*args, **options)
+class TaskConnection(_Wrapped):
+    """A connection of a task, which knows since when it waits for an answer."""
 
-    async def fetchval(self, *args: Any, **options: Any) -> Any:
-        """As asyncpg's."""
-        async with self._alone():
-            return await super().fetchval(*args, **options)
-
-    async def fetchrow(self, *args: Any, **options: Any) -> Any:
-        """As asyncpg's."""
-        async with self._alone():
-            return await super().fetchrow(*args, **options)
-
-    def _alone(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if self.is_in_transaction() else self.transaction()
+    @asynccontextmanager
+    async def _around(self, *, is_simple: bool) -> AsyncIterator[None]:  # noqa: ARG002 - each
+        self.asked_at = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self.asked_at = None
 
 
 class _Transaction(Transaction):
@@ -169,12 +196,22 @@ class _Transaction(Transaction):
 class _Connector:
     """Makes connections to one database, and remembers what it has found out about it."""
 
-    def __init__(self, url: str, name: str, within: float | None, settings: dict[str, str], *, pooled: bool) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        within: float | None,
+        settings: dict[str, str],
+        *,
+        pooled: bool,
+        direct: type[OwnConnection] = OwnConnection,
+    ) -> None:
         self._url = url
         self._name = name
         self._within = within
         self._settings = settings
         self._is_pooled = pooled
+        self._direct = direct
         try:
             check_database_url(url)
             hosts = database_hosts(url)
@@ -219,7 +256,7 @@ class _Connector:
             server_settings={"application_name": self._name},
             command_timeout=self._within,
             statement_cache_size=0 if self._is_pooled else 100,
-            connection_class=PooledConnection if self._is_pooled else OwnConnection,
+            connection_class=PooledConnection if self._is_pooled else self._direct,
         )
         connection: OwnConnection = made
         return connection
@@ -253,12 +290,13 @@ async def create_pool(
     name: str = "joex",
     within: float | None = None,
     for_services: bool = False,
+    for_tasks: bool = False,
     resets: bool = True,
 ) -> asyncpg.Pool[Any]:
     """A pool of connections, none of which stays while it is idle. Errors as with `connect`, but when they are made.
 
     ``for_services``: for short statements of our own. They have a time limit, so that a link that has gone silent is
-    noticed; and no reset.
+    noticed; and no reset. ``for_tasks``: for `TaskConnections`.
 
     ``resets``: giving a connection back resets its session, which is one more question to the server each time.
     Statements of our own need none: they change nothing of the session that the next one could mind. (A transaction
@@ -269,7 +307,14 @@ async def create_pool(
             min_size=0,
             max_size=most,
             max_inactive_connection_lifetime=30.0,
-            connect=_Connector(url, name, _STATEMENT_WITHIN if for_services else within, {}, pooled=pooled),
+            connect=_Connector(
+                url,
+                name,
+                _STATEMENT_WITHIN if for_services else within,
+                {},
+                pooled=pooled,
+                direct=TaskConnection if for_tasks else OwnConnection,
+            ),
             connection_class=OwnConnection,
             reset=None if resets and not for_services else _no_reset,
         )
@@ -313,14 +358,56 @@ async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
 
 
 class TaskConnections:
-    """The connections of a pool as tasks get them. Errors are asyncpg's."""
+    """The connections of a pool as tasks get them. Errors are asyncpg's.
+
+    A task's statement may take as long as it likes, so no limit of time finds that its link has gone silent; nor does
+    TCP, where a proxy in between still answers. The server knows: it is not at work on what is waited for.
+    """
 
     def __init__(self, pool: asyncpg.Pool[Any]) -> None:
         self._pool = pool
+        self._lent: set[PoolConnectionProxy[Any]] = set()
 
-    def acquire(self) -> AbstractAsyncContextManager[PoolConnectionProxy[Any]]:
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[PoolConnectionProxy[Any]]:
         """A connection, for the time of a block."""
-        return lent(self._pool)
+        async with lent(self._pool) as connection:
+            self._lent.add(connection)
+            try:
+                yield connection
+            finally:
+                self._lent.discard(connection)
+
+    async def watch(self, pool: asyncpg.Pool[Any]) -> None:
+        """End the connections whose links have gone silent, for ever; ``pool``: where to ask.
+
+        The answer may be on its way, so that a look counts if the one before saw the same.
+        """
+        silent: dict[PoolConnectionProxy[Any], float] = {}
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            before, silent = silent, {}
+            waiting = self._waiting()
+            if waiting:
+                with suppress(JoexError):
+                    async with borrowed(pool) as connection:
+                        rows = await connection.fetch(_AT_WORK, [pid for _, pid in waiting.values()])
+                    at_work = {row[0] for row in rows}
+                    silent = {one: asked_at for one, (asked_at, pid) in waiting.items() if pid not in at_work}
+            for one, asked_at in silent.items():
+                if before.get(one) == asked_at == _asked_at(one):
+                    drop(one)
+
+    def _waiting(self) -> dict[PoolConnectionProxy[Any], tuple[float, int]]:
+        """The connections that have waited for some time: since when, and for which process of the server."""
+        long_ago = asyncio.get_running_loop().time() - _LOOK_EVERY
+        asked = {one: _asked_at(one) for one in self._lent}
+        return {one: (at, one.get_server_pid()) for one, at in asked.items() if at is not None and at < long_ago}
+
+
+def _asked_at(connection: PoolConnectionProxy[Any]) -> float | None:
+    asked_at: float | None = getattr(connection, "asked_at", None)  # one that was ended has nothing
+    return asked_at
 
 
 def drop(connection: Connection) -> None:
