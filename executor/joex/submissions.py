@@ -11,7 +11,7 @@ from joex.core.duration import parse_duration
 from joex.core.job import Columns, NewJob, columns_of, columns_of_plain, priority_of
 from joex.errors import InvalidJob
 
-_FIELDS = [one.name for one in fields(NewJob)]
+_FIELDS = {one.name: None for one in fields(NewJob)}
 
 
 def columns_of_any(new_jobs: Sequence[NewJob | Mapping[str, Any]], first: int = 0) -> Columns:
@@ -48,8 +48,8 @@ def new_job(**given: Any) -> NewJob:
     Raises:
         InvalidJob: a field is wrong, missing or unknown; the message names it.
     """
-    unknown = next((name for name in given if name not in _FIELDS), None)
-    if unknown is not None:
+    if not given.keys() <= _FIELDS.keys():
+        unknown = next(name for name in given if name not in _FIELDS)
         raise InvalidJob(f"{unknown}: there is no such field; there are {', '.join(_FIELDS)}")
     if "task" not in given:
         raise InvalidJob("task: is required")
@@ -69,6 +69,8 @@ def _new_job(nr: int, job: object) -> NewJob:
     if not isinstance(job, Mapping):
         raise InvalidJob(f"jobs[{nr}]: expected a NewJob, or a mapping of its fields; got {type(job).__name__}")
     try:
-        return new_job(**{str(name): value for name, value in job.items()})
+        return new_job(**job)
     except InvalidJob as error:
         raise InvalidJob(f"jobs[{nr}].{error}") from error
+    except TypeError as error:  # a name is no text
+        raise InvalidJob(f"jobs[{nr}]: expected the names of fields; got {', '.join(map(repr, job))}") from error

@@ -543,7 +543,7 @@ async def test_jobs_are_listed_and_counted_by_their_state(call):
         ("update", {**RUN, "progress": 101}, "progress: Input should be less than or equal to 100"),
         ("update", {**RUN, "message": "a\0b"}, "message: must not contain a NUL character"),
         ("update", {**RUN, "log": "a line"}, "log: Input should be a valid list"),
-        ("update", {**RUN, "log": ["a", 1]}, "log.1: Input should be a valid string"),
+        ("update", {**RUN, "log": ["a", 1]}, "log[1]: Input should be a valid string"),
         ("update", {**RUN, "log": ["x"] * 1001}, "log: List should have at most 1000 items"),
         ("update", {**RUN, "opts": []}, "opts: Input should be a valid dictionary"),
         ("update", {**RUN, "opts": {"data": 1}}, "opts.data: Input should be a valid dictionary"),

@@ -40,7 +40,7 @@ class Races:
         # The two meet, or one comes a little sooner: a client's cancellation takes a connection of its own.
         spin = random.randrange(3000)
         free = asyncio.ensure_future(
-            self.holder.execute(f"SELECT count(*) FROM generate_series(1, {spin}); SELECT pg_advisory_unlock({RING})")
+            self.holder.execute(f"SELECT count(*) FROM generate_series(1, {spin}); SELECT pg_advisory_unlock({RING})")  # noqa: S608 - a number
         )
         await cancel(task)
         try:
