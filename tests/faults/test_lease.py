@@ -186,6 +186,77 @@ async def test_a_pause_shorter_than_the_lease_costs_nothing(
     assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
 
 
+async def test_a_database_clock_that_is_set_forward_ends_no_living_executor(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """By more than five leases: each heartbeat that was written before is that much older at once."""
+    await _with_a_clock_to_be_set(connection)
+    both = await executors.start_all("first", "second", pool_size=2)
+    ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
+    for job_id in ids:
+        await effects.begun(job_id)
+        await _runs_for(client, job_id, leases=3)
+    for seconds in (31, 3600):
+        await _set_clock(connection, seconds)
+        for process in both:
+            await _renews(connection, process, times=8)
+    await effects.flag("go")
+    assert await effects.all_finished(ids) == {"success": 4}
+    assert [len(await effects.of(job_id)) for job_id in ids] == [1] * 4
+    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+
+
+async def test_a_database_clock_that_is_set_back_keeps_no_dead_executor_alive(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    await _with_a_clock_to_be_set(connection)
+    victim = await executors.start("victim")
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id, pid=victim.pid)
+    other = await executors.start("other")
+    await _renews(connection, other, times=4)
+    await victim.kill()
+    await _set_clock(connection, -3600)
+    await effects.begun(job_id, pid=other.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+
+
+async def _with_a_clock_to_be_set(connection: asyncpg.Connection) -> None:
+    """From now on the functions of Joex tell the time by a clock that a test may set."""
+    await connection.execute("""
+        CREATE TABLE public.clock AS SELECT interval '0' AS ahead;
+        CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+            'SELECT pg_catalog.clock_timestamp() + c.ahead FROM public.clock c';
+        DO $do$ DECLARE v_function text; BEGIN
+            FOR v_function IN SELECT pg_get_functiondef(p.oid) FROM pg_proc p
+                              WHERE pronamespace = 'joex'::regnamespace AND prosrc LIKE '%clock_timestamp()%' LOOP
+                EXECUTE replace(v_function, 'clock_timestamp()', 'public.clock()');
+            END LOOP;
+        END $do$;
+    """)
+
+
+async def _set_clock(connection: asyncpg.Connection, seconds: float) -> None:
+    await connection.execute("UPDATE public.clock SET ahead = ahead + make_interval(secs => $1)", seconds)
+
+
+async def _renews(connection: asyncpg.Connection, process: ExecutorProcess, times: int) -> None:
+    """Wait until a process has renewed its lease so many times."""
+    seen = set()
+
+    async def enough() -> bool:
+        seen.add(
+            await connection.fetchval(
+                "SELECT heartbeat_at FROM joex.lease JOIN joex.executor e ON e.id = executor_id WHERE e.pid = $1",
+                process.pid,
+            )
+        )
+        return len(seen) > times
+
+    await eventually(enough, why=f"{process.app_id} renews its lease {times} times")
+
+
 async def _runs_for(client: AnyClient, job_id: UUID, leases: int) -> None:
     """Wait until a job has been running for so many leases of its executor."""
 

@@ -152,8 +152,43 @@ async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
         await eventually(lambda: client.log(ids[2]), why="the job's line is in its log")
 
 
+async def test_chores_that_take_for_ever_make_no_heartbeat_late_and_keep_no_other_chore_waiting(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """As over millions of entries that vacuum can't clear, or thousands of executors that are dead."""
+    await executors.start("one")
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id)
+    chores = ("check_runs", "has_work", "rescue", "recover_overdue")
+    for chore in chores:
+        await _replace(connection, chore, "BEGIN PERFORM pg_sleep(600); END")
+
+    async def under_way() -> list[str]:
+        rows = await connection.fetch("SELECT query FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
+        return [chore for chore in chores if any(f"joex.{chore}(" in row["query"] for row in rows)]
+
+    seen = set[str]()
+
+    async def each_had_its_time() -> bool:
+        seen.update(await under_way())
+        return seen == set(chores)
+
+    await eventually(each_had_its_time, 120, why="each chore was begun, for the one before was given up")
+    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 1
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert len(await effects.of(job_id)) == 1
+
+
 async def _break(connection: asyncpg.Connection, function: str) -> str:
     """Make a function of Joex's raise an error; returns the statement that mends it."""
+    await connection.execute("CREATE SEQUENCE met")
+    error = "BEGIN PERFORM nextval('public.met'); RAISE 'broken' USING ERRCODE = 'XX001'; END"
+    return await _replace(connection, function, error)
+
+
+async def _replace(connection: asyncpg.Connection, function: str, by: str) -> str:
+    """Replace the body of a function of Joex's; returns the statement that brings it back."""
     function_of_joex = await connection.fetchrow(
         """
         SELECT pg_get_functiondef(p.oid), l.lanname, p.prosrc FROM pg_proc p JOIN pg_language l ON l.oid = prolang
@@ -164,7 +199,5 @@ async def _break(connection: asyncpg.Connection, function: str) -> str:
     assert function_of_joex is not None
     working, language, body = map(str, function_of_joex)
     assert language == "plpgsql"
-    error = "BEGIN PERFORM nextval('public.met'); RAISE 'broken' USING ERRCODE = 'XX001'; END"
-    await connection.execute("CREATE SEQUENCE met")
-    await connection.execute(working.replace(body, error))
+    await connection.execute(working.replace(body, by))
     return working

@@ -48,7 +48,8 @@ _GRACE = (
 )
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it is told that the lease has ended
-_REST = 10  # a chore rests for so many times as long as it took
+_REST = 10  # a chore rests for so many times as long as it took,
+_LONGEST_REST = 30.0  # but no more seconds than this
 EXIT_CODE = 75
 """The exit code where the lease is over and task code can't be stopped (EX_TEMPFAIL: start it again)."""
 
@@ -134,6 +135,7 @@ class LeaseKeeper:
         self._main = asyncio.get_running_loop()
         self._trusted_until = since + lease.trusted_for
         self._observed = Observation(lease.duration)
+        self._rescued: Counter[tuple[str, int]] = Counter()  # who holds much is found again and again, and told of once
         self._is_trusted = True
         self._is_over = False
         self._is_started = False
@@ -256,8 +258,9 @@ class LeaseKeeper:
     async def _do_chores(self) -> None:
         """All that is to be done again and again beside heartbeats.
 
-        None of it is urgent. Each chore has a time limit (that of services), its failure costs the others nothing, and
-        one that takes long (over what vacuum has not cleared, say) is done the more seldom.
+        None of it is urgent. Each chore has a time limit (that of services), and its failure costs the others nothing.
+        It is done again at once while it says that there may be more; and then the more seldom, the longer it takes to
+        find nothing (over what vacuum has not cleared, say).
         """
         pool = await create_pool(
             self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True
@@ -270,18 +273,19 @@ class LeaseKeeper:
                     begin = clock()
                     try:
                         async with borrowed(pool) as connection:
-                            await chore(connection)
+                            while await chore(connection):
+                                begin = clock()
                     except (JoexError, OSError) as error:
                         if str(error) not in told:  # while there is no connection, all fail alike
                             told.add(str(error))
                             trouble = DatabaseTrouble("chores", str(error), self._lease.heartbeat_every)
                             self._tell(self._listener.on_event, trouble)
-                    not_before[chore] = clock() + _REST * (clock() - begin)
+                    not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
                 await asyncio.sleep(self._lease.heartbeat_every)
         finally:
             pool.terminate()
 
-    async def _check_runs(self, connection: Any) -> None:
+    async def _check_runs(self, connection: Any) -> bool:
         held = self._held()
         found = await executors.check_runs(connection, self._executor, held)
         locks = dict(held)
@@ -293,24 +297,28 @@ class LeaseKeeper:
             self._tell(self._listener.on_drain)
         if found.crowded:
             self._tell(self._listener.on_crowd)
+        return False
 
-    async def _look_for_work(self, connection: Any) -> None:
+    async def _look_for_work(self, connection: Any) -> bool:
         if await executors.has_work(connection, list(self._queues)):
             self._tell(self._listener.on_wake)
+        return False
 
-    async def _rescue(self, connection: Any) -> None:
-        rescued: Counter[tuple[str, int]] = Counter()  # one with many jobs is found again and again
-        try:
-            while found := await executors.rescue(connection, self._observed.watched, self._most_losses):
-                for executor, app_id, jobs in found:
-                    rescued[app_id, executor] += jobs
-        finally:
-            for (app_id, executor), jobs in rescued.items():
+    async def _rescue(self, connection: Any) -> bool:
+        found = await executors.rescue(connection, self._observed.watched, self._most_losses)
+        for executor, app_id, jobs in found:
+            self._rescued[app_id, executor] += jobs
+        if not found:
+            for (app_id, executor), jobs in self._rescued.items():
                 self._tell(self._listener.on_event, Rescued(app_id, executor, jobs))
+            self._rescued.clear()
+        return bool(found)
 
-    async def _recover_overdue(self, connection: Any) -> None:
-        for app_id, jobs in await keyed.recover_overdue(connection, self._most_losses):
+    async def _recover_overdue(self, connection: Any) -> bool:
+        found = await keyed.recover_overdue(connection, self._most_losses)
+        for app_id, jobs in found:
             self._tell(self._listener.on_event, Overdue(app_id, jobs))
+        return bool(found)
 
     async def _watch(self) -> None:
         """End the trust in time; and the process, where its tasks can't be stopped in time."""
