@@ -66,8 +66,9 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accep
     within 60 seconds. It ends with finish or give-back. A caller that hangs up while it waits takes nothing.
     """
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
-    accepting = jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit)
-    job = await (while_heard(request, accepting) if body.wait else accepting)
+    job = await jobs.accept(body.type, worker=body.worker, **limit)  # and say at once where the database is away
+    if job is None and body.wait:
+        job = await while_heard(request, jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit))
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     opts = ShownOpts.model_validate(job.opts)
