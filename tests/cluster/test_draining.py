@@ -8,10 +8,6 @@ from tests.support.cluster.system import DEPLOYMENTS, System
 from tests.support.cluster.terminations import Terminations
 from tests.support.waiting import eventually
 
-RING = "joex.lock_class(3), (SELECT id FROM joex.queue WHERE name = 'default')"
-"""The lock that each take of the default queue needs."""
-
-
 async def test_idle_executors_go_and_busy_ones_stay(system: System) -> None:
     system.operator()
     jobs = {flag: await system.submit("hold", flag=flag) for flag in ("a", "b", "c")}

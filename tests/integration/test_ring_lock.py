@@ -1,7 +1,10 @@
 """The lock of a queue's ring: whatever ends a take, no session keeps it, and one that does stops no other take."""
 
 import asyncio
+import os
 import random
+import signal
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -19,64 +22,108 @@ HELD = """
     SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = joex.lock_class(3) AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-WAITS = "SELECT count(*) FROM pg_locks WHERE pid = $1 AND locktype = 'advisory' AND NOT granted"
-RACES = 1000
+WAITS = """
+    SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 
 
-class Races:
-    """A session that holds the ring, and lets it go at about the time at which the take that waits is cancelled."""
-
-    def __init__(self, holder: asyncpg.Connection, observer: asyncpg.Connection) -> None:
-        self.holder = holder
-        self.observer = observer
-        self.ended = {"done": 0, "cancelled": 0}
-
-    async def run(self, taking: Any, cancel: Any, pid: int | None = None) -> None:
-        """One race; ``taking`` starts a take, ``cancel`` cancels that task."""
-        await self.holder.execute(f"SELECT pg_advisory_lock({RING})")
-        task = asyncio.ensure_future(taking())
-        waiting = WAITS if pid else WAITS.replace("pid = $1 AND", "")
-        await eventually(lambda: self._waits(waiting, pid), why="the take waits for the ring")
-        # The two meet, or one comes a little sooner: a client's cancellation takes a connection of its own.
-        spin = random.randrange(3000)
-        free = asyncio.ensure_future(
-            self.holder.execute(f"SELECT count(*) FROM generate_series(1, {spin}); SELECT pg_advisory_unlock({RING})")  # noqa: S608 - a number
-        )
-        await cancel(task)
-        try:
-            await task
-            self.ended["done"] += 1
-        except (DatabaseUnavailable, asyncio.CancelledError):
-            self.ended["cancelled"] += 1
-        await free
-
-    async def _waits(self, waiting: str, pid: int | None) -> bool:
-        return bool(await self.observer.fetchval(waiting, *([pid] if pid else [])))
+async def met(holder: asyncpg.Connection, observer: asyncpg.Connection, signal_number: int, interrupt: Any) -> None:
+    """A take that waits for the ring is granted it and interrupted at once: its process is stopped meanwhile."""
+    pid = await eventually(lambda: observer.fetchval(WAITS), why="the take waits for the ring")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await holder.execute(f"SELECT pg_advisory_unlock({RING})")
+        await interrupt(pid)
+        await eventually(lambda: is_pending(pid, signal_number), why="the interrupt has come")
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
-async def test_no_take_that_is_cancelled_while_it_comes_by_the_ring_keeps_it(bench, another_connection):
-    executor, holder, observer = await bench.executor(), await another_connection(), await another_connection()
-    taker = await another_connection()
-    pid = taker.get_server_pid()
-    await jobs.submit_many(bench.connection, [NewJob("a", group=f"g{nr % 50}") for nr in range(500)])
-    races = Races(holder, observer)
+def is_pending(pid: int, signal_number: int) -> bool:
+    """Whether a signal waits for a stopped process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return any(int(line.split()[1], 16) >> signal_number - 1 & 1 for line in status.splitlines() if "Pnd:" in line)
 
-    async def take() -> None:
-        transaction = taker.transaction()
-        await transaction.start()
-        try:
-            await runs.take(taker, executor, ["default"], 5, FOUR_ONE)
-        finally:
-            await transaction.rollback()
 
-    async def cancel(_: Any) -> None:
+async def nothing(_: int) -> None:
+    """The interrupt comes by itself."""
+
+
+@pytest.mark.parametrize("within", ["0", "500ms"], ids=["cancelled", "timeout"])
+async def test_a_take_that_is_interrupted_just_when_the_ring_is_granted_does_not_keep_it(
+    bench, another_connection, within
+):
+    """Between the lock and the next instruction: there no note can be taken of it."""
+    await bench.submit()
+    executor, holder, taker = await bench.executor(), await another_connection(), await another_connection()
+    await holder.execute(f"SELECT pg_advisory_lock({RING})")
+    await bench.connection.execute(NO_LIMIT)
+    await taker.execute(ONE_ALARM)
+    await taker.execute(f"SET statement_timeout = '{within}'")
+
+    async def cancel(pid: int) -> None:
         await bench.connection.execute("SELECT pg_cancel_backend($1)", pid)
 
-    for _ in range(RACES):
-        await races.run(take, cancel, pid)
-        assert await bench.connection.fetchval(HELD) == 0
-    assert races.ended["cancelled"] > 0, races.ended
-    assert len(await bench.take(executor, 5)) == 5
+    task = asyncio.ensure_future(runs.take(taker, executor, ["default"], 1, FOUR_ONE))
+    if within == "0":
+        await met(holder, bench.connection, signal.SIGINT, cancel)
+    else:
+        await met(holder, bench.connection, signal.SIGALRM, nothing)
+    with pytest.raises(DatabaseUnavailable, match="canceling statement"):
+        await task
+    assert await bench.connection.fetchval(HELD) == 0
+    assert len(await bench.take(executor)) == 1
+
+
+NO_LIMIT = """
+    ALTER FUNCTION joex.wait_for_ring SET lock_timeout = 0;
+    CREATE TABLE other_than_new ();  -- this database serves no other test
+"""
+ONE_ALARM = "SET deadlock_timeout = '10min'"  # a look for deadlocks is not what a signal is for
+
+
+async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_with_a_connection_of_the_pool(
+    database_url, bench, another_connection
+):
+    client = Client(database_url)  # whose connections are not reset
+    await bench.submit()
+    holder = await another_connection()
+    await holder.execute(f"SELECT pg_advisory_lock({RING})")
+    await bench.connection.execute(NO_LIMIT)
+    pids = []
+
+    async def accept() -> None:
+        async with client.using() as connection:
+            await keyed.accept(connection, "default", 1, "worker", None)
+
+    async def cancel(pid: int) -> None:
+        pids.append(pid)
+        task.cancel()
+
+    async def is_idle() -> bool:
+        state = "SELECT state FROM pg_stat_activity WHERE pid = $1"
+        return await bench.connection.fetchval(state, pids[0]) == "idle"
+
+    task = asyncio.ensure_future(accept())
+    await met(holder, bench.connection, signal.SIGINT, cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(is_idle, why="the connection has come back to the pool")
+    assert await bench.connection.fetchval(HELD) == 0
+    assert await client.typed.accept("default") is not None
+    await client.close()
+
+
+async def test_a_take_whose_wait_ends_just_when_the_ring_is_granted_does_not_keep_it(bench, another_connection):
+    await bench.submit()
+    executor, holder, taker = await bench.executor(), await another_connection(), await another_connection()
+    await holder.execute(f"SELECT pg_advisory_lock({RING})")
+    await taker.execute(ONE_ALARM)
+    task = asyncio.ensure_future(runs.take(taker, executor, ["default"], 1, FOUR_ONE))
+    await met(holder, bench.connection, signal.SIGALRM, nothing)
+    assert len(await task) == 1
+    assert await bench.connection.fetchval(HELD) == 0
 
 
 async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go_on(bench, another_connection):
@@ -87,7 +134,7 @@ async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go
     ended = {"done": 0, "cancelled": 0}
 
     async def work(taker: asyncpg.Connection) -> None:
-        for _ in range(RACES // 4):
+        for _ in range(250):
             await taker.execute(f"SET statement_timeout = {random.randint(1, 25)}")
             transaction = taker.transaction()
             await transaction.start()
@@ -103,26 +150,6 @@ async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go
     assert ended["cancelled"] > 100, ended
     assert await bench.connection.fetchval(HELD) == 0
     assert len(await bench.take(executor, 5)) == 5
-
-
-async def test_no_accept_that_its_caller_cancels_leaves_the_ring_with_a_connection_of_the_pool(
-    client: Client, bench, another_connection
-):
-    await jobs.submit_many(bench.connection, [NewJob("a") for _ in range(RACES)])
-    assert await client.typed.accept("default") is not None
-    races = Races(await another_connection(), await another_connection())
-
-    async def cancel(task: Any) -> None:
-        task.cancel()
-
-    async def nobody_holds_it() -> bool:
-        return await bench.connection.fetchval(HELD) == 0
-
-    for _ in range(RACES // 4):
-        await races.run(lambda: client.typed.accept("default"), cancel)
-        await eventually(nobody_holds_it, why="the cancelled accept has freed the ring")
-    assert races.ended["cancelled"] > 0, races.ended
-    assert await client.typed.accept("default") is not None
 
 
 async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_no_lock_either(
