@@ -177,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run all tests (of what pytest is told to take by the arguments); the exit code is 0 if all passed."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []  # it prints to a file
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.support.lanes"]
-    command = [*pytest, "-q", "-rfEs", "--durations=10", *colour, *arguments]
+    command = [*pytest, "-q", "-o", "console_output_style=classic", "-rfEs", "--durations=10", *colour, *arguments]
     with tempfile.TemporaryDirectory(prefix="joex-tests-lanes-") as name:
         folder, told = Path(name), set[str]()
         for line in tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["markers"][: len(TIERS)]:
