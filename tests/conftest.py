@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster")
 _HERE = Path(__file__).parent
 _OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid BETWEEN 1785685000 AND 1785685099 \
-              AND database = (SELECT oid FROM pg_database WHERE datname = $1)"
+              AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,9 +99,7 @@ async def database_name(postgres: TestServer) -> AsyncIterator[str]:
     yield name
     if not postgres.is_running:
         postgres.start()
-    async with postgres.administrator() as administrator:
-        await _nothing_leaked(administrator, name)
-    await postgres.release_database(name)
+    await postgres.release_database(name, _nothing_leaked)
 
 
 @pytest.fixture
@@ -134,10 +132,10 @@ async def client(pool: asyncpg.Pool) -> AsyncIterator[Client]:
     await client.close()
 
 
-async def _nothing_leaked(administrator: asyncpg.Connection, database: str) -> None:
+async def _nothing_leaked(connection: asyncpg.Connection) -> None:
     """Sessions that were closed are gone a moment later; an advisory lock that stays was leaked."""
 
     async def nothing_is_locked() -> bool:
-        return bool(await administrator.fetchval(_OUR_LOCKS, database) == 0)
+        return bool(await connection.fetchval(_OUR_LOCKS) == 0)
 
     await eventually(nothing_is_locked, why="no advisory lock of Joex is left after the test")

@@ -5,9 +5,11 @@ Each lane is a session of pytest of its own, with its own servers, folders and p
 takes the next file that no lane has taken (it makes the file ``NAME.taken`` in a folder that they share), until none is
 left, so that all lanes end at about the same time. Two kinds of files are not for any lane at any moment:
 
-- Those of the tier cluster are for one lane, the one that starts the cluster, when the programs of that are built.
-  These are built in the background, which takes minutes the first time. They come first, for they take longest.
+- Those of the tier cluster are for one lane, which has the cluster, once the programs of that are built: in the
+  background, which takes minutes the first time.
 - Those with a test that is marked ``heavy`` run one at a time, and not beside that build.
+
+Both come as early as they may, for of each kind one lane at a time runs them all; the others come tier by tier.
 
 A line tells of each file that is done, with its failures: a lane may be ended by a test. What pytest has to say of
 skips and durations comes at the end, lane after lane, and then a line for each tier.
@@ -52,36 +54,37 @@ class Share:
     def __init__(self, folder: Path, items: Sequence[pytest.Item]) -> None:
         self._folder = folder
         self._has_cluster = False
-        self._left: dict[str, list[pytest.Item]] = {}
-        for item in sorted(items, key=_is_of_cluster, reverse=True):
-            self._left.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        files: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        _write(folder / "all", list(files))
+        early = sorted(files, key=lambda name: (not _is(files[name], "cluster"), not _is(files[name], "heavy")))
+        self._left = {name: files[name] for name in early}
 
     def __iter__(self) -> Iterator[tuple[str, list[pytest.Item]]]:
-        """Take one file after the other, until none is left for this lane. Locks are held until the next is taken."""
+        """Take one file after the other, until none is left for this lane; its locks are held until it has run."""
         while self._left:
-            with ExitStack() as locks:
-                if name := next((name for name in list(self._left) if self._take(name, locks)), None):
-                    yield name, self._left.pop(name)
-                    continue
-            time.sleep(_PAUSE)  # what is left waits for a heavy one, or for the build
+            for name in list(self._left):
+                with ExitStack() as locks:
+                    if self._take(name, locks):
+                        yield name, self._left.pop(name)
+                        break
+            else:
+                time.sleep(_PAUSE)  # what is left waits for a heavy one, or for the build
 
     def _take(self, name: str, locks: ExitStack) -> bool:
-        items = self._left[name]
-        is_for_others = _is_of_cluster(items[0]) and not self._has_cluster and self._is_taken("cluster")
-        if is_for_others or self._is_taken(name):
+        is_of_cluster, is_heavy = (_is(self._left[name], mark) for mark in ("cluster", "heavy"))
+        is_for_another = is_of_cluster and not self._has_cluster and self._is_taken("cluster")
+        if is_for_another or self._is_taken(name):
             del self._left[name]
             return False
-        is_heavy = any(item.get_closest_marker("heavy") for item in items)
-        if is_heavy and not (self._lock(_HEAVY, locks) and self._lock(_BUILD, locks)):
+        if is_heavy and not self._lock(_HEAVY, locks):
             return False
-        if _is_of_cluster(items[0]) and not self._has_cluster:
-            with ExitStack() as briefly:
-                if not self._lock(_BUILD, briefly):
-                    return False
+        if (is_heavy or is_of_cluster) and not self._lock(_BUILD, locks):
+            return False
+        if is_of_cluster and not self._has_cluster:
             self._has_cluster = self._make_taken("cluster")
-            if not self._has_cluster:
-                return False
-        return self._make_taken(name)
+        return (not is_of_cluster or self._has_cluster) and self._make_taken(name)
 
     def _is_taken(self, name: str) -> bool:
         return _path(self._folder, name, "taken").exists()
@@ -97,7 +100,7 @@ class Share:
         """Hold a lock, if no other process does."""
         file = locks.enter_context((self._folder / name).open("w"))
         try:
-            # Several heavy files may not meet each other, but any number may find that the build is over.
+            # Heavy files may not meet, but any number of lanes may find at the same time that the build is over.
             fcntl.flock(file, (fcntl.LOCK_SH if name == _BUILD else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
@@ -126,9 +129,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             "tests": _outcomes,
             "failures": _failures,
         }
-        aside = _path(folder, name, "writing")
-        aside.write_text(json.dumps(result))
-        aside.replace(_path(folder, name, "done"))
+        _write(_path(folder, name, "done"), result)
     session.config.option.tbstyle = "no"  # what has failed was told with its file
     return True
 
@@ -153,12 +154,20 @@ def pytest_report_teststatus() -> Generator[None, tuple[str, str, Any], tuple[st
     return category, "", word
 
 
-def _is_of_cluster(item: pytest.Item) -> bool:
-    return item.get_closest_marker("cluster") is not None
+def _is(items: Sequence[pytest.Item], mark: str) -> bool:
+    """Whether a file has a test that is marked so."""
+    return any(item.get_closest_marker(mark) for item in items)
 
 
 def _path(folder: Path, name: str, kind: str) -> Path:
     return folder / f"{name.replace('/', '.')}.{kind}"
+
+
+def _write(path: Path, what: Any) -> None:
+    """Write a file that others read: what they find is whole."""
+    aside = path.with_name(f"{path.name} {os.getpid()}")
+    aside.write_text(json.dumps(what))
+    aside.replace(path)
 
 
 # What starts the lanes.
@@ -168,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run all tests (of what pytest is told to take by the arguments); the exit code is 0 if all passed."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []  # it prints to a file
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.support.lanes"]
-    command = [*pytest, "-q", "-rfEs", "--durations=10", *colour, *arguments]
+    command = [*pytest, "-q", "-o", "console_output_style=classic", "-rfEs", "--durations=10", *colour, *arguments]
     with tempfile.TemporaryDirectory(prefix="joex-tests-lanes-") as name:
         folder, told = Path(name), set[str]()
         for line in tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["markers"][: len(TIERS)]:
@@ -258,13 +267,14 @@ def _summary(folder: Path, codes: Sequence[int]) -> int:
         if tests or tier in TIERS:
             seconds = sum(result["seconds"] for result in results if result["tier"] == tier)
             _say(f"test: {tier}: {_in_words(tests)}, {seconds:.0f} s")
-    lost = {path.stem for path in folder.glob("*.taken")} - {path.stem for path in folder.glob("*.done")} - {"cluster"}
+    names = json.loads((folder / "all").read_text()) if (folder / "all").exists() else []
+    lost = set(names) - {result["name"] for result in results}
     for name in sorted(lost):
         _say(f"test: {name}: NOT finished")
     for number, code in enumerate(codes, 1):
         if code:
             _say(f"test: lane {number}: exit code {code}")
-    is_good = results and not lost and not any(codes)
+    is_good = names and not lost and not any(codes)
     _say(f"test: {'all passed' if is_good else 'NOT passed'}")
     return 0 if is_good else 1
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,7 @@ _SHAPE = r"""
     SELECT md5(string_agg(line, ' ' ORDER BY line)) FROM (
         SELECT format('%s %s %s', oid::regclass, relkind, reloptions) FROM pg_class
         WHERE relnamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
-        UNION ALL SELECT format('%s %s', oid::regprocedure, md5(prosrc)) FROM pg_proc
+        UNION ALL SELECT format('%s %s', oid, xmin) FROM pg_proc  -- (the copies of a database have its row versions)
         WHERE pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema')
         UNION ALL SELECT format('%s.%s %s', attrelid::regclass, attname, atttypid::regtype) FROM pg_attribute
         WHERE attrelid::regclass::text LIKE 'joex.%'
@@ -211,12 +211,17 @@ class TestServer:
             await administrator.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
-    async def release_database(self, name: str) -> None:
+    async def release_database(
+        self, name: str, check: Callable[[asyncpg.Connection], Awaitable[None]] | None = None
+    ) -> None:
         """Keep a migrated database for the next test, emptied; or drop it where it can't be made like new.
 
-        Most tests leave a database like new but for its rows, and to empty it costs a fraction of making another.
+        Most tests leave a database like new but for its rows, and to empty it costs a fraction of making another. A
+        session costs some of that too: what is to be checked before is checked in this one.
         """
         async with self.administrator(name) as connection:
+            if check is not None:
+                await check(connection)
             is_like_new = not await connection.fetchval(_OTHERS)
             if is_like_new:
                 await connection.execute(_EMPTY)

@@ -209,14 +209,16 @@ def test_what_fails_what_is_skipped_and_what_ends_its_lane_is_told(project):
     project.file("good", "unit")
     project.file("bad", "unit", code="assert number == 1, 'broken'")
     project.file("left_out", "faults", code="pytest.skip('there is no moon')")
-    project.file("deadly", "faults", code="os._exit(75)")
+    project.file("deadly", "cluster", code="os._exit(75)")
+    project.file("orphan", "cluster")
     done = project.run()
     assert done.returncode == 1
     for line in (r"\S*test_bad.py: 1 passed, 1 FAILED, \d+ s", r"\S*test_left_out.py: 2 SKIPPED, \d+ s"):
         assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), done.stdout
     assert "AssertionError: broken" in done.stdout
     assert "there is no moon" in done.stdout
-    assert re.search(r"^test: \S*test_deadly.py: NOT finished$", done.stdout, re.MULTILINE)
+    lost = re.findall(r"^test: \S*test_(\w+).py: NOT finished$", done.stdout, re.MULTILINE)
+    assert lost == ["deadly", "orphan"], done.stdout
     assert re.search(r"^test: lane \d: exit code 75$", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("test: NOT passed\n")
 

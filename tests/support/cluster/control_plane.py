@@ -57,10 +57,10 @@ class ControlPlane:
         self.etcd.start()
         self.etcd.wait_until(lambda: "true" in self._answer(f"{self._etcd_url}/health"), PATIENCE)
         self.api_server.start()
-        # They ask until the API answers.
+        self.wait_for_api()
+        # Not sooner: where the API server needs ten seconds to get ready, the controller manager gives up.
         self.controller_manager.start()
         self.scheduler.start()
-        self.wait_for_api()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self.controller_manager.wait_until(lambda: '"uid"' in self._answer(f"{self.server}{account}"), PATIENCE)
 
