@@ -149,3 +149,20 @@ async def test_nothing_is_left_running(app, client, connection):
     await drain(app, client)
     assert await connection.fetchval("SELECT count(*) FROM joex.executors WHERE left_at IS NULL") == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_run_that_returns_though_its_job_was_cancelled_is_cleaned_up(client):
+    app, cleaned = joex.App(), []
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> str:
+        assert await client.cancel(ctx.job_id) == "requested"
+        return "done"
+
+    @task.on_cancel
+    async def clean_up(ctx: joex.Context) -> None:
+        cleaned.append(ctx.job_id)
+
+    job_id = await client.submit("task")
+    [job] = await drain(app, client)
+    assert (job.state, cleaned) == ("cancelled", [job_id])

@@ -155,7 +155,9 @@ CREATE TABLE joex.job (
 -- For rows that are not made by the functions of Joex.
 CREATE FUNCTION joex.place_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM joex.check_size('args', pg_column_size(NEW.args));
+    IF pg_column_size(NEW.args) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(NEW.args));
+    END IF;
     NEW.ring := joex.ring(NEW.grp);
     RETURN NEW;
 END $$;

@@ -430,8 +430,9 @@ CREATE OR REPLACE FUNCTION joex.any_place() RETURNS bigint LANGUAGE sql VOLATILE
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
--- Arguments come along as far as they are small: others are null, and the run asks for them itself (see joex.arguments). Else those
--- of one tenant would keep all others waiting on a link that is slow.
+-- Arguments come along where they are small, and those of one pass have a megabyte together, or else no more than their share of it:
+-- others are null, and the run asks for them itself (see joex.arguments). Else those of one tenant would keep all others waiting on
+-- a link that is slow.
 -- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex.accept).
 CREATE OR REPLACE FUNCTION joex.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
@@ -530,15 +531,12 @@ BEGIN
                     RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
                               j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
                               extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr,
-                              pg_column_size(j.args) AS size
+                              -- (what is compressed is larger on its way)
+                              pg_column_size(j.args) * CASE WHEN pg_column_compression(j.args) IS NULL THEN 1 ELSE 8 END AS size
                 ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
-                         -- (What is compressed well is seen only when it is unpacked.)
-                         CASE WHEN octet_length(a.args) <= 65536 THEN a.args END,
+                         CASE WHEN t.size <= 16384 AND (a.size <= 1000000 OR t.size <= 1000000 / a.jobs) THEN t.args::text END,
                          t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited
-                FROM (SELECT t.*, CASE WHEN t.size <= 16384 THEN sum(t.size) FILTER (WHERE t.size <= 16384) OVER (ORDER BY t.nr)
-                                  END AS upto
-                      FROM taken t) t
-                CROSS JOIN LATERAL (SELECT CASE WHEN t.upto <= 262144 THEN t.args::text END AS args OFFSET 0) a
+                FROM taken t CROSS JOIN (SELECT sum(t.size) AS size, count(*) AS jobs FROM taken t) a
                 ORDER BY t.nr;
                 EXIT WHEN v_want = 0;
                 v_again := true;
