@@ -65,9 +65,13 @@ class Waiting(Face):
             async with asyncio.timeout(None if limit is None else limit.total_seconds()):
                 found = await self._find_in_any_case(job_type, given)
         except TimeoutError as error:
-            raise TimeoutError(f"the database was away for {format_duration(limit or timedelta())}") from error
+            after = format_duration(limit or timedelta())
+            raise TimeoutError(
+                f"{len(given)} of {len(given)} jobs are not known after {after}: the database did not answer"
+            ) from error
         if limit is not None:
-            limit = max(limit - timedelta(seconds=asyncio.get_running_loop().time() - begun), timedelta())
+            passed = timedelta(milliseconds=int((asyncio.get_running_loop().time() - begun) * 1000))
+            limit = max(limit - passed, timedelta())
         states = [ours for ours, theirs in STATES.items() if theirs == until] or _ALL
 
         def is_reached(job: TypedJob) -> bool:
