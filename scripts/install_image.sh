@@ -24,3 +24,10 @@ pip install --require-hashes --requirement "$work/build.lock"
 "$python" -m venv --without-pip "$folder"
 pip --python "$folder/bin/python" install --require-hashes --requirement requirements-runtime.lock
 pip --python "$folder/bin/python" install --no-deps "$work"/wheel/joex-*.whl
+
+# The kernel delivers to the first process of a container only the signals that it handles. A SIGTERM that comes before
+# Python can handle it must not get lost: it waits, blocked, until joex unblocks it (joex/cli/sigterm.py).
+cat >"$folder/bin/joex" <<END
+#!/bin/sh
+exec env --block-signal=TERM "$folder/bin/python" -P -m joex "\$@"
+END

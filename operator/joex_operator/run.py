@@ -94,7 +94,7 @@ class Operator:
             migrate=settings.migrate,
             metrics=self._metrics,
         )
-        watcher = Watcher(self._api, cluster, controller, settings.namespaces)
+        watcher = Watcher(self._api, cluster, controller, settings.namespaces, identity=settings.own_identity)
         try:
             await watcher.wait_for_crds()
             await watcher.list_anew()

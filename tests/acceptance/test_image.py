@@ -5,88 +5,22 @@ who can't write into it.
 """
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import tomllib
-from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.image import NOBODY, ROOT, FirstProcess, Image, install
 from tests.support.postgres import TestServer
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.timeout(300)  # the first one downloads packages where no cache has them
 
-ROOT = Path(__file__).parents[2]
 HELM_TEST = ROOT / "charts" / "joex" / "files" / "a_job_succeeds.py"
-NOBODY = "65532"
-# The Python of these tests may lie where only root may look, so one right is left: to read whatever there is.
-AS_NOBODY = [
-    *("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"),
-    *("--bounding-set", "-all,+dac_read_search"),
-    *("--inh-caps", "-all,+dac_read_search", "--ambient-caps", "-all,+dac_read_search"),
-]
-
-_LAST_STAGE = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
-# What the Dockerfile sets beside PATH.
-_ENVIRONMENT = dict(re.findall(r"^(?:ENV|   ) (\w+)=([^$\s]+)(?: \\)?$", _LAST_STAGE, re.MULTILINE))
-
-Tree = dict[str, tuple[int, int, int]]
-
-
-class Image:
-    """What the image has in it, and how its containers start."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    async def start(self, *command: str, **environment: str) -> Process:
-        """Start a command as a container of the image does, with a file system that can't be written."""
-        variables = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", **_ENVIRONMENT, **environment}
-        return await asyncio.create_subprocess_exec(
-            *(AS_NOBODY if os.geteuid() == 0 else ()),
-            *command,
-            cwd="/",
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-        )
-
-    async def run(self, *command: str, **environment: str) -> str:
-        """Run a command to its success; returns what it printed."""
-        process = await self.start(*command, **environment)
-        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-        assert process.returncode == 0, out.decode()
-        return out.decode()
-
-    @asynccontextmanager
-    async def executor(self, **environment: str) -> AsyncIterator[Process]:
-        """An executor that has registered. Killed in the end, if it is still there."""
-        process = await self.start("joex", "executor", "--app", "joex.examples.documents:app", **environment)
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(PATIENCE):
-                seen = b""
-                while b"registered" not in seen:
-                    seen = await process.stdout.readline()
-                    assert seen, "the executor has ended"
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.communicate()
-
-    def tree(self) -> Tree:
-        """All files, with mode, time and size."""
-        found = {path: path.lstat() for path in self.folder.rglob("*")}
-        return {str(path): (stat.st_mode, stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +28,7 @@ def image() -> Iterator[Image]:
     """Installed once; nothing below its folder may be written, nor was in the end."""
     with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
         folder = Path(made) / "joex"
-        subprocess.run(
-            ["sh", ROOT / "scripts" / "install_image.sh", folder],
-            env={**os.environ, "PYTHON": sys.executable},
-            check=True,
-        )
+        install(folder)
         paths = [folder, *(path for path in folder.rglob("*") if not path.is_symlink())]
         for path in paths:
             path.chmod(path.stat().st_mode & ~0o222)
@@ -171,3 +101,60 @@ def nowhere() -> Iterator[Path]:
         path.write_text(KUBECONFIG)
         path.chmod(0o644)
         yield path
+
+
+EXECUTOR = ("joex", "executor", "--app", "joex.examples.documents:app", "--http-address", "127.0.0.1:0")
+OPERATOR = ("joex", "operator", "--http-address", "127.0.0.1:0")
+NO_SERVER = "postgresql://joex@127.0.0.1:1/joex"
+TOLD_TO_END = 128 + 15
+
+
+@asynccontextmanager
+async def first_process(image: Image, *command: str, **environment: str) -> AsyncIterator[FirstProcess]:
+    process = await image.start_first(*command, **environment)
+    try:
+        yield process
+    finally:
+        await process.close()
+
+
+async def until_it_minds_sigterm(process: FirstProcess) -> None:
+    await eventually(lambda: process.minds_sigterm, why="SIGTERM is delivered")
+
+
+@pytest.mark.parametrize("command", [EXECUTOR, OPERATOR])
+async def test_the_first_process_of_a_container_ends_at_a_sigterm_before_it_has_imported_anything(
+    image: Image, nowhere: Path, command: tuple[str, ...]
+) -> None:
+    async with first_process(image, *command, JOEX_DATABASE_URL=NO_SERVER, KUBECONFIG=str(nowhere)) as process:
+        await until_it_minds_sigterm(process)
+        assert await process.terminate() == TOLD_TO_END
+        assert process.said == "", "it was told before it did anything"
+
+
+async def test_the_first_process_of_a_container_ends_at_a_sigterm_while_it_waits_for_its_database(image: Image) -> None:
+    async with first_process(image, *EXECUTOR, "--startup-wait", "1h", JOEX_DATABASE_URL=NO_SERVER) as process:
+        await process.says("waiting: ")
+        assert await process.terminate() == TOLD_TO_END
+
+
+async def test_an_operator_ends_at_a_sigterm_while_it_has_no_api_server(image: Image, nowhere: Path) -> None:
+    async with first_process(image, *OPERATOR, KUBECONFIG=str(nowhere)) as process:
+        await process.says("the API server can't be reached")
+        assert await process.terminate() == 0
+
+
+async def test_an_executor_ends_at_a_sigterm_while_another_one_has_its_app_id(
+    image: Image, postgres: TestServer, database_name: str
+) -> None:
+    url = {"JOEX_DATABASE_URL": postgres.tcp_url(database_name), "JOEX_APP_ID": "same"}
+    async with image.executor(JOEX_HTTP_ADDRESS="127.0.0.1:0", **url), first_process(image, *EXECUTOR, **url) as second:
+        await second.says("app-id")
+        assert await second.terminate() == 0
+
+
+def test_the_user_of_the_image_has_a_name_and_a_group() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"\nUSER {NOBODY}:{NOBODY}\n" in dockerfile
+    assert re.search(rf"'joex:x:{NOBODY}:{NOBODY}:[^']*:/tmp:[^']*' >>/etc/passwd", dockerfile)
+    assert re.search(rf"'joex:x:{NOBODY}:' >>/etc/group", dockerfile)

@@ -45,13 +45,17 @@ class Watcher:
         cluster: the fleet, whose mirror is kept.
         controller: told when to look.
         namespaces: which; none: the whole cluster.
+        identity: of this operator.
     """
 
-    def __init__(self, api: Api, cluster: Cluster, controller: Controller, namespaces: Collection[str]) -> None:
+    def __init__(
+        self, api: Api, cluster: Cluster, controller: Controller, namespaces: Collection[str], *, identity: str
+    ) -> None:
         self._api = api
         self._cluster = cluster
         self._controller = controller
         self._namespaces = tuple(namespaces)
+        self._identity = identity
 
     async def wait_for_crds(self) -> None:
         """Wait until the API server knows the objects: the chart may install them beside the operator."""
@@ -97,6 +101,9 @@ class Watcher:
                     kopf.operator(
                         registry=_handlers(self._api.client, hand_over),
                         settings=_settings(),
+                        # Else kopf asks for the user's name, and a user without an entry in passwd has none. (The type
+                        # is a NewType of str that kopf keeps to itself.)
+                        identity=self._identity,  # type: ignore[arg-type]
                         standalone=True,
                         clusterwide=not self._namespaces,
                         namespaces=self._namespaces,
