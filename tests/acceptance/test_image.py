@@ -5,15 +5,20 @@ who can't write into it.
 """
 
 import asyncio
+import base64
+import contextlib
 import re
+import ssl
 import tempfile
 import tomllib
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.cluster.pki import Authority
 from tests.support.image import NOBODY, ROOT, FirstProcess, Image, install
 from tests.support.postgres import TestServer
 from tests.support.waiting import PATIENCE, eventually
@@ -81,12 +86,7 @@ users: [{name: nobody, user: {token: none}}]
 
 async def test_an_operator_of_the_image_starts_and_waits_for_its_api_server(image: Image, nowhere: Path) -> None:
     process = await image.start("joex", "operator", "--http-address", "127.0.0.1:0", KUBECONFIG=str(nowhere))
-    assert process.stdout is not None
-    said: list[str] = []
-    async with asyncio.timeout(PATIENCE):
-        while "the API server can't be reached" not in "".join(said):
-            said.append((await process.stdout.readline()).decode())
-            assert said[-1], "".join(said)
+    await until_line(process, "the API server can't be reached")
     process.terminate()
     await process.communicate()
     assert process.returncode == 0
@@ -98,9 +98,13 @@ def nowhere() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
         Path(made).chmod(0o755)
         path = Path(made) / "kubeconfig"
-        path.write_text(KUBECONFIG)
+        _write(path, KUBECONFIG)
         path.chmod(0o644)
         yield path
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 EXECUTOR = ("joex", "executor", "--app", "joex.examples.documents:app", "--http-address", "127.0.0.1:0")
@@ -158,3 +162,51 @@ def test_the_user_of_the_image_has_a_name_and_a_group() -> None:
     assert f"\nUSER {NOBODY}:{NOBODY}\n" in dockerfile
     assert re.search(rf"'joex:x:{NOBODY}:{NOBODY}:[^']*:/tmp:[^']*' >>/etc/passwd", dockerfile)
     assert re.search(rf"'joex:x:{NOBODY}:' >>/etc/group", dockerfile)
+
+
+@pytest.fixture
+async def old_certificates(nowhere: Path) -> AsyncIterator[str]:
+    """The path of a kubeconfig for an API server with certificates of an old kind. It knows nothing, and says so."""
+    authority = Authority(nowhere.parent / "pki", old=True)
+    served = authority.server("api", "IP:127.0.0.1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(served.certificate, served.key)
+    async with await asyncio.start_server(_know_nothing, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        ca = base64.b64encode(authority.own.certificate.read_bytes()).decode()
+        there = f'server: "https://127.0.0.1:{port}", certificate-authority-data: {ca}'
+        _write(nowhere, KUBECONFIG.replace('server: "https://127.0.0.1:1"', there))
+        yield str(nowhere)
+
+
+async def _know_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"message": "nothing is known here"}'
+        head = f"HTTP/1.1 403 Forbidden\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+    writer.close()
+
+
+async def test_certificates_of_an_old_kind_are_accepted_by_a_setting_that_their_error_names(
+    image: Image, old_certificates: str
+) -> None:
+    refuses = (await image.run("python", "-c", "import sys; print(sys.version_info >= (3, 13))")).strip() == "True"
+    expected = "STRICT_X509=false (operator.strictX509 of the chart)" if refuses else "nothing is known here"
+    for strict, said in (("true", expected), ("false", "nothing is known here")):
+        process = await image.start(*OPERATOR, "--strict-x509", strict, KUBECONFIG=old_certificates)
+        lines = await until_line(process, "the Lease: ")
+        assert said in lines[-1]
+        process.terminate()
+        await process.communicate()
+
+
+async def until_line(process: Process, what: str) -> list[str]:
+    assert process.stdout is not None
+    said: list[str] = []
+    async with asyncio.timeout(PATIENCE):
+        while not said or what not in said[-1]:
+            said.append((await process.stdout.readline()).decode())
+            assert said[-1], "".join(said)
+    return said
