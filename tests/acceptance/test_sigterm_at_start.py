@@ -28,7 +28,7 @@ def folder() -> Iterator[Path]:
     "command",
     [
         ["executor", "--app", "joex.examples.documents:app", "--http-address", ""],
-        ["up", "-f", str(ROOT / "examples" / "pool.yaml")],
+        ["up", "-f", str(ROOT / "examples" / "joexpool.yaml")],
         ["demo"],
         ["jobs"],
     ],
