@@ -117,27 +117,32 @@ class Operator:
         try:
             await watcher.wait_for_crds()
             # First, so that an upgrade of the chart replaces executors once, for the new image and the new pool.
-            await self._apply_first_pools()
+            are_applied = await self._apply_first_pools()
             await watcher.list_anew()
             self._listed_at = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 group.create_task(controller.run())
                 group.create_task(watcher.run())
-                group.create_task(self._keep_listing(watcher))
+                group.create_task(self._keep_listing(watcher, are_applied=are_applied))
                 group.create_task(keep_measuring(controller.databases, self._metrics, _MEASURE_EVERY))
         finally:
             self._controller = self._watcher = self._listed_at = None
 
-    async def _apply_first_pools(self) -> None:
-        if self._settings.pools_config_map:
-            await apply_first_pools(self._api, self._settings.own_namespace, self._settings.pools_config_map)
+    async def _apply_first_pools(self) -> bool:
+        settings = self._settings
+        if not settings.pools_config_map:
+            return True
+        return await apply_first_pools(self._api, settings.own_namespace, settings.pools_config_map)
 
-    async def _keep_listing(self, watcher: Watcher) -> None:
-        pause = min(_SOON_AGAIN, self._settings.resync_period.total_seconds())
+    async def _keep_listing(self, watcher: Watcher, *, are_applied: bool) -> None:
+        period = self._settings.resync_period.total_seconds()
+        pause = min(_SOON_AGAIN, period)
         while True:
             await asyncio.sleep(pause)
-            pause = self._settings.resync_period.total_seconds()
-            await self._apply_first_pools()
+            # Not sooner: in an upgrade the operator before would replace executors for the new pool with its own image.
+            if not are_applied or pause == period:
+                are_applied = await self._apply_first_pools()
+            pause = period
             try:
                 await watcher.list_anew()
             except FleetError as error:

@@ -51,6 +51,7 @@ async def test_the_image_has_joex_and_nothing_that_installs_more(image: Image) -
     assert "--app" in await image.run("joex", "executor", "--help", COLUMNS="120")
     assert "--namespaces" in await image.run("joex", "operator", "--help", COLUMNS="120")
     assert not (image.folder / "bin" / "pip").exists()
+    assert not list(image.folder.rglob("core_v1_api.*")), "the Kubernetes client's classes, which are never used"
     where = await image.run("python", "-c", "import joex_operator, joex; print(joex_operator.__file__, joex.__file__)")
     assert where.count(str(image.folder)) == 2
 

@@ -58,10 +58,10 @@ class ControlPlane:
         self.etcd.start()
         self.etcd.wait_until(lambda: "true" in self._answer(f"{self._etcd_url}/health"), _PATIENCE)
         self.api_server.start()
-        # They ask until the API answers.
+        self.wait_for_api()
+        # Not before: a controller manager that is not let in within ten seconds ends, and a busy machine takes longer.
         self.controller_manager.start()
         self.scheduler.start()
-        self.wait_for_api()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self.controller_manager.wait_until(lambda: '"uid"' in self._answer(f"{self.server}{account}"), _PATIENCE)
 

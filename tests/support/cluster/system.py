@@ -33,7 +33,7 @@ APP = "joex-test-app"
 POOLS = "joexpools.joex.dev"
 DEPLOYMENTS = "deployments.apps"
 POOL_LABEL = "joex.dev/pool"
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds: pods are processes that start one after the other, on a machine that does other things too."""
 COLLECTED_WITHIN = 60.0
 """Seconds: what is left of a deleted pool goes when the garbage collector knows its kind; it looks for new kinds every
