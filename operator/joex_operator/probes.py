@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,38 @@ from joex_operator.metrics import Metrics
 
 Problem = Callable[[], str | None]
 """What is wrong, in one line; None: nothing."""
+
+
+class Lasting:
+    """A problem that lasts: that of readiness, of which a restart is the mend when it does not pass.
+
+    Args:
+        problem: what is wrong now.
+        longest: seconds for which it may be so.
+        clock: seconds.
+    """
+
+    def __init__(self, problem: Problem, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._problem = problem
+        self._longest = longest
+        self._clock = clock
+        self._since: float | None = None
+
+    def now(self) -> str | None:
+        """What is wrong now."""
+        wrong = self._problem()
+        if wrong is None:
+            self._since = None
+        elif self._since is None:
+            self._since = self._clock()
+        return wrong
+
+    def for_too_long(self) -> str | None:
+        """What is wrong, if something was at each look for longer than may be."""
+        wrong = self.now()
+        if wrong is None or self._since is None or self._clock() - self._since <= self._longest:
+            return None
+        return f"not ready for {self._clock() - self._since:.0f} s: {wrong}"
 
 
 @asynccontextmanager

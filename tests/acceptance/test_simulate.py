@@ -15,7 +15,7 @@ from tests.acceptance.test_cli import Joex
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
-POOL = ROOT / "examples" / "pool.yaml"
+POOL = ROOT / "examples" / "joexpool.yaml"
 WORKLOAD = """
 period: 10m
 tenants:

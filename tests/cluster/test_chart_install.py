@@ -114,6 +114,25 @@ async def test_upgrades_of_the_operator_and_of_the_pool_leave_what_runs_alone(re
     await system.check()
 
 
+async def test_an_upgrade_of_image_and_pool_replaces_executors_once(
+    release: Release, system: System, local_cluster: LocalCluster
+) -> None:
+    """Any tag is there. The new operator has the new image, and the pool of its ConfigMap, before it does anything."""
+    first = system.manifest("first", replicas=1)
+    del first["spec"]["image"]
+    await release.install(own_database(first))
+    await system.until_ready(1, "first")
+    await release.upgrade("image.tag=two", "pool.spec.poolSize=2")
+    registered = "SELECT pool_size FROM joex.executor ORDER BY id"
+
+    async def is_replaced() -> bool:
+        return [row["pool_size"] for row in await system.db.fetch(registered)][-1:] == [2]
+
+    await eventually(is_replaced)
+    await system.until_reason("Ready", name="first")
+    assert [row["pool_size"] for row in await system.db.fetch(registered)] == [1, 2]
+
+
 async def test_uninstalling_takes_the_trial_away_with_its_pool_and_keeps_the_definitions(
     api: Api, release: Release, system: System
 ) -> None:

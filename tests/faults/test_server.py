@@ -11,7 +11,7 @@ import pytest
 from tests.support.apps import AnyClient, Effects
 from tests.support.postgres import TestServer
 from tests.support.processes import SHORT, ExecutorProcesses
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
@@ -54,6 +54,24 @@ async def test_executors_survive_a_server_that_is_away_for_longer_than_their_lea
     assert await effects.overlapping() == []
     assert await effects.committed() == {running[2]: 1}
     assert all(executor.is_alive for executor in both)
+
+
+async def test_an_executor_that_drains_ends_when_its_database_stays_away_for_longer_than_its_lease(
+    postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """What it could still write would not count any more: others may run its jobs when the server is back."""
+    executor = await executors.start("one")
+    held = await client.submit("hold", {"flag": "go"})
+    await effects.begun(held)
+    await asyncio.to_thread(postgres.stop, "immediate")
+    executor.terminate()
+    await eventually(lambda: not executor.is_alive, 2 * PATIENCE, why="it ends without its server")
+    await asyncio.to_thread(postgres.start)
+    assert await executor.exited() == 0
+    await effects.flag("go")
+    await executors.start("two")
+    assert await effects.all_finished([held]) == {"success": 1}
+    assert await effects.overlapping() == []
 
 
 async def test_an_executor_that_starts_without_a_server_says_so_in_one_line_and_exits(

