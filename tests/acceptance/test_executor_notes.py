@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import asyncpg
 import pytest
@@ -47,11 +48,13 @@ async def test_a_job_logs_an_exception_with_its_traceback_as_the_standard_librar
     app = joex.App()
 
     def write(ctx: joex.Context) -> None:
+        kept: Exception | None = None
         try:
             int("seven")
         except ValueError as error:
             ctx.log.exception("no %s", "number")
             kept = error
+        assert kept is not None
         ctx.log.warning("later", exc_info=kept)
         ctx.log.info("so", exc_info=(type(kept), kept, kept.__traceback__))
         ctx.log.error("nothing is being handled", exc_info=True)  # noqa: LOG014 - as it is said
@@ -170,7 +173,7 @@ async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_tho
         await go_on.wait()
 
     names = ("old", "young", "old.failed", "oldest.failed")
-    kept = {"retention": "7d", "retention_failed": "30d"}
+    kept: dict[str, Any] = {"retention": "7d", "retention_failed": "30d"}
     async with executor_inside(app, database_url, queues=["other"], pool_size=1, **kept) as other:
         async with executor_inside(app, database_url, **kept) as last:
             ids = {name: await client.submit("task", {"fail": "failed" in name}) for name in names}

@@ -53,6 +53,7 @@ async def test_an_operator_of_the_image_becomes_ready_and_scales_a_pool(release:
     job_id = await system.client.submit("documents.count", {"path": documents.__file__})
     assert job_id is not None
     job = await system.client.wait(job_id, timeout=PATIENCE)
+    assert job is not None
     assert job.state == State.SUCCESS
 
 

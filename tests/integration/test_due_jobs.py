@@ -121,6 +121,7 @@ async def test_of_many_groups_with_more_due_jobs_than_anyone_takes_none_is_starv
         """,
         groups,
     )
+    in_line = 0
     for _ in range(400):
         await bench.connection.execute("SELECT joex.promote('default', 30)")
         in_line = await bench.connection.fetchval("SELECT count(DISTINCT grp) FROM joex.job WHERE lane = 0")

@@ -419,7 +419,8 @@ async def test_the_state_of_the_queue_has_the_first_started_the_first_submitted_
 async def test_the_state_of_the_queue_is_of_one_group_where_that_is_asked_for(http, client):
     for group in ("a", "b", "a", "b", "a", "b"):
         await client.submit("t", group=group)
-    done, held = {}, {}
+    done: dict[str, Any] = {}
+    held: dict[str, list[str]] = {}
     for job in await take(client, 4):
         held.setdefault(job.group, []).append(str(job.id))
     for group in ("a", "b"):

@@ -106,9 +106,10 @@ async def test_an_operator_passes_over_junk(database_url, connection, send):
         async def close(self):
             """It has nothing to close."""
 
-    heard = []
+    heard: list[Any] = []
+    nothing: Any = Nothing()
     database = Database(
-        database_url, lambda *what: heard.append(what), migrate=False, repeat=lambda _pool, _name: Nothing()
+        database_url, lambda *what: heard.append(what), migrate=False, repeat=lambda _pool, _name: nothing
     )
     try:
         listening = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'joex operator listen')"

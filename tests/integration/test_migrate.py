@@ -101,7 +101,8 @@ async def test_while_an_upgrade_waits_for_an_idle_transaction_submissions_go_thr
     connection, another_connection, upgrade, idle
 ):
     upgrade(*VIEWS_AND_TRIGGERS)
-    other, submitter, told = await another_connection(), await another_connection(), asyncio.Queue()
+    other, submitter = await another_connection(), await another_connection()
+    told: asyncio.Queue[str] = asyncio.Queue()
     transaction = other.transaction()
     await transaction.start()
     await other.execute(idle)
@@ -148,7 +149,8 @@ async def test_a_prepared_transaction_in_the_way_of_an_upgrade_is_named(connecti
 
 async def test_many_upgrade_at_once_while_an_idle_transaction_is_in_the_way(connection, another_connection, upgrade):
     upgrade(*VIEWS_AND_TRIGGERS)
-    other, told = await another_connection(), asyncio.Queue()
+    other = await another_connection()
+    told: asyncio.Queue[str] = asyncio.Queue()
     transaction = other.transaction()
     await transaction.start()
     await other.execute(IDLE["submitter"])

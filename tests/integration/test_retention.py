@@ -105,7 +105,7 @@ async def test_the_batches_of_a_cleaning_go_on_after_the_jobs_that_are_kept_and_
 async def test_a_cleaning_keeps_what_the_settings_keep(bench, me):
     """Finished jobs for a week, failed ones for a month."""
     await set_ages(bench)
-    ids = {}
+    ids: dict[tuple[str, int], UUID] = {}
     for days in (32, 8, 0):
         ids |= {(state, days): await bench.job_in(state, me) for state in ALL}
         for state in ALL:

@@ -103,7 +103,7 @@ async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_wit
 
     async def is_idle() -> bool:
         state = "SELECT state FROM pg_stat_activity WHERE pid = $1"
-        return await bench.connection.fetchval(state, pids[0]) == "idle"
+        return bool(await bench.connection.fetchval(state, pids[0]) == "idle")
 
     task = asyncio.ensure_future(accept())
     await met(holder, bench.connection, signal.SIGINT, cancel)
