@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from datetime import UTC, timedelta
+from typing import Any
 from uuid import uuid4
 
 import asyncpg

@@ -90,7 +90,8 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET ena
 -- No index has this order. So these are candidates: of each group's jobs of a lane the first in line, which are the first
 -- submitted, unless a type gives them priorities of its own; and of each queue's jobs that wait for their time the next ones.
 -- A few index probes per group, and p_most rows of p_most groups at worst, however many jobs there are.
--- (A custom plan, because what is read depends on which of the arguments are null.)
+-- (A custom plan, because which part of the index is read depends on which of the arguments are null: a step from lane to lane
+-- begins where the one before ended only where no column is held to a value that the step compares as well.)
 CREATE OR REPLACE FUNCTION joex.queued(p_queue text, p_grp text, p_most integer) RETURNS SETOF joex.job
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
 SET jit = off SET plan_cache_mode = force_custom_plan AS $$
@@ -104,9 +105,10 @@ BEGIN
         UNION ALL
         SELECT n.* FROM line p CROSS JOIN LATERAL (
             SELECT j.queue, j.ring, j.lane, j.seq FROM joex.job j
-            WHERE j.lane IS NOT NULL AND (j.queue, j.ring, j.lane) > (p.queue, p.ring, p.lane)
-                  AND (p_queue IS NULL OR j.queue = p_queue)
-                  AND (p_queue IS NULL OR p_grp IS NULL OR j.ring = joex.ring(p_grp))
+            WHERE j.lane IS NOT NULL AND (
+                p_queue IS NULL AND (j.queue, j.ring, j.lane) > (p.queue, p.ring, p.lane)
+                OR p_queue IS NOT NULL AND p_grp IS NULL AND j.queue = p_queue AND (j.ring, j.lane) > (p.ring, p.lane)
+                OR p_queue IS NOT NULL AND p_grp IS NOT NULL AND j.queue = p_queue AND j.ring = joex.ring(p_grp) AND j.lane > p.lane)
             ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1) n
     ), later AS (               -- from queue to queue
         (SELECT j.queue FROM joex.job j
