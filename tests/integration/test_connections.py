@@ -11,6 +11,7 @@ import joex
 from joex import Client
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store.database import connect, create_pool, lent
+from tests.support.apps import AnyClient
 from tests.support.postgres import free_port
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.proxy import Proxy
@@ -38,6 +39,11 @@ async def proxy(postgres, database_name):
     async with Proxy(postgres.port) as proxy:
         proxy.url = postgres.tcp_url(database_name, port=proxy.port)
         yield proxy
+
+
+def client_of(database, **options) -> AnyClient:
+    """A client of one's own."""
+    return Client(database, **options)
 
 
 async def level(connection):
@@ -72,7 +78,7 @@ async def test_so_are_those_of_clients_and_of_tasks_however_often_they_are_given
         async with ctx.transaction() as connection:
             levels.append(await level(connection))
 
-    async with Client(strict_url) as client:
+    async with client_of(strict_url) as client:
         for _ in range(2):
             async with client.acquire() as connection:
                 levels.append(await level(connection))
@@ -93,7 +99,7 @@ async def test_executors_share_and_recover_jobs_whatever_the_default_is(strict_u
         async with ctx.transaction():
             pass
 
-    async with Client(strict_url) as client:
+    async with client_of(strict_url) as client:
         async with executor_inside(app, strict_url), executor_inside(app, strict_url):
             ids = await client.submit_many([{"task": "write", "group": f"g{n % 7}"} for n in range(100)])
             jobs = await client.wait_many(ids, timeout=2 * PATIENCE)
@@ -122,7 +128,7 @@ async def test_a_link_is_watched_at_both_its_ends(postgres, database_name):
 @pytest.mark.parametrize("own", [True, False], ids=["a URL", "a pool of the caller's"])
 async def test_a_call_that_is_cancelled_on_a_silent_link_returns_and_the_next_one_works(proxy, own):
     pool = None if own else await asyncpg.create_pool(proxy.url, min_size=0)
-    client = Client(proxy.url if pool is None else pool)
+    client = client_of(proxy.url if pool is None else pool)
     async with client.using(), client.using(), client.using():
         pass
     proxy.freeze_links()
@@ -141,7 +147,7 @@ async def test_a_call_that_is_cancelled_on_a_silent_link_returns_and_the_next_on
 
 
 async def test_a_call_on_a_silent_link_ends_by_itself(proxy):
-    async with Client(proxy.url, timeout="500ms") as client:
+    async with client_of(proxy.url, timeout="500ms") as client:
         await client.submit("a")
         proxy.freeze_links()
         with pytest.raises(DatabaseUnavailable, match="no answer in time"):
@@ -152,11 +158,11 @@ async def test_a_call_on_a_silent_link_ends_by_itself(proxy):
 @pytest.mark.parametrize("wrong", ["soon", 0, -1])
 def test_a_wrong_timeout_is_refused(wrong):
     with pytest.raises(ConfigError, match=r"^timeout: "):
-        Client("postgresql://localhost/shop", timeout=wrong)
+        client_of("postgresql://localhost/shop", timeout=wrong)
 
 
 async def test_a_client_whose_links_are_silent_can_be_closed(proxy):
-    client = Client(proxy.url)
+    client = client_of(proxy.url)
     async with client.using() as connection:
         await connection.fetchval("SELECT 1")
         proxy.freeze_links()
@@ -178,7 +184,7 @@ async def test_a_block_that_is_cancelled_on_a_silent_link_ends_and_its_slot_is_f
     async def quick(_ctx):
         pass
 
-    async with Client(database_url) as client, executor_inside(app, proxy.url, pool_size=1) as inside:
+    async with client_of(database_url) as client, executor_inside(app, proxy.url, pool_size=1) as inside:
         job_id = await client.submit("talk")
         await asyncio.wait_for(silent.wait(), PATIENCE)
         await inside.ended(await client.submit("quick"))
@@ -198,7 +204,7 @@ async def test_a_run_whose_statement_waits_for_a_silent_link_fails_and_is_tried_
                 proxy.freeze_links()
             await connection.fetchval("SELECT 1")
 
-    async with Client(database_url) as client, executor_inside(app, proxy.url, pool_size=1):
+    async with client_of(database_url) as client, executor_inside(app, proxy.url, pool_size=1):
         job = await client.wait(await client.submit("talk"), timeout=PATIENCE)
         assert job.state == "success"
 
@@ -213,7 +219,7 @@ async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypat
             await connection.execute("SELECT pg_sleep(1)")
             await connection.fetchval("SELECT pg_sleep($1)", 0.5)
 
-    async with Client(database_url) as client, executor_inside(app, database_url):
+    async with client_of(database_url) as client, executor_inside(app, database_url):
         job = await client.wait(await client.submit("work"), timeout=PATIENCE)
         assert job.state == "success"
 
@@ -265,14 +271,14 @@ async def test_of_several_hosts_one_may_be_dead(postgres, database_name, monkeyp
         async def a(_ctx):
             pass
 
-        async with Client(url) as client, executor_inside(app, url):
+        async with client_of(url) as client, executor_inside(app, url):
             job = await client.wait(await client.submit("a"), timeout=PATIENCE)
             assert job.state == "success"
 
 
 async def test_where_all_hosts_are_dead_no_password_is_told():
     url = f"postgresql://u:secret@127.0.0.1:{free_port()},127.0.0.1:{free_port()}/shop"
-    async with Client(url) as client:
+    async with client_of(url) as client:
         with pytest.raises(DatabaseUnavailable) as caught:
             await client.submit("a")
     assert "secret" not in str(caught.value) + repr(caught.value.__cause__)
@@ -283,13 +289,13 @@ async def test_where_all_hosts_are_dead_no_password_is_told():
 )
 async def test_a_wrong_url_is_refused_without_a_part_of_its_password(url):
     with pytest.raises(ConfigError, match=r"^database URL: expected postgresql://") as caught:
-        async with Client(url) as client:
+        async with client_of(url) as client:
             await client.submit("a")
     assert "secret" not in str(caught.value)
 
 
 async def test_a_worker_and_a_wait_go_on_while_the_database_is_away(proxy, database_url):
-    async with Client(database_url) as other, Client(proxy.url) as client:
+    async with client_of(database_url) as other, client_of(proxy.url) as client:
         await other.typed.add("index", 1)
         await proxy.refuse()
         waiting = asyncio.create_task(client.typed.wait("index", 1))
