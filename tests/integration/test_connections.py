@@ -47,6 +47,11 @@ async def proxy(postgres, database_name):
         yield proxy
 
 
+def client_of(database, **options) -> AnyClient:
+    """A client of one's own."""
+    return Client(database, **options)
+
+
 async def level(connection):
     return await connection.fetchval("SHOW transaction_isolation")
 
