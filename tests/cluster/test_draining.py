@@ -8,6 +8,10 @@ from tests.support.cluster.system import DEPLOYMENTS, PATIENCE, System
 from tests.support.cluster.terminations import Terminations
 from tests.support.waiting import eventually
 
+TABLE = "relation = 'joex.task_timeout'::regclass"
+TAKES = "locktype = 'advisory' AND classid = joex.lock_class(2)"
+
+
 async def test_idle_executors_go_and_busy_ones_stay(system: System) -> None:
     system.operator()
     jobs = {flag: await system.submit("hold", flag=flag) for flag in ("a", "b", "c")}
@@ -61,12 +65,12 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
     # Of idle executors the youngest goes first, and the one that fell asleep last is woken first.
     await system.db.execute("UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'")
     async with system.db.acquire() as connection:
-        await connection.execute(f"SELECT pg_advisory_lock({RING})")
-        job = await system.submit("hold", flag="go")
-        await eventually(lambda: waits_for(system, 3), PATIENCE, why="an executor is about to take the job")
-        await system.scale(1)
-        await eventually(lambda: waits_for(system, 2), PATIENCE, why="the operator asks whether it may go")
-        await connection.execute(f"SELECT pg_advisory_unlock({RING})")
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE")  # each take reads it
+            job = await system.submit("hold", flag="go")
+            await eventually(lambda: waits_for(system, TABLE), PATIENCE, why="an executor is about to take the job")
+            await system.scale(1)
+            await eventually(lambda: waits_for(system, TAKES), PATIENCE, why="the operator asks whether it may go")
     assert await system.executor_of(job) == "pool-1"
     await system.until_slots("pool-1")
     after = await system.executors()
@@ -166,13 +170,13 @@ async def test_a_drain_that_is_over_gives_its_job_to_another(system: System) -> 
     await system.check()
 
 
-async def waits_for(system: System, lock_class: int) -> bool:
-    """Whether somebody waits for an advisory lock of a class of Joex."""
-    query = """
-        SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND classid = joex.lock_class($1)
+async def waits_for(system: System, lock: str) -> bool:
+    """Whether a session waits for such a lock."""
+    query = f"""
+        SELECT count(*) FROM pg_locks WHERE NOT granted AND {lock}
                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    """
-    return bool(await system.db.fetchval(query, lock_class))
+    """  # noqa: S608 - put together of constants
+    return bool(await system.db.fetchval(query))
 
 
 async def one_leaves(system: System) -> bool:
