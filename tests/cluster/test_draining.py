@@ -64,13 +64,12 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
     await eventually(lambda: system.db.fetchval(both_sleep), PATIENCE, why="both have fallen asleep")
     # Of idle executors the youngest goes first, and the one that fell asleep last is woken first.
     await system.db.execute("UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'")
-    async with system.db.acquire() as connection:
-        async with connection.transaction():
-            await connection.execute("LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE")  # each take reads it
-            job = await system.submit("hold", flag="go")
-            await eventually(lambda: waits_for(system, TABLE), PATIENCE, why="an executor is about to take the job")
-            await system.scale(1)
-            await eventually(lambda: waits_for(system, TAKES), PATIENCE, why="the operator asks whether it may go")
+    async with system.db.acquire() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE")  # each take reads it
+        job = await system.submit("hold", flag="go")
+        await eventually(lambda: waits_for(system, TABLE), PATIENCE, why="an executor is about to take the job")
+        await system.scale(1)
+        await eventually(lambda: waits_for(system, TAKES), PATIENCE, why="the operator asks whether it may go")
     assert await system.executor_of(job) == "pool-1"
     await system.until_slots("pool-1")
     after = await system.executors()
