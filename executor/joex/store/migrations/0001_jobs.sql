@@ -166,7 +166,7 @@ EXECUTE FUNCTION joex.place_on_the_ring();
 
 CREATE INDEX job_runnable ON joex.job (queue, ring, lane, rank, seq) WHERE lane IS NOT NULL;
 CREATE INDEX job_due ON joex.job (queue, due_at) WHERE due_at IS NOT NULL;
--- (By minutes, so that who steps from group to group over jobs that are due meets few others; see joex.promote_in_turn.)
+-- (By minutes, so that the search for groups with due jobs meets few others; see joex.promote_in_turn.)
 CREATE INDEX job_due_by_group ON joex.job (queue, date_bin('1 minute', due_at, '2000-01-01 00:00+00'), ring, due_at)
     WHERE due_at IS NOT NULL;
 CREATE INDEX job_held ON joex.job (queue, ring, held_since, executor_id) WHERE executor_id IS NOT NULL;
@@ -227,8 +227,8 @@ CREATE TABLE joex.queue (
     cursor  regclass NOT NULL
 );
 
--- The sequence is the installing role's, whichever role is the first to serve the queue, and those that may take jobs may move it.
--- (A trigger, and nothing that could be called: the right to make one is the right to insert a queue.)
+-- The installing role owns the sequence, whichever role is the first to serve the queue; roles that may take jobs may move it.
+-- (A trigger can't be called: the right to make a sequence is the right to insert a queue.)
 CREATE FUNCTION joex.make_ring_cursor() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

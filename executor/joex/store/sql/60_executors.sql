@@ -130,7 +130,7 @@ BEGIN
 END $$;
 
 -- Serve a queue: make its row and its ring cursor (see joex.make_ring_cursor), once. Answers the cursor; null where another
--- transaction is just making it, for that may be a caller's own, and open for long: nobody waits for it, and whoever takes tries
+-- transaction is just making it, for that may be a caller's own, and open for long: nothing waits for it, and each take tries
 -- again.
 CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
