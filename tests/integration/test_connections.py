@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from datetime import timedelta
-from typing import Any
 
 import asyncpg
 import pytest
@@ -21,11 +20,6 @@ from tests.support.waiting import PATIENCE, eventually
 AT_MOST = 10.0
 """Seconds; without an end of its own each of these would wait for ever."""
 LEVELS = ["repeatable read", "serializable"]
-
-
-def client_of(database: Any, **options: Any) -> AnyClient:
-    """A client, of which the tests know what it answers."""
-    return Client(database, **options)
 
 
 @pytest.fixture(params=LEVELS)
