@@ -415,6 +415,9 @@ async def test_arguments_over_the_limit_are_refused_in_sql_too(connection):
         with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 8192 bytes; got 90") as refused:
             await connection.fetch(statement, data)
         assert refused.value.sqlstate == "JX003"
+    job_id = await connection.fetchval("SELECT joex.submit('a')")
+    with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 8192 bytes; got 90"):
+        await connection.fetch("SELECT joex.set_args($1, $2::text::jsonb)", job_id, data)
 
 
 async def test_the_default_limit_of_arguments_is_sixteen_million_bytes(connection):

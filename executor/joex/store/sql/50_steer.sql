@@ -43,6 +43,9 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.set_args(id uuid, args jsonb) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
+    IF pg_column_size(args) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(args));
+    END IF;
     -- One statement: where a taker holds the row, this waits and then judges what the taker has made of it.
     UPDATE joex.job j SET args = args WHERE j.id = id AND j.state = 'waiting';
     IF NOT FOUND THEN
