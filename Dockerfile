@@ -12,12 +12,16 @@ LABEL org.opencontainers.image.title="Joex" \
       org.opencontainers.image.description="A fair job executor for PostgreSQL, and its Kubernetes operator" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/joex /opt/joex
-# The Kubernetes client asks for a home when it is imported, and the user has no entry that would name one.
+# Without an entry in passwd the user has no name, which libraries ask for, and a container whose pod sets runAsUser gets
+# the group root.
+RUN echo 'joex:x:65532:65532:Joex:/tmp:/usr/sbin/nologin' >>/etc/passwd \
+    && echo 'joex:x:65532:' >>/etc/group
+# HOME is for pods with another user, who has no entry: the Kubernetes client asks for it when it is imported.
 ENV PATH=/opt/joex/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-# A number, so that Kubernetes sees that it is not root. It needs no entry in /etc/passwd.
+# A number, so that Kubernetes sees that it is not root.
 USER 65532:65532
 # For apps of yours: FROM this image, COPY tasks.py . and then --app tasks:app
 WORKDIR /app

@@ -53,12 +53,10 @@ FORCE:
 demo: setup ## see joex share its workers fairly, on a PostgreSQL of its own
 	$(BIN)/joex demo $(ARGS)
 
-# Two sessions of pytest side by side; one session where ARGS says what of it to run, or how.
-# The programs of the cluster tier are built in the background of the other tiers, once per machine: minutes the first time.
+# Several sessions of pytest side by side; one session where ARGS says what of it to run, or how.
+# The programs of the cluster tier are built in the background of the others, once per machine: minutes the first time.
 # Where they can't be, the tier itself says so.
-test: setup ## run every test; each line names the tier, tests/TIER/...
-	@$(BIN)/python -m tests.support.cluster.build & builder=$$!; \
-	trap 'kill $$builder 2>/dev/null' EXIT; \
+test: setup ## run every test, and say how many of each tier have passed
 	$(BIN)/python -m $(if $(strip $(ARGS)),pytest -p no:cacheprovider --durations=10 $(ARGS),tests.support.lanes)
 
 test-kind: setup ## run the cluster tier on kind, with the image of the Dockerfile; wants Docker and kind

@@ -24,3 +24,18 @@ pip install --require-hashes --requirement "$work/build.lock"
 "$python" -m venv --without-pip "$folder"
 pip --python "$folder/bin/python" install --require-hashes --requirement requirements-runtime.lock
 pip --python "$folder/bin/python" install --no-deps "$work"/wheel/joex-*.whl
+
+# The operator asks the API server by path. Of the Kubernetes client it never loads the classes for each kind and group of
+# objects, which are half of all that is installed; these three are what the client itself loads.
+kubernetes=$("$folder/bin/python" -B -c 'import kubernetes; print(kubernetes.__path__[0])')
+find "$kubernetes" -type f \( -path '*/client/api/*_api.*' -o -path '*/client/models/*' ! -name '__init__.*' \
+    ! -name 'v1_managed_fields_entry.*' ! -name 'v1_object_meta.*' ! -name 'v1_owner_reference.*' \) -delete
+
+# The kernel delivers to the first process of a container only the signals that it handles. A SIGTERM that comes before
+# Python can handle it must not get lost: it waits, blocked, until joex unblocks it (joex/cli/sigterm.py).
+mv "$folder/bin/joex" "$folder/bin/joex-main"
+cat >"$folder/bin/joex" <<END
+#!/bin/sh
+exec env --block-signal=TERM "$folder/bin/joex-main" "\$@"
+END
+chmod +x "$folder/bin/joex"

@@ -23,7 +23,7 @@ TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster", "
 _ONLY_ASKED_FOR = "node"
 _HERE = Path(__file__).parent
 _OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid BETWEEN 1785685000 AND 1785685099 \
-              AND database = (SELECT oid FROM pg_database WHERE datname = $1)"
+              AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,7 +53,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the tiers in order, the quick ones first. A real node is made where somebody asks for it: `make test-node`."""
+    """Run the tiers in order, the quick ones first. A real node is made where it is asked for: `make test-node`."""
     if config.option.markexpr != _ONLY_ASKED_FOR:
         left_out = [item for item in items if _tier(item) == _ONLY_ASKED_FOR]
         config.hook.pytest_deselected(items=left_out)
@@ -104,9 +104,7 @@ async def database_name(postgres: TestServer) -> AsyncIterator[str]:
     yield name
     if not postgres.is_running:
         postgres.start()
-    async with postgres.administrator() as administrator:
-        await _nothing_leaked(administrator, name)
-    await postgres.release_database(name)
+    await postgres.release_database(name, _nothing_leaked)
 
 
 @pytest.fixture
@@ -139,10 +137,10 @@ async def client(pool: asyncpg.Pool) -> AsyncIterator[Client]:
     await client.close()
 
 
-async def _nothing_leaked(administrator: asyncpg.Connection, database: str) -> None:
+async def _nothing_leaked(connection: asyncpg.Connection) -> None:
     """Sessions that were closed are gone a moment later; an advisory lock that stays was leaked."""
 
     async def nothing_is_locked() -> bool:
-        return bool(await administrator.fetchval(_OUR_LOCKS, database) == 0)
+        return bool(await connection.fetchval(_OUR_LOCKS) == 0)
 
-    await eventually(nothing_is_locked, 10, why="no advisory lock of Joex is left after the test")
+    await eventually(nothing_is_locked, why="no advisory lock of Joex is left after the test")

@@ -1,33 +1,90 @@
-"""Joex: a fair job executor for PostgreSQL."""
+"""Joex: a fair job executor for PostgreSQL.
 
-from importlib.metadata import version as _version
+The public names are imported when they are asked for: a command must handle SIGTERM before it imports what takes long.
+"""
 
-from joex.client import Client
-from joex.context import Context, JobLog
-from joex.core.job import NewJob, Priority, State
-from joex.errors import (
-    AppIdInUse,
-    Cancel,
-    ConfigError,
-    DatabaseUnavailable,
-    Fail,
-    InvalidJob,
-    JobExists,
-    JoexError,
-    LeaseLost,
-    NotYours,
-    Retry,
-    SchemaError,
-    WorkerConflict,
-)
-from joex.periodic_tasks import PeriodicTasks, TimerCheck, check_timer
-from joex.store.jobs import Job, LogEntry
-from joex.store.periodic import PeriodicTask
-from joex.store.watching import ExecutorEvent, JobEvent
-from joex.task import App, Task
-from joex.typed import TypedJob, TypedJobs
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__version__ = _version("joex")
+if TYPE_CHECKING:
+    from joex.client import Client
+    from joex.context import Context, JobLog
+    from joex.core.job import NewJob, Priority, State
+    from joex.errors import (
+        AppIdInUse,
+        Cancel,
+        ConfigError,
+        DatabaseUnavailable,
+        Fail,
+        InvalidJob,
+        JobExists,
+        JoexError,
+        LeaseLost,
+        NotYours,
+        Retry,
+        SchemaError,
+        WorkerConflict,
+    )
+    from joex.periodic_tasks import PeriodicTasks, TimerCheck, check_timer
+    from joex.store.jobs import Job, LogEntry
+    from joex.store.periodic import PeriodicTask
+    from joex.store.watching import ExecutorEvent, JobEvent
+    from joex.task import App, Task
+    from joex.typed import TypedJob, TypedJobs, TypeTimeout
+
+    __version__: str
+
+_MODULES = {
+    "App": "joex.task",
+    "AppIdInUse": "joex.errors",
+    "Cancel": "joex.errors",
+    "Client": "joex.client",
+    "ConfigError": "joex.errors",
+    "Context": "joex.context",
+    "DatabaseUnavailable": "joex.errors",
+    "ExecutorEvent": "joex.store.watching",
+    "Fail": "joex.errors",
+    "InvalidJob": "joex.errors",
+    "Job": "joex.store.jobs",
+    "JobEvent": "joex.store.watching",
+    "JobExists": "joex.errors",
+    "JobLog": "joex.context",
+    "JoexError": "joex.errors",
+    "LeaseLost": "joex.errors",
+    "LogEntry": "joex.store.jobs",
+    "NewJob": "joex.core.job",
+    "NotYours": "joex.errors",
+    "PeriodicTask": "joex.store.periodic",
+    "PeriodicTasks": "joex.periodic_tasks",
+    "Priority": "joex.core.job",
+    "Retry": "joex.errors",
+    "SchemaError": "joex.errors",
+    "State": "joex.core.job",
+    "Task": "joex.task",
+    "TimerCheck": "joex.periodic_tasks",
+    "TypeTimeout": "joex.typed",
+    "TypedJob": "joex.typed",
+    "TypedJobs": "joex.typed",
+    "WorkerConflict": "joex.errors",
+    "check_timer": "joex.periodic_tasks",
+}
+
+
+def __getattr__(name: str) -> object:
+    """A public name of `_MODULES`, or the version."""
+    if name == "__version__":
+        value: object = import_module("importlib.metadata").version("joex")
+    elif name in _MODULES:
+        value = getattr(import_module(_MODULES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, "__version__"})
+
 
 __all__ = [
     "App",
@@ -57,6 +114,7 @@ __all__ = [
     "State",
     "Task",
     "TimerCheck",
+    "TypeTimeout",
     "TypedJob",
     "TypedJobs",
     "WorkerConflict",

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from uuid import UUID
 
+from joex.core.duration import parse_duration
 from joex.core.job import NewJob, Priority, State
 from joex.core.why import Reason
 from joex.errors import ConfigError, InvalidJob
 from joex.periodic_tasks import PeriodicTasks
-from joex.store import executors, jobs
-from joex.store.database import Lender, borrowed, create_pool, reset
+from joex.store import executors, jobs, keyed
+from joex.store.database import BREAKS, Lender, borrowed, close_pool, create_pool, reset
 from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
 from joex.store.watching import ExecutorEvent, JobEvent, read_jobs
@@ -41,12 +43,18 @@ class Client:
     Args:
         database: a PostgreSQL URL (the client then has a pool of its own, made at first use and closed with it), or an
             asyncpg pool of yours (close the client before the pool).
+        timeout: the longest a statement may take, on the client's own connections; where the link has gone silent, a
+            call raises `DatabaseUnavailable` after it. None: no limit. (A pool of yours has its ``command_timeout``.)
+
+    Raises:
+        ConfigError: the URL, or the timeout, is wrong.
 
     >>> async with Client("postgresql://localhost/shop") as client:  # doctest: +SKIP
     ...     await client.submit("mail.send", {"to": "a@example.org"}, group="acme")
     """
 
-    def __init__(self, database: str | asyncpg.Pool[Any]) -> None:
+    def __init__(self, database: str | asyncpg.Pool[Any], *, timeout: timedelta | float | str | None = "30s") -> None:
+        self._within = _seconds(timeout)
         self._url = database if isinstance(database, str) else None
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
         self._lender: Lender | None = None
@@ -83,7 +91,7 @@ class Client:
             self._pool = self._lender = None
             if lender is not None:
                 await lender.close()
-            await pool.close()
+            await close_pool(pool)
 
     async def submit(
         self,
@@ -104,10 +112,10 @@ class Client:
 
         Args:
             task: the name of the task.
-            args: its arguments by name; anything that JSON can hold.
+            args: its arguments by name: values that JSON holds, or that it has a text for (see docs/guide.md).
             group: the tenant it belongs to; groups are served in round robin.
             queue: the lane of work; executors serve one or more queues.
-            priority: ``high`` or ``low``, within its group.
+            priority: ``high`` or ``low`` (in whichever case), within its group.
             subject: what it is about, for people.
             submitter: who submitted it, for people.
             not_before: run it no sooner: a time with a zone, or a delay (``"10m"``).
@@ -125,7 +133,9 @@ class Client:
         try:
             # (By position, which is cheaper; and a priority that is a plain text is as good here.)
             known, time = cast("Priority", priority), time_of(not_before)
-            job = NewJob(task, args or {}, group, queue, known, subject, submitter, time, tracker, retries)
+            job = NewJob(
+                task, {} if args is None else args, group, queue, known, subject, submitter, time, tracker, retries
+            )
         except (ValueError, TypeError) as error:
             raise InvalidJob(str(error)) from error
         async with self.using(connection) as used:
@@ -147,7 +157,7 @@ class Client:
             InvalidJob, DatabaseUnavailable: as with `submit`; nothing was stored.
         """
         given = list(new_jobs)
-        batches = [columns_of_any(given[start : start + _BATCH]) for start in range(0, len(given), _BATCH)]
+        batches = [columns_of_any(given[start : start + _BATCH], start) for start in range(0, len(given), _BATCH)]
         async with self.using(connection) as used:
             return await jobs.submit_batches(used, batches)
 
@@ -164,6 +174,16 @@ class Client:
         """Change the priority of a waiting job; False where it is not waiting."""
         async with self.using(connection) as used:
             return await jobs.set_priority(used, job_id, priority)
+
+    async def set_args(self, job_id: UUID, args: Mapping[str, Any], *, connection: Connection | None = None) -> bool:
+        """Replace the arguments of a waiting job, all of them; False where it is not waiting, and stays as it is."""
+        async with self.using(connection) as used:
+            return await jobs.set_args(used, job_id, args)
+
+    async def remove(self, job_id: UUID, *, connection: Connection | None = None) -> Literal["ok", "not_found"]:
+        """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+        async with self.using(connection) as used:
+            return await keyed.remove(used, job_id)
 
     async def retry(self, job_id: UUID, *, connection: Connection | None = None) -> bool:
         """Run a failed or cancelled job again, or a stuck one now; False where it is none of these."""
@@ -272,13 +292,13 @@ class Client:
         """The given connection, or one of the pool, for statements of yours.
 
         What they leave in the session (settings, listeners, an open transaction) ends with the block; a pool of yours
-        sees to that itself.
+        sees to that itself. A block that is cancelled, or ends with a `TimeoutError`, ends the connection.
         """
         async with self.using(connection) as used:
             try:
                 yield used
             finally:
-                if connection is None and self._url is not None:
+                if connection is None and self._url is not None and not isinstance(sys.exception(), BREAKS):
                     await reset(used)
 
     def using(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
@@ -304,7 +324,7 @@ class Client:
         if self._pool is None:
             if self._url is None:
                 raise RuntimeError("this client is closed")
-            self._pool = await create_pool(self._url, most=10, name="joex client", resets=False)
+            self._pool = await create_pool(self._url, most=10, name="joex client", within=self._within, resets=False)
         return self._pool
 
 
@@ -328,7 +348,19 @@ class _Using:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._given is None:
-            await self._lender.give_back(self._lent, may_keep=kind is None)
+            await self._lender.give_back(self._lent, may_keep=kind is None, error=error)
+
+
+def _seconds(timeout: timedelta | float | str | None) -> float | None:
+    if timeout is None:
+        return None
+    try:
+        seconds = parse_duration(timeout).total_seconds()
+    except ValueError as error:
+        raise ConfigError(f"timeout: {error}") from error
+    if not seconds:
+        raise ConfigError("timeout: expected more than 0, or None for no limit; got 0")
+    return seconds
 
 
 def _states(given: Collection[str]) -> frozenset[str]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -23,6 +22,7 @@ from pydantic_settings import (
 from joex.core.counting import CountingScheme
 from joex.core.duration import parse_duration
 from joex.core.job import check_name
+from joex.core.url import check_database_url
 from joex.errors import ConfigError
 
 _LAST_PORT = 65535
@@ -62,12 +62,13 @@ class Settings(BaseSettings):
     retry_delay: Duration = Field(
         timedelta(minutes=1), description="delay before the first re-run; it doubles each time"
     )
+    retry_jitter: float = Field(0.1, ge=0, le=1, description="a delay is longer by up to this share of it, by chance")
     most_losses: int = Field(5, ge=0, le=1000, description="a job fails when more executors than this died holding it")
     timeout: Duration | None = Field(None, description="longest a run may take; none: no limit")
     log_buffer_size: int = Field(500, ge=1, le=1_000_000, description="log lines of jobs that wait to be written")
     wakeup_period: Duration = Field(timedelta(minutes=30), description="look for work at least this often")
     poll_interval: Duration | None = Field(
-        None, description="poll this often instead of LISTEN; for poolers in transaction mode"
+        None, description="poll this often instead of LISTEN; none: only where a pooler is in between"
     )
     lease: Duration = Field(timedelta(seconds=6), description="silence after which a dead executor's jobs move on")
     drain_timeout: Duration | None = Field(None, description="longest a drain waits for running jobs; none: no limit")
@@ -176,22 +177,6 @@ def split_address(address: str) -> tuple[str, int] | None:
     if match is None or int(match[2]) > _LAST_PORT:
         return None
     return match[1].strip("[]"), int(match[2])
-
-
-def check_database_url(url: str) -> None:
-    """Check the form of a database URL.
-
-    Raises:
-        ValueError: it is not a PostgreSQL URL. The message never shows a password.
-    """
-    try:
-        scheme = urlsplit(url).scheme
-        _ = urlsplit(url).port
-    except ValueError as error:
-        raise ValueError(f"expected postgresql://user:password@host:port/database; {error}") from None
-    if scheme not in ("postgresql", "postgres"):
-        got = f"a URL with the scheme {scheme!r}" if scheme else "something else"
-        raise ValueError(f"expected postgresql://user:password@host:port/database; got {got}")
 
 
 def _problem(problem: Any, flags: Mapping[str, Any]) -> str:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from joex.core.job import TakenJob
-from joex.errors import Cancel, WorkerConflict
+from joex.errors import Cancel, Fail, InvalidJob, WorkerConflict
 from joex.store import runs
 from joex.store.errors import translated
 from joex.store.jobs import json_text
 from joex.store.statement import Connection
 
 _ONE_MAKES = threading.Lock()
+
+
+ExcInfo: TypeAlias = (
+    bool
+    | BaseException
+    | tuple[type[BaseException], BaseException, TracebackType | None]
+    | tuple[None, None, None]
+    | None
+)
+"""An exception, as the methods of a logger of the standard library take it."""
 
 
 class Notes(Protocol):
@@ -36,30 +49,45 @@ class Connections(Protocol):
 
 
 class JobLog:
-    """Writes lines to the job's log in the database. It never blocks: where the buffer is full, lines are dropped."""
+    """Writes lines to the job's log in the database. It never blocks: where the buffer is full, lines are dropped.
+
+    ``exc_info`` is as in the standard library: True (the exception that is being handled), or an exception, whose
+    traceback follows the message.
+    """
 
     def __init__(self, job: TakenJob, notes: Notes) -> None:
         self._job = job
         self._notes = notes
 
-    def debug(self, message: str, *args: object) -> None:
+    def debug(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
         """Log detail. Arguments are filled into the message with ``%``, as in the standard library."""
-        self._write("debug", message, args)
+        self._write("debug", message, args, exc_info)
 
-    def info(self, message: str, *args: object) -> None:
+    def info(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
         """Log what happens."""
-        self._write("info", message, args)
+        self._write("info", message, args, exc_info)
 
-    def warning(self, message: str, *args: object) -> None:
+    def warning(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
         """Log what is unusual."""
-        self._write("warning", message, args)
+        self._write("warning", message, args, exc_info)
 
-    def error(self, message: str, *args: object) -> None:
+    def error(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
         """Log what went wrong."""
-        self._write("error", message, args)
+        self._write("error", message, args, exc_info)
 
-    def _write(self, level: str, message: str, args: tuple[object, ...]) -> None:
+    def exception(self, message: str, *args: object, exc_info: ExcInfo = True) -> None:
+        """Log what went wrong, with the traceback of the exception that is being handled."""
+        self._write("error", message, args, exc_info)
+
+    def _write(self, level: str, message: str, args: tuple[object, ...], exc_info: ExcInfo) -> None:
         text = str(message) % args if args else str(message)
+        error = (
+            exc_info if isinstance(exc_info, BaseException) else exc_info[1] if isinstance(exc_info, tuple) else None
+        )
+        if error is None and exc_info and not isinstance(exc_info, tuple):
+            error = sys.exception()
+        if error is not None:
+            text = f"{text}\n{''.join(traceback.format_exception(error)).rstrip()}"
         self._notes.log(self._job, level, text)
 
 
@@ -74,8 +102,11 @@ class Context:
         is_last_attempt: no retry follows if this run fails.
     """
 
-    def __init__(self, job: TakenJob, *, retries: int, notes: Notes, connections: Connections) -> None:
+    def __init__(
+        self, job: TakenJob, *, retries: int, notes: Notes, connections: Connections, largest_result: int
+    ) -> None:
         self._job = job
+        self._largest_result = largest_result
         self._notes = notes
         self._connections = connections
         self._is_asked_to_end = False
@@ -152,6 +183,24 @@ class Context:
         if self._end is not None:
             self._end.set()
 
+    def result_text(self, result: Any) -> str | None:
+        """A result as JSON text. Called by the executor.
+
+        Raises:
+            Fail: it can't be stored, or is too large. (The work is done, and doing it again gives the same: no retry.)
+        """
+        try:
+            text = None if result is None else json_text("result", result)
+        except InvalidJob as error:
+            raise Fail(str(error)) from error
+        most = self._largest_result
+        if text is not None and 4 * len(text) > most and (size := len(text.encode())) > most:
+            raise Fail(
+                f"result: at most {most} bytes; got {size}: keep it elsewhere and give a reference, "
+                "or raise the limit by joex.set_largest"
+            )
+        return text
+
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """A connection to the executor's database, for the time of an ``async with`` block."""
         return self._connections.acquire()
@@ -171,13 +220,17 @@ class Context:
         Raises:
             WorkerConflict: the job does not belong to this run any more; everything is rolled back.
             Cancel: the job was cancelled; everything is rolled back.
+            Fail: the result can't be stored; everything is rolled back.
         """
-        text = None if result is None else json_text("result", result)
+        text = self.result_text(result)
         async with self._connections.acquire() as connection:
             async with connection.transaction():
                 yield connection
-                with translated():
-                    answer = await runs.finish(connection, self._job.id, self._job.lock_id, text, message)
+                try:
+                    with translated():
+                        answer = await runs.finish(connection, self._job.id, self._job.lock_id, text, message)
+                except InvalidJob as error:
+                    raise Fail(str(error)) from error
                 if answer == "worker_conflict":
                     raise WorkerConflict(f"job {self._job.id} does not belong to this run any more")
                 if answer == "canceled":

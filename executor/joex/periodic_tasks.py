@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
 from joex.core.duration import parse_duration
-from joex.core.job import Priority, check_name, check_text
+from joex.core.job import check_name, check_text, priority_of
 from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask
 from joex.core.timers import Timer, parse_zone
 from joex.errors import InvalidJob, NotYours
@@ -197,10 +197,15 @@ class PeriodicTasks:
         return await self._enable(task_id, connection, enabled=False, any_owner=any_owner)
 
     async def run_now(self, task_id: str, *, connection: Connection | None = None) -> RunNow:
-        """Make the job of a periodic task now, whatever its timer says, whoever owns it, and though it is disabled."""
+        """Make the job of a periodic task now, whatever its timer says, whoever owns it, and though it is disabled.
+
+        Raises:
+            NotYours: it is Joex's own, and makes no jobs.
+        """
         _check_id(task_id)
         async with self._client.using(connection) as used:
             answer, job = await periodic.run_now(used, task_id)
+            await _check_answer(used, answer, task_id, "executors do this themselves, when it is due")
         return RunNow(answer, job)  # type: ignore[arg-type] # what joex.run_periodic_task answers
 
     async def _enable(self, task_id: str, connection: Connection | None, *, enabled: bool, any_owner: bool) -> bool:
@@ -221,10 +226,7 @@ def _new(*, priority: str, starting_deadline: timedelta | float | str | None, **
         deadline = None if starting_deadline is None else parse_duration(starting_deadline)
     with _invalid():
         _check_texts(fields["timer"], fields["zone"])
-        if priority in ("high", "low"):
-            priority = Priority(priority)
-        # Another one is refused by the task itself.
-        return NewPeriodicTask(**fields, priority=priority, starting_deadline=deadline)  # type: ignore[arg-type]
+        return NewPeriodicTask(**fields, priority=priority_of(priority), starting_deadline=deadline)
 
 
 async def _get(connection: Connection, task_id: str) -> PeriodicTask | None:

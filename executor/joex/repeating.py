@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from joex.core.events import DatabaseTrouble, Emit, Repeated
@@ -42,7 +42,7 @@ class Repeater:
         pool: where connections come from.
         worker: the name under which it decides, for people.
         emit: where events go.
-        system: Joex's own tasks too: an operator leaves them alone, so that they don't start executors.
+        housekeep: called when Joex's own work is due, which the caller then does; None: that is left to others.
         poll_every: seconds between two looks where nobody calls `wake`; None: somebody does.
     """
 
@@ -52,13 +52,13 @@ class Repeater:
         worker: str,
         emit: Emit,
         *,
-        system: bool = True,
+        housekeep: Callable[[], None] | None = None,
         poll_every: float | None = None,
     ) -> None:
         self._pool = pool
         self._worker = worker
         self._emit = emit
-        self._system = system
+        self._housekeep = housekeep
         self._longest_sleep = min(_LONGEST_SLEEP, poll_every or _LONGEST_SLEEP)
         self._ring = asyncio.Event()
         self._busy_for = _BUSY_RETRY_IN
@@ -88,7 +88,7 @@ class Repeater:
             if now >= self._clock_checked_at + _LONGEST_SLEEP:
                 await periodic.work_out_anew(connection)
                 self._clock_checked_at = now
-            which: Any = {"system": self._system, "aside": list(self._aside)}
+            which: Any = {"system": self._housekeep is not None, "aside": list(self._aside)}
             seconds = await periodic.next_in(connection, **which)
             if seconds is None or seconds > 0:
                 self._busy_for = _BUSY_RETRY_IN
@@ -110,6 +110,8 @@ class Repeater:
         for one in fired:
             if one.outcome not in ("set", "stale"):
                 self._emit(Repeated(one.id, one.outcome, one.job, errors[one.id]))
+            if one.outcome == "started" and self._housekeep is not None:
+                self._housekeep()
 
     def _until(self, seconds: list[float]) -> float:
         """How long to sleep until the first of these."""

@@ -3,52 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from joex.core.duration import parse_duration
-from joex.core.job import Columns, NewJob, Priority, columns_of, columns_of_plain
+from joex.core.job import Columns, NewJob, columns_of, columns_of_plain, priority_of
 from joex.errors import InvalidJob
 
+_FIELDS = {one.name: None for one in fields(NewJob)}
 
-def columns_of_any(new_jobs: Sequence[NewJob | Mapping[str, Any]]) -> Columns:
+
+def columns_of_any(new_jobs: Sequence[NewJob | Mapping[str, Any]], first: int = 0) -> Columns:
     """Submissions, checked or not, as columns; plain ones are judged as a whole, which is cheaper.
 
+    ``first``: the place of the first one among all that the caller has given, for people.
+
     Raises:
-        InvalidJob: a field is wrong or unknown; the message names it.
+        InvalidJob: a field is wrong, missing or unknown; the message names it, and its job.
     """
     plain = columns_of_plain(new_jobs)
     if plain is not None:
         return plain
-    return columns_of([job if isinstance(job, NewJob) else new_job(**job) for job in new_jobs])
+    return columns_of([job if isinstance(job, NewJob) else _new_job(nr, job) for nr, job in enumerate(new_jobs, first)])
 
 
 def time_of(not_before: datetime | timedelta | str | None) -> datetime | None:
     """A time, or a delay from now on, as a time.
 
     Raises:
-        ValueError: it is no delay.
+        ValueError: it is no delay; the message names the field.
     """
     if not_before is not None and isinstance(not_before, timedelta | str):
-        return datetime.now(UTC) + parse_duration(not_before)
+        try:
+            return datetime.now(UTC) + parse_duration(not_before)
+        except ValueError as error:
+            raise ValueError(f"not_before: {str(error).removeprefix('duration: ')}") from error
     return not_before
 
 
-def new_job(
-    *,
-    task: str,
-    args: Mapping[str, Any] | None = None,
-    not_before: datetime | timedelta | str | None = None,
-    **fields: Any,
-) -> NewJob:
+def new_job(**given: Any) -> NewJob:
     """A checked submission from the arguments of `Client.submit`.
 
     Raises:
-        InvalidJob: a field is wrong or unknown; the message names it.
+        InvalidJob: a field is wrong, missing or unknown; the message names it.
     """
+    if not given.keys() <= _FIELDS.keys():
+        unknown = next(name for name in given if name not in _FIELDS)
+        raise InvalidJob(f"{unknown}: there is no such field; there are {', '.join(_FIELDS)}")
+    if "task" not in given:
+        raise InvalidJob("task: is required")
     try:
-        if "priority" in fields and fields["priority"] in ("high", "low"):
-            fields["priority"] = Priority.HIGH if fields["priority"] == "high" else Priority.LOW
-        return NewJob(task=task, args={} if args is None else args, not_before=time_of(not_before), **fields)
+        if "priority" in given:
+            given["priority"] = priority_of(given["priority"])
+        if "not_before" in given:
+            given["not_before"] = time_of(given["not_before"])
+        if given.get("args", ()) is None:
+            del given["args"]
+        return NewJob(**given)
     except (ValueError, TypeError) as error:
         raise InvalidJob(str(error)) from error
+
+
+def _new_job(nr: int, job: object) -> NewJob:
+    if not isinstance(job, Mapping):
+        raise InvalidJob(f"jobs[{nr}]: expected a NewJob, or a mapping of its fields; got {type(job).__name__}")
+    try:
+        return new_job(**job)
+    except InvalidJob as error:
+        raise InvalidJob(f"jobs[{nr}].{error}") from error
+    except TypeError as error:  # a name is no text
+        raise InvalidJob(f"jobs[{nr}]: expected the names of fields; got {', '.join(map(repr, job))}") from error

@@ -126,6 +126,7 @@ class _Slot:
         registered = await executors.register(connection, me, _MOST_LOSSES)
         if registered.id is None:
             raise RuntimeError("a new app-id is in use")
+        limits = await runs.size_limits(connection)
 
         def runner_of(slot: _Slot) -> Runner:
             defaults = Defaults(retries, timedelta(minutes=1), None)
@@ -136,6 +137,8 @@ class _Slot:
                 finisher=slot,
                 notes=slot,
                 connections=connections,
+                fetch=lambda job: runs.arguments(connection, job.id, job.lock_id),
+                largest_result=limits.result,
                 is_trusted=lambda: True,
                 emit=lambda _: None,
             )
@@ -162,7 +165,11 @@ class _Slot:
         lines, progress, ends = self._lines, self._progress, self._ends
         self._lines, self._progress, self._ends = [], None, []
         await runs.note_many(self._connection, lines, [] if progress is None else [progress])
-        await runs.finish_many(self._connection, ends)
+        unusual = await runs.finish_many(self._connection, ends)
+        if [answer for _, answer in unusual] == ["canceled"] and ends[0].state != State.CANCELLED:
+            self._runner.clean_up(taken, self._runner.release)
+            if run.worker is not None:
+                await run.worker
         self._runner.release([taken])
         job = await jobs.get_job(self._connection, taken.id)
         if job is None:

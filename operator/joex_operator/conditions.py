@@ -26,6 +26,10 @@ class Condition:
     bad: bool = False
 
 
+_MISTAKES = ("InvalidURL", "SecretKeyMissing", "SecretMissing", "SecretUnreadable", "UrlUnknown")
+"""Why a database is not even asked: the mend is in the cluster, so it is told where people look first."""
+
+
 def conditions(pool: Pool, seen: Seen, decision: Decision, failure: str = "") -> list[Condition]:
     """All conditions of a pool, always in the same order; ``failure`` says what of the decision could not be done."""
     return [
@@ -51,6 +55,8 @@ def _ready(pool: Pool, seen: Seen, decision: Decision) -> Condition:
         doing = "its executors finish what they run" if left else "it has no executors"
         return Condition(name, "False", "Deleting" if sizing.mode is Mode.DELETED else "Suspended", doing)
     if seen.trouble is not None:
+        if seen.trouble.reason in _MISTAKES:
+            return Condition(name, "Unknown", seen.trouble.reason, seen.trouble.message)
         return Condition(name, "Unknown", "DatabaseUnreachable", "only the database knows which executors take jobs")
     return _working(name, pool, seen, sizing.target)
 

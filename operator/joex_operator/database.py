@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from joex.core.lease import Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.store import periodic, pools, stats
-from joex.store.database import borrowed, connect, create_pool
-from joex.store.errors import translated
+from joex.store.database import borrowed, connect, create_pool, is_pooled
+from joex.store.errors import NO_MESSAGE, translated
 from joex.store.migrate import check_schema, migrate
 from joex.store.stats import QueueStats, Shares
 from joex_operator.metrics import database_name
@@ -31,8 +34,9 @@ _log = logging.getLogger("joex.operator")
 
 _CONNECTIONS = 4
 _LISTEN_AGAIN_IN = 1.0
-_CHECK_LINK_EVERY = 30.0
+_ASK_EVERY = 2.0
 _LINK_WITHIN = 10.0
+_CHECK_POOLER_EVERY = 60.0  # the URL may lead straight to the server by then
 _TRY_AGAIN_IN = 1.0
 
 Heard = Callable[[str, str], None]
@@ -64,6 +68,7 @@ class Database:
         self._is_closed = False
         self._silence: DatabaseUnavailable | None = None
         self._try_again_at = 0.0
+        self._observed = Observation(timedelta(seconds=3 * _ASK_EVERY))
         self._preparing = asyncio.Lock()
         self._listening = asyncio.create_task(self._listen())
 
@@ -99,6 +104,11 @@ class Database:
             self._silence, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
             raise
 
+    @property
+    def watched(self) -> float:
+        """For how many seconds executors have been watched, of those that are silent."""
+        return self._observed.watched
+
     def periodic_changed(self) -> None:
         """Periodic tasks have changed, or may have: what is due is worked out anew."""
         if self._repeating is not None:
@@ -130,7 +140,7 @@ class Database:
     @asynccontextmanager
     async def _patiently(self) -> AsyncIterator[Connection]:
         """A connection of its own, for a statement that takes its time."""
-        connection = await connect(self._url, pooled=True, name="joex operator stats", within=60.0)
+        connection = await connect(self._url, name="joex operator stats", within=60.0)
         try:
             yield connection
         finally:
@@ -140,10 +150,7 @@ class Database:
         async with self._preparing:
             self._fail_with_others(before)
             if self._pool is None:
-                # Prepared statements would gain little here, and a pooler may be in between.
-                self._pool = await create_pool(
-                    self._url, most=_CONNECTIONS, pooled=True, name="joex operator", for_services=True
-                )
+                self._pool = await create_pool(self._url, most=_CONNECTIONS, name="joex operator", for_services=True)
             if not self._is_prepared:
                 await self._prepare()
                 self._is_prepared = True
@@ -155,12 +162,12 @@ class Database:
             return self._pool
 
     async def _prepare(self) -> None:
-        connection = await connect(self._url, pooled=True, name="joex operator")
+        connection = await connect(self._url, name="joex operator")
         try:
             if not self._migrate:
                 await check_schema(connection)
                 return
-            for name in await migrate(connection):
+            for name in await migrate(connection, tell=_log.warning):
                 _log.info("applied the migration %s", name)
         finally:
             connection.terminate()
@@ -178,8 +185,12 @@ class Database:
             await asyncio.sleep(_LISTEN_AGAIN_IN)
 
     async def _listen_once(self) -> None:
-        connection = await connect(self._url, pooled=True, name="joex operator listen", within=_LINK_WITHIN)
+        connection = await connect(self._url, name="joex operator listen", within=_LINK_WITHIN)
         try:
+            if await is_pooled(connection):
+                connection.terminate()
+                await asyncio.sleep(_CHECK_POOLER_EVERY)
+                return
             broken = asyncio.Event()
             connection.add_termination_listener(lambda _: broken.set())
             with translated():
@@ -188,16 +199,22 @@ class Database:
             self._heard("all", "")
             self.periodic_changed()
             while not broken.is_set():
+                sent = time.monotonic()  # a link that has gone silent is noticed so
+                now = await pools.now(connection)
+                self._observed.answered(sent, time.monotonic(), now)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_CHECK_LINK_EVERY):
+                    async with asyncio.timeout(_ASK_EVERY):
                         await broken.wait()
-                with translated():
-                    await connection.execute("SELECT")  # a link that has gone silent is noticed so
         finally:
+            self._observed.break_off()
             connection.terminate()
 
     def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        for kind, name in json.loads(str(payload)).items():
+        try:
+            message = [(kind, name) for kind, name in json.loads(str(payload)).items() if isinstance(name, str)]
+        except NO_MESSAGE:
+            return
+        for kind, name in message:
             self._heard(kind, name)
 
     def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:

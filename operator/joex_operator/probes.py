@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,38 @@ Problem = Callable[[], str | None]
 """What is wrong, in one line; None: nothing."""
 
 
+class Lasting:
+    """A problem that lasts: that of readiness, of which a restart is the mend when it does not pass.
+
+    Args:
+        problem: what is wrong now.
+        longest: seconds for which it may be so.
+        clock: seconds.
+    """
+
+    def __init__(self, problem: Problem, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._problem = problem
+        self._longest = longest
+        self._clock = clock
+        self._since: float | None = None
+
+    def now(self) -> str | None:
+        """What is wrong now."""
+        wrong = self._problem()
+        if wrong is None:
+            self._since = None
+        elif self._since is None:
+            self._since = self._clock()
+        return wrong
+
+    def for_too_long(self) -> str | None:
+        """What is wrong, if something was at each look for longer than may be."""
+        wrong = self.now()
+        if wrong is None or self._since is None or self._clock() - self._since <= self._longest:
+            return None
+        return f"not ready for {self._clock() - self._since:.0f} s: {wrong}"
+
+
 @asynccontextmanager
 async def probes(address: str, metrics: Metrics, *, health: Problem, readiness: Problem) -> AsyncIterator[str]:
     """Serve for as long as the block; gives the address, with the port that was found where 0 was asked for.
@@ -22,7 +55,7 @@ async def probes(address: str, metrics: Metrics, *, health: Problem, readiness: 
     Raises:
         ConfigError: nothing can listen there.
     """
-    app = web.Application()
+    app = web.Application(middlewares=[_refuse_parameters])
     app.add_routes(
         [
             web.get("/healthz", _probe(health)),
@@ -43,6 +76,16 @@ async def probes(address: str, metrics: Metrics, *, health: Problem, readiness: 
         yield f"{host}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@web.middleware
+async def _refuse_parameters(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse parameters: no page here has any."""
+    for name in request.query:
+        return web.Response(status=400, text=f"{name}: there is no such parameter: this page has none\n")
+    return await handler(request)
 
 
 def _probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Response]]:

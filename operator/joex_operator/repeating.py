@@ -35,8 +35,7 @@ class Repeating:
         self._database = database
         self._metrics = metrics
         self._told = ""
-        # Joex's own tasks are for executors: made here, they would wake pools that have nothing else to do.
-        self._repeater = Repeater(pool, worker, self._emit, system=False, poll_every=poll)
+        self._repeater = Repeater(pool, worker, self._emit, poll_every=poll)
         self._running = asyncio.create_task(self._run())
 
     def wake(self) -> None:

@@ -24,7 +24,7 @@ from joex_operator.controller import Controller
 from joex_operator.fleet import FleetError
 from joex_operator.measuring import keep_measuring
 from joex_operator.metrics import Metrics
-from joex_operator.probes import probes
+from joex_operator.probes import Lasting, probes
 from joex_operator.settings import OperatorSettings
 
 _log = logging.getLogger("joex.operator")
@@ -35,6 +35,9 @@ _MEASURE_EVERY = 15.0
 _BEGIN_AGAIN_IN = 2.0
 _LONGEST_LOOK = 300.0
 _CONNECTIONS = 20
+_LONGEST_UNREADY = 600.0
+"""Seconds after which a restart may help an operator that is not ready. As long as a container must have run for the
+kubelet not to wait before it starts it again."""
 
 
 class Operator:
@@ -45,25 +48,29 @@ class Operator:
         self._metrics = Metrics()
         self._api = Api(client, self._metrics)
         self._controller: Controller | None = None
+        self._watcher: Watcher | None = None
         self._listed_at: float | None = None
-
-    async def run(self) -> None:
-        """Run until cancelled."""
-        settings = self._settings
-        election = Election(
+        self._failure = ""
+        self._election = Election(
             self._api,
             name=settings.lease_name,
             namespace=settings.own_namespace,
             identity=settings.own_identity,
         )
-        async with probes(settings.http_address, self._metrics, health=self.health, readiness=self.readiness) as where:
+        self._readiness = Lasting(self._not_ready, _LONGEST_UNREADY)
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        address = self._settings.http_address
+        async with probes(address, self._metrics, health=self.health, readiness=self._readiness.now) as where:
             _log.info("probes and metrics on http://%s", where)
             while True:
                 self._metrics.leading(value=False)
                 try:
-                    await election.lead(self._work)
+                    await self._election.lead(self._work)
                 except (FleetError, ExceptionGroup) as error:
-                    _log.error("beginning anew: %s", _one_line(error))
+                    self._failure = _one_line(error)
+                    _log.error("beginning anew: %s", self._failure)
                 await asyncio.sleep(_BEGIN_AGAIN_IN)
 
     def health(self) -> str | None:
@@ -74,13 +81,23 @@ class Operator:
         overdue = 3 * self._settings.resync_period.total_seconds() + 60
         if self._listed_at is not None and time.monotonic() - self._listed_at > overdue:
             return "the cluster has not been listed for too long"
-        return None
+        return self._readiness.for_too_long()
 
-    def readiness(self) -> str | None:
-        """Whether it does what it should: lead, with all in view, or wait for its turn."""
-        if self._controller is not None and self._listed_at is None:
-            return "leads, and has not seen everything yet"
-        return None
+    def _not_ready(self) -> str | None:
+        """Whether it does what it should: lead, with all in view, or wait for its turn; and hear the API server."""
+        wrong = self._election.problem() or self._not_at_work()
+        if wrong is None:
+            self._failure = ""
+        return wrong
+
+    def _not_at_work(self) -> str | None:
+        before = f"; it has begun anew after {self._failure}" if self._failure else ""
+        if self._watcher is None:
+            return None if self._election.is_standby or not before else f"does not lead{before}"
+        if self._listed_at is None:
+            return f"leads, and has not seen everything yet{before}"
+        wrong = self._watcher.problem()
+        return None if wrong is None else wrong + before
 
     async def _work(self) -> None:
         """Lead: watch, look, measure."""
@@ -94,26 +111,38 @@ class Operator:
             migrate=settings.migrate,
             metrics=self._metrics,
         )
-        watcher = Watcher(self._api, cluster, controller, settings.namespaces)
+        watcher = self._watcher = Watcher(
+            self._api, cluster, controller, settings.namespaces, identity=settings.own_identity
+        )
         try:
             await watcher.wait_for_crds()
+            # First, so that an upgrade of the chart replaces executors once, for the new image and the new pool.
+            are_applied = await self._apply_first_pools()
             await watcher.list_anew()
             self._listed_at = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 group.create_task(controller.run())
                 group.create_task(watcher.run())
-                group.create_task(self._keep_listing(watcher))
+                group.create_task(self._keep_listing(watcher, are_applied=are_applied))
                 group.create_task(keep_measuring(controller.databases, self._metrics, _MEASURE_EVERY))
         finally:
-            self._controller = self._listed_at = None
+            self._controller = self._watcher = self._listed_at = None
 
-    async def _keep_listing(self, watcher: Watcher) -> None:
-        pause = min(_SOON_AGAIN, self._settings.resync_period.total_seconds())
+    async def _apply_first_pools(self) -> bool:
+        settings = self._settings
+        if not settings.pools_config_map:
+            return True
+        return await apply_first_pools(self._api, settings.own_namespace, settings.pools_config_map)
+
+    async def _keep_listing(self, watcher: Watcher, *, are_applied: bool) -> None:
+        period = self._settings.resync_period.total_seconds()
+        pause = min(_SOON_AGAIN, period)
         while True:
-            if self._settings.pools_config_map:
-                await apply_first_pools(self._api, self._settings.own_namespace, self._settings.pools_config_map)
             await asyncio.sleep(pause)
-            pause = self._settings.resync_period.total_seconds()
+            # Not sooner: in an upgrade the operator before would replace executors for the new pool with its own image.
+            if not are_applied or pause == period:
+                are_applied = await self._apply_first_pools()
+            pause = period
             try:
                 await watcher.list_anew()
             except FleetError as error:
@@ -123,7 +152,7 @@ class Operator:
 
 async def run(settings: OperatorSettings) -> None:
     """Run an operator until SIGTERM or Ctrl-C. Executors go on without it."""
-    async with _connected() as client:
+    async with _connected(settings) as client:
         running = asyncio.create_task(Operator(settings, client).run())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,7 +162,7 @@ async def run(settings: OperatorSettings) -> None:
 
 
 @asynccontextmanager
-async def _connected() -> AsyncIterator[ApiClient]:
+async def _connected(settings: OperatorSettings) -> AsyncIterator[ApiClient]:
     """A client with the credentials of the pod, or of a kubeconfig.
 
     Raises:
@@ -152,6 +181,7 @@ async def _connected() -> AsyncIterator[ApiClient]:
             f"no Kubernetes API: neither in a pod, nor by KUBECONFIG or ~/.kube/config: {said}"
         ) from error
     configuration.connection_pool_maxsize = _CONNECTIONS
+    configuration.disable_strict_ssl_verification = not settings.strict_x509
     async with ApiClient(configuration) as client:
         yield client
 

@@ -42,6 +42,10 @@ class OperatorSettings(BaseSettings):
     resync_period: Duration = Field(timedelta(minutes=5), description="list everything in the cluster this often")
     migrate: bool = Field(True, description="bring the pools' databases to this version's schema")  # noqa: FBT003
     pools_config_map: str = Field("", description="ConfigMap with manifests of first pools; empty: none")
+    strict_x509: bool = Field(
+        True,  # noqa: FBT003
+        description="refuse an API server whose certificates lack key usage or key identifiers, as Python 3.13 does",
+    )
     log_format: str = Field("console", pattern="^(console|json)$", description="console or json")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
 

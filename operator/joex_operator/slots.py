@@ -110,6 +110,11 @@ class Slot:
         return Phase.LOST if self.lost else Phase.PENDING
 
     @property
+    def is_forgotten(self) -> bool:
+        """Nothing of it is left, in the cluster nor in the database, but the memory of pods that ended."""
+        return self.phase is Phase.GOING and self.executor == Executor() and not self.pods
+
+    @property
     def held(self) -> int:
         """Jobs that its executor holds, as far as is known."""
         return 0 if self.executor is None else self.executor.held
@@ -141,5 +146,5 @@ def first_to_leave(slots: Iterable[Slot], template: str) -> list[Slot]:
 
 def free_indices(slots: Iterable[Slot]) -> Iterator[int]:
     """Indices that no slot has, the lowest first: a step that is repeated makes the same slots."""
-    used = {slot.index for slot in slots}
+    used = {slot.index for slot in slots if not slot.is_forgotten}
     return (index for index in count() if index not in used)

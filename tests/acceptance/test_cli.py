@@ -203,7 +203,7 @@ async def interrupted(process: Process) -> tuple[int | None, str]:
 async def test_a_job_is_submitted_and_listed_and_shown_and_steered(joex):
     job_id = await joex.done(
         *("submit", "mail.send", "--arg", "to=a@example.org", "--arg", "copies:=3", "--group", "acme"),
-        *("--subject", "[b]hello[/b] \x1b[2J", "--retries", "2", "--priority", "high", "--tracker", "one"),
+        *("--subject", "[b]hello[/b] \x1b[2J", "--retries", "2", "--priority", "High", "--tracker", "one"),
     )
     listed, shown, skipped = await asyncio.gather(
         joex.done("jobs", "--state", "waiting", "--task", "mail.send", "--group", "acme", "--queue", "default"),
@@ -216,7 +216,9 @@ async def test_a_job_is_submitted_and_listed_and_shown_and_steered(joex):
     assert (skipped.code, skipped.out) == (0, "")
     assert skipped.complaint == "skipped: an unfinished job has the tracker 'one'"
 
-    assert await joex.done("priority", job_id, "low") == f"{job_id} low priority"
+    assert await joex.done("priority", job_id, "LOW") == f"{job_id} low priority"
+    assert await joex.done("args", job_id, '{"to": "b@example.org"}') == f"{job_id} new arguments"
+    assert '{"to": "b@example.org"}' in await joex.done("show", job_id)
     assert await joex.done("cancel", job_id) == f"{job_id} cancelled"
     again, log, none_waits = await asyncio.gather(
         joex("cancel", job_id), joex("logs", "--follow", job_id), joex.done("jobs", "--state", "waiting")
@@ -229,6 +231,8 @@ async def test_a_job_is_submitted_and_listed_and_shown_and_steered(joex):
     assert (await joex("retry", job_id)).complaint == (
         f"job {job_id}: it is waiting; only failed, cancelled and stuck jobs can be retried"
     )
+    assert await joex.done("remove", job_id) == f"{job_id} removed, or as soon as its run has ended"
+    assert await joex.done("jobs") == "no jobs"
 
 
 async def test_arguments_come_as_json_from_a_file_from_stdin_or_one_by_one(joex, folder, client):
@@ -454,6 +458,7 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
         ("submit", "t", "--args", "{}", "--args-file", "-"): "--args and --args-file: give one of them",
         ("submit", "t", "--args-file", "nowhere"): "--args-file nowhere: [Errno 2] No such file",
         ("submit", "t", "--arg", "x"): "--arg: expected NAME=TEXT or NAME:=JSON; got 'x'",
+        ("submit", "t", "--arg", "x=1", "--arg", "x=2"): "--arg x: is given twice; a list is written as x:='[1, 2]'",
         ("submit", "t", "--arg", "x:=y"): "--arg x: this is not JSON: ",
         (
             "submit",
@@ -462,6 +467,7 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
             "2026-01-31",
         ): "--not-before: expected a delay, such as '10m', or a time",
         ("submit", "t", "--priority", "mid"): "Invalid value for '--priority': 'mid' is not one of 'high', 'low'",
+        ("args", NOWHERE, "[1]"): 'JSON: expected a JSON object, such as {"path": "/tmp/a"}; got [1]',
         ("submit", "t", "--retries", "-1"): "retries: expected 0 to 1000000; got -1",
         ("retry",): "retry: name jobs by id, or give --failed",
         ("retry", NOWHERE, "--queue", "q"): "retry: --queue, --group, --task and --most go with --failed",
@@ -545,6 +551,8 @@ async def test_what_cannot_be_done_is_one_line_and_exit_code_1(joex, client):
         ("logs", NOWHERE, "-f"): nowhere,
         ("why", NOWHERE): nowhere,
         ("priority", NOWHERE, "high"): nowhere,
+        ("args", NOWHERE, "{}"): nowhere,
+        ("remove", NOWHERE): nowhere,
         ("retry", NOWHERE): nowhere,
         ("periodic", "show", "x"): no_task,
         ("periodic", "remove", "x", "--force"): no_task,
@@ -782,8 +790,8 @@ async def test_the_help_names_every_command_and_every_setting(joex):
     )
     assert without == overview
     commands = (
-        "migrate executor submit jobs show logs cancel retry priority groups periodic stats executors notify drain "
-        "version"
+        "migrate executor submit jobs show logs cancel remove retry priority args groups periodic stats executors "
+        "notify drain version"
     )
     for name in commands.split():
         assert re.search(rf"^│ {name} +\w", overview, re.MULTILINE), name

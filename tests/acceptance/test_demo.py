@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.support.postgres import TestServer
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 DEMO = [sys.executable, "-m", "joex", "demo"]
 SMALL = ("acme", "globex", "initech")
@@ -40,9 +40,10 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **others, **mine}
 
 
+@pytest.mark.heavy
 def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, folder):
     done = subprocess.run(
-        [*DEMO, "--files", "150", "--json"], env=environment, capture_output=True, text=True, timeout=110, check=False
+        [*DEMO, "--files", "150", "--json"], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -89,7 +90,7 @@ async def test_what_a_killed_demo_leaves_is_cleaned_by_the_next_one_and_ctrl_c_c
     await eventually(lambda: not any(map(is_running, orphans)), why="the processes of the killed demo have left")
 
     interrupted.send_signal(signal.SIGINT)
-    output, _ = interrupted.communicate(timeout=30)
+    output, _ = interrupted.communicate(timeout=PATIENCE)
     assert interrupted.returncode == 130, output
     assert "Traceback" not in output
     assert not any(map(is_running, processes))

@@ -10,11 +10,11 @@ import asyncpg
 import pytest
 
 import joex
-from joex.core.events import Draining, Event, FellAsleep, Left, Registered, RunEnded, RunStarted
+from joex.core.events import DatabaseTrouble, Draining, Event, FellAsleep, Left, Registered, RunEnded, RunStarted
 from joex.core.job import State
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, executor_inside
-from tests.support.waiting import EventLog, eventually
+from tests.support.waiting import PATIENCE, EventLog, eventually
 
 
 async def test_a_waiting_job_is_cancelled_at_once_and_never_runs(client: AnyClient, database_url: str) -> None:
@@ -58,7 +58,7 @@ async def test_a_job_that_is_taken_but_has_not_started_is_cancelled(
 
     @app.task("block")
     async def block(ctx: joex.Context) -> None:
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
 
     @app.task("task")
     async def task(ctx: joex.Context) -> None:
@@ -108,7 +108,7 @@ async def test_a_running_job_is_interrupted_and_its_cancel_handler_called_with_i
             seen.append("cleaned up")
 
     def run_in_thread(ctx: joex.Context, path: str) -> None:
-        ctx.wait_cancelled(60)
+        ctx.wait_cancelled(PATIENCE)
         seen.append("cleaned up")
         ctx.check_cancelled()
 
@@ -133,6 +133,113 @@ async def test_a_running_job_is_interrupted_and_its_cancel_handler_called_with_i
     assert seen == ["cleaned up", (job_id, "page.png", not in_thread)]
 
 
+_ANSWERS: list[BaseException | str] = ["done", ValueError("no"), joex.Fail("no"), joex.Retry("later"), SystemExit(1)]
+
+
+@pytest.mark.parametrize(
+    "answer", _ANSWERS, ids=lambda answer: str(answer) if isinstance(answer, str) else repr(answer)
+)
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
+async def test_however_a_run_answers_its_interruption_its_cancel_handler_is_called_once_and_nothing_is_tried_again(
+    client: AnyClient, database_url: str, answer: BaseException | str, *, in_thread: bool
+) -> None:
+    app = joex.App()
+    calls: list[bool] = []
+
+    def answered() -> str:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def run(ctx: joex.Context) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return answered()
+        return "never"
+
+    def run_in_thread(ctx: joex.Context) -> str:
+        while not ctx.cancelled:
+            ctx.wait_cancelled(60)
+        return answered()
+
+    task = app.task("task")(run_in_thread if in_thread else run)
+
+    @task.on_cancel
+    async def handle(ctx: joex.Context) -> None:
+        async with asyncio.timeout(60):  # which a cancellation that is left over would end
+            await asyncio.sleep(0)
+        calls.append(ctx.cancelled)
+
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        await client.cancel(job_id)
+        end = await inside.ended(job_id)
+        await eventually(lambda: not inside.executor.running())
+    assert end.verdict.state is State.CANCELLED
+    job = await client.get(job_id)
+    assert (job.state, job.attempt, job.failures, job.error) == ("cancelled", 1, 0, None)
+    assert calls == [True]
+    assert (await client.log(job_id))[-1].message == "cancelled on request"
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
+async def test_a_run_that_had_ended_before_the_request_reached_it_is_cleaned_up_once_for_its_job_is_cancelled(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, *, in_thread: bool
+) -> None:
+    app = joex.App()
+    calls: list[UUID] = []
+    go_on = threading.Event()
+
+    def run_in_thread(ctx: joex.Context) -> str:
+        go_on.wait(60)
+        return "done"
+
+    async def run(ctx: joex.Context) -> str:
+        await asyncio.to_thread(go_on.wait, 60)
+        return "done"
+
+    task = app.task("task")(run_in_thread if in_thread else run)
+
+    @task.on_cancel
+    async def handle(ctx: joex.Context) -> None:
+        calls.append(ctx.job_id)
+
+    async with executor_inside(app, database_url, lease=LONG, pool_size=1) as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        await _is(client, job_id, "running")
+        async with connection.transaction():  # the request is seen when this has committed, and the row is locked
+            await connection.fetchval("SELECT joex.cancel($1)", job_id)
+            go_on.set()
+            await inside.log.wait_for(DatabaseTrouble)  # the end of the run is there, and waits for the row
+        await inside.ended(job_id)
+        await eventually(lambda: not inside.executor.running())
+    assert (await client.get(job_id)).state == "cancelled"
+    assert calls == [job_id]
+
+
+async def test_a_cancel_handler_that_raises_anything_frees_its_slot(client: AnyClient, database_url: str) -> None:
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        await asyncio.Event().wait()
+
+    @task.on_cancel
+    async def handle(ctx: joex.Context) -> None:
+        raise asyncio.CancelledError
+
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        await client.cancel(job_id)
+        await inside.ended(job_id)
+        await eventually(lambda: not inside.executor.running())
+    assert (await client.get(job_id)).state == "cancelled"
+
+
 async def test_a_cancel_handler_that_fails_leaves_the_job_cancelled_and_says_so_in_its_log(
     client: AnyClient, database_url: str
 ) -> None:
@@ -152,7 +259,7 @@ async def test_a_cancel_handler_that_fails_leaves_the_job_cancelled_and_says_so_
         await client.cancel(job_id)
         await inside.ended(job_id)
     assert (await client.get(job_id)).state == "cancelled"
-    assert [line.level for line in await client.log(job_id)] == ["error"]
+    assert [line.level for line in await client.log(job_id)] == ["error", "warning"]
     assert "on_cancel handler failed" in (await client.log(job_id))[0].message
 
 
@@ -177,7 +284,7 @@ async def test_a_cancelled_run_may_clean_up_undisturbed_however_long_it_takes(
                 interruptions.append("while it cleans up")
             raise
 
-    async with executor_inside(app, database_url, lease="1.5s") as inside:
+    async with executor_inside(app, database_url) as inside:
         job_id = await client.submit("task")
         await inside.log.wait_for(RunStarted)
         await client.cancel(job_id)
@@ -354,7 +461,7 @@ async def test_a_drain_that_comes_with_the_registration_leaves_in_order(
         log = _DrainAtOnce()
         async with executor_inside(app, database_url, log=log, registered=False) as inside:
             log.drain = inside.executor.drain
-            await asyncio.wait_for(inside.work, 30)
+            await asyncio.wait_for(inside.work, PATIENCE)
     jobs = [await client.get(job_id) for job_id in ids]
     assert all((job.state, job.attempt, job.losses) in (("waiting", 0, 0), ("success", 1, 0)) for job in jobs)
     endings = await connection.fetch("SELECT ending, count(*) FROM joex.executor GROUP BY 1")
@@ -382,7 +489,7 @@ async def test_the_last_log_lines_of_a_job_are_written_before_its_executor_leave
         ctx.log.info("the last line")
         await may_end.wait()
 
-    async with executor_inside(app, database_url, lease="1.5s") as inside:
+    async with executor_inside(app, database_url) as inside:
         async with connection.transaction():
             await connection.execute("LOCK TABLE joex.job_log IN SHARE MODE")
             job_id = await client.submit("task")
@@ -393,7 +500,7 @@ async def test_the_last_log_lines_of_a_job_are_written_before_its_executor_leave
             # It has had time to do what it does, or has left already.
             await _heartbeats(connection, 2)
         await inside.work
-    assert [line.message for line in await client.log(job_id)] == ["the last line"]
+    assert [line.message for line in await client.log(job_id)] == ["the last line", "succeeded"]
 
 
 async def _is_blocked(client: AnyClient) -> Any:
@@ -415,7 +522,7 @@ async def _heartbeats(connection: asyncpg.Connection, count: int) -> None:
     seen: set[object] = set()
 
     async def enough() -> bool:
-        seen.add(await connection.fetchval("SELECT max(heartbeat_at) FROM joex.executor WHERE left_at IS NULL"))
+        seen.add(await connection.fetchval("SELECT max(heartbeat_at) FROM joex.lease"))
         return len(seen) > count or None in seen
 
     await eventually(enough, why=f"{count} heartbeats")

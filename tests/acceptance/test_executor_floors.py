@@ -1,6 +1,7 @@
 """Executors raise floors by themselves while vacuum is pinned, and take them away when it has passed."""
 
 import asyncpg
+import pytest
 
 import joex
 from joex import Client, NewJob
@@ -10,6 +11,7 @@ from tests.support.waiting import eventually
 JOBS = 8000
 
 
+@pytest.mark.heavy
 async def test_an_executor_raises_floors_while_vacuum_is_pinned_and_takes_them_away_when_it_is_not(
     client: Client, connection: asyncpg.Connection, pool: asyncpg.Pool, database_url: str
 ) -> None:
@@ -29,7 +31,7 @@ async def test_an_executor_raises_floors_while_vacuum_is_pinned_and_takes_them_a
     async def all_have_ended() -> bool:
         return bool(await connection.fetchval("SELECT count(*) = $1 FROM joex.job WHERE state = 'success'", JOBS + 1))
 
-    async with pool.acquire() as idle, executor_inside(app, database_url, pool_size=20, lease="1s"):
+    async with pool.acquire() as idle, executor_inside(app, database_url, pool_size=20):
         async with idle.transaction(isolation="repeatable_read"):
             await idle.execute("SELECT count(*) FROM joex.job")
             await client.submit_many(NewJob("task") for _ in range(JOBS))

@@ -1,7 +1,8 @@
-"""Log lines and progress of jobs; and Joex's own job that deletes old ones."""
+"""Log lines and progress of jobs; and how old ones are deleted."""
 
 import asyncio
 import threading
+from typing import Any
 
 import asyncpg
 import pytest
@@ -37,6 +38,42 @@ async def test_what_a_job_logs_is_in_its_log_in_order(client: AnyClient, databas
     assert lines[101] == ("warning", "100% sure", 1)
     assert lines[102][0] == "error"
     assert lines[102][1].startswith("a NUL ")
+    assert lines[103:] == [("info", "succeeded", 1)]
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
+async def test_a_job_logs_an_exception_with_its_traceback_as_the_standard_library_does(
+    client: AnyClient, database_url: str, *, in_thread: bool
+) -> None:
+    app = joex.App()
+
+    def write(ctx: joex.Context) -> None:
+        kept: Exception | None = None
+        try:
+            int("seven")
+        except ValueError as error:
+            ctx.log.exception("no %s", "number")
+            kept = error
+        assert kept is not None
+        ctx.log.warning("later", exc_info=kept)
+        ctx.log.info("so", exc_info=(type(kept), kept, kept.__traceback__))
+        ctx.log.error("nothing is being handled", exc_info=True)  # noqa: LOG014 - as it is said
+        ctx.log.debug("plain", exc_info=False)
+
+    async def write_async(ctx: joex.Context) -> None:
+        write(ctx)
+
+    app.task("task")(write if in_thread else write_async)
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+    lines = [(line.level, line.message) for line in await client.log(job_id)]
+    for (level, text), begins in zip(
+        lines, (("error", "no number"), ("warning", "later"), ("info", "so")), strict=False
+    ):
+        assert (level, text.splitlines()[:2]) == (begins[0], [begins[1], "Traceback (most recent call last):"])
+        assert text.splitlines()[-1].startswith("ValueError: invalid literal")
+    assert lines[3:5] == [("error", "nothing is being handled"), ("debug", "plain")]
 
 
 async def test_progress_is_seen_while_the_job_runs_and_is_complete_in_the_end(
@@ -84,7 +121,8 @@ async def test_a_full_log_buffer_drops_and_counts_lines_and_never_makes_the_job_
             await inside.ended(job_id)
             assert written.is_set()
         dropped = await inside.log.wait_for(LogLinesDropped)
-    lines = [line.message for line in await client.log(job_id)]
+    *lines, end = [line.message for line in await client.log(job_id)]
+    assert end == "succeeded"
     assert dropped.reason == "the buffer was full"
     assert len(lines) + sum(event.lines for event in inside.log.of(LogLinesDropped)) == 1000
     assert lines[:50] == [f"line {n}" for n in range(50)]
@@ -113,14 +151,16 @@ async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(
             go_on.set()
             await done.wait()
         await inside.ended(job_id)
-    assert len(await client.log(job_id)) == 100
+    assert len(await client.log(job_id)) == 101
     assert (await client.get(job_id)).state == "success"
 
 
-async def test_old_finished_jobs_are_deleted_by_a_job_of_the_system_group_and_younger_ones_kept(
+async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_though_its_slots_are_busy(
     client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
+    """And whichever executor started last: its queue may have none any more."""
     app = joex.App()
+    go_on = asyncio.Event()
 
     @app.task("task", retries=0)
     async def task(ctx: joex.Context, *, fail: bool = False) -> None:
@@ -128,17 +168,25 @@ async def test_old_finished_jobs_are_deleted_by_a_job_of_the_system_group_and_yo
         if fail:
             raise ValueError
 
+    @app.task("hold")
+    async def hold(ctx: joex.Context) -> None:
+        await go_on.wait()
+
     names = ("old", "young", "old.failed", "oldest.failed")
-    async with executor_inside(app, database_url, retention="7d", retention_failed="30d") as inside:
-        ids = {name: await client.submit("task", {"fail": "failed" in name}) for name in names}
-        for job_id in ids.values():
-            await inside.ended(job_id)
+    kept: dict[str, Any] = {"retention": "7d", "retention_failed": "30d"}
+    async with executor_inside(app, database_url, queues=["other"], pool_size=1, **kept) as other:
+        async with executor_inside(app, database_url, **kept) as last:
+            ids = {name: await client.submit("task", {"fail": "failed" in name}) for name in names}
+            for job_id in ids.values():
+                await last.ended(job_id)
         for name, days in (("old", 8), ("young", 6), ("old.failed", 8), ("oldest.failed", 31)):
             await connection.execute(
                 "UPDATE joex.job SET finished_at = finished_at - make_interval(days => $2) WHERE id = $1",
                 ids[name],
                 days,
             )
+        held = await client.submit("hold", queue="other")
+        await other.log.wait_for(RunStarted)
 
         await connection.execute(
             "UPDATE joex.periodic_task SET enabled = true, timer = '*:*:*' WHERE id = 'joex.retention'"
@@ -149,18 +197,8 @@ async def test_old_finished_jobs_are_deleted_by_a_job_of_the_system_group_and_yo
             return kept == ["young", "old.failed"]
 
         await eventually(are_deleted)
-        system = await connection.fetchval("SELECT task FROM joex.job WHERE grp = 'system' LIMIT 1")
-    assert system == "joex.retention"
+        assert await connection.fetchval("SELECT count(*) FROM joex.job") == 3  # and none has been made
+        go_on.set()
+        await other.ended(held)
     assert await client.log(ids["old"]) == []
-    assert len(await client.log(ids["young"])) == 1
-
-
-async def test_an_app_can_be_run_by_one_executor_after_the_other_with_the_retention_still_at_work(
-    client: AnyClient, database_url: str, connection: asyncpg.Connection
-) -> None:
-    app = joex.App()
-    for _ in range(2):
-        async with executor_inside(app, database_url) as inside:
-            job_id = await client.submit("joex.retention", {"keep": 60, "keep_failed": 60}, group="system")
-            await inside.ended(job_id)
-        assert (await client.get(job_id)).state == "success"
+    assert len(await client.log(ids["young"])) == 2

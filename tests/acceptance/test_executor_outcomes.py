@@ -15,7 +15,7 @@ from joex.core.events import RunEnded, RunStarted
 from joex.core.job import State
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, Inside, executor_inside
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 async def _run(client: AnyClient, url: str, app: joex.App, task: str = "task", **settings: Any) -> Any:
@@ -84,7 +84,7 @@ async def test_a_job_that_raises_is_tried_again_after_delays_that_double_until_i
         fail(ctx)
 
     app.task("task")(fail if in_thread else fail_async)
-    async with executor_inside(app, database_url, lease=LONG, retries=3, retry_delay="100s") as inside:
+    async with executor_inside(app, database_url, lease=LONG, retries=3, retry_delay="100s", retry_jitter=0) as inside:
         before = await connection.fetchval("SELECT clock_timestamp()")
         job_id = await client.submit("task")
         for attempt, delay in enumerate((100, 200, 400), start=1):
@@ -102,6 +102,24 @@ async def test_a_job_that_raises_is_tried_again_after_delays_that_double_until_i
     assert last == [False, False, False, True]
 
 
+async def test_jobs_that_fail_together_are_not_all_tried_again_at_one_moment(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        raise ValueError
+
+    async with executor_inside(app, database_url, retry_delay="10h", retry_jitter=1) as inside:
+        await client.submit_many([{"task": "task"}] * 20)
+        await inside.log.wait_for(RunEnded, count=20)
+    # How much longer than their delay they wait: the ends of all twenty may be one statement.
+    delays = await connection.fetch("SELECT extract(epoch FROM due_at - started_at)::float8 / 3600 FROM joex.job")
+    assert len({round(row[0], 2) for row in delays}) > 2
+    assert all(10 <= row[0] < 20.5 for row in delays)
+
+
 async def test_the_log_has_the_traceback_of_each_failed_run_even_where_the_next_run_follows_at_once(
     client: AnyClient, database_url: str
 ) -> None:
@@ -117,9 +135,13 @@ async def test_the_log_has_the_traceback_of_each_failed_run_even_where_the_next_
         await inside.log.wait_for(RunEnded, count=30)
     log = await client.log(job_id)
     assert [(line.attempt, line.level) for line in log] == [
-        (attempt, level) for attempt in range(1, 31) for level in ("info", "error")
+        (attempt, level)
+        for attempt in range(1, 31)
+        for level in ("info", "error", "warning" if attempt < 30 else "error")
     ]
-    assert all("Traceback" in line.message and "no luck" in line.message for line in log if line.level == "error")
+    assert all("Traceback" in line.message and "no luck" in line.message for line in log[1::3])
+    assert all(line.message.startswith("failed: ValueError: no luck; ") for line in log[2::3])
+    assert log[-1].message == "failed: ValueError: no luck; its retries are exceeded"
 
 
 async def test_a_job_that_fails_at_first_succeeds_later(client: AnyClient, database_url: str) -> None:
@@ -227,6 +249,34 @@ async def test_a_result_that_json_can_not_hold_fails_the_job_without_a_retry(
     assert "result" in job.error
 
 
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        ({"scores": [1.0, float("nan")]}, "result.scores[1]: can't be stored as JSON: got nan, "),
+        ({1: 2}, "result: can't be stored as JSON: expected texts as names; got 1"),
+        ({"blob": b"x"}, "result.blob: can't be stored as JSON: got bytes: "),
+        ([{1}], "result[0]: can't be stored as JSON: got set: give a list"),
+        (10**5000, "result: can't be stored as JSON: "),
+    ],
+    ids=["nan", "a number as a name", "bytes", "a set", "a number that can't be read again"],
+)
+async def test_a_result_that_json_would_change_fails_its_job_and_says_where(
+    client: AnyClient, database_url: str, result: object, error: str
+) -> None:
+    app = joex.App()
+
+    @app.task("t")
+    async def t(ctx: joex.Context) -> object:
+        return result
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("t")
+        await inside.ended(job_id)
+    job = await client.get(job_id)
+    assert (job.state, job.result) == ("failed", None)
+    assert job.error.startswith(error)
+
+
 async def test_a_result_that_the_database_refuses_fails_its_job_and_no_other(
     client: AnyClient, database_url: str
 ) -> None:
@@ -236,13 +286,15 @@ async def test_a_result_that_the_database_refuses_fails_its_job_and_no_other(
     @app.task("huge")
     async def huge(ctx: joex.Context) -> object:
         await both.wait()
-        return 10**140_000  # more digits than the numbers of jsonb hold
+        return "huge"
 
     @app.task("small")
     async def small(ctx: joex.Context) -> int:
         await both.wait()
         return 1
 
+    async with client.acquire() as connection:
+        await connection.execute("ALTER TABLE joex.job ADD CHECK (result <> '\"huge\"')")
     async with executor_inside(app, database_url) as inside:
         ids = [await client.submit("huge"), await client.submit("small")]
         ends = [await inside.ended(job_id) for job_id in ids]
@@ -288,9 +340,9 @@ async def test_code_in_a_thread_is_asked_to_end_at_its_timeout_and_keeps_its_slo
 
     @app.task("slow", timeout=0.05, retry_delay="1h")
     def slow(ctx: joex.Context) -> None:
-        ctx.wait_cancelled(60)
+        ctx.wait_cancelled(PATIENCE)
         loop.call_soon_threadsafe(asked.set)
-        may_end.wait(60)
+        may_end.wait(PATIENCE)
         ctx.check_cancelled()
 
     @app.task("next")
@@ -302,10 +354,11 @@ async def test_code_in_a_thread_is_asked_to_end_at_its_timeout_and_keeps_its_slo
         await asked.wait()
         second = await client.submit("next")
         inside.executor.wake()
-        held = (await client.get(first)).state, (await client.get(second)).state
+        await eventually(lambda: _is(client, first, "running"), why="it is marked as running, and goes on")
+        waits = await _is(client, second, "waiting")
         may_end.set()
         await inside.ended(second)
-    assert held == ("running", "waiting")
+    assert waits
     events = [event for event in inside.log.events if isinstance(event, RunEnded | RunStarted)]
     assert [(type(event), event.job.id) for event in events] == [
         (RunStarted, first),
@@ -404,6 +457,10 @@ def _job_that_ends_by(way: str) -> dict[str, object]:
     if way in ("thread", "unknown"):
         return {"task": way, "retries": 1}
     return {"task": "task", "args": {} if way == "wrong" else {"way": way}, "group": way}
+
+
+async def _is(client: AnyClient, job_id: UUID, state: str) -> bool:
+    return bool((await client.get(job_id)).state == state)
 
 
 async def _finished(client: AnyClient, job_id: UUID) -> Any:

@@ -5,6 +5,7 @@ The lease and the wake-up period are an hour in these tests, so that nothing but
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -96,6 +97,27 @@ async def test_a_submission_under_an_old_snapshot_wakes_a_sleeping_executor(
         job_id = await client.submit("task", connection=connection)
         await transaction.commit()
         await inside.ended(job_id)
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+async def test_a_transaction_that_submits_can_be_prepared_where_it_notifies_nobody(
+    end: str, app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> None:
+    """One that has notified can't be. The job is found by a look of the executor, at most a heartbeat later."""
+    name = f"joex {uuid4()}"
+    async with executor_inside(app, database_url, lease="1.5s") as inside:
+        await inside.log.wait_for(FellAsleep)
+        await connection.execute("BEGIN")
+        await connection.execute("SET LOCAL joex.notify = 'off'")
+        job_id = await client.submit("task", connection=connection)
+        await connection.execute(f"PREPARE TRANSACTION '{name}'")
+        await connection.execute(f"{end} PREPARED '{name}'")
+        after = await client.submit("task", connection=connection)  # notifies again
+        await inside.ended(after)
+        if end == "COMMIT":
+            await inside.ended(job_id)
+        else:
+            assert await client.get(job_id) is None
 
 
 async def test_a_retry_that_falls_due_wakes_its_executor(app: joex.App, client: AnyClient, database_url: str) -> None:
@@ -211,7 +233,7 @@ async def test_an_executor_that_polls_lives_on_connections_that_change_under_it(
     """As behind a pooler in transaction mode: what a session knows is gone at any time."""
     async with Proxy(postgres.port) as proxy:
         url = postgres.tcp_url(database_name, port=proxy.port)
-        async with executor_inside(app, url, lease="6s", poll_interval="50ms") as inside:
+        async with executor_inside(app, url, poll_interval="50ms") as inside:
             for _ in range(10):
                 job_id = await client.submit("task")
                 await inside.ended(job_id)

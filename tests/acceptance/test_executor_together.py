@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 
 import asyncpg
+import pytest
 
 import joex
 from tests.support.apps import AnyClient
@@ -22,6 +23,7 @@ service, but its rows get their times in any order.
 """
 
 
+@pytest.mark.heavy
 async def test_eight_executors_run_each_of_twenty_thousand_jobs_once_and_the_groups_in_turn(
     client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
@@ -46,7 +48,7 @@ async def test_eight_executors_run_each_of_twenty_thousand_jobs_once_and_the_gro
             found = await connection.fetchval("SELECT count(*) FROM joex.job WHERE finished_at IS NOT NULL")
             return bool(found == _JOBS)
 
-        await eventually(all_finished, 100)
+        await eventually(all_finished)
     assert len(executors) == _EXECUTORS
     assert set(runs.values()) == {1}
     ends = await connection.fetch(

@@ -12,10 +12,10 @@ from joex.core.events import RunEnded, WorkerConflict
 from joex.core.job import State
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, executor_inside
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 _FIRST_HEARTBEAT = """
-    SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'joex lease %'
+    SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'joex chores %'
                    AND state = 'idle' AND query LIKE '%joex.recover_overdue(%' AND datname = current_database())
 """
 
@@ -170,7 +170,7 @@ async def test_a_run_that_has_lost_its_job_is_interrupted_at_the_next_heartbeat(
         finally:
             interrupted.set()
 
-    async with executor_inside(app, database_url, lease="1.5s") as inside:
+    async with executor_inside(app, database_url) as inside:
         job_id = await client.submit("task")
         await started.wait()
         await effects.execute(
@@ -193,14 +193,14 @@ async def test_a_transaction_of_a_job_that_was_cancelled_is_rolled_back(
         async with ctx.transaction() as connection:
             await connection.execute("INSERT INTO own VALUES ($1)", ctx.job_id)
             inside_transaction.set()
-            go_on.wait(30)
+            go_on.wait(PATIENCE)
 
     @task.on_cancel
     async def handle(ctx: joex.Context) -> None:
         handled.append(ctx.job_id)
 
     def cancel(job_id: UUID) -> str:
-        inside_transaction.wait(30)
+        inside_transaction.wait(PATIENCE)
         try:
             return asyncio.run(_cancel(database_url, job_id))
         finally:

@@ -5,88 +5,25 @@ who can't write into it.
 """
 
 import asyncio
-import os
+import base64
+import contextlib
 import re
-import subprocess
-import sys
+import ssl
 import tempfile
 import tomllib
-from asyncio.subprocess import PIPE, STDOUT, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.cluster.pki import Authority
+from tests.support.image import NOBODY, ROOT, FirstProcess, Image, install
 from tests.support.postgres import TestServer
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 
-pytestmark = pytest.mark.timeout(300)  # the first one downloads packages where no cache has them
-
-ROOT = Path(__file__).parents[2]
 HELM_TEST = ROOT / "charts" / "joex" / "files" / "a_job_succeeds.py"
-NOBODY = "65532"
-# The Python of these tests may lie where only root may look, so one right is left: to read whatever there is.
-AS_NOBODY = [
-    *("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"),
-    *("--bounding-set", "-all,+dac_read_search"),
-    *("--inh-caps", "-all,+dac_read_search", "--ambient-caps", "-all,+dac_read_search"),
-]
-
-_LAST_STAGE = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
-# What the Dockerfile sets beside PATH.
-_ENVIRONMENT = dict(re.findall(r"^(?:ENV|   ) (\w+)=([^$\s]+)(?: \\)?$", _LAST_STAGE, re.MULTILINE))
-
-Tree = dict[str, tuple[int, int, int]]
-
-
-class Image:
-    """What the image has in it, and how its containers start."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    async def start(self, *command: str, **environment: str) -> Process:
-        """Start a command as a container of the image does, with a file system that can't be written."""
-        variables = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", **_ENVIRONMENT, **environment}
-        return await asyncio.create_subprocess_exec(
-            *(AS_NOBODY if os.geteuid() == 0 else ()),
-            *command,
-            cwd="/",
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-        )
-
-    async def run(self, *command: str, **environment: str) -> str:
-        """Run a command to its success; returns what it printed."""
-        process = await self.start(*command, **environment)
-        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-        assert process.returncode == 0, out.decode()
-        return out.decode()
-
-    @asynccontextmanager
-    async def executor(self, **environment: str) -> AsyncIterator[Process]:
-        """An executor that has registered. Killed in the end, if it is still there."""
-        process = await self.start("joex", "executor", "--app", "joex.examples.documents:app", **environment)
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(PATIENCE):
-                seen = b""
-                while b"registered" not in seen:
-                    seen = await process.stdout.readline()
-                    assert seen, "the executor has ended"
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.communicate()
-
-    def tree(self) -> Tree:
-        """All files, with mode, time and size."""
-        found = {path: path.lstat() for path in self.folder.rglob("*")}
-        return {str(path): (stat.st_mode, stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +31,7 @@ def image() -> Iterator[Image]:
     """Installed once; nothing below its folder may be written, nor was in the end."""
     with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
         folder = Path(made) / "joex"
-        subprocess.run(
-            ["sh", ROOT / "scripts" / "install_image.sh", folder],
-            env={**os.environ, "PYTHON": sys.executable},
-            check=True,
-        )
+        install(folder)
         paths = [folder, *(path for path in folder.rglob("*") if not path.is_symlink())]
         for path in paths:
             path.chmod(path.stat().st_mode & ~0o222)
@@ -116,6 +49,7 @@ async def test_the_image_has_joex_and_nothing_that_installs_more(image: Image) -
     assert "--app" in await image.run("joex", "executor", "--help", COLUMNS="120")
     assert "--namespaces" in await image.run("joex", "operator", "--help", COLUMNS="120")
     assert not (image.folder / "bin" / "pip").exists()
+    assert not list(image.folder.rglob("core_v1_api.*")), "the Kubernetes client's classes, which are never used"
     where = await image.run("python", "-c", "import joex_operator, joex; print(joex_operator.__file__, joex.__file__)")
     assert where.count(str(image.folder)) == 2
 
@@ -151,12 +85,7 @@ users: [{name: nobody, user: {token: none}}]
 
 async def test_an_operator_of_the_image_starts_and_waits_for_its_api_server(image: Image, nowhere: Path) -> None:
     process = await image.start("joex", "operator", "--http-address", "127.0.0.1:0", KUBECONFIG=str(nowhere))
-    assert process.stdout is not None
-    said: list[str] = []
-    async with asyncio.timeout(PATIENCE):
-        while "the API server can't be reached" not in "".join(said):
-            said.append((await process.stdout.readline()).decode())
-            assert said[-1], "".join(said)
+    await until_line(process, "the API server can't be reached")
     process.terminate()
     await process.communicate()
     assert process.returncode == 0
@@ -168,6 +97,115 @@ def nowhere() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
         Path(made).chmod(0o755)
         path = Path(made) / "kubeconfig"
-        path.write_text(KUBECONFIG)
+        _write(path, KUBECONFIG)
         path.chmod(0o644)
         yield path
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+EXECUTOR = ("joex", "executor", "--app", "joex.examples.documents:app", "--http-address", "127.0.0.1:0")
+OPERATOR = ("joex", "operator", "--http-address", "127.0.0.1:0")
+NO_SERVER = "postgresql://joex@127.0.0.1:1/joex"
+TOLD_TO_END = 128 + 15
+
+
+@asynccontextmanager
+async def first_process(image: Image, *command: str, **environment: str) -> AsyncIterator[FirstProcess]:
+    process = await image.start_first(*command, **environment)
+    try:
+        yield process
+    finally:
+        await process.close()
+
+
+async def until_it_minds_sigterm(process: FirstProcess) -> None:
+    await eventually(lambda: process.minds_sigterm, why="SIGTERM is delivered")
+
+
+@pytest.mark.parametrize("command", [EXECUTOR, OPERATOR])
+async def test_the_first_process_of_a_container_ends_at_a_sigterm_before_it_has_imported_anything(
+    image: Image, nowhere: Path, command: tuple[str, ...]
+) -> None:
+    async with first_process(image, *command, JOEX_DATABASE_URL=NO_SERVER, KUBECONFIG=str(nowhere)) as process:
+        await until_it_minds_sigterm(process)
+        assert await process.terminate() == TOLD_TO_END
+        assert process.said == "", "it was told before it did anything"
+
+
+async def test_the_first_process_of_a_container_ends_at_a_sigterm_while_it_waits_for_its_database(image: Image) -> None:
+    async with first_process(image, *EXECUTOR, "--startup-wait", "1h", JOEX_DATABASE_URL=NO_SERVER) as process:
+        await process.says("waiting: ")
+        assert await process.terminate() == TOLD_TO_END
+
+
+async def test_an_operator_ends_at_a_sigterm_while_it_has_no_api_server(image: Image, nowhere: Path) -> None:
+    async with first_process(image, *OPERATOR, KUBECONFIG=str(nowhere)) as process:
+        await process.says("the API server can't be reached")
+        assert await process.terminate() == 0
+
+
+async def test_an_executor_ends_at_a_sigterm_while_another_one_has_its_app_id(
+    image: Image, postgres: TestServer, database_name: str
+) -> None:
+    url = {"JOEX_DATABASE_URL": postgres.tcp_url(database_name), "JOEX_APP_ID": "same"}
+    async with image.executor(JOEX_HTTP_ADDRESS="127.0.0.1:0", **url), first_process(image, *EXECUTOR, **url) as second:
+        await second.says("app-id")
+        assert await second.terminate() == 0
+
+
+def test_the_user_of_the_image_has_a_name_and_a_group() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"\nUSER {NOBODY}:{NOBODY}\n" in dockerfile
+    assert re.search(rf"'joex:x:{NOBODY}:{NOBODY}:[^']*:/tmp:[^']*' >>/etc/passwd", dockerfile)
+    assert re.search(rf"'joex:x:{NOBODY}:' >>/etc/group", dockerfile)
+
+
+@pytest.fixture
+async def old_certificates(nowhere: Path) -> AsyncIterator[str]:
+    """The path of a kubeconfig for an API server with certificates of an old kind. It knows nothing, and says so."""
+    authority = Authority(nowhere.parent / "pki", old=True)
+    served = authority.server("api", "IP:127.0.0.1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(served.certificate, served.key)
+    async with await asyncio.start_server(_know_nothing, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        ca = base64.b64encode(authority.own.certificate.read_bytes()).decode()
+        there = f'server: "https://127.0.0.1:{port}", certificate-authority-data: {ca}'
+        _write(nowhere, KUBECONFIG.replace('server: "https://127.0.0.1:1"', there))
+        yield str(nowhere)
+
+
+async def _know_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"message": "nothing is known here"}'
+        head = f"HTTP/1.1 403 Forbidden\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+    writer.close()
+
+
+async def test_certificates_of_an_old_kind_are_accepted_by_a_setting_that_their_error_names(
+    image: Image, old_certificates: str
+) -> None:
+    refuses = (await image.run("python", "-c", "import sys; print(sys.version_info >= (3, 13))")).strip() == "True"
+    expected = "STRICT_X509=false (operator.strictX509 of the chart)" if refuses else "nothing is known here"
+    for strict, said in (("true", expected), ("false", "nothing is known here")):
+        process = await image.start(*OPERATOR, "--strict-x509", strict, KUBECONFIG=old_certificates)
+        lines = await until_line(process, "the Lease: ")
+        assert said in lines[-1]
+        process.terminate()
+        await process.communicate()
+
+
+async def until_line(process: Process, what: str) -> list[str]:
+    assert process.stdout is not None
+    said: list[str] = []
+    async with asyncio.timeout(PATIENCE):
+        while not said or what not in said[-1]:
+            said.append((await process.stdout.readline()).decode())
+            assert said[-1], "".join(said)
+    return said

@@ -187,11 +187,12 @@ async def test_the_calls_of_the_page_do_what_it_says(client):
     assert answers[-1].json().keys() == {"success", "message", "event", "next"}
 
 
-async def test_the_housekeeping_of_the_page_runs_at_night(folder, client, database_url):
+async def test_the_housekeeping_of_the_page_is_disabled_and_done_by_hand(folder, client, database_url, connection):
     await client.periodic.enable(HOUSEKEEPING, any_owner=True)  # as it is in any other database
     for command in RETENTION:
         await done(command, folder, database_url)
     async with running(EXECUTOR.format("shop"), folder, database_url, "registered"):
         assert (await client.periodic.get(HOUSEKEEPING)).enabled is False
-        _, job_id = await client.periodic.run_now("nightly-retention")
-        assert (await client.wait(job_id)).state == "success"
+    await client.cancel(await client.submit("tick"))
+    call = "SELECT jobs FROM joex.delete_finished('{cancelled}', now())"
+    assert [await connection.fetchval(call) for _ in range(2)] == [1, 0]

@@ -16,13 +16,11 @@ from joex.core.job import State
 from joex.store import keyed
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, executor_inside
-from tests.support.waiting import EventLog, eventually
+from tests.support.waiting import PATIENCE, EventLog, eventually
 
 TYPE = ("replication", 1)
 NAME = tuples.to_name("type", TYPE)
 """Of the task and the queue."""
-BEATS = "1.5s"
-"""A lease whose heartbeats, which look for overdue runs, a test can wait for."""
 
 
 @pytest.fixture
@@ -153,17 +151,17 @@ async def test_a_run_that_hangs_is_put_back_and_run_elsewhere_and_its_late_resul
     @app.task(NAME)
     def replicate(ctx: joex.Context) -> str:
         if ctx.attempt == 1:
-            wakes_up.wait(60)
+            wakes_up.wait(PATIENCE)
             return "late"
         return "in time"
 
     await typed.set_timeout(TYPE, activity="1h")
     one, other = EventLog(), EventLog()
-    async with executor_inside(app, database_url, queues=[NAME], pool_size=1, lease=BEATS, log=one) as hanging:
+    async with executor_inside(app, database_url, queues=[NAME], pool_size=1, log=one) as hanging:
         job = await typed.add(TYPE, 1)
         await one.wait_for(RunStarted)
         await time_out(job)
-        async with executor_inside(app, database_url, queues=[NAME], lease=BEATS, log=other):
+        async with executor_inside(app, database_url, queues=[NAME], log=other):
             await other.wait_for(RunEnded, lambda event: event.job.id == job)
             wakes_up.set()
             await one.wait_for(WorkerConflict, lambda event: event.job_id == job)
@@ -186,8 +184,8 @@ async def test_a_run_that_reports_progress_is_left_alone_and_one_that_does_not_i
                 ctx.progress(50)
             await asyncio.sleep(0.05)
 
-    await typed.set_timeout(TYPE, activity="2s")
-    async with executor_inside(app, database_url, queues=[NAME], lease=BEATS) as inside:
+    await typed.set_timeout(TYPE, activity="5s")
+    async with executor_inside(app, database_url, queues=[NAME]) as inside:
         silent = await typed.add(TYPE, 1, {"data": {"reports": False}})
         reporting = await typed.add(TYPE, 2, {"data": {"reports": True}})
         await inside.log.wait_for(Overdue)
@@ -201,8 +199,9 @@ async def test_a_run_that_reports_progress_is_left_alone_and_one_that_does_not_i
 
 
 async def test_a_visibility_timeout_puts_a_run_back_though_it_reports_progress(
-    typed: joex.TypedJobs, client: AnyClient, database_url: str
+    typed: joex.TypedJobs, client: AnyClient, database_url: str, time_out: Callable[[UUID], Awaitable[None]]
 ) -> None:
+    """A report would make the time of the run last for another hour."""
     app = joex.App()
 
     @app.task(NAME)
@@ -211,9 +210,10 @@ async def test_a_visibility_timeout_puts_a_run_back_though_it_reports_progress(
             ctx.progress(50)
             await asyncio.sleep(0.05)
 
-    await typed.set_timeout(TYPE, visibility="1s")
-    async with executor_inside(app, database_url, queues=[NAME], lease=BEATS) as inside:
+    await typed.set_timeout(TYPE, visibility="1h")
+    async with executor_inside(app, database_url, queues=[NAME]) as inside:
         job = await typed.add(TYPE, 1)
+        await time_out(job)
         await inside.log.wait_for(Overdue)
         await inside.ended(job)
     stored = await client.get(job)
@@ -230,7 +230,7 @@ async def test_a_task_that_hangs_again_and_again_fails_in_the_end(
         await asyncio.Event().wait()
 
     await typed.set_timeout(TYPE, activity="1h")
-    async with executor_inside(app, database_url, queues=[NAME], lease=BEATS, most_losses=1) as inside:
+    async with executor_inside(app, database_url, queues=[NAME], most_losses=1) as inside:
         job = await typed.add(TYPE, 1)
         for count in (1, 2):
             await inside.log.wait_for(RunStarted, count=count)
@@ -264,7 +264,7 @@ async def test_all_that_is_overdue_is_put_back_by_executors_that_do_not_serve_it
     transaction = connection.transaction()
     await transaction.start()
     await connection.execute("SELECT FROM joex.job ORDER BY overdue_at LIMIT 1 FOR UPDATE")
-    async with executor_inside(joex.App(), database_url, queues=["another"], lease=BEATS, log=log):
+    async with executor_inside(joex.App(), database_url, queues=["another"], log=log):
         await eventually(lambda: are_back(crowd - 1), why="all but one are back")
         await transaction.rollback()
         await eventually(lambda: are_back(crowd), why="all are back")

@@ -400,7 +400,7 @@ async def test_there_is_one_of_a_name(up, client, tmp_path, environment):
 
 async def test_the_example_runs_and_people_can_read_what_it_says(environment, client, tmp_path):
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "joex", "up", "-f", "examples/pool.yaml", "--name", "here"),
+        *(sys.executable, "-m", "joex", "up", "-f", "examples/joexpool.yaml", "--name", "here"),
         cwd=ROOT,
         env=environment,
         stdout=PIPE,
@@ -423,7 +423,7 @@ async def test_the_example_runs_and_people_can_read_what_it_says(environment, cl
     assert process.returncode == 0, err
     assert lines[0][1:] == [
         "documents",
-        "Loaded          0 to 4 executors with 2 slots each, for default (examples/pool.yaml, document 1)",
+        "Loaded          0 to 4 executors with 2 slots each, for default (examples/joexpool.yaml, document 1)",
     ]
     assert ["documents", "Added           documents-0: demand"] in [line[1:] for line in lines]
     assert lines[-1][1] == "here"
@@ -444,10 +444,13 @@ def test_a_wrong_file_is_one_line_and_nothing_is_started(tmp_path):
     ("arguments", "said"),
     [
         (["-f", "missing.yaml"], "missing.yaml: No such file or directory"),
-        (["-f", "examples/pool.yaml", "--name", "a/b"], "--name: expected letters, digits"),
-        (["-f", "examples/pool.yaml", "--database", "joex-db"], "--database: expected SECRET=URL"),
-        (["-f", "examples/pool.yaml", "--database", "joex-db=mysql://x"], "--database joex-db: expected postgresql://"),
-        (["-f", "examples/pool.yaml", "--database-url", "nonsense"], "--database-url: expected postgresql://"),
+        (["-f", "examples/joexpool.yaml", "--name", "a/b"], "--name: expected letters, digits"),
+        (["-f", "examples/joexpool.yaml", "--database", "joex-db"], "--database: expected SECRET=URL"),
+        (
+            ["-f", "examples/joexpool.yaml", "--database", "joex-db=mysql://x"],
+            "--database joex-db: expected postgresql://",
+        ),
+        (["-f", "examples/joexpool.yaml", "--database-url", "nonsense"], "--database-url: expected postgresql://"),
     ],
 )
 def test_a_wrong_argument_is_one_line(tmp_path, arguments, said):

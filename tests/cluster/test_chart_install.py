@@ -24,7 +24,7 @@ from tests.support.cluster.namespaces import Namespaces
 from tests.support.cluster.objects import is_available
 from tests.support.cluster.providers import Cluster
 from tests.support.cluster.release import NAME, OPERATOR, Release, own_database
-from tests.support.cluster.system import COLLECTED_WITHIN, DEPLOYMENTS, PATIENCE, POOL_LABEL, POOLS, System
+from tests.support.cluster.system import DEPLOYMENTS, POOL_LABEL, POOLS, System
 from tests.support.waiting import eventually
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -74,7 +74,7 @@ async def test_a_release_of_the_chart_before_is_upgraded_with_all_that_runs(
     await system.until_reason("AtZero", name="first")
     assert await description(api) == BEFORE
     job = await system.submit("hold", flag="go")
-    await system.effects.begun(job, timeout=PATIENCE)
+    await system.effects.begun(job)
 
     await release.upgrade()
     assert await description(api) == DEFINITION["description"]
@@ -90,7 +90,7 @@ async def test_upgrades_of_the_operator_and_of_the_pool_leave_what_runs_alone(re
     await system.until_reason("AtZero", name="first")
     held = [await system.submit("hold", flag="go") for _ in range(3)]
     for job in held:
-        await system.effects.begun(job, timeout=PATIENCE)
+        await system.effects.begun(job)
     at_first = await executors(system)
     assert at_first.keys() == {"first-0", "first-1"}
 
@@ -114,6 +114,25 @@ async def test_upgrades_of_the_operator_and_of_the_pool_leave_what_runs_alone(re
     await system.check()
 
 
+async def test_an_upgrade_of_image_and_pool_replaces_executors_once(
+    release: Release, system: System, local_cluster: LocalCluster
+) -> None:
+    """Any tag is there. The new operator has the new image, and the pool of its ConfigMap, before it does anything."""
+    first = system.manifest("first", replicas=1)
+    del first["spec"]["image"]
+    await release.install(own_database(first))
+    await system.until_ready(1, "first")
+    await release.upgrade("image.tag=two", "pool.spec.poolSize=2")
+    registered = "SELECT pool_size FROM joex.executor ORDER BY id"
+
+    async def is_replaced() -> bool:
+        return [row["pool_size"] for row in await system.db.fetch(registered)][-1:] == [2]
+
+    await eventually(is_replaced)
+    await system.until_reason("Ready", name="first")
+    assert [row["pool_size"] for row in await system.db.fetch(registered)] == [1, 2]
+
+
 async def test_uninstalling_takes_the_trial_away_with_its_pool_and_keeps_the_definitions(
     api: Api, release: Release, system: System
 ) -> None:
@@ -123,8 +142,8 @@ async def test_uninstalling_takes_the_trial_away_with_its_pool_and_keeps_the_def
     await api.until("deployments", "joex-postgresql", is_available(1), release.namespace)
     await system.until_ready(1, "default")
     await release.uninstall()
-    await api.until(POOLS, "default", lambda found: found is None, release.namespace, timeout=COLLECTED_WITHIN)
-    await api.until_all("pods", lambda found: not found, release.namespace, timeout=COLLECTED_WITHIN)
+    await api.until(POOLS, "default", lambda found: found is None, release.namespace)
+    await api.until_all("pods", lambda found: not found, release.namespace)
     assert {found["metadata"]["name"] for found in await api.get_all(KIND)} >= set(NAMES)
 
 
@@ -139,7 +158,7 @@ async def test_uninstalling_ends_the_first_pool_after_its_jobs_and_leaves_other_
     of_own = {"own-0": (await executors(system))["own-0"]}
 
     await release.uninstall()
-    await system.until_slots("own-0", timeout=COLLECTED_WITHIN)
+    await system.until_slots("own-0")
     assert [pool["metadata"]["name"] for pool in await api.get_all(POOLS, release.namespace)] == ["own"]
     after = await system.client.submit("effect", queue="own")
     assert await system.effects.all_finished([after]) == {"success": 1}
@@ -162,7 +181,7 @@ async def test_uninstalling_ends_the_first_pool_after_its_jobs_and_leaves_other_
     # Without an operator, pools can be deleted like anything else.
     await release.uninstall()
     await api.delete(POOLS, "own", release.namespace)
-    await system.until_slots(timeout=COLLECTED_WITHIN)
+    await system.until_slots()
     await system.effects.flag("own")
     assert await system.effects.all_finished([own]) == {"success": 1}
     await until_pods_of(system)
@@ -244,7 +263,7 @@ async def test_the_operator_uses_each_right_that_it_has(
     def is_all_used() -> bool:  # (the log tells of a request when it is answered: its effect is seen before)
         return may - {request.right for request in release.requests()} == ASKED_BY_THE_API_SERVER
 
-    await eventually(is_all_used, PATIENCE, why=f"each right is used, of {may}")
+    await eventually(is_all_used, why=f"each right is used, of {may}")
 
 
 BEFORE = "Of the chart before."
@@ -298,7 +317,7 @@ async def hold(system: System, queue: str) -> UUID:
     """Let a job begin that runs until there is a flag of its queue's name."""
     job = await system.client.submit("hold", {"flag": queue}, queue=queue)
     assert job is not None
-    await system.effects.begun(job, timeout=PATIENCE)
+    await system.effects.begun(job)
     return job
 
 

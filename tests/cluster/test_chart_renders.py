@@ -242,6 +242,7 @@ async def test_the_operator_is_told_where_it_is_and_what_to_watch(helm: Helm) ->
         "POOLS_CONFIG_MAP": "joex-pools",
         "POLL_INTERVAL": "1m",
         "RESYNC_PERIOD": "5m",
+        "STRICT_X509": "true",
         "MIGRATE": "false",
         "LOG_FORMAT": "json",
         "LOG_LEVEL": "info",

@@ -4,12 +4,9 @@ import random
 from uuid import UUID
 
 from tests.support.cluster.connection import Object
-from tests.support.cluster.system import DEPLOYMENTS, PATIENCE, System
+from tests.support.cluster.system import DEPLOYMENTS, System
 from tests.support.cluster.terminations import Terminations
 from tests.support.waiting import eventually
-
-RING = "joex.lock_class(3), (SELECT id FROM joex.queue WHERE name = 'default')"
-"""The lock that each take of the default queue needs."""
 
 
 async def test_idle_executors_go_and_busy_ones_stay(system: System) -> None:
@@ -61,16 +58,16 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
     await system.until_ready(2)
     before = await system.executors()
     both_sleep = "SELECT count(*) = 2 FROM joex.executor WHERE asleep_since IS NOT NULL"
-    await eventually(lambda: system.db.fetchval(both_sleep), PATIENCE, why="both have fallen asleep")
+    await eventually(lambda: system.db.fetchval(both_sleep), why="both have fallen asleep")
     # Of idle executors the youngest goes first, and the one that fell asleep last is woken first.
     await system.db.execute("UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'")
-    async with system.db.acquire() as connection:
-        await connection.execute(f"SELECT pg_advisory_lock({RING})")
+    # Each take reads the timeouts of tasks, after it has said that it is under way.
+    async with system.db.acquire() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE joex.task_timeout")
         job = await system.submit("hold", flag="go")
-        await eventually(lambda: waits_for(system, 3), PATIENCE, why="an executor is about to take the job")
+        await eventually(lambda: waits_for(system, "relation"), why="an executor is about to take the job")
         await system.scale(1)
-        await eventually(lambda: waits_for(system, 2), PATIENCE, why="the operator asks whether it may go")
-        await connection.execute(f"SELECT pg_advisory_unlock({RING})")
+        await eventually(lambda: waits_for(system, "advisory"), why="the operator asks whether it may go")
     assert await system.executor_of(job) == "pool-1"
     await system.until_slots("pool-1")
     after = await system.executors()
@@ -97,7 +94,7 @@ async def test_jobs_that_come_while_executors_go_are_safe(system: System) -> Non
             ]
             await system.effects.all_finished(jobs)
             if dice.randrange(3) == 0:
-                await eventually(lambda: one_leaves(system), PATIENCE, why="an executor is asked to go")
+                await eventually(lambda: one_leaves(system), why="an executor is asked to go")
         assert await system.effects.all_finished(jobs) == {"success": len(jobs)}
         await system.until_slots()
         assert len(terminations.pods) > 1
@@ -139,7 +136,7 @@ async def test_a_slow_drain_is_waited_for_and_told(system: System) -> None:
     job = await system.submit("hold", flag="go")
     async with Terminations(system) as terminations:
         await system.pool(drain={"timeout": "100ms", "onTimeout": "Wait"})
-        await system.effects.begun(job, timeout=PATIENCE)
+        await system.effects.begun(job)
         await system.change(suspend=True)
         pool = await system.until_reason("DrainSlow", "AbleToScale")
         assert pool["status"]["drainingReplicas"] == 1
@@ -157,11 +154,11 @@ async def test_a_drain_that_is_over_gives_its_job_to_another(system: System) -> 
         slots = {await system.executor_of(job): flag for flag, job in jobs.items()}
 
         await system.scale(1)
-        await eventually(lambda: is_left(system, 1), PATIENCE, why="the one that drained has left")
+        await eventually(lambda: is_left(system, 1), why="the one that drained has left")
         [staying] = await system.executors()
         [given_back] = [flag for slot, flag in slots.items() if slot != staying]
         await system.effects.flag(slots[staying])
-        again = await system.effects.begun(jobs[given_back], runs=2, timeout=PATIENCE)
+        again = await system.effects.begun(jobs[given_back], runs=2)
         assert again["pid"] == (await system.executors())[staying]["pid"]
         await system.effects.flag(given_back)
         assert await system.effects.all_finished(jobs.values()) == {"success": 2}
@@ -170,13 +167,13 @@ async def test_a_drain_that_is_over_gives_its_job_to_another(system: System) -> 
     await system.check()
 
 
-async def waits_for(system: System, lock_class: int) -> bool:
-    """Whether somebody waits for an advisory lock of a class of Joex."""
+async def waits_for(system: System, kind: str) -> bool:
+    """Whether a session waits for a lock of this kind."""
     query = """
-        SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND classid = joex.lock_class($1)
+        SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = $1
                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     """
-    return bool(await system.db.fetchval(query, lock_class))
+    return bool(await system.db.fetchval(query, kind))
 
 
 async def one_leaves(system: System) -> bool:

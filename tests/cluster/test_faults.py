@@ -17,8 +17,8 @@ from tests.support.postgres import TestServer
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
-LONG = "120s"
-"""A lease that ends in no test."""
+LONG, SHORT = "120s", "3s"
+"""A lease that ends in no test, and one whose end a test waits for. Other pools have the one that users have."""
 STAYS = [
     {"key": f"node.kubernetes.io/{kind}", "operator": "Exists", "effect": "NoExecute"}
     for kind in ("not-ready", "unreachable")
@@ -171,7 +171,7 @@ async def test_the_only_executor_died_with_its_node_and_its_jobs_move_on_by_the_
 ) -> None:
     """No executor is left that could notice."""
     system.operator()
-    await system.pool(template={**near(own_node), "tolerations": STAYS})
+    await system.pool(lease=SHORT, template={**near(own_node), "tolerations": STAYS})
     held = await system.submit("hold", flag="go")
     run = await system.effects.begun(held)
     pod = await system.pod_of("pool-0")
@@ -198,7 +198,7 @@ async def test_a_node_that_is_cut_off_from_everything_is_replaced_and_takes_noth
     async with Proxy(postgres.port) as far:
         await system.set_url(postgres.tcp_url(database_name, port=far.port))
         first = system.operator("first")
-        await system.pool(template={**near(own_node), "tolerations": STAYS})
+        await system.pool(lease=SHORT, template={**near(own_node), "tolerations": STAYS})
         held = await system.submit("hold", flag="go")
         run = await system.effects.begun(held)
         assert (await system.pod_of("pool-0"))["spec"]["nodeName"] == own_node.name

@@ -9,7 +9,7 @@ import yaml
 
 from tests.support.cluster.local import LocalCluster
 from tests.support.cluster.system import ROOT, OperatorProcess, System, condition
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 CRDS = ("joexpools.joex.dev", "periodictasks.joex.dev")
 
@@ -23,18 +23,24 @@ async def answers(operator: OperatorProcess, path: str) -> int | None:
         return None
 
 
-async def until_answers(operator: OperatorProcess, path: str, expected: int | None) -> None:
+async def until_answers(
+    operator: OperatorProcess,
+    path: str,
+    expected: int | None,
+    timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
+) -> None:
     async def as_expected() -> bool:
         return await answers(operator, path) == expected
 
-    await eventually(as_expected, why=f"{path} answers {expected}")
+    await eventually(as_expected, timeout, why=f"{path} answers {expected}")
 
 
 async def test_probes_and_metrics_tell_the_truth(system: System) -> None:
     operator = system.operator()
     await system.pool(replicas=1)
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 1)
-    assert await answers(operator, "/healthz") == await answers(operator, "/readyz") == 200
+    for page in ("/healthz", "/readyz"):
+        await until_answers(operator, page, 200)
     metrics = await operator.get("/metrics")
     assert 'pool="pool"' in metrics
     assert "joex_operator_leader 1.0" in metrics
@@ -43,6 +49,63 @@ async def test_probes_and_metrics_tell_the_truth(system: System) -> None:
     assert await answers(operator, "/healthz") is None
     operator.resume()
     await until_answers(operator, "/healthz", 200)
+
+
+async def test_without_the_api_server_it_is_not_ready_and_says_why(system: System, local_cluster: LocalCluster) -> None:
+    leads, waits = system.operator("first"), system.operator("second")
+    for operator in (leads, waits):
+        await until_answers(operator, "/readyz", 200)
+    local_cluster.control_plane.stop_api()
+    for operator in (leads, waits):
+        await until_answers(operator, "/readyz", 503, timeout=90)
+        assert "the Lease can be neither read nor renewed: the API server can't be reached" in await operator.get(
+            "/readyz"
+        )
+        assert await answers(operator, "/healthz") == 200, "a restart would not help yet"
+    local_cluster.control_plane.start_api()
+    for operator in (leads, waits):
+        await until_answers(operator, "/readyz", 200)
+
+
+async def test_an_operator_that_may_not_watch_is_not_ready_and_says_why(
+    system: System, local_cluster: LocalCluster
+) -> None:
+    user = f"no-watches-{system.namespace}"
+    await allow_all_but_watches(system, user)
+    path = local_cluster.control_plane.kubeconfig_for(user)
+    operator = OperatorProcess(path, system.namespace, "operator", {})
+    try:
+        await until_answers(operator, "/readyz", 503)
+
+        async def says_why() -> bool:
+            return "403 Forbidden" in await operator.get("/readyz")
+
+        await eventually(says_why)
+        assert (await operator.get("/readyz")).startswith("the watch on /api")
+        assert "operator leads" in operator.log
+        assert await answers(operator, "/healthz") == 200
+        assert await answers(operator, "/readyz") == 503
+    finally:
+        operator.close()
+
+
+async def allow_all_but_watches(system: System, user: str) -> None:
+    verbs = ["get", "list", "create", "update", "patch", "delete"]
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "all-but-watches"},
+        "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": verbs}],
+    }
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "all-but-watches"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "all-but-watches"},
+        "subjects": [{"kind": "User", "name": user}],
+    }
+    await system.api.apply(role, system.namespace)
+    await system.api.apply(binding, system.namespace)
 
 
 async def test_asked_to_end_it_gives_its_lease_up_and_leaves_the_executors_at_work(system: System) -> None:
@@ -96,8 +159,8 @@ async def test_it_waits_for_the_crds_and_is_not_ready_meanwhile(system: System, 
         await system.api.until("customresourcedefinitions.apiextensions.k8s.io", name, lambda found: found is None)
     operator = system.operator()
     await eventually(lambda: "waiting for the CRDs of joex.dev/v1alpha1" in operator.log)
-    assert await answers(operator, "/healthz") == 200
-    assert await answers(operator, "/readyz") == 503
+    await until_answers(operator, "/healthz", 200)
+    await until_answers(operator, "/readyz", 503)
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         await system.api.apply(yaml.safe_load(path.read_text()))
     await until_answers(operator, "/readyz", 200)

@@ -5,6 +5,8 @@ import random
 import urllib.request
 from uuid import UUID
 
+import pytest
+
 from joex import NewJob
 from tests.support.cluster.connection import Object
 from tests.support.cluster.system import DEPLOYMENTS, System
@@ -15,6 +17,7 @@ GROUPS = ("blue", "green", "red")
 MOST = 40
 
 
+@pytest.mark.heavy
 async def test_random_load(system: System) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.cluster.system import COLLECTED_WITHIN, DEPLOYMENTS, PATIENCE, POOLS, System, condition
+from tests.support.cluster.system import DEPLOYMENTS, POOLS, System, condition
 from tests.support.waiting import eventually
 
 
@@ -28,7 +28,7 @@ async def test_a_suspended_pool_finishes_and_rests(system: System) -> None:
     system.operator()
     await system.pool()
     first = await system.submit("hold", flag="go")
-    await system.effects.begun(first, timeout=PATIENCE)
+    await system.effects.begun(first)
     await system.change(suspend=True)
     pool = await system.until_pool(lambda pool: pool["status"]["drainingReplicas"] == 1)
     assert condition(pool, "Suspended") == "True"
@@ -68,7 +68,7 @@ async def test_a_deployment_that_somebody_scales_is_put_right(system: System) ->
         found = (await system.executors()).get("pool-0")
         return found is not None and found["pod_uid"] != uid
 
-    await eventually(is_back, PATIENCE, why="another pod of the slot")
+    await eventually(is_back, why="another pod of the slot")
     found = await system.api.get(DEPLOYMENTS, "pool-0", system.namespace)
     assert found["spec"]["replicas"] == 1
     await system.until_ready(1)
@@ -89,7 +89,7 @@ async def test_a_deployment_that_somebody_deletes_is_replaced(system: System) ->
     assert await system.effects.all_finished([job]) == {"success": 1}
     assert len(await system.effects.of(job)) == 1
     await system.until_ready(1)
-    await eventually(lambda: is_alone(system), PATIENCE, why="the executor of the deleted Deployment is gone")
+    await eventually(lambda: is_alone(system), why="the executor of the deleted Deployment is gone")
 
 
 @pytest.mark.parametrize("propagation", ["Background", "Foreground"])
@@ -99,10 +99,10 @@ async def test_a_deleted_pool_finishes_what_it_runs(system: System, propagation:
     idle = await system.submit()
     pool = await system.pool()
     assert "finalizers" not in pool["metadata"]  # its deletion waits for nobody, should the operator be gone
-    await system.effects.begun(busy, timeout=PATIENCE)
+    await system.effects.begun(busy)
     await system.effects.all_finished([idle])
     await system.api.delete(POOLS, "pool", system.namespace, propagation=propagation)
-    await eventually(lambda: one_drains(system), COLLECTED_WITHIN, why="only the busy one is left, and drains")
+    await eventually(lambda: one_drains(system), why="only the busy one is left, and drains")
 
     await system.effects.flag("go")
     assert await system.effects.all_finished([busy]) == {"success": 1}
@@ -117,18 +117,18 @@ async def test_a_pool_that_is_made_again_at_once_works(system: System) -> None:
     system.operator()
     job = await system.submit("hold", flag="go")
     await system.pool(scaling={"maxReplicas": 2})
-    await system.effects.begun(job, timeout=PATIENCE)
+    await system.effects.begun(job)
     [before] = (await system.executors()).values()
     await system.api.delete(POOLS, "pool", system.namespace)
     await system.pool(scaling={"maxReplicas": 2})
     other = await system.submit("hold", flag="go")
-    await system.effects.begun(other, timeout=PATIENCE)
+    await system.effects.begun(other)
     assert before["pod_uid"] in {one["pod_uid"] for one in (await system.executors()).values()}
 
     await system.effects.flag("go")
     assert await system.effects.all_finished([job, other]) == {"success": 2}
     assert len(await system.effects.of(job)) == 1
-    await system.until_slots(timeout=COLLECTED_WITHIN)
+    await system.until_slots()
     await system.until_reason("AtZero")
     await system.check()
 

@@ -3,12 +3,9 @@
 from tests.support.cluster.system import OperatorProcess, System
 from tests.support.waiting import eventually
 
-PATIENCE = 40.0
-"""Seconds: a Lease that nobody has given up lasts 15 of them."""
-
 
 async def until_leads(operator: OperatorProcess) -> None:
-    await eventually(lambda: f"{operator.name} leads" in operator.log, PATIENCE, why=f"{operator.name} leads")
+    await eventually(lambda: f"{operator.name} leads" in operator.log, why=f"{operator.name} leads")
 
 
 async def holder(system: System) -> str:

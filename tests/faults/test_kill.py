@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from tests.support.apps import AnyClient, Effects
-from tests.support.processes import ExecutorProcesses
+from tests.support.processes import SHORT, ExecutorProcesses
 from tests.support.waiting import eventually
 
 
@@ -23,7 +23,7 @@ async def _state(client: AnyClient, job_id: UUID, state: str) -> Any:
 async def test_a_job_that_ran_in_a_killed_executor_runs_again_in_another_one(
     task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    first, second = await executors.start_all("first", "second", pool_size=1)
+    first, second = await executors.start_all("first", "second", pool_size=1, lease=SHORT)
     job_id = await client.submit(task, {"flag": "go"})
     run = await effects.begun(job_id)
     victim, other = (first, second) if run["pid"] == first.pid else (second, first)
@@ -42,7 +42,7 @@ async def test_a_job_that_was_taken_but_had_not_started_is_not_lost(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """The executor's loop is blocked by another job, so that what it has taken can't start."""
-    executor = await executors.start("one", pool_size=2)
+    executor = await executors.start("one", pool_size=2, lease=SHORT)
     async with connection.transaction():  # both are taken at once
         blocking = await client.submit("hold.loop", {"flag": "go"}, priority="high", connection=connection)
         job_id = await client.submit("effect", connection=connection)
@@ -130,12 +130,12 @@ async def test_a_restart_in_the_same_pod_reclaims_at_once(
 async def test_a_successor_on_another_host_waits_for_the_end_of_the_lease(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    executor = await executors.start("one")
+    executor = await executors.start("one", lease=SHORT)
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)
     await executor.kill()
     await connection.execute("UPDATE joex.executor SET boot_id = 'another host'")
-    killed_at = await connection.fetchval("SELECT max(heartbeat_at) FROM joex.executor")
+    killed_at = await connection.fetchval("SELECT max(heartbeat_at) FROM joex.lease")
     again = await executors.start("one")
     assert await connection.fetchval(
         "SELECT started_at - $1 >= lease FROM joex.executor WHERE left_at IS NULL", killed_at

@@ -1,5 +1,8 @@
 """What keeps the lease of an executor and what ends it, and that nobody runs a job whose lease is over."""
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -8,14 +11,14 @@ import pytest
 
 from joex.runtime.lease import EXIT_CODE
 from tests.support.apps import AnyClient, Effects
-from tests.support.processes import ExecutorProcess, ExecutorProcesses
+from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
 
 
 async def test_a_job_that_takes_longer_than_several_leases_stays_with_its_executor(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    await executors.start_all("first", "second")
+    await executors.start_all("first", "second", lease=SHORT)
     ids = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread")]
     for job_id in ids:
         await effects.begun(job_id)
@@ -31,7 +34,7 @@ async def test_a_task_that_blocks_the_loop_for_longer_than_the_lease_does_not_en
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """Two such executors: each would take the other's job if it thought that it was dead."""
-    first, second = await executors.start_all("first", "second", pool_size=1)
+    first, second = await executors.start_all("first", "second", pool_size=1, lease=SHORT)
     ids = await client.submit_many([{"task": "hold.loop", "args": {"flag": "go"}}] * 2)
     for job_id in ids:
         await effects.begun(job_id)
@@ -48,7 +51,7 @@ async def test_a_paused_executor_loses_its_jobs_and_does_not_finish_them_when_it
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
     """Its session is still there, so others wait for several leases before they take its jobs."""
-    victim = await executors.start("victim", lease=1)
+    victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("transaction", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     victim.pause()
@@ -70,7 +73,7 @@ async def test_an_executor_that_was_paused_before_its_commit_can_not_commit_when
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """All has been done in its transaction but the end when it is paused; meanwhile another one did it all."""
-    victim = await executors.start("victim")
+    victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("transaction.thread", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     victim.pause()
@@ -107,7 +110,7 @@ async def test_an_executor_that_was_declared_dead_exits_where_a_task_can_not_be_
 async def test_a_paused_executor_exits_as_it_goes_on_where_a_task_can_not_be_interrupted(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    victim = await executors.start("victim")
+    victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("hold.thread", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     victim.pause()
@@ -124,7 +127,7 @@ async def test_a_paused_executor_exits_as_it_goes_on_where_a_task_can_not_be_int
 async def test_code_in_a_thread_that_looks_whether_it_should_end_saves_its_executor(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    victim = await executors.start("victim")
+    victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("hold.thread.polite", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     victim.pause()
@@ -137,6 +140,32 @@ async def test_code_in_a_thread_that_looks_whether_it_should_end_saves_its_execu
     assert await effects.all_finished([job_id]) == {"success": 1}
     assert victim.is_alive
     assert (await client.get(job_id)).app_id == "other"
+
+
+async def test_an_executor_whose_code_holds_pythons_lock_is_ended_before_another_one_runs_its_job(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """Its own threads can do nothing, so a process of its own does it, which also says what held the lock."""
+    victim = await executors.start("victim", pool_size=1, lease=2)
+    job_id = await client.submit("hold.lock")
+    await effects.begun(job_id, pid=victim.pid)
+    other = await executors.start("other")
+    await effects.begun(job_id, pid=other.pid)
+    assert not victim.is_alive
+    assert await victim.exited() == signal.SIGUSR2
+    assert "has held Python's lock" in victim.log
+    assert "in hold_lock" in victim.log
+
+
+async def test_the_watchdog_of_an_executor_is_replaced_when_it_dies_and_goes_when_the_executor_does(
+    executors: ExecutorProcesses,
+) -> None:
+    executor = await executors.start("one")
+    [first] = await eventually(lambda: _children(executor.pid))
+    os.kill(first, signal.SIGKILL)
+    [second] = await eventually(lambda: [pid for pid in _children(executor.pid) if pid != first])
+    await executor.kill()
+    await eventually(lambda: not Path(f"/proc/{second}").exists())
 
 
 async def test_a_pause_shorter_than_the_lease_costs_nothing(
@@ -155,6 +184,77 @@ async def test_a_pause_shorter_than_the_lease_costs_nothing(
     assert await effects.all_finished(ids) == {"success": 4}
     assert await connection.fetchval("SELECT count(*) FROM effects") == 4
     assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+
+
+async def test_a_database_clock_that_is_set_forward_ends_no_living_executor(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """By more than five leases: each heartbeat that was written before is that much older at once."""
+    await _with_a_clock_to_be_set(connection)
+    both = await executors.start_all("first", "second", pool_size=2)
+    ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
+    for job_id in ids:
+        await effects.begun(job_id)
+        await _runs_for(client, job_id, leases=3)
+    for seconds in (31, 3600):
+        await _set_clock(connection, seconds)
+        for process in both:
+            await _renews(connection, process, times=8)
+    await effects.flag("go")
+    assert await effects.all_finished(ids) == {"success": 4}
+    assert [len(await effects.of(job_id)) for job_id in ids] == [1] * 4
+    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+
+
+async def test_a_database_clock_that_is_set_back_keeps_no_dead_executor_alive(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    await _with_a_clock_to_be_set(connection)
+    victim = await executors.start("victim")
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id, pid=victim.pid)
+    other = await executors.start("other")
+    await _renews(connection, other, times=4)
+    await victim.kill()
+    await _set_clock(connection, -3600)
+    await effects.begun(job_id, pid=other.pid)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+
+
+async def _with_a_clock_to_be_set(connection: asyncpg.Connection) -> None:
+    """From now on the functions of Joex tell the time by a clock that a test may set."""
+    await connection.execute("""
+        CREATE TABLE public.clock AS SELECT interval '0' AS ahead;
+        CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+            'SELECT pg_catalog.clock_timestamp() + c.ahead FROM public.clock c';
+        DO $do$ DECLARE v_function text; BEGIN
+            FOR v_function IN SELECT pg_get_functiondef(p.oid) FROM pg_proc p
+                              WHERE pronamespace = 'joex'::regnamespace AND prosrc LIKE '%clock_timestamp()%' LOOP
+                EXECUTE replace(v_function, 'clock_timestamp()', 'public.clock()');
+            END LOOP;
+        END $do$;
+    """)
+
+
+async def _set_clock(connection: asyncpg.Connection, seconds: float) -> None:
+    await connection.execute("UPDATE public.clock SET ahead = ahead + make_interval(secs => $1)", seconds)
+
+
+async def _renews(connection: asyncpg.Connection, process: ExecutorProcess, times: int) -> None:
+    """Wait until a process has renewed its lease so many times."""
+    seen = set()
+
+    async def enough() -> bool:
+        seen.add(
+            await connection.fetchval(
+                "SELECT heartbeat_at FROM joex.lease JOIN joex.executor e ON e.id = executor_id WHERE e.pid = $1",
+                process.pid,
+            )
+        )
+        return len(seen) > times
+
+    await eventually(enough, why=f"{process.app_id} renews its lease {times} times")
 
 
 async def _runs_for(client: AnyClient, job_id: UUID, leases: int) -> None:
@@ -180,6 +280,12 @@ async def _ends_its_lease(connection: asyncpg.Connection, victim: ExecutorProces
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joex lease ' || $1",
         str(await connection.fetchval("SELECT id FROM joex.executor WHERE pid = $1", victim.pid)),
     )
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 async def _is_another(effects: Effects, process: ExecutorProcess) -> bool:

@@ -7,11 +7,10 @@ import pytest
 
 from joex.runtime.lease import EXIT_CODE
 from tests.support.apps import AnyClient, Effects
-from tests.support.processes import ExecutorProcess, ExecutorProcesses
+from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
 from tests.support.proxy import At, Proxy
 from tests.support.waiting import eventually
 
-_LEASE = 2
 _STATEMENTS = (
     "joex.take(",
     "joex.start_many(",
@@ -21,6 +20,8 @@ _STATEMENTS = (
     "joex.note_many(",
     "joex.look(",
     "joex.heartbeat(",
+    "joex.check_runs(",
+    "joex.has_work(",
     "joex.rescue(",
     "pg_try_advisory_lock(",
     "LISTEN",
@@ -31,6 +32,8 @@ _SILENT_AT = (
     "joex.note_many(",
     "joex.finish_many(",
     "joex.heartbeat(",
+    "joex.check_runs(",
+    "joex.has_work(",
     "joex.rescue(",
     "pg_try_advisory_lock(",
     "LISTEN",
@@ -76,12 +79,12 @@ async def test_links_that_go_silent_at_a_statement_lose_no_job_and_stop_no_execu
         batch = await client.submit_many([{"task": task} for task in ("effect", "transaction", "log")])
         held = await client.submit("hold", {"flag": "go"})
         ids.extend([*batch, held])
-        await effects.begun(held, timeout=60)
+        await effects.begun(held)
         return all(trap.sprung.is_set() for trap in traps)
 
-    await eventually(all_sprung, 60, why=f"the executor says {', '.join(_SILENT_AT)}")
+    await eventually(all_sprung, why=f"the executor says {', '.join(_SILENT_AT)}")
     await effects.flag("go")
-    assert await effects.all_finished(ids, 60) == {"success": len(ids)}
+    assert await effects.all_finished(ids) == {"success": len(ids)}
     assert await effects.overlapping() == []
     assert executor.is_alive
 
@@ -113,10 +116,10 @@ async def test_an_executor_without_a_link_ends_its_runs_before_another_one_begin
     task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
     """The server sees its sessions end, so its jobs move on as soon as the lease is over."""
-    cut_off = await executors.start("cut off", url=proxy.url, lease=_LEASE)
+    cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT)
     job_id = await client.submit(task, {"flag": "go"})
     await effects.begun(job_id, pid=cut_off.pid)
-    other = await executors.start("other", lease=_LEASE)
+    other = await executors.start("other", lease=SHORT)
     await proxy.refuse()
     await effects.begun(job_id, pid=other.pid)
     await effects.flag("go")
@@ -132,10 +135,10 @@ async def test_an_executor_behind_a_silent_link_ends_its_runs_before_another_one
     task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
     """The server sees its sessions as before, so others wait longer."""
-    cut_off = await executors.start("cut off", url=proxy.url, lease=1)
+    cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT)
     job_id = await client.submit(task, {"flag": "go"})
     await effects.begun(job_id, pid=cut_off.pid)
-    other = await executors.start("other", lease=_LEASE)
+    other = await executors.start("other", lease=SHORT)
     proxy.freeze()
     await effects.begun(job_id, pid=other.pid)
     await effects.flag("go")
@@ -153,10 +156,10 @@ async def test_an_executor_behind_a_silent_link_ends_its_runs_before_another_one
 async def test_an_executor_behind_a_silent_link_exits_where_its_code_does_not_react(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
-    cut_off = await executors.start("cut off", url=proxy.url, lease=1)
+    cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT)
     job_id = await client.submit("hold.thread", {"flag": "go"})
     await effects.begun(job_id, pid=cut_off.pid)
-    other = await executors.start("other", lease=_LEASE)
+    other = await executors.start("other", lease=SHORT)
     proxy.freeze()
     assert await cut_off.exited() == EXIT_CODE
     assert len(await effects.of(job_id)) == 1

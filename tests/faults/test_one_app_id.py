@@ -6,14 +6,14 @@ from typing import Any
 import asyncpg
 
 from tests.support.apps import AnyClient, Effects
-from tests.support.processes import ExecutorProcess, ExecutorProcesses
+from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
 
 
 async def test_the_second_of_two_waits_takes_nothing_and_takes_over_when_the_first_leaves(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    first = await executors.start("one", pool_size=1)
+    first = await executors.start("one", pool_size=1, lease=SHORT)
     running = await client.submit("hold", {"flag": "go"})
     await effects.begun(running, pid=first.pid)
     second = executors.launch("one", pool_size=1)
@@ -100,11 +100,14 @@ async def _registered(effects: Effects, processes: list[ExecutorProcess]) -> Exe
 
 async def _leases_pass(connection: asyncpg.Connection, leases: int) -> None:
     """Wait until the one executor has renewed its lease for so long."""
-    since = await connection.fetchval("SELECT heartbeat_at FROM joex.executor")
+    since = await connection.fetchval("SELECT heartbeat_at FROM joex.executors")
 
     async def passed() -> Any:
         return await connection.fetchval(
-            "SELECT heartbeat_at > $1::timestamptz + lease * $2::int FROM joex.executor WHERE left_at IS NULL",
+            """
+            SELECT heartbeat_at > $1::timestamptz + e.lease * $2::int
+            FROM joex.lease JOIN joex.executor e ON e.id = executor_id
+            """,
             since,
             leases,
         )

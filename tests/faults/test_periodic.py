@@ -7,6 +7,7 @@ import random
 from datetime import timedelta
 
 import asyncpg
+import pytest
 
 from tests.support.apps import Effects
 from tests.support.processes import ExecutorProcesses
@@ -15,7 +16,7 @@ from tests.support.waiting import eventually
 
 TASKS, PROCESSES, EXECUTORS = 1000, 20, 2
 PERIOD = timedelta(seconds=1)
-TIMES = 40  # of each task, until the end
+TIMES = 15  # of each task, until the end
 
 # Each decision about a time, as it was made: `fire`, and `next`, the one to come.
 _RECORD = """
@@ -53,6 +54,7 @@ _WITHOUT_A_JOB = """
 """
 
 
+@pytest.mark.heavy
 async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are_killed(
     connection: asyncpg.Connection, executors: ExecutorProcesses, effects: Effects, database_url: str
 ) -> None:
@@ -66,7 +68,7 @@ async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are
         await connection.execute(_SET, TASKS)
         decided, kills = 0, 0
         while not await connection.fetchval(_LEAST, TASKS, TIMES):
-            decided = await _more_decisions(connection, decided + 3 * TASKS)
+            decided = await _more_decisions(connection, decided + TASKS)
             repeaters.kill(chance.randrange(len(repeaters.alive)))
             repeaters.start()
             kills += 1

@@ -10,15 +10,15 @@ import pytest
 
 from tests.support.apps import AnyClient, Effects
 from tests.support.postgres import TestServer
-from tests.support.processes import ExecutorProcesses
-from tests.support.waiting import eventually
+from tests.support.processes import SHORT, ExecutorProcesses
+from tests.support.waiting import PATIENCE, eventually
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_jobs_survive_a_restart_of_the_server(
     mode: str, postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    both = await executors.start_all("first", "second", pool_size=3, lease=6)
+    both = await executors.start_all("first", "second", pool_size=3)
     running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread", "transaction")]
     for job_id in running:
         await effects.begun(job_id)
@@ -40,7 +40,7 @@ async def test_executors_survive_a_server_that_is_away_for_longer_than_their_lea
     postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
     """They can't renew their leases, so they give back what can be interrupted; and are back without help."""
-    both = await executors.start_all("first", "second", pool_size=3)
+    both = await executors.start_all("first", "second", pool_size=3, lease=SHORT)
     running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread.polite", "transaction")]
     for job_id in running:
         await effects.begun(job_id)
@@ -54,6 +54,24 @@ async def test_executors_survive_a_server_that_is_away_for_longer_than_their_lea
     assert await effects.overlapping() == []
     assert await effects.committed() == {running[2]: 1}
     assert all(executor.is_alive for executor in both)
+
+
+async def test_an_executor_that_drains_ends_when_its_database_stays_away_for_longer_than_its_lease(
+    postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """What it could still write would not count any more: others may run its jobs when the server is back."""
+    executor = await executors.start("one")
+    held = await client.submit("hold", {"flag": "go"})
+    await effects.begun(held)
+    await asyncio.to_thread(postgres.stop, "immediate")
+    executor.terminate()
+    await eventually(lambda: not executor.is_alive, 2 * PATIENCE, why="it ends without its server")
+    await asyncio.to_thread(postgres.start)
+    assert await executor.exited() == 0
+    await effects.flag("go")
+    await executors.start("two")
+    assert await effects.all_finished([held]) == {"success": 1}
+    assert await effects.overlapping() == []
 
 
 async def test_an_executor_that_starts_without_a_server_says_so_in_one_line_and_exits(
@@ -75,7 +93,7 @@ async def test_each_of_an_executors_connections_can_be_ended_at_any_time(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """Again and again, in turn, while it has work."""
-    executor = await executors.start("one", pool_size=5, lease=6)
+    executor = await executors.start("one", pool_size=5)
     held = await client.submit("hold", {"flag": "go"})
     await effects.begun(held)
     ids = []
@@ -91,7 +109,7 @@ async def test_each_of_an_executors_connections_can_be_ended_at_any_time(
             )
         assert executor.is_alive
     await effects.flag("go")
-    assert await effects.all_finished([held, *ids], 60) == {"success": len(ids) + 1}
+    assert await effects.all_finished([held, *ids]) == {"success": len(ids) + 1}
     assert await effects.committed() == dict.fromkeys(ids, 1)
     assert await effects.overlapping() == []
     assert [run["attempt"] for run in await effects.of(held)] == [1]
@@ -102,7 +120,7 @@ async def test_the_end_of_the_lease_session_alone_costs_no_job(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """The lock is free for a moment; but the lease has not run out."""
-    executor, _ = await executors.start_all("one", "other", lease=6)
+    executor, _ = await executors.start_all("one", "other")
     ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
     for job_id in ids:
         await effects.begun(job_id)
@@ -125,12 +143,15 @@ async def _lease_sessions(connection: asyncpg.Connection, executor: int) -> list
     return [row[0] for row in rows]
 
 
-@pytest.mark.parametrize("function", ["heartbeat", "rescue", "take", "look", "start_many", "finish_many", "note_many"])
+@pytest.mark.parametrize(
+    "function",
+    ["heartbeat", "check_runs", "has_work", "rescue", "take", "look", "start_many", "finish_many", "note_many"],
+)
 async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
     function: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """With an error that nobody expects, as from a damaged page. It is no reason to give up what runs."""
-    executor = await executors.start("one", pool_size=4, lease=6)
+    executor = await executors.start("one", pool_size=4)
     held = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread")]
     for job_id in held:
         await effects.begun(job_id)
@@ -149,8 +170,43 @@ async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
         await eventually(lambda: client.log(ids[2]), why="the job's line is in its log")
 
 
+async def test_chores_that_take_for_ever_make_no_heartbeat_late_and_keep_no_other_chore_waiting(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """As over millions of entries that vacuum can't clear, or thousands of executors that are dead."""
+    await executors.start("one")
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id)
+    chores = ("check_runs", "has_work", "rescue", "recover_overdue")
+    for chore in chores:
+        await _replace(connection, chore, "BEGIN PERFORM pg_sleep(600); END")
+
+    async def under_way() -> list[str]:
+        rows = await connection.fetch("SELECT query FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
+        return [chore for chore in chores if any(f"joex.{chore}(" in row["query"] for row in rows)]
+
+    seen = set[str]()
+
+    async def each_had_its_time() -> bool:
+        seen.update(await under_way())
+        return seen == set(chores)
+
+    await eventually(each_had_its_time, 120, why="each chore was begun, for the one before was given up")
+    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 1
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert len(await effects.of(job_id)) == 1
+
+
 async def _break(connection: asyncpg.Connection, function: str) -> str:
     """Make a function of Joex's raise an error; returns the statement that mends it."""
+    await connection.execute("CREATE SEQUENCE met")
+    error = "BEGIN PERFORM nextval('public.met'); RAISE 'broken' USING ERRCODE = 'XX001'; END"
+    return await _replace(connection, function, error)
+
+
+async def _replace(connection: asyncpg.Connection, function: str, by: str) -> str:
+    """Replace the body of a function of Joex's; returns the statement that brings it back."""
     function_of_joex = await connection.fetchrow(
         """
         SELECT pg_get_functiondef(p.oid), l.lanname, p.prosrc FROM pg_proc p JOIN pg_language l ON l.oid = prolang
@@ -161,7 +217,5 @@ async def _break(connection: asyncpg.Connection, function: str) -> str:
     assert function_of_joex is not None
     working, language, body = map(str, function_of_joex)
     assert language == "plpgsql"
-    error = "BEGIN PERFORM nextval('public.met'); RAISE 'broken' USING ERRCODE = 'XX001'; END"
-    await connection.execute("CREATE SEQUENCE met")
-    await connection.execute(working.replace(body, error))
+    await connection.execute(working.replace(body, by))
     return working

@@ -4,11 +4,14 @@ import asyncio
 import random
 
 import asyncpg
+import pytest
 
 from tests.support.apps import AnyClient, Effects
 from tests.support.postgres import TestServer
 from tests.support.processes import ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.heavy
 
 _JOBS = 2000
 
@@ -28,7 +31,7 @@ async def test_each_of_two_thousand_jobs_succeeds_once_while_executors_are_kille
         await alive[name].kill()
         alive[name] = executors.launch(name, pool_size=5, most_losses=1000)
     assert done < _JOBS
-    assert await effects.all_finished(ids, 60) == {"success": _JOBS}
+    assert await effects.all_finished(ids) == {"success": _JOBS}
     assert await effects.committed() == dict.fromkeys(ids, 1)
     assert await effects.overlapping() == []
     assert await connection.fetchval("SELECT sum(failures) FROM joex.job") == 0
@@ -44,7 +47,7 @@ async def test_each_job_succeeds_once_while_the_server_crashes_and_executors_are
         await asyncio.gather(asyncio.to_thread(postgres.restart, "immediate"), alive[name].kill())
         alive[name] = executors.launch(name, pool_size=5, most_losses=1000)
         await _start_again(executors, alive, name)
-    assert await effects.all_finished(ids, 60) == {"success": len(ids)}
+    assert await effects.all_finished(ids) == {"success": len(ids)}
     assert await effects.committed() == dict.fromkeys(ids, 1)
     assert await effects.overlapping() == []
 

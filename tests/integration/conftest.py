@@ -20,6 +20,8 @@ from tests.support.waiting import eventually
 
 FOUR_ONE = CountingScheme(4, 1)
 MOST_LOSSES = 5
+EVER = 1e9
+"""Seconds: a judge that has watched all the time."""
 
 
 @pytest.fixture
@@ -42,7 +44,9 @@ class Bench:
     def __init__(self, connection: asyncpg.Connection) -> None:
         self.connection = connection
 
-    async def register(self, app_id: str = "me", *, gone: int | None = None, **more: Any) -> Registered:
+    async def register(
+        self, app_id: str = "me", *, gone: int | None = None, watched: float = EVER, **more: Any
+    ) -> Registered:
         """Register an executor; by default one with a long lease and without a session lock."""
         fields: dict[str, Any] = {
             "app_id": app_id,
@@ -60,7 +64,7 @@ class Bench:
             "locks": False,
             **more,
         }
-        return await executors.register(self.connection, Registration(**fields), MOST_LOSSES, gone)
+        return await executors.register(self.connection, Registration(**fields), MOST_LOSSES, gone, watched=watched)
 
     async def executor(self, app_id: str = "me", **more: Any) -> int:
         """The id of a new executor."""
@@ -118,18 +122,21 @@ class Bench:
         return job_id
 
     async def silence(self, executor: int, leases: float) -> None:
-        """Let an executor be silent, from now on, for a little more than so many of its leases.
-
-        Silence counts from the start of the server at the earliest; hence the lease is set by how long that has run.
-        """
+        """Let an executor have been silent for so many of its leases."""
         await self.connection.execute(
             """
-            UPDATE joex.executor SET heartbeat_at = '2000-01-01',
-                lease = (clock_timestamp() - pg_postmaster_start_time()) / $2::float8 WHERE id = $1
+            UPDATE joex.lease l SET heartbeat_at = clock_timestamp() - e.lease * $2::float8
+            FROM joex.executor e WHERE e.id = l.executor_id AND e.id = $1
             """,
             executor,
             leases,
         )
+
+    async def rescue(
+        self, *, watched: float = EVER, most_losses: int = MOST_LOSSES, connection: asyncpg.Connection | None = None
+    ) -> list[tuple[int, str, int]]:
+        """Rescue once, as a judge that has watched for so many seconds: (id, app-id, jobs put back) of each."""
+        return await executors.rescue(connection or self.connection, watched, most_losses)
 
     async def held(self, executor: int) -> list[UUID]:
         """The jobs that an executor holds."""

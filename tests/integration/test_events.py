@@ -8,7 +8,7 @@ import pytest
 
 import joex
 from joex.core.counting import CountingScheme
-from joex.store import executors, jobs, runs
+from joex.store import jobs, runs
 from joex.store.watching import ExecutorEvent, JobEvent
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, eventually
@@ -218,9 +218,9 @@ async def test_an_executor_that_is_dead_is_told_once_and_its_jobs_that_fail_for_
     await subscribed.all()
     async with program.connection.transaction():
         await program.connection.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", held)
-        await executors.rescue(bench.connection, 5)
-    assert await executors.rescue(bench.connection, 5) == [(me, "me", 1)]
-    failed, left = await subscribed.all()
+        await bench.rescue()
+    assert await bench.rescue() == [(me, "me", 1)]
+    left, failed = await subscribed.all()
     assert failed == about(poison, "job-finished", "failed", "me")
     assert (left["event"], left["incarnation"], left["ending"]) == ("executor-left", me, "dead")
 

@@ -7,16 +7,17 @@ from uuid import uuid4
 
 import pytest
 
-from joex import LeaseLost
+from joex import ConfigError, LeaseLost
 from joex.core.counting import CountingScheme
 from joex.store import executors, jobs, runs
+from joex.store.errors import translated
 
 HOUR = timedelta(hours=1)
 
 
 async def rescue(bench, most_losses=5):
     """The ids of the executors that were found dead."""
-    return [executor for executor, _, _ in await executors.rescue(bench.connection, most_losses)]
+    return [executor for executor, _, _ in await bench.rescue(most_losses=most_losses)]
 
 
 async def end(bench, executor, how="dead", most_losses=5):
@@ -172,7 +173,7 @@ async def test_a_dead_executor_with_a_free_lock_loses_its_jobs_after_one_lease(b
     await bench.silence(executor, leases=1.1)
     assert await rescue(bench) == []  # its session is there
     await session.close()
-    assert await executors.rescue(bench.connection, 5) == [(executor, "app", 2)]
+    assert await bench.rescue() == [(executor, "app", 2)]
     for job_id in held:
         job = await bench.job(job_id)
         assert (job.state, job.losses, job.failures) == ("waiting", 1, 0)
@@ -201,12 +202,39 @@ async def test_without_session_locks_only_time_judges(bench):
     assert await rescue(bench) == [executor]
 
 
-async def test_after_a_restart_of_the_server_a_lease_counts_from_there(bench):
-    """Nobody could renew meanwhile. The server of the tests has run for less than an hour."""
-    executor = await bench.executor(lease=HOUR)
-    await bench.connection.execute("UPDATE joex.executor SET heartbeat_at = now() - interval '30 days'")
-    assert await rescue(bench) == []
-    assert (await executors.heartbeat(bench.connection, executor, [])).alive
+async def test_silence_that_the_judge_has_not_watched_does_not_count(bench, holding):
+    """Nobody could renew while the server was away; and a clock that was set forward makes each heartbeat older."""
+    executor, session, held = holding
+    await session.close()
+    await bench.silence(executor, leases=1000)
+    assert await bench.rescue(watched=3599) == []
+    assert await bench.held(executor) == held
+    assert await bench.rescue(watched=3601) == [(executor, "app", 2)]
+
+
+async def test_with_its_session_there_an_executor_is_dead_when_it_was_watched_for_five_leases(bench, holding):
+    executor, _, _ = holding
+    await bench.silence(executor, leases=1000)
+    assert await bench.rescue(watched=5 * 3600 - 1) == []
+    assert await bench.rescue(watched=5 * 3600 + 1) == [(executor, "app", 2)]
+
+
+async def test_a_clock_that_was_set_back_keeps_no_dead_executor_alive(bench, holding):
+    executor, session, _ = holding
+    await session.close()
+    await bench.silence(executor, leases=-1000)  # its last heartbeat is in the future
+    assert await bench.rescue(watched=3599) == []
+    assert (await bench.register("app", watched=3599)).id is None
+    assert await bench.rescue(watched=3601) == [(executor, "app", 2)]
+
+
+async def test_a_newcomer_replaces_its_predecessor_for_silence_that_it_has_watched_itself(bench, holding):
+    executor, session, _ = holding
+    await session.close()
+    await bench.silence(executor, leases=1000)
+    assert (await bench.register("app", watched=3599)).id is None
+    registered = await bench.register("app", watched=3601)
+    assert (registered.id is not None, registered.reclaimed) == (True, 2)
 
 
 async def test_a_newcomer_replaces_a_predecessor_that_is_dead_and_not_one_that_is_merely_late(bench, holding):
@@ -228,7 +256,7 @@ async def test_rescuers_that_meet_rescue_each_executor_once(bench, another_conne
         await bench.job_in("running", executor)
         await bench.silence(executor, leases=5.1)
     connections = [await another_connection() for _ in range(4)]
-    found = await asyncio.gather(*(executors.rescue(connection, 5) for connection in connections))
+    found = await asyncio.gather(*(bench.rescue(connection=connection) for connection in connections))
     assert sorted(app_id for rescued in found for _, app_id, _ in rescued) == [f"e{nr}" for nr in range(5)]
     assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex.job") == [1]
 
@@ -311,16 +339,14 @@ async def test_a_job_whose_row_somebody_holds_when_its_executor_ends_follows_whe
 async def test_a_heartbeat_renews_the_lease(bench):
     executor = await bench.executor()
     await bench.silence(executor, leases=5.1)
-    beat = await executors.heartbeat(bench.connection, executor, [])
-    assert (beat.alive, beat.work, beat.draining, beat.lost, beat.cancel) == (True, False, False, [], [])
-    await bench.connection.execute("UPDATE joex.executor SET lease = '1 hour'")
+    assert (await executors.heartbeat(bench.connection, executor)).alive
     assert await rescue(bench) == []
 
 
 async def test_an_executor_that_was_declared_dead_learns_it_with_its_next_heartbeat_and_is_not_revived(bench):
     executor = await bench.executor()
     await end(bench, executor)
-    assert not (await executors.heartbeat(bench.connection, executor, [])).alive
+    assert not (await executors.heartbeat(bench.connection, executor)).alive
     [found] = await executors.list_executors(bench.connection, ended=True)
     assert found.state == "dead"
 
@@ -333,8 +359,8 @@ async def test_a_heartbeat_that_meets_a_rescue_waits_for_it_and_comes_too_late(
     rescuer, heart = await another_connection(), await another_connection()
     transaction = rescuer.transaction()
     await transaction.start()
-    assert len(await executors.rescue(rescuer, 5)) == 1
-    async with waiting_for_a_lock(bench.connection, executors.heartbeat(heart, executor, [])) as beating:
+    assert len(await bench.rescue(connection=rescuer)) == 1
+    async with waiting_for_a_lock(bench.connection, executors.heartbeat(heart, executor)) as beating:
         await transaction.commit()
     assert not (await beating).alive
 
@@ -344,11 +370,31 @@ async def test_a_rescue_that_meets_a_heartbeat_leaves_the_executor_alone(bench, 
     await bench.silence(executor, leases=5.1)
     heart = await another_connection()
     async with heart.transaction():
-        assert (await executors.heartbeat(heart, executor, [])).alive
+        assert (await executors.heartbeat(heart, executor)).alive
         assert await rescue(bench) == []
 
 
-async def test_a_heartbeat_tells_which_runs_are_lost_and_which_are_to_be_cancelled(bench):
+async def test_a_heartbeat_waits_for_nobody_who_has_locked_its_executors_row(bench, another_connection):
+    """As a drain of all executors does while it waits for the take of another one."""
+    executor, other = await bench.executor(), await another_connection()
+    await bench.connection.execute("SET lock_timeout = '1ms'")
+    async with other.transaction():
+        await other.execute("UPDATE joex.executor SET draining = true")
+        assert (await executors.heartbeat(bench.connection, executor)).alive
+
+
+async def test_a_heartbeat_writes_nothing_that_submissions_read(bench):
+    """They look for sleepers. While vacuum is pinned they would walk over what each heartbeat has left."""
+    executor = await bench.executor()
+    await executors.fall_asleep(bench.connection, executor)
+    async with bench.connection.transaction():
+        written = "SELECT pg_stat_get_xact_tuples_updated('joex.executor'::regclass)"
+        before = await bench.connection.fetchval(written)
+        assert (await executors.heartbeat(bench.connection, executor)).alive
+        assert await bench.connection.fetchval(written) == before
+
+
+async def test_an_executor_learns_which_of_its_runs_are_lost_and_which_are_to_be_cancelled(bench):
     executor = await bench.executor()
     for _ in range(4):
         await bench.submit()
@@ -357,20 +403,20 @@ async def test_a_heartbeat_tells_which_runs_are_lost_and_which_are_to_be_cancell
     await bench.connection.execute("UPDATE joex.job SET lock_id = $2 WHERE id = $1", foreign.id, uuid4())
     await bench.finish(done)
     deleted = uuid4()
-    beat = await executors.heartbeat(
+    found = await executors.check_runs(
         bench.connection,
         executor,
         [*((job.id, job.lock_id) for job in (fine, cancelled, foreign, done)), (deleted, uuid4())],
     )
-    assert set(beat.lost) == {foreign.id, deleted}  # what it has just finished itself is not lost
-    assert beat.cancel == [cancelled.id]
+    assert set(found.lost) == {foreign.id, deleted}  # what it has just finished itself is not lost
+    assert found.cancel == [cancelled.id]
 
 
-async def test_a_heartbeat_tells_of_work_that_may_run_now(bench):
+async def test_a_look_finds_work_that_may_run_now(bench):
     executor = await bench.executor(queues=["default", "mail"])
 
     async def there_is_work():
-        return (await executors.heartbeat(bench.connection, executor, [])).work
+        return await executors.has_work(bench.connection, ["default", "mail"])
 
     await bench.submit(queue="elsewhere")
     later = await bench.submit(not_before=datetime(2100, 1, 1, tzinfo=UTC))
@@ -432,8 +478,15 @@ async def test_a_draining_executor_takes_nothing_more_and_finishes_what_it_has(b
     held = await bench.take_one(executor)
     assert await executors.drain(bench.connection, "app") == ["app"]
     assert await bench.take(executor) == []
-    assert (await executors.heartbeat(bench.connection, executor, [])).draining
+    assert (await executors.check_runs(bench.connection, executor, [])).draining
     assert await bench.finish(held) == []
+
+
+async def test_an_executor_that_has_ended_does_not_hear_that_it_drains_for_it_starts_over(bench):
+    executor = await bench.executor("app")
+    await end(bench, executor)
+    await executors.show_drain(bench.connection, executor)  # as it says when it finds that it has ended
+    assert not (await executors.check_runs(bench.connection, executor, [])).draining
 
 
 async def test_draining_reaches_the_executor_named_or_all_that_live(bench):
@@ -529,3 +582,204 @@ async def test_what_an_executor_holds_without_knowing_it_is_given_back_and_what_
         (ids[1], "scheduled", 0, 0),
         (ids[2], "waiting", 0, 0),
     ]
+
+
+# Snapshots: what is decided after waiting for a lock is decided by what is there then.
+
+MUST_SEE_THE_LATEST = {
+    "take": "joex.take($1, '{default}', 4)",
+    "end_executor": "joex.end_executor($1, 'left', 5)",
+    "give_back_unknown": "joex.give_back_unknown($1, '{}')",
+    "rescue": "joex.rescue('1 hour', 5) WHERE $1 > 0",
+    "retire": "joex.retire('me', true) WHERE $1 > 0",
+    "drain": "joex.drain(NULL) WHERE $1 > 0",
+    "pod_gone": "joex.pod_gone('pod', 5) WHERE $1 > 0",
+    "register": """joex.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)
+                   WHERE $1 > 0""",
+}
+
+
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+@pytest.mark.parametrize("function", MUST_SEE_THE_LATEST)
+async def test_what_must_see_the_latest_is_refused_where_it_would_judge_by_an_old_snapshot(bench, function, isolation):
+    executor = await bench.executor(pod_uid="pod")
+    await bench.submit()
+    with pytest.raises(ConfigError, match=r"READ COMMITTED.*default_transaction_isolation"), translated():
+        async with bench.connection.transaction(isolation=isolation):
+            await bench.connection.fetch(f"SELECT {MUST_SEE_THE_LATEST[function]}", executor)
+    assert (await bench.take_one(executor)).task == "a"
+
+
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_jobs_are_submitted_run_and_steered_in_transactions_of_any_isolation(bench, client, isolation):
+    executor = await bench.executor()
+
+    async def within(call):
+        async with bench.connection.transaction(isolation=isolation):
+            return await call
+
+    job_id = await within(client.submit("a", connection=bench.connection))
+    job = await bench.take_one(executor)
+    await within(bench.start(job))
+    updated = "SELECT joex.update($1, $2, progress => 50)"
+    assert await within(bench.connection.fetchval(updated, job.id, job.lock_id)) == "ok"
+    finished = "SELECT joex.finish($1, $2)"
+    assert await within(bench.connection.fetchval(finished, job.id, job.lock_id)) == "ok"
+    assert await bench.state(job_id) == "success"
+    other = await bench.submit()
+    assert await within(jobs.cancel(bench.connection, other)) == "cancelled"
+    assert await within(jobs.retry(bench.connection, other))
+
+
+async def test_a_leave_under_an_isolation_that_sees_no_commit_it_waited_for_loses_no_job(
+    bench, another_connection, waiting_for_a_lock
+):
+    """It meets a take of its own that is just committing. The jobs were lost for ever."""
+    executor, taker, leaver = await bench.executor(), await another_connection(), await another_connection()
+    job_id = await bench.submit()
+    await leaver.execute("SET default_transaction_isolation = 'repeatable read'")
+    transaction = taker.transaction()
+    await transaction.start()
+    assert len(await runs.take(taker, executor, ["default"], 1, CountingScheme(4, 1))) == 1
+
+    async def leave():
+        try:
+            return await executors.leave(leaver, executor, 5)
+        except ConfigError:
+            await leaver.execute("SET default_transaction_isolation = 'read committed'")
+            return await executors.leave(leaver, executor, 5)
+
+    async with waiting_for_a_lock(bench.connection, leave()) as leaving:
+        await transaction.commit()
+    assert await leaving == 1
+    assert await bench.state(job_id) == "waiting"
+
+
+async def test_an_accept_under_an_old_snapshot_does_not_exceed_a_limit_of_which_it_can_not_know(
+    bench, another_connection
+):
+    executor, worker = await bench.executor(), await another_connection()
+    await bench.connection.execute("SELECT joex.set_group('limited', max_running => 1)")
+    await bench.submit("limited")
+    async with worker.transaction(isolation="repeatable_read"):
+        await worker.execute("SELECT count(*) FROM joex.job")
+        await bench.submit("limited", "high")
+        assert len(await bench.take(executor, 4)) == 1
+        with pytest.raises(ConfigError, match="group with a limit"), translated():
+            async with worker.transaction():
+                await worker.fetch("SELECT * FROM joex.accept('default')")
+    assert len(await bench.held(executor)) == 1
+    assert await worker.fetch("SELECT * FROM joex.accept('default')") == []
+
+
+# Many that die at once.
+
+
+async def dead_with_jobs(bench, executors_, jobs_each):
+    """Executors that are silent for long, and hold jobs, in two queues."""
+    await bench.connection.execute(
+        """
+        WITH dead AS (
+            INSERT INTO joex.executor (app_id, host, pid, version, queues, tasks, pool_size, lease, locks)
+            SELECT 'dead ' || i, 'h', i, '0', '{default}', '{}', $2, '6 s', true FROM generate_series(1, $1::int) i
+            RETURNING id, app_id
+        ), leases AS (
+            INSERT INTO joex.lease SELECT id, now() - interval '1 minute' FROM dead
+        ) INSERT INTO joex.job (queue, task, grp, ring, state, executor_id, app_id, lock_id, scheduled_at)
+        SELECT 'q' || i % 2, 'a', 'g' || i % 7, joex.ring('g' || i % 7), 'running', d.id, d.app_id, gen_random_uuid(),
+               now()
+        FROM dead d, generate_series(1, $2) i
+        """,
+        executors_,
+        jobs_each,
+    )
+
+
+async def rescue_all(bench, **more):
+    """Call again and again, as executors do; returns what each call has done."""
+    calls = []
+    while found := await bench.rescue(**more):
+        calls.append(found)
+    return calls
+
+
+async def test_many_that_are_dead_are_rescued_call_by_call_and_what_is_done_stays_done(bench):
+    await dead_with_jobs(bench, 500, 10)
+    first = await bench.rescue()
+    assert 0 < len(first) < 500
+    assert 0 < sum(found for _, _, found in first) < 5000
+    left = await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE executor_id IS NOT NULL")
+    assert left == 5000 - sum(found for _, _, found in first)
+    calls = await rescue_all(bench)
+    assert len({executor for call in [first, *calls] for executor, _, _ in call}) == 500
+    assert sum(found for call in [first, *calls] for _, _, found in call) == 5000
+    states = await bench.connection.fetch("SELECT state::text, losses, count(*) FROM joex.job GROUP BY 1, 2")
+    assert [tuple(row) for row in states] == [("waiting", 1, 5000)]
+    ended = "SELECT count(*) FROM joex.executor WHERE ending = 'dead' AND NOT orphans"
+    assert await bench.connection.fetchval(ended) == 500
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.lease") == 0
+
+
+async def test_an_executor_with_very_many_jobs_is_put_back_in_parts(bench):
+    await dead_with_jobs(bench, 1, 5000)
+    calls = await rescue_all(bench)
+    assert [app_id for call in calls for _, app_id, _ in call] == ["dead 1"] * len(calls)
+    assert len(calls) > 1
+    assert sum(call[0][2] for call in calls) == 5000
+    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex.job") == [1]
+
+
+async def test_a_leave_with_very_many_jobs_leaves_the_rest_to_rescuers_as_no_loss(bench):
+    await dead_with_jobs(bench, 1, 6000)
+    executor = await bench.connection.fetchval("SELECT id FROM joex.executor")
+    given_back = await executors.leave(bench.connection, executor, 0)
+    assert 0 < given_back < 6000
+    await rescue_all(bench)
+    states = await bench.connection.fetch("SELECT state::text, losses, count(*) FROM joex.job GROUP BY 1, 2")
+    assert [tuple(row) for row in states] == [("waiting", 0, 6000)]
+
+
+async def test_a_rescue_beside_another_that_is_under_way_waits_for_nothing_and_takes_its_share(
+    bench, another_connection
+):
+    await dead_with_jobs(bench, 300, 10)
+    other = await another_connection()
+    await bench.connection.execute("SET lock_timeout = '1ms'")
+    async with other.transaction():
+        first = await bench.rescue(connection=other)
+        second = await bench.rescue()
+        assert second
+        assert not {executor for executor, _, _ in first} & {executor for executor, _, _ in second}
+    calls = [first, second, *await rescue_all(bench)]
+    assert sum(found for call in calls for _, _, found in call) == 3000
+    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex.job") == [1]
+
+
+async def test_jobs_whose_rows_are_locked_keep_no_other_from_being_rescued(bench, another_connection):
+    await dead_with_jobs(bench, 3, 2500)
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.job ORDER BY id LIMIT 4000 FOR UPDATE")
+        await rescue_all(bench)
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE state = 'waiting'") == 3500
+    await rescue_all(bench)
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE state = 'waiting'") == 7500
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.executor WHERE orphans") == 0
+
+
+# Ids.
+
+
+async def test_an_id_that_comes_again_is_not_given_to_anybody(bench):
+    """The sequence of ids was restored, or it is not replicated: rows, or jobs of rows that are gone, have them."""
+    alive = await bench.executor("alive")
+    held = await bench.job_in("running", alive)
+    gone = await bench.executor("gone")
+    orphan = await bench.job_in("running", gone)
+    await bench.connection.execute("DELETE FROM joex.executor WHERE id = $1", gone)
+    await bench.connection.execute("ALTER TABLE joex.executor ALTER id RESTART WITH 1")
+    new = await bench.executor("new")
+    assert new not in (alive, gone)
+    await executors.leave(bench.connection, new, 5)
+    assert [await bench.state(job_id) for job_id in (held, orphan)] == ["running", "running"]
+    assert await bench.executor("newer") > new

@@ -329,13 +329,60 @@ async def test_floors_are_switched_on_where_takes_walk_over_dead_rows(bench, ano
     idle = await another_connection()
     async with idle.transaction(isolation="repeatable_read"):
         await idle.execute("SELECT count(*) FROM joex.job")
-        assert not (await executors.heartbeat(bench.connection, executor, [])).crowded
+        assert not (await executors.check_runs(bench.connection, executor, [])).crowded
         await jobs.submit_many(bench.connection, [NewJob("a") for _ in range(6001)])
         await bench.connection.execute("""
             UPDATE joex.job SET lane = NULL, state = 'success', finished_at = clock_timestamp()
             WHERE seq <= (SELECT max(seq) - 1 FROM joex.job)""")
         await bench.connection.execute("SELECT pg_stat_force_next_flush()")
         assert len(await bench.take(executor, 2)) == 1
-        assert (await executors.heartbeat(bench.connection, executor, [])).crowded
+        assert (await executors.check_runs(bench.connection, executor, [])).crowded
         assert await floors.switch(bench.connection)
     await bench.connection.execute("ALTER TABLE joex.job RESET (autovacuum_enabled)")
+
+
+@pytest.mark.parametrize("way", ["RESTART IDENTITY", "CONTINUE IDENTITY"])
+async def test_a_truncate_after_which_seqs_begin_anew_hides_no_new_job(bench, executor, way):
+    for _ in range(20):
+        await bench.submit()
+    await taken_and_finished(bench, executor, 10)
+    assert await drawn_and_raised(bench)
+    drawn = await floors.draw(bench.connection)
+    await bench.connection.execute(f"TRUNCATE joex.job {way}")
+    assert await bench.connection.fetchval("SELECT joex.floors_are_on()")
+    job_id = await bench.submit()
+    # What was drawn before is worth nothing: it would be above all that comes now.
+    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
+    assert [job.id for job in await bench.take(executor, 5)] == [job_id]
+    assert await drawn_and_raised(bench)
+
+
+async def test_a_floor_that_is_just_raised_while_the_table_is_truncated_is_not_above_new_jobs(
+    bench, executor, another_connection, waiting_for_a_lock
+):
+    """It waits for the table before it looks whether its number still holds."""
+    for _ in range(20):
+        await bench.submit()
+    await bench.connection.execute("SELECT joex.set_floors(true)")
+    drawn, other = await floors.draw(bench.connection), await another_connection()
+    where = await place(bench)
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    await bench.connection.execute("TRUNCATE joex.job RESTART IDENTITY")
+    observer = await another_connection()
+    async with waiting_for_a_lock(observer, floors.raise_floors(other, drawn, [where])) as raising:
+        await transaction.commit()
+    assert await raising is False
+    job_id = await bench.submit()
+    assert [job.id for job in await bench.take(executor, 5)] == [job_id]
+
+
+async def test_a_truncate_that_is_rolled_back_leaves_floors_that_hold(bench, executor):
+    ids = [await bench.submit() for _ in range(5)]
+    await taken_and_finished(bench, executor, 2)
+    assert await drawn_and_raised(bench)
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    await bench.connection.execute("TRUNCATE joex.job RESTART IDENTITY")
+    await transaction.rollback()
+    assert [job.id for job in await bench.take(executor, 5)] == ids[2:]

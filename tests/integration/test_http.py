@@ -115,6 +115,21 @@ async def end(client: Client, job: Any, state: str) -> None:
         assert await runs.finish_many(connection, [ended]) == []
 
 
+WAYS = ("low", "high", "low", "high")
+
+
+async def order_of_submission(client: Client, job_ids: Sequence[UUID]) -> None:
+    """Have these jobs submitted in this order, whatever order they came in."""
+    async with client.acquire() as connection:
+        await connection.execute(
+            """
+            UPDATE joex.job j SET submitted_at = now() - make_interval(hours => 1, secs => -g.nr)
+            FROM unnest($1::uuid[]) WITH ORDINALITY AS g(id, nr) WHERE j.id = g.id
+            """,
+            job_ids,
+        )
+
+
 # Submitting
 
 
@@ -172,9 +187,10 @@ async def test_a_submission_with_the_tracker_of_an_unfinished_job_is_skipped(htt
         ({"task": "a\0b"}, "task: must not contain a NUL character (PostgreSQL can't store it)"),
         ({"task": "é" * 128}, "task: at most 254 bytes; got 256"),
         ({"task": 1}, "task: Input should be a valid string"),
-        ({"task": "t", "priority": "urgent"}, "priority: Input should be 'high' or 'low'"),
+        ({"task": "t", "priority": "urgent"}, "priority: expected 'high' or 'low'; got 'urgent'"),
         ({"task": "t", "retries": -1}, "retries: Input should be greater than or equal to 0"),
         ({"task": "t", "retries": "5"}, "retries: Input should be a valid integer"),
+        ({"task": "t", "priority": 1}, "priority: Input should be a valid string"),
         ({"task": "t", "args": [1]}, "args: Input should be a valid dictionary"),
         ({"task": "t", "grp": "acme"}, "grp: there is no such field"),
         ([], "body: Input should be a valid dictionary or object to extract fields from"),
@@ -234,7 +250,10 @@ async def test_many_jobs_are_submitted_at_once(http, client):
 
 async def test_of_many_jobs_none_is_submitted_when_one_is_wrong(http):
     answer = await http.post("/api/v1/jobs/many", json=[{"task": "one"}, {"task": "two", "group": ""}])
-    assert (answer.status_code, answer.json()) == (400, {"detail": "1.group: must not be empty"})
+    assert (answer.status_code, answer.json()) == (400, {"detail": "jobs[1].group: must not be empty"})
+    answer = await http.post("/api/v1/jobs/many", json=[{"task": "one"}, {"group": "x", "args": []}])
+    complaint = "jobs[1].task: is required; jobs[1].args: Input should be a valid dictionary"
+    assert (answer.status_code, answer.json()) == (400, {"detail": complaint})
     assert (await http.get("/api/v1/jobs")).json()["jobs"] == []
 
 
@@ -330,7 +349,7 @@ async def test_jobs_are_filtered(http, client):
         ("cursor=u.99999999999999999999", "cursor"),
         ("limit=0", "limit"),
         ("limit=1001", "limit"),
-        ("state=done", "state.0"),
+        ("state=done", "state[0]"),
         ("group=a%00b", "group"),
         ("queue=", "queue"),
     ],
@@ -366,10 +385,74 @@ async def test_the_state_of_the_queue_has_the_latest_lines_of_each_log(http, cli
     await end(client, done, "failed")
     state = (await http.get("/api/v1/queue/state")).json()
     found = {job["id"]: [line["message"] for line in job["log"]] for job in state["progress"] + state["completed"]}
-    assert found == {str(done.id): texts[9:59], str(held.id): texts[8:58], str(silent.id): []}
+    ends = "failed; it is not tried again"
+    assert found == {str(done.id): [*texts[10:59], ends], str(held.id): texts[8:58], str(silent.id): []}
     whole = (await http.get(f"/api/v1/job/{held.id}")).json()
     (shown,) = (job for job in state["progress"] if job["id"] == str(held.id))
     assert shown == {**whole["job"], "log": whole["log"][-50:]}
+
+
+async def test_the_state_of_the_queue_has_the_first_started_the_first_submitted_and_the_latest_ended_first(
+    http, client
+):
+    submitted = [await client.submit("t", group=group) for group in "zab"]
+    first, second, third = await take(client, 3)
+    async with client.acquire() as connection:
+        await runs.start_many(connection, [(third.id, third.lock_id, 60.0), (second.id, second.lock_id, 30.0)])
+    waiting = [
+        await client.submit("t", group=group, priority=priority) for group, priority in zip("zabz", WAYS, strict=True)
+    ]
+    waiting.insert(2, await client.submit("t", group="a", not_before="1h"))
+    await order_of_submission(client, waiting)
+    state = (await http.get("/api/v1/queue/state")).json()
+    assert {job["id"] for job in state["progress"]} == {str(job_id) for job_id in submitted}
+    assert [job["id"] for job in state["progress"]] == [str(job.id) for job in (third, second, first)]
+    assert [job["id"] for job in state["queued"]] == [str(job_id) for job_id in waiting]
+    cut = (await http.get("/api/v1/queue/state", params={"limit": 2, "queue": "default"})).json()
+    assert [job["id"] for job in cut["queued"]] == [str(job_id) for job_id in waiting[:2]]
+    for job in (second, first, third):
+        await end(client, job, "success")
+    state = (await http.get("/api/v1/queue/state")).json()
+    assert [job["id"] for job in state["completed"]] == [str(job.id) for job in (third, first, second)]
+
+
+async def test_the_state_of_the_queue_is_of_one_group_where_that_is_asked_for(http, client):
+    for group in ("a", "b", "a", "b", "a", "b"):
+        await client.submit("t", group=group)
+    done: dict[str, Any] = {}
+    held: dict[str, list[str]] = {}
+    for job in await take(client, 4):
+        held.setdefault(job.group, []).append(str(job.id))
+    for group in ("a", "b"):
+        job_id = held[group].pop()
+        async with client.acquire() as connection:
+            lock_id = await connection.fetchval("SELECT lock_id FROM joex.job WHERE id = $1", UUID(job_id))
+            ended = runs.EndedRun(UUID(job_id), lock_id, "success", age=0.1)
+            assert await runs.finish_many(connection, [ended]) == []
+        done[group] = [job_id]
+    await client.submit("t", group="a", queue="other")
+    for params, waiting in (({"group": "a"}, 2), ({"group": "a", "queue": "default"}, 1), ({"group": "b"}, 1)):
+        group = params["group"]
+        state = (await http.get("/api/v1/queue/state", params=params)).json()
+        assert [job["id"] for job in state["progress"]] == held[group], params
+        assert [job["id"] for job in state["completed"]] == done[group], params
+        assert [job["group"] for job in state["queued"]] == [group] * waiting, params
+    nobody = (await http.get("/api/v1/queue/state", params={"group": "c"})).json()
+    assert (nobody["progress"], nobody["queued"], nobody["completed"]) == ([], [], [])
+
+
+async def test_a_job_that_waits_again_is_shown_with_the_log_of_its_earlier_runs(http, client):
+    job_id = await client.submit("t")
+    (job,) = await take(client)
+    async with client.acquire() as connection:
+        await runs.note_many(connection, [runs.LogLine(job.id, job.lock_id, 1, 0.0, "info", "first try")], [])
+    await end(client, job, "stuck")
+    await client.submit("t")
+    state = (await http.get("/api/v1/queue/state")).json()
+    whole = (await http.get(f"/api/v1/job/{job_id}")).json()
+    assert state["queued"][0] == {**whole["job"], "log": whole["log"]}
+    assert [line["message"] for line in state["queued"][0]["log"]][:1] == ["first try"]
+    assert state["queued"][1]["log"] == []
 
 
 async def test_queues_are_counted(http, client):
@@ -413,6 +496,44 @@ async def test_the_priority_of_a_job_that_waits_is_changed(http, client):
     assert (await client.get(job_id)).priority == "high"
 
 
+async def test_priorities_may_be_written_in_whichever_case(http, client):
+    submitted = [(await http.post("/api/v1/jobs", json={"task": "t", "priority": "High"})).json()["id"]]
+    submitted += (await http.post("/api/v1/jobs/many", json=[{"task": "t", "priority": "HIGH"}])).json()["ids"]
+    submitted.append(str(await client.submit("t")))
+    answer = await http.post(f"/api/v1/job/{submitted[-1]}/priority", json={"priority": "hIgh"})
+    assert (answer.status_code, answer.json()["message"]) == (200, "the priority is high")
+    assert [(await client.get(UUID(job_id))).priority for job_id in submitted] == ["high"] * 3
+
+
+async def test_the_arguments_of_a_job_that_waits_are_changed_and_of_one_that_is_held_stay(http, client):
+    job_id = await client.submit("t", {"x": 1})
+    answer = await http.post(f"/api/v1/job/{job_id}/args", json={"args": {"x": 2}})
+    assert (answer.status_code, answer.json()["success"]) == (200, True)
+    wrong = await http.post(f"/api/v1/job/{job_id}/args", content=b'{"args": {"x": NaN}}', headers=JSON)
+    assert wrong.status_code == 400
+    assert wrong.json()["detail"].startswith("args.x: can't be stored as JSON: ")
+    await take(client)
+    late = await http.post(f"/api/v1/job/{job_id}/args", json={"args": {"x": 3}})
+    assert late.status_code == 409
+    assert late.json() == {"detail": "the job is scheduled: only one that waits can change its arguments"}
+    assert (await client.get(job_id)).args == {"x": 2}
+
+
+async def test_a_job_is_removed_at_once_or_when_its_run_has_ended(http, client):
+    waiting, held = await client.submit("t", group="a"), await client.submit("t", priority="high", group="b")
+    jobs = {job.id: job for job in await take(client, 2)}
+    await end(client, jobs[waiting], "failed")
+    for job_id in (waiting, held):
+        assert (await http.delete(f"/api/v1/job/{job_id}")).status_code == 200
+    assert await client.get(waiting) is None
+    assert (await client.get(held)).cancel_requested
+    async with client.acquire() as connection:
+        job = jobs[held]
+        await runs.finish_many(connection, [runs.EndedRun(job.id, job.lock_id, "cancelled", age=0.1)])
+    again = await http.delete(f"/api/v1/job/{held}")
+    assert (again.status_code, again.json()) == (404, {"detail": f"there is no job {held}"})
+
+
 async def test_the_priority_of_a_job_that_is_held_stays(http, client):
     job_id = await client.submit("t")
     await take(client)
@@ -434,9 +555,11 @@ async def test_a_failed_job_runs_again(http, client):
     }
 
 
-@pytest.mark.parametrize("call", ["cancel", "retry", "priority"])
-async def test_a_job_that_is_not_there_can_not_be_steered(http, call):
-    answer = await http.post(f"/api/v1/job/{NOBODY}/{call}", json={"priority": "high"})
+@pytest.mark.parametrize(
+    ("call", "body"), [("cancel", None), ("retry", None), ("priority", {"priority": "high"}), ("args", {"args": {}})]
+)
+async def test_a_job_that_is_not_there_can_not_be_steered(http, call, body):
+    answer = await http.post(f"/api/v1/job/{NOBODY}/{call}", json=body)
     assert (answer.status_code, answer.json()) == (404, {"detail": f"there is no job {NOBODY}"})
 
 

@@ -111,7 +111,7 @@ async def test_a_worker_accepts_a_job_reports_and_finishes_it(call, client):
         "opts": {"data": {"width": 10}, "priority": 1, "trace": "x"},
     }
     report = {"opts": {"data": {"width": 10, "done": 5}}, "progress": 50, "message": "half", "log": ["one", "two"]}
-    assert await call("update", **run_of(accepted), **report) == (200, {"answer": "ok"})
+    assert await call("update", **run_of(accepted), **report) == (200, {"answer": "ok", "resubmit": False})
     stored = await client.get(UUID(job))
     assert (stored.state, stored.app_id, stored.progress, stored.progress_message) == ("running", "ann", 50, "half")
     assert stored.args == {"width": 10, "done": 5}
@@ -125,6 +125,7 @@ async def test_a_worker_accepts_a_job_reports_and_finishes_it(call, client):
         (1, "info", "one"),
         (1, "info", "two"),
         (1, "info", "three"),
+        (1, "info", "succeeded: done"),
     ]
 
 
@@ -132,7 +133,7 @@ async def test_a_run_may_be_named_by_type_and_id_as_well(call, client):
     job = await call.add(["eu", 7], job_type=["resize", 2])
     accepted = await call.accept(["resize", 2])
     name = {"type": ["resize", 2], "id": ["eu", 7], "lock_id": accepted["lock_id"]}
-    assert await call.ok("update", **name, progress=10, log=["a line"]) == {"answer": "ok"}
+    assert await call.ok("update", **name, progress=10, log=["a line"]) == {"answer": "ok", "resubmit": False}
     assert await call.ok("finish", **name, opts={"data": {"n": 1}}) == {"answer": "ok"}
     stored = await client.get(UUID(job))
     assert (stored.state, stored.args) == ("success", {"n": 1})
@@ -220,7 +221,7 @@ async def test_a_run_that_has_lost_its_job_is_told_and_changes_nothing(call, cli
         409,
         {"answer": "worker_conflict", "detail": "the job is not this run's any more: stop, and leave it alone"},
     )
-    assert await client.log(UUID(job)) == []
+    assert [line.message for line in await client.log(UUID(job))] == ["given back: this run does not count"]
     assert (await call.get(job))["opts"] == {"data": {}}
     assert await call.ok("finish", **run_of(others)) == {"answer": "ok"}
 
@@ -235,7 +236,7 @@ async def test_a_run_of_a_job_that_was_cancelled_is_told_to_stop(call, client):
     assert await call("finish", **run, result=1, log=["stopped"]) == told
     stored = await client.get(UUID(job))
     assert (stored.state, stored.args, stored.result) == ("cancelled", {}, None)
-    assert [line.message for line in await client.log(UUID(job))] == ["a last word", "stopped"]
+    assert [line.message for line in await client.log(UUID(job))] == ["a last word", "stopped", "cancelled on request"]
     assert await call("finish", **run, result=1) == told, "said again"
 
 
@@ -264,6 +265,7 @@ async def test_a_run_asks_for_another_round(call):
     run = run_of(await call.accept())
     assert await call.ok("typed/resubmit", **run) == {"answer": "ok"}
     assert (await call.get(job))["opts"]["resubmit"] is True
+    assert await call.ok("update", **run) == {"answer": "ok", "resubmit": True}
     await call.ok("finish", **run)
     assert (await call.get(job))["state"] == "pending"
     assert (await call.accept())["attempt"] == 2
@@ -506,7 +508,10 @@ async def test_jobs_are_listed_and_counted_by_their_state(call):
     await call.ok("finish", **run_of(await call.accept()))
     await call.accept()
     assert await call.ok("typed/count", type="resize") == {"pending": 2, "running": 1, "finished": 1}
-    for state, ids in (("finished", [0]), ("running", [1]), ("pending", [2, 3])):
+    await call.add(4, opts={"priority": 2})
+    limited = [await call.ok("typed/count", type="resize", max_priority=limit) for limit in (1, 2)]
+    assert [counts["pending"] for counts in limited] == [2, 3]
+    for state, ids in (("finished", [0]), ("running", [1]), ("pending", [2, 3, 4])):
         found = await call.ok("typed/list", type="resize", state=state)
         assert [job["id"] for job in found["jobs"]] == ids
     assert await call.ok("typed/active", type="resize") == {"ids": [1]}
@@ -538,7 +543,7 @@ async def test_jobs_are_listed_and_counted_by_their_state(call):
         ("update", {**RUN, "progress": 101}, "progress: Input should be less than or equal to 100"),
         ("update", {**RUN, "message": "a\0b"}, "message: must not contain a NUL character"),
         ("update", {**RUN, "log": "a line"}, "log: Input should be a valid list"),
-        ("update", {**RUN, "log": ["a", 1]}, "log.1: Input should be a valid string"),
+        ("update", {**RUN, "log": ["a", 1]}, "log[1]: Input should be a valid string"),
         ("update", {**RUN, "log": ["x"] * 1001}, "log: List should have at most 1000 items"),
         ("update", {**RUN, "opts": []}, "opts: Input should be a valid dictionary"),
         ("update", {**RUN, "opts": {"data": 1}}, "opts.data: Input should be a valid dictionary"),

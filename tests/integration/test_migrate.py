@@ -3,12 +3,14 @@
 import asyncio
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
+from joex.store import migrate as module
 from joex.store.database import connect
 from joex.store.jobs import json_text
-from joex.store.migrate import check_schema, migrate, migrations, schema_version
+from joex.store.migrate import check_schema, definitions, migrate, migrations, schema_version
 from joex.store.runs import finish
 
 NEWEST = migrations()[-1].number
@@ -19,6 +21,30 @@ async def empty(empty_database_url):
     connection = await connect(empty_database_url)
     yield connection
     await connection.close()
+
+
+@pytest.fixture
+def upgrade(monkeypatch):
+    """Makes a version of Joex that is newer by one number: statements that begin so are not as they were."""
+    files = module._files
+
+    def make(*beginnings):
+        def newer(folder):
+            found = files(folder)
+            for beginning in beginnings:
+                found = [(name, text.replace(f"\n{beginning}", f"\n{beginning} ")) for name, text in found]
+            return [*found, ("9999_next.sql", "SELECT 1")] if folder == "migrations" else found
+
+        monkeypatch.setattr(module, "_files", newer)
+
+    return make
+
+
+VIEWS_AND_TRIGGERS = ("CREATE OR REPLACE VIEW", "CREATE OR REPLACE TRIGGER")
+IDLE = {
+    "reader": "SELECT count(*) FROM joex.jobs",
+    "submitter": "SELECT joex.submit('a')",
+}
 
 
 async def test_an_empty_database_gets_the_whole_schema(empty):
@@ -43,6 +69,125 @@ async def test_eight_processes_may_migrate_at_once_and_one_of_them_does(empty_da
     finally:
         for connection in connections:
             await connection.close()
+
+
+async def test_each_definition_is_one_statement(connection):
+    assert len(definitions()) > 100
+    for one in definitions():
+        await connection.prepare(one.sql)  # refuses two of them
+
+
+async def test_an_upgrade_defines_anew_what_has_changed_and_nothing_else(connection, upgrade):
+    upgrade("CREATE OR REPLACE FUNCTION joex.lane(", "CREATE OR REPLACE VIEW joex.jobs")
+    before = await _definitions_by_transaction(connection)
+    assert await migrate(connection) == ["9999_next"]
+    after = await _definitions_by_transaction(connection)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"joex.lane(joex.job_priority)", "_RETURN on joex.jobs"}
+
+
+@pytest.mark.parametrize("idle", IDLE.values(), ids=list(IDLE))
+async def test_an_upgrade_of_functions_waits_for_nobody(connection, another_connection, upgrade, idle):
+    upgrade("CREATE OR REPLACE FUNCTION")
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute(idle)
+        assert await migrate(connection, patience=0) == ["9999_next"]
+
+
+@pytest.mark.parametrize("idle", IDLE.values(), ids=list(IDLE))
+async def test_while_an_upgrade_waits_for_an_idle_transaction_submissions_go_through(
+    connection, another_connection, upgrade, idle
+):
+    upgrade(*VIEWS_AND_TRIGGERS)
+    other, submitter = await another_connection(), await another_connection()
+    told: asyncio.Queue[str] = asyncio.Queue()
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute(idle)
+    at_work = asyncio.create_task(migrate(connection, patience=3600, tell=told.put_nowait))
+    line = await asyncio.wait_for(told.get(), 30)
+    assert line.startswith("waiting for other transactions that use the schema: session ")
+    assert f"session {other.get_server_pid()} (joex test, another, idle in transaction since 20" in line
+    for _ in range(5):
+        assert await asyncio.wait_for(submitter.fetchval("SELECT joex.submit('a')"), 30) is not None
+    assert not at_work.done()
+    await transaction.rollback()
+    assert await asyncio.wait_for(at_work, 30) == ["9999_next"]
+    await check_schema(connection)
+
+
+@pytest.mark.parametrize("idle", IDLE.values(), ids=list(IDLE))
+async def test_an_upgrade_that_could_not_be_made_says_why_and_has_changed_nothing(
+    connection, another_connection, upgrade, idle
+):
+    upgrade("CREATE OR REPLACE FUNCTION", *VIEWS_AND_TRIGGERS)
+    other = await another_connection()
+    before = await _definitions_by_transaction(connection)
+    async with other.transaction():
+        await other.execute(idle)
+        complaint = rf"session {other.get_server_pid()} \(joex test, another, idle .*; nothing was done: end them"
+        with pytest.raises(DatabaseUnavailable, match=complaint):
+            await migrate(connection, patience=0)
+    assert await _definitions_by_transaction(connection) == before
+    with pytest.raises(SchemaError, match=r"run 'joex migrate'"):
+        await check_schema(connection)
+    assert await migrate(connection) == ["9999_next"]
+
+
+async def test_a_prepared_transaction_in_the_way_of_an_upgrade_is_named(connection, another_connection, upgrade):
+    upgrade(*VIEWS_AND_TRIGGERS)
+    other = await another_connection()
+    await other.execute("BEGIN; SELECT joex.submit('a'); PREPARE TRANSACTION 'forgotten'")
+    try:
+        with pytest.raises(DatabaseUnavailable, match=r"the prepared transaction 'forgotten' \(postgres since 20"):
+            await migrate(connection, patience=0)
+    finally:
+        await other.execute("ROLLBACK PREPARED 'forgotten'")
+
+
+async def test_many_upgrade_at_once_while_an_idle_transaction_is_in_the_way(connection, another_connection, upgrade):
+    upgrade(*VIEWS_AND_TRIGGERS)
+    other = await another_connection()
+    told: asyncio.Queue[str] = asyncio.Queue()
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute(IDLE["submitter"])
+    connections = [await another_connection() for _ in range(4)]
+    at_once = asyncio.gather(*(migrate(one, patience=3600, tell=told.put_nowait) for one in connections))
+    await asyncio.wait_for(told.get(), 30)
+    await transaction.rollback()
+    assert sorted(map(len, await asyncio.wait_for(at_once, 60))) == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_database_that_can_not_store_every_character_is_refused(postgres, encoding):
+    async with postgres.administrator() as administrator:
+        await administrator.execute(f"CREATE DATABASE other_encoding ENCODING '{encoding}' TEMPLATE template0")
+    try:
+        connection = await asyncpg.connect(postgres.url("other_encoding"))
+        for use in (migrate, check_schema):
+            complaint = (
+                rf"the encoding of the database must be UTF8; it is {encoding}: use one that was made with CREATE"
+            )
+            with pytest.raises(ConfigError, match=complaint):
+                await use(connection)
+        await connection.close()
+    finally:
+        await postgres.drop_database("other_encoding")
+
+
+async def _definitions_by_transaction(connection):
+    """Each function, view and trigger, with the transaction that has written it."""
+    rows = await connection.fetch("""
+        SELECT oid::regprocedure::text AS name, xmin::text FROM pg_proc WHERE pronamespace = 'joex'::regnamespace
+        UNION ALL SELECT r.rulename || ' on ' || c.oid::regclass, r.xmin::text FROM pg_rewrite r
+            JOIN pg_class c ON c.oid = r.ev_class WHERE c.relnamespace = 'joex'::regnamespace
+        UNION ALL SELECT t.tgname || ' on ' || c.oid::regclass, t.xmin::text FROM pg_trigger t
+            JOIN pg_class c ON c.oid = t.tgrelid WHERE c.relnamespace = 'joex'::regnamespace AND NOT t.tgisinternal
+    """)
+    return {row["name"]: row["xmin"] for row in rows}
 
 
 async def test_each_migration_is_recorded_with_its_name(connection):

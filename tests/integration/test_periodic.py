@@ -13,6 +13,7 @@ from joex.config import Settings
 from joex.core.events import PeriodicNotRegistered, Repeated
 from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask, decide
 from joex.core.timers import Timer
+from joex.errors import NotYours
 from joex.repeating import Repeater
 from joex.runtime.housekeeping import RETENTION, register_periodic_tasks
 from joex.store import periodic
@@ -778,11 +779,29 @@ async def test_housekeeping_is_a_periodic_task_and_follows_the_settings(tasks):
     settings = Settings(retention=timedelta(hours=1), retention_failed=timedelta(hours=2), queues=["docs", "mail"])
     await register_periodic_tasks(tasks.connection, App(), settings)
     task = await tasks.get(RETENTION)
-    assert (task.owner, task.group, task.queue, task.enabled) == (SYSTEM_OWNER, "system", "docs", True)
+    assert (task.owner, task.enabled) == (SYSTEM_OWNER, True)
     assert task.args == {"keep": 3600, "keep_failed": 7200}
     await register_periodic_tasks(tasks.connection, App(), Settings(retention=timedelta(hours=5)))
+    assert (await tasks.get(RETENTION)).args["keep"] == 5 * 3600
+
+
+async def test_the_executor_that_decides_that_housekeeping_is_due_does_it_and_no_job_is_made(tasks):
+    await register_periodic_tasks(tasks.connection, App(), Settings())
+    await periodic.enable(tasks.connection, RETENTION, USER, enabled=True, any_owner=True)
+    time = await tasks.due(RETENTION)
+    read = await tasks.read()
+    assert await tasks.fire(read, "the first") == {RETENTION: "started"}
+    assert await tasks.fire(read, "the second") == {RETENTION: "stale"}
     task = await tasks.get(RETENTION)
-    assert (task.args["keep"], task.queue) == (5 * 3600, "default")
+    assert (task.last_run, task.last_outcome, task.last_job, task.worker) == (time, "started", None, "the first")
+    assert task.nextrun > time
+    assert await tasks.jobs() == 0
+
+
+async def test_housekeeping_is_not_made_a_job_by_hand_either(tasks, client):
+    with pytest.raises(NotYours, match=r"'joex.retention': it is owned by joex: executors do this themselves"):
+        await client.periodic.run_now(RETENTION)
+    assert await tasks.jobs() == 0
 
 
 async def test_housekeeping_that_was_disabled_stays_disabled(tasks):

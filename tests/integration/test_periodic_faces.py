@@ -313,7 +313,7 @@ async def test_what_others_own_is_changed_over_http_by_force_only(http, client, 
         ({"task": "t", "timer": "25:00"}, "timer '25:00': hour: expected 0 to 23; got '25'"),
         ({"task": "t", "timer": "daily", "zone": "Moon"}, "time zone: expected a name like"),
         ({"task": "t", "timer": "daily", "starting_deadline": "soon"}, "starting_deadline: duration: expected"),
-        ({"task": "t", "timer": "daily", "priority": "mid"}, "priority: Input should be 'high' or 'low'"),
+        ({"task": "t", "timer": "daily", "priority": "mid"}, "priority: expected 'high' or 'low'"),
         ({"task": "t", "timer": "daily", "tracker": "one"}, "tracker: there is no such field"),
     ],
 )

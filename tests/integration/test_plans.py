@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -29,7 +30,7 @@ from joex.store.statement import STATEMENTS
 from tests.integration.conftest import Bench
 from tests.support.postgres import TestServer, TestServers
 
-pytestmark = [pytest.mark.plans, pytest.mark.postgres(18)]
+pytestmark = [pytest.mark.plans, pytest.mark.heavy, pytest.mark.postgres(18)]
 
 JOBS, GROUPS = 1_000_000, 10_000
 FOUR_ONE = CountingScheme(4, 1)
@@ -251,6 +252,27 @@ async def test_promoting_due_jobs_costs_as_much_as_there_are(bench):
     assert_bounded(reading, 300)
 
 
+HERD = 20_000
+
+
+@pytest.mark.parametrize("jobs", [1, 20, 500])
+@pytest.mark.parametrize("groups", [1, 5_000])
+async def test_promoting_some_of_many_due_jobs_costs_what_is_promoted_and_some_steps(bench, jobs, groups):
+    """Whether one group has them or thousands do; ten thousand groups have jobs that are not due."""
+    await bench.connection.execute(
+        """
+        INSERT INTO joex.job (grp, task, state, due_at)
+        SELECT 'due ' || nr % $1::integer, 'a', 'stuck', now() - make_interval(secs => nr % 3600)
+        FROM generate_series(1, $2::integer) nr""",
+        groups,
+        HERD,
+    )
+    call = bench.connection.execute("SELECT joex.promote('default', $1)", jobs)
+    _, reading = await read_by(bench, call)
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE due_at < now()") == HERD - jobs
+    assert_bounded(reading, max(jobs, 100))  # so many steps
+
+
 async def test_starting_noting_and_finishing_runs_cost_as_much_as_there_are(bench, executor):
     taken = await bench.take(executor, 200)
     _, reading = await read_by(bench, bench.start(*taken))
@@ -273,12 +295,19 @@ async def test_a_finish_in_the_callers_transaction_costs_what_one_job_costs(benc
     assert_bounded(reading, 1)
 
 
-async def test_a_heartbeat_costs_as_much_as_there_are_runs(bench, executor):
+async def test_a_check_of_runs_costs_as_much_as_there_are(bench, executor):
     taken = await bench.take(executor, 200)
     held = [(job.id, job.lock_id) for job in taken]
-    beat, reading = await read_by(bench, executors.heartbeat(bench.connection, executor, held))
-    assert (beat.alive, beat.work, beat.lost) == (True, True, [])
+    found, reading = await read_by(bench, executors.check_runs(bench.connection, executor, held))
+    assert found.lost == []
     assert_bounded(reading, 200)
+
+
+async def test_a_heartbeat_reads_no_jobs(bench, executor):
+    await bench.take(executor, 200)
+    beat, reading = await read_by(bench, executors.heartbeat(bench.connection, executor))
+    assert beat.alive
+    assert_bounded(reading, 0)
 
 
 async def test_a_look_before_sleep_costs_next_to_nothing(bench):
@@ -297,7 +326,7 @@ async def test_ending_an_executor_costs_as_much_as_is_held(bench, executor):
 
 async def test_a_rescue_that_finds_nobody_dead_reads_no_jobs(bench, executor):
     await bench.take(executor, 100)
-    found, reading = await read_by(bench, executors.rescue(bench.connection, 5))
+    found, reading = await read_by(bench, bench.rescue())
     assert found == []
     assert_bounded(reading, 0)
 
@@ -314,6 +343,7 @@ async def test_steering_a_job_costs_what_one_job_costs(bench):
     [job_id] = await some(bench, 1)
     for call in (
         lambda: jobs.set_priority(bench.connection, job_id, "high"),
+        lambda: jobs.set_args(bench.connection, job_id, {"x": 1}),
         lambda: jobs.cancel(bench.connection, job_id),
         lambda: jobs.retry(bench.connection, job_id),
         lambda: jobs.get_job(bench.connection, job_id),
@@ -327,8 +357,43 @@ async def test_steering_a_job_costs_what_one_job_costs(bench):
 
 async def test_deleting_old_jobs_costs_as_much_as_are_deleted(bench):
     week = timedelta(days=7)
-    deleted, reading = await read_by(bench, jobs.delete_finished(bench.connection, ["success"], week, 200))
+    (deleted, _), reading = await read_by(bench, jobs.delete_finished(bench.connection, ["success"], week, 200))
     assert deleted == 200
+    assert_bounded(reading, 200)
+
+
+async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
+    """And not again for each batch: failed jobs are kept for longer, and so lie before the others."""
+    kept = 20_000
+    await bench.connection.execute(
+        """
+        INSERT INTO joex.job (task, state, finished_at)
+        SELECT 'a', 'failed', '2000-01-01'::timestamptz + make_interval(secs => nr)
+        FROM generate_series(1, $1::integer) nr
+        """,
+        kept,
+    )
+    since, entries = None, 0
+    for _ in range(20):
+        (deleted, since), reading = await read_by(
+            bench, jobs.delete_finished(bench.connection, ["success"], timedelta(days=7), 200, since=since)
+        )
+        assert (deleted, reading.scans) == (200, 0)
+        entries += reading.entries
+    assert entries <= kept + ENTRIES[0] + ENTRIES[1] * 20 * 200
+
+
+async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, executor):
+    await bench.take(executor, 200)  # of groups in which both priorities wait
+    await bench.connection.execute("""
+        INSERT INTO joex.counting (queue, ring, position) SELECT 'default', joex.ring('gone ' || nr), 1
+        FROM generate_series(1, 100) nr
+    """)
+    _, reading = await read_by(bench, runs.forget_turns(bench.connection))
+    assert_bounded(reading, 300)
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.counting") == 200
+    last, reading = await read_by(bench, jobs.forget_lines(bench.connection, UUID(int=0), 200))
+    assert last is not None
     assert_bounded(reading, 200)
 
 
@@ -356,6 +421,23 @@ async def test_a_page_of_a_queue_of_finished_jobs_or_of_a_late_cursor_costs_as_m
         page, reading = await read_by(bench, list_jobs(bench.connection, wanted, cursor, 20))
         assert len(page.jobs) == 20
         assert_bounded(reading, 20)
+
+
+async def test_the_first_submitted_of_the_jobs_that_wait_cost_as_much_as_there_are_groups_and_queues(bench):
+    # (Of one group the jobs that wait for their time have no index of their own: the queue's 10,000 are read.)
+    for queue, group, entries in (
+        (None, None, 2 * GROUPS),
+        ("default", None, 2 * GROUPS),
+        ("default", "group 7", 10_000),
+    ):
+        found, reading = await read_by(bench, listing.list_queued(bench.connection, queue, group, 50))
+        assert len(found) == 50
+        assert group is None or {job.group for job in found} == {group}
+        assert found == sorted(found, key=lambda job: (job.submitted_at, job.seq))
+        assert reading.scans == 0
+        # An entry for each lane of a group; and those that are shown, of as many groups at worst.
+        assert reading.entries <= 2 * (entries + 50 * 50)
+        assert reading.pages <= 8 * (entries + 50 * 50)
 
 
 async def test_the_list_of_executors_costs_as_much_as_is_held(bench, executor):
@@ -584,9 +666,8 @@ async def test_statistics_walk_over_nothing_that_has_finished_though_vacuum_is_p
 
 
 async def test_a_look_for_work_walks_over_nothing_that_has_finished_though_vacuum_is_pinned(pinned):
-    executor = await pinned.executor()
-    beat, reading = await read_by(pinned, executors.heartbeat(pinned.connection, executor, []))
-    assert (beat.work, beat.crowded) == (True, True)
+    found, reading = await read_by(pinned, executors.has_work(pinned.connection, ["default"]))
+    assert found
     assert_bounded(reading, PINNED_GROUPS)
 
 

@@ -1,10 +1,17 @@
 """Finished jobs are deleted with their logs, in batches, and nothing else is."""
 
 from datetime import timedelta
+from uuid import UUID, uuid4
 
 import pytest
 
-from joex.store import jobs, runs
+from joex.config import Settings
+from joex.core.job import NewJob, Priority
+from joex.core.periodic import SYSTEM_OWNER
+from joex.errors import ConfigError
+from joex.runtime import housekeeping
+from joex.runtime.housekeeping import RETENTION, clean, system_periodic_tasks
+from joex.store import jobs, periodic, runs
 from joex.store.runs import LogLine
 
 WEEK = timedelta(days=7)
@@ -24,6 +31,11 @@ async def age(bench, days=8):
     )
 
 
+async def deleted(bench, states=ALL, most=100):
+    """How many jobs a batch deletes that have ended a week ago."""
+    return (await jobs.delete_finished(bench.connection, states, WEEK, most))[0]
+
+
 async def test_old_finished_jobs_go_with_their_logs_and_young_ones_stay(bench, me):
     async def finished_with_a_line():
         job_id = await bench.submit()
@@ -35,7 +47,7 @@ async def test_old_finished_jobs_go_with_their_logs_and_young_ones_stay(bench, m
     old = await finished_with_a_line()
     await age(bench)
     young = await finished_with_a_line()
-    assert await jobs.delete_finished(bench.connection, ALL, WEEK, 100) == 1
+    assert await deleted(bench) == 1
     assert await jobs.get_job(bench.connection, old) is None
     assert await jobs.job_log(bench.connection, old) == []
     assert len(await jobs.job_log(bench.connection, young)) == 1
@@ -44,26 +56,24 @@ async def test_old_finished_jobs_go_with_their_logs_and_young_ones_stay(bench, m
 async def test_each_state_can_have_its_own_time(bench, me):
     ids = {state: await bench.job_in(state, me) for state in ALL}
     await age(bench)
-    assert await jobs.delete_finished(bench.connection, ["success", "cancelled"], WEEK, 100) == 2
+    assert await deleted(bench, ["success", "cancelled"]) == 2
     assert await bench.state(ids["failed"]) == "failed"
 
 
 async def test_a_batch_has_a_limit_and_takes_the_oldest_first(bench, me):
     ids = [await bench.job_in("success", me) for _ in range(5)]
     await age(bench)
-    assert await jobs.delete_finished(bench.connection, ALL, WEEK, 3) == 3
+    assert await deleted(bench, most=3) == 3
     assert [await jobs.get_job(bench.connection, job_id) is None for job_id in ids] == [True, True, True, False, False]
-    assert await jobs.delete_finished(bench.connection, ALL, WEEK, 3) == 2
-    assert await jobs.delete_finished(bench.connection, ALL, WEEK, 3) == 0
+    assert await deleted(bench, most=3) == 2
+    assert await deleted(bench, most=3) == 0
 
 
 @pytest.mark.parametrize("state", ["waiting", "stuck", "scheduled", "running"])
 async def test_a_job_that_is_not_finished_is_never_deleted_however_old(bench, me, state):
     job_id = await bench.job_in(state, me)
     await bench.connection.execute("UPDATE joex.job SET submitted_at = '2000-01-01', started_at = '2000-01-01'")
-    assert (
-        await jobs.delete_finished(bench.connection, ["waiting", "stuck", "scheduled", "running", *ALL], WEEK, 9) == 0
-    )
+    assert await deleted(bench, ["waiting", "stuck", "scheduled", "running", *ALL]) == 0
     assert await bench.state(job_id) == state
 
 
@@ -73,6 +83,111 @@ async def test_a_job_that_is_being_run_again_by_hand_is_passed_over(bench, me, a
     await age(bench)
     async with other.transaction():
         assert await jobs.retry(other, retried)
-        assert await jobs.delete_finished(bench.connection, ALL, WEEK, 100) == 1
+        assert await deleted(bench) == 1
     assert await bench.state(retried) == "waiting"
     assert await jobs.get_job(bench.connection, gone) is None
+
+
+async def test_the_batches_of_a_cleaning_go_on_after_the_jobs_that_are_kept_and_miss_none(bench, monkeypatch):
+    monkeypatch.setattr(housekeeping, "_BATCH", 2)
+    await set_ages(bench)
+    await bench.connection.execute("""
+        INSERT INTO joex.job (task, state, finished_at)
+        SELECT 'a', CASE WHEN nr % 3 = 0 THEN 'success' ELSE 'failed' END::joex.job_state,
+               now() - make_interval(days => 8) - nr / 5 * interval '1 hour'    -- five at a time
+        FROM generate_series(1, 100) nr
+    """)
+    await clean(bench.connection)
+    left = await bench.connection.fetch("SELECT state::text, count(*) FROM joex.job GROUP BY 1")
+    assert list(map(tuple, left)) == [("failed", 67)]
+
+
+async def test_a_cleaning_keeps_what_the_settings_keep(bench, me):
+    """Finished jobs for a week, failed ones for a month."""
+    await set_ages(bench)
+    ids: dict[tuple[str, int], UUID] = {}
+    for days in (32, 8, 0):
+        ids |= {(state, days): await bench.job_in(state, me) for state in ALL}
+        for state in ALL:
+            await bench.connection.execute(
+                "UPDATE joex.job SET finished_at = finished_at - make_interval(days => $2) WHERE id = $1",
+                ids[state, days],
+                days,
+            )
+    await clean(bench.connection)
+    kept = {name for name, job_id in ids.items() if await jobs.get_job(bench.connection, job_id)}
+    assert kept == {("failed", 8), *((state, 0) for state in ALL)}
+
+
+async def test_ages_that_are_none_are_named(bench):
+    await set_ages(bench)
+    await bench.connection.execute('UPDATE joex.periodic_task SET args = \'{"keep": "x"}\'')
+    with pytest.raises(ConfigError, match=r"^the arguments of the periodic task joex.retention are no ages: "):
+        await clean(bench.connection)
+
+
+async def test_the_turns_of_groups_without_unfinished_jobs_are_forgotten_and_those_of_others_kept(bench):
+    """Else there would be a row for ever for each group that ever was."""
+    me = await bench.executor()
+    fields = [(group, priority) for group in ("waits", "held", "done") for priority in Priority]
+    await jobs.submit_many(
+        bench.connection, [NewJob("a", group=group, priority=priority) for group, priority in fields * 2]
+    )
+    taken = await bench.take(me, 12)
+    for job in taken[:-1] if taken[-1].group == "held" else taken:
+        if job.group != "held":
+            await bench.finish(job)
+    await bench.submit("waits")
+    assert await groups_counted(bench) == {"waits", "held", "done"}
+    await runs.forget_turns(bench.connection)
+    assert await groups_counted(bench) == {"waits", "held"}
+
+
+async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_later(bench, me, another_connection):
+    """Neither waits for the other."""
+    await set_ages(bench)
+    job_id, other = await bench.submit(), await another_connection()
+    taken = await bench.take_one(me)
+    await bench.finish(taken)
+    async with other.transaction():
+        await runs.note_many(other, [LogLine(job_id, taken.lock_id, 1, 0.0, "info", "late")], [])
+        await bench.connection.execute("SELECT joex.remove($1)", job_id)
+    kept = await bench.job_in("success", me)
+    await bench.connection.execute("INSERT INTO joex.job_log VALUES (DEFAULT, $1, 1, now(), 'info', 'x')", kept)
+    assert [line.message for line in await jobs.job_log(bench.connection, job_id)] == ["late"]
+    await clean(bench.connection)
+    assert await jobs.job_log(bench.connection, job_id) == []
+    assert [line.message for line in await jobs.job_log(bench.connection, kept)] == ["x"]
+
+
+async def test_lines_are_looked_through_in_parts_until_all_were_seen(bench):
+    there = sorted([uuid4() for _ in range(5)], key=lambda one: one.int)
+    await bench.connection.executemany(
+        "INSERT INTO joex.job_log (job_id, attempt, at, level, message) VALUES ($1, 1, now(), 'info', 'x')",
+        [(one,) for one in there for _ in range(3)],
+    )
+
+    async def left():
+        return await bench.connection.fetchval("SELECT count(*) FROM joex.job_log")
+
+    assert await jobs.forget_lines(bench.connection, UUID(int=0), 3) == there[2]
+    assert await left() == 6
+    assert await jobs.forget_lines(bench.connection, there[2], 3) is None
+    assert await left() == 0
+    assert await jobs.forget_lines(bench.connection, UUID(int=0), 3) is None
+
+
+async def set_ages(bench):
+    """What an executor does at its start."""
+    [task] = system_periodic_tasks(Settings())
+    assert await periodic.put(bench.connection, task, SYSTEM_OWNER) == "set"
+    assert (await periodic.list_tasks(bench.connection, [RETENTION]))[0].args
+
+
+async def groups_counted(bench):
+    """The groups whose turns are counted."""
+    rows = await bench.connection.fetch("""
+        SELECT g.name FROM unnest('{waits,held,done}'::text[]) g(name)
+        WHERE EXISTS (SELECT FROM joex.counting k WHERE k.ring = joex.ring(g.name))
+    """)
+    return {row["name"] for row in rows}

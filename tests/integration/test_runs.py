@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from datetime import timedelta
+import random
+from datetime import UTC, timedelta
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -181,7 +183,10 @@ async def test_a_run_that_lost_its_job_neither_starts_it_nor_writes_progress_and
     assert await runs.note_many(bench.connection, [line, mine, line], [lost_progress]) == 2
     job = await bench.job(job_id)
     assert (job.state, job.attempt, job.progress, job.progress_message) == ("scheduled", 0, 0, None)
-    assert await log_of(bench, job_id) == [(1, "info", "mine")]
+    assert await log_of(bench, job_id) == [
+        (1, "warning", "lost: its executor died each time it held this job"),
+        (1, "info", "mine"),
+    ]
 
 
 async def test_a_run_that_ended_cannot_start_or_end_again(bench, me):
@@ -295,7 +300,7 @@ async def test_a_finishing_transaction_that_rolls_back_after_its_executor_died_l
     await reclaim(bench, me)
     await transaction.rollback()
     assert await bench.state(job_id) == "scheduled"  # its row was locked when the executor ended
-    await executors.rescue(bench.connection, 5)
+    await bench.rescue()
     assert (await bench.take_one(await bench.executor("you"))).id == job_id
 
 
@@ -450,19 +455,183 @@ async def test_lines_that_come_after_the_end_of_their_run_are_kept(bench, me):
     assert (
         await runs.note_many(bench.connection, [LogLine(job_id, taken.lock_id, 1, 0.0, "info", "last words")], []) == 0
     )
-    assert await log_of(bench, job_id) == [(1, "info", "last words")]
+    assert await log_of(bench, job_id) == [(1, "info", "last words"), (1, "info", "succeeded")]
 
 
-async def test_progress_is_shown_while_the_run_lasts_and_starts_anew_with_the_next_one(bench, me):
+async def test_progress_is_shown_while_the_run_lasts_and_kept_until_the_next_one_reports_its_own(bench, me):
     job_id = await bench.submit()
     taken = await bench.take_one(me)
     await runs.note_many(bench.connection, [], [Progress(job_id, taken.lock_id, 40, "page 4 of 10")])
     job = await bench.job(job_id)
     assert (job.progress, job.progress_message) == (40, "page 4 of 10")
-    await bench.finish(taken, "waiting")
-    await bench.take_one(me)
+    await bench.finish(taken, "stuck", error="no luck", age=1.0, delay=0.0)
+    taken = await bench.take_one(me)
+    await bench.start(taken)
     job = await bench.job(job_id)
-    assert (job.progress, job.progress_message) == (0, None)
+    assert (job.progress, job.progress_message) == (40, "page 4 of 10")
+    await runs.note_many(bench.connection, [], [Progress(job_id, taken.lock_id, 10, None)])
+    job = await bench.job(job_id)
+    assert (job.progress, job.progress_message) == (10, None)
+
+
+# How each run ended, in the log.
+
+
+async def test_the_log_says_how_each_run_has_ended_after_what_it_said_itself(bench, me):
+    job_id = await bench.submit()
+    ends: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("stuck", {"error": "no luck", "delay": 0.0}),
+        ("stuck", {"error": "no luck either", "delay": 0.0}),
+        ("success", {"message": "7 pages"}),
+    )
+    again = ""
+    for attempt, (state, more) in enumerate(ends, start=1):
+        taken = await bench.take_one(me)
+        await runs.note_many(bench.connection, [LogLine(job_id, taken.lock_id, attempt, 0.0, "debug", "begins")], [])
+        await bench.finish(taken, state, age=1.0, **more)
+        due_at = (await bench.job(job_id)).due_at
+        if attempt == 1:
+            again = f"; it is tried again at {due_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    log = await log_of(bench, job_id)
+    assert [line[:2] for line in log] == [
+        (1, "debug"),
+        (1, "warning"),
+        (2, "debug"),
+        (2, "warning"),
+        (3, "debug"),
+        (3, "info"),
+    ]
+    assert log[1][2] == "failed: no luck" + again
+    assert log[3][2].startswith("failed: no luck either; it is tried again at ")
+    assert log[5][2] == "succeeded: 7 pages"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ("success", {}, (1, "info", "succeeded")),
+        ("failed", {"error": "boom"}, (1, "error", "failed: boom; it is not tried again")),
+        ("failed", {"error": "boom", "exhausted": True}, (1, "error", "failed: boom; its retries are exceeded")),
+        ("cancelled", {"error": "Cancel: not needed"}, (1, "warning", "cancelled: Cancel: not needed")),
+        ("waiting", {}, (1, "info", "given back: this run does not count")),
+    ],
+    ids=["success", "failed", "exceeded", "cancelled", "given back"],
+)
+@pytest.mark.parametrize("is_marked", [False, True], ids=["short", "marked as running"])
+async def test_a_run_that_has_said_nothing_has_a_line_of_its_end(bench, me, end, is_marked):
+    state, more, line = end
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    if is_marked:
+        await bench.start(taken)
+    await bench.finish(taken, state, age=1.0, **more)
+    assert await log_of(bench, job_id) == [line]
+
+
+async def test_whatever_a_run_says_the_log_tells_of_the_request_that_cancelled_its_job(bench, me):
+    for state in ("success", "stuck", "cancelled", "waiting"):
+        job_id = await bench.submit()
+        taken = await bench.take_one(me)
+        await jobs.cancel(bench.connection, job_id)
+        assert await bench.finish(taken, state, age=1.0) == ["canceled"]
+        assert await log_of(bench, job_id) == [(1, "warning", "cancelled on request")]
+
+
+async def test_a_success_that_is_run_once_more_stays_in_the_log(bench, me):
+    job_id = await bench.submit()
+    for attempt in (1, 2, 3):
+        taken = await bench.take_one(me)
+        if attempt == 2:  # asked for while it runs
+            await bench.connection.execute("SELECT joex.resubmit($1)", job_id)
+        await bench.finish(taken, "success", age=1.0)
+        if attempt == 1:
+            await bench.connection.execute("SELECT joex.resubmit($1)", job_id)
+    assert await log_of(bench, job_id) == [
+        (1, "info", "succeeded"),
+        (2, "warning", "succeeded; it goes round once more, as was asked for"),
+        (3, "info", "succeeded"),
+    ]
+
+
+async def test_what_is_given_back_before_it_has_started_leaves_no_line(bench, me):
+    job_id = await bench.submit()
+    await bench.finish(await bench.take_one(me), "waiting")
+    await bench.take_one(me)
+    await executors.leave(bench.connection, me, 5)
+    assert await log_of(bench, job_id) == []
+
+
+async def test_runs_that_are_lost_or_left_behind_have_their_line(bench, me):
+    job_id = await bench.submit()
+    await bench.start(await bench.take_one(me))
+    await executors.leave(bench.connection, me, 5)
+    for _ in range(6):
+        you = await bench.executor("you")
+        await bench.start(await bench.take_one(you))
+        await reclaim(bench, you)
+    lost = "lost: its executor died each time it held this job"
+    assert await log_of(bench, job_id) == [
+        (1, "info", "given back: this run does not count"),
+        *((attempt, "warning", lost) for attempt in range(2, 7)),
+        (7, "error", "failed: lost 6 times: its executor died each time it held this job"),
+    ]
+
+
+async def test_a_log_that_can_not_be_written_keeps_no_job_from_its_end(bench, me, another_connection):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("LOCK TABLE joex.job_log IN SHARE MODE")
+        assert await bench.finish(taken, "failed", error="boom", age=1.0) == []
+    assert (await bench.job(job_id)).state == "failed"
+
+
+async def test_a_page_of_the_log_that_is_full_leaves_its_end_to_the_next_one(bench, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    lines = [LogLine(job_id, taken.lock_id, 1, 0.0, "info", f"line {nr}") for nr in range(2)]
+    await runs.note_many(bench.connection, lines, [])
+    await bench.finish(taken, "success", age=1.0)
+    pages, after = [], 0
+    while page := await jobs.job_log(bench.connection, job_id, after=after, most=2):
+        pages.append([line.message for line in page])
+        after = page[-1].seq
+    assert pages == [["line 0", "line 1"], ["succeeded"]]
+    assert [line.message for line in (await jobs.latest_log(bench.connection, [job_id], 2))[job_id]] == [
+        "line 1",
+        "succeeded",
+    ]
+
+
+# What is large.
+
+
+async def test_small_arguments_come_with_a_take_and_large_ones_are_fetched_by_their_run(bench, me):
+    small, large, packed = {"x": "small"}, {"x": str(list(range(20_000)))}, {"x": "y" * 1_000_000}
+    for args in (small, large, packed, small):
+        await bench.submit(args=args)
+    taken = await bench.take(me, 4)
+    assert [job.args is None for job in taken] == [False, True, True, False]
+    for job, args in zip(taken[1:3], (large, packed), strict=True):
+        assert json.loads(await runs.arguments(bench.connection, job.id, job.lock_id) or "") == args
+
+
+async def test_a_take_brings_no_more_than_its_budget_of_bytes_whatever_waits(bench, me):
+    for nr in range(200):
+        await bench.submit(args={"x": random.Random(nr).randbytes(6000 if nr % 2 else 60).hex()})
+    taken = await bench.take(me, 200)
+    assert [job.args is not None for job in taken] == [nr % 2 == 0 for nr in range(200)]
+    await executors.leave(bench.connection, me, 5)
+    again = await bench.take(await bench.executor("you"), 20)
+    assert all(job.args is not None for job in again)
+
+
+async def test_a_run_that_has_lost_its_job_is_not_given_its_arguments(bench, me):
+    await bench.submit(args={"x": str(list(range(20_000)))})
+    taken = await bench.take_one(me)
+    await reclaim(bench, me)
+    assert await runs.arguments(bench.connection, taken.id, taken.lock_id) is None
 
 
 async def test_a_job_is_never_in_two_places_and_its_state_fits_its_place(bench):

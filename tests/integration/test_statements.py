@@ -17,7 +17,8 @@ for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
 # What is said before there is a schema.
 MIGRATION = {
     "SELECT coalesce(max(number), 0) FROM joex.migration",
-    "INSERT INTO joex.migration (number, name) VALUES ($1, $2)",
+    "INSERT INTO joex.migration (number, name, definitions) VALUES ($1, $2, $3)",
+    "SELECT definitions FROM joex.migration WHERE number = $1",
 }
 NO_JOB = "'00000000-0000-0000-0000-000000000000'::uuid"
 
@@ -52,7 +53,9 @@ CALLS = {
     "announce_ends": f"joex.announce_ends(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], '{{}}')",
     "announce_executor": "joex.announce_executor('executor-left', 1)",
     "announce_short": f"joex.announce_short(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0], NULL)",
+    "arguments": f"joex.arguments({NO_JOB}, {NO_JOB})",
     "cancel": f"joex.cancel({NO_JOB})",
+    "check_size": "joex.check_size('args', 1)",
     "delete_removed": f"joex.delete_removed(ARRAY[{NO_JOB}])",
     "delete_finished": "joex.delete_finished(ARRAY['success'], now())",
     "demand": "joex.demand(ARRAY['default'], 100)",
@@ -66,9 +69,17 @@ CALLS = {
     "finish": f"joex.finish({NO_JOB}, {NO_JOB})",
     "finish_many": f"joex.finish_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY['success'], ARRAY[NULL]::jsonb[], \
                      ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::float8[], ARRAY[NULL]::float8[], true)",
+    "largest": "joex.largest('args')",
+    "set_largest": "joex.set_largest('args', 10000)",
+    "log": f"joex.log({NO_JOB})",
+    "log_ends": f"joex.log_ends(ARRAY[{NO_JOB}], ARRAY[1], ARRAY['info'], ARRAY['x'])",
+    "log_ends_of": f"joex.log_ends_of(ARRAY[{NO_JOB}], ARRAY['failed'], ARRAY['x'], ARRAY[1.0], NULL, ARRAY[1], \
+                     ARRAY['canceled'])",
+    "log_of_success": f"joex.log_of_success({NO_JOB})",
     "group_bucket": "joex.group_bucket('a')",
     "has_runnable": "joex.has_runnable('default')",
     "forget_turns": "joex.forget_turns()",
+    "forget_lines": f"joex.forget_lines({NO_JOB})",
     "entries_walked": "joex.entries_walked()",
     "floor_epoch": "joex.floor_epoch()",
     "comes_back": None,  # a trigger
@@ -83,13 +94,21 @@ CALLS = {
     "by_floors": "count(*) FROM joex.by_floors(true)",
     "floors_are_on": "joex.floors_are_on()",
     "held_by": "joex.held_by(1)",
+    "held_by_any": "joex.held_by_any('{1}')",
     "first_runnable": "joex.first_runnable('default', 1, 2::smallint, NULL, 1, now())",
     "finished_since": "joex.finished_since(now(), 10)",
     "is_crowded": "joex.is_crowded()",
     "switch_floors": "joex.switch_floors()",
     "set_floors": "joex.set_floors(true)",
-    "heartbeat": f"joex.heartbeat(1, ARRAY[{NO_JOB}], ARRAY[{NO_JOB}])",
-    "is_dead": "joex.is_dead(e) FROM joex.executor e",
+    "goes_round": f"joex.goes_round({NO_JOB})",
+    "heartbeat": "joex.heartbeat(1)",
+    "check_runs": f"joex.check_runs(1, ARRAY[{NO_JOB}], ARRAY[{NO_JOB}])",
+    "has_work": "joex.has_work(ARRAY['default'])",
+    "is_dead": "joex.is_dead(e, now(), '1 minute') FROM joex.executor e",
+    "mark_ended": "joex.mark_ended(1, 'dead')",
+    "must_see_the_latest": "joex.must_see_the_latest('this')",
+    "put_back_orphans": "joex.put_back_orphans(5, 100)",
+    "send": "joex.send('joex_test', 'payload')",
     "highest_rank": "joex.highest_rank()",
     "is_awaited": "joex.is_awaited('default')",
     "is_heard": "joex.is_heard(true)",
@@ -112,14 +131,16 @@ CALLS = {
                    ARRAY['line'], ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[50]::smallint[], ARRAY['half'])",
     "notify": "joex.notify()",
     "pod_gone": "joex.pod_gone('nothing', 5)",
+    "priority_of": "joex.priority_of('High')",
     "promote": "joex.promote('default')",
     "promote_due": "joex.promote_due(ARRAY['default'])",
     "put_periodic_task": "joex.put_periodic_task('a', 't', 'daily')",
     "put_back": f"joex.put_back(ARRAY[{NO_JOB}], 1, 5, 'why')",
+    "queued": "joex.queued(NULL, NULL, 10)",
     "recover_overdue": "joex.recover_overdue(5)",
     "register": "joex.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)",
     "remove": f"joex.remove({NO_JOB})",
-    "rescue": "joex.rescue(5)",
+    "rescue": "joex.rescue('1 minute', 5)",
     "resubmit": f"joex.resubmit({NO_JOB})",
     "retire": "joex.retire('a/b', true)",
     "retry": f"joex.retry({NO_JOB})",
@@ -128,6 +149,7 @@ CALLS = {
     "room": "joex.room('default', 1, 1)",
     "sees_the_latest": "joex.sees_the_latest()",
     "serve_queue": "joex.serve_queue('another')",
+    "set_args": f"joex.set_args({NO_JOB}, '{{}}')",
     "set_group": "joex.set_group('a', weight => 2)",
     "set_priority": f"joex.set_priority({NO_JOB}, 'high')",
     "set_timeout": "joex.set_timeout('a', '1 minute', false)",
@@ -139,6 +161,13 @@ CALLS = {
     "submit_many": "joex.submit_many(ARRAY['a', 'b'])",
     "subscribe": "joex.subscribe('me', '1 minute')",
     "take": "joex.take(1, ARRAY['default'], 3)",
+    "hold_ring": "joex.hold_ring('default'), joex.free_ring('default')",
+    "wait_for_ring": "joex.wait_for_ring('default'), joex.free_ring('default')",
+    "free_ring": "joex.free_ring('default')",
+    "any_place": "joex.any_place()",
+    "promote_in_turn": "joex.promote_in_turn('default', 5, now())",
+    "make_ring_cursor": None,  # a trigger
+    "forget_floors": None,  # a trigger
     "choose": None,  # take calls it
     "in_turns": None,  # choose calls it
     "count_turns": "joex.count_turns('default', '{1}', '{1}')",
@@ -185,11 +214,11 @@ async def test_every_view_can_be_read(bench, view):
     assert len(await bench.connection.fetch(f"TABLE joex.{view}")) == 1
 
 
-async def test_every_function_belongs_to_the_installing_user_and_every_user_who_may_may_call_it(connection):
-    """No SECURITY DEFINER: rights on the tables stay what the administrator made them."""
-    assert (
-        await connection.fetchval(
-            "SELECT count(*) FROM pg_proc WHERE pronamespace = 'joex'::regnamespace AND prosecdef"
-        )
-        == 0
-    )
+async def test_functions_have_the_rights_of_the_calling_role_but_for_the_trigger_that_makes_a_queues_sequence(
+    connection,
+):
+    """Rights on the tables stay what the administrator made them: a trigger can't be called."""
+    rows = await connection.fetch("""
+        SELECT proname, prorettype::regtype::text AS returns, proconfig FROM pg_proc
+        WHERE pronamespace = 'joex'::regnamespace AND prosecdef""")
+    assert [tuple(row) for row in rows] == [("make_ring_cursor", "trigger", ["search_path=pg_catalog, pg_temp"])]

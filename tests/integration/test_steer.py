@@ -1,7 +1,8 @@
-"""What people and programs say about a job from outside: cancel, priority, retry; and settings of groups."""
+"""What is said about a job from outside: cancel, priority, arguments, removal, retry; and settings of groups."""
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -163,19 +164,41 @@ async def test_a_job_that_is_not_due_has_its_new_priority_when_it_is(bench, me):
     assert [job.id for job in await bench.take(me, 2)] == [later, low]
 
 
-async def test_a_due_retry_keeps_its_place_before_all_others_whatever_its_priority_becomes(bench, me):
-    stuck = await bench.job_in("stuck", me, priority="high")
+async def test_a_due_retry_keeps_its_place_before_all_others_whatever_its_priority(bench, me):
+    stuck = await bench.job_in("stuck", me)
     await jobs.retry(bench.connection, stuck)
     await bench.submit(priority="high")
-    assert await jobs.set_priority(bench.connection, stuck, "low")
+    assert not await jobs.set_priority(bench.connection, stuck, "high")
     assert (await bench.take_one(me)).id == stuck
 
 
-@pytest.mark.parametrize("state", ["scheduled", "running", *FINISHED])
+NOT_WAITING = ["scheduled", "running", "stuck", *FINISHED]
+
+
+@pytest.mark.parametrize("state", NOT_WAITING)
 async def test_the_priority_of_a_job_that_does_not_wait_stays(bench, me, state):
     job_id = await bench.job_in(state, me)
     assert not await jobs.set_priority(bench.connection, job_id, "high")
     assert (await bench.job(job_id)).priority == "low"
+
+
+@pytest.mark.parametrize("priority", ["High", "HIGH"])
+async def test_a_priority_may_be_written_in_whichever_case(bench, client, priority):
+    args = {"priority": priority}
+    submitted = [await client.submit("a", **args), *await client.submit_many([{"task": "a", **args}])]
+    submitted.append(await bench.connection.fetchval("SELECT joex.submit('a', priority => $1)", priority))
+    submitted += [row[0] for row in await bench.connection.fetch(
+        "SELECT joex.submit_many(ARRAY['a'], priorities => ARRAY[$1])", priority
+    )]  # fmt: skip
+    submitted.append(await bench.connection.fetchval("SELECT joex.add('a', '1', priority => $1)", priority))
+    changed = [await bench.submit() for _ in range(2)]
+    assert await client.set_priority(changed[0], priority)
+    assert await bench.connection.fetchval("SELECT joex.set_priority($1, $2)", changed[1], priority)
+    assert {(await bench.job(job_id)).priority for job_id in (*submitted, *changed)} == {"high"}
+    await client.periodic.put("one", "a", "daily", **args)
+    assert (await client.periodic.get("one")).priority == "high"
+    await bench.connection.execute("SELECT joex.put_periodic_task('two', 'a', 'daily', priority => $1)", priority)
+    assert (await client.periodic.get("two")).priority == "high"
 
 
 async def test_the_priority_of_no_job_is_not_changed(client):
@@ -198,6 +221,77 @@ async def test_a_change_of_priority_that_meets_a_take_comes_too_late(bench, me, 
         await transaction.commit()
     assert not await changing
     assert await bench.state(job_id) == "scheduled"
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize("fields", [{}, {"not_before": LATER}], ids=["runnable", "later"])
+async def test_a_waiting_job_gets_other_arguments_and_runs_with_them(bench, client, me, fields):
+    job_id = await bench.submit(args={"x": 1, "y": 2}, **fields)
+    before = await bench.job(job_id)
+    assert await client.set_args(job_id, {"x": 3})
+    assert await bench.job(job_id) == replace(before, args={"x": 3})
+    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
+    assert (await bench.take_one(me)).args == '{"x": 3}'
+
+
+@pytest.mark.parametrize("state", NOT_WAITING)
+async def test_the_arguments_of_a_job_that_does_not_wait_stay(bench, client, me, state):
+    job_id = await bench.job_in(state, me, args={"x": 1})
+    assert not await client.set_args(job_id, {"x": 2})
+    assert (await bench.job(job_id)).args == {"x": 1}
+    assert not await client.set_args(uuid4(), {})
+
+
+async def test_a_change_of_arguments_that_meets_a_take_comes_too_late(
+    bench, me, another_connection, waiting_for_a_lock
+):
+    job_id = await bench.submit(args={"x": 1})
+    other, observer = await another_connection(), await another_connection()
+    transaction = bench.connection.transaction()
+    await transaction.start()
+    assert (await bench.take_one(me)).args == '{"x": 1}'
+    async with waiting_for_a_lock(observer, jobs.set_args(other, job_id, {"x": 2})) as changing:
+        await transaction.commit()
+    assert not await changing
+    assert (await bench.job(job_id)).args == {"x": 1}
+
+
+async def test_a_take_passes_over_a_job_whose_arguments_are_being_changed(bench, me, another_connection):
+    job_id, other = await bench.submit(args={"x": 1}), await another_connection()
+    async with other.transaction():
+        assert await jobs.set_args(other, job_id, {"x": 2})
+        assert await bench.take(me) == []
+    assert (await bench.take_one(me)).args == '{"x": 2}'
+
+
+@pytest.mark.parametrize("wrong", [["list"], "text", None, {1: 2}, {"x": float("nan")}])
+async def test_wrong_arguments_are_refused_and_the_job_keeps_its_own(bench, client, wrong):
+    job_id = await bench.submit(args={"x": 1})
+    with pytest.raises(InvalidJob, match=r"^args(\.x)?: "):
+        await client.set_args(job_id, wrong)
+    assert (await bench.job(job_id)).args == {"x": 1}
+
+
+# Removal.
+
+
+@pytest.mark.parametrize("state", ["waiting", "stuck", *FINISHED])
+async def test_a_job_that_does_not_run_is_removed_from_python(bench, client, me, state):
+    job_id = await bench.job_in(state, me)
+    assert await client.remove(job_id) == "ok"
+    assert await client.get(job_id) is None
+    assert await client.remove(job_id) == "not_found"
+
+
+async def test_a_job_that_runs_is_told_to_stop_and_is_gone_when_it_has(bench, client, me):
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    assert await client.remove(job_id) == "ok"
+    assert (await bench.job(job_id)).cancel_requested
+    assert await bench.finish(taken, "cancelled") == ["canceled"]
+    assert await client.get(job_id) is None
 
 
 # Retry by hand.

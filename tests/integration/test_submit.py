@@ -2,15 +2,30 @@
 
 import asyncio
 import json
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from math import inf, nan
 from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
+import joex
 from joex import Client, InvalidJob, NewJob, Priority
+from joex.errors import DatabaseUnavailable
+from joex.store.errors import translate
 from tests.support.proxy import At, Proxy
+from tests.support.waiting import eventually
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value with a field."""
+
+    x: float
 
 
 async def count(connection):
@@ -125,9 +140,9 @@ async def test_of_many_jobs_those_are_skipped_whose_tracker_has_an_unfinished_jo
 
 async def test_of_many_jobs_one_that_is_wrong_keeps_all_from_being_stored(client, connection):
     good = [{"task": "a"} for _ in range(1500)]
-    with pytest.raises(InvalidJob, match=r"^task: must not be empty$"):
+    with pytest.raises(InvalidJob, match=r"^jobs\[1500\]\.task: must not be empty$"):
         await client.submit_many([*good, {"task": ""}])
-    with pytest.raises(InvalidJob, match=r"^args: "):
+    with pytest.raises(InvalidJob, match=r"^jobs\[1500\]\.args\.x: must not contain a NUL"):
         await client.submit_many([*good, {"task": "a", "args": {"x": "\0"}}])
     assert await count(connection) == 0
 
@@ -172,9 +187,21 @@ BAD: dict[str, list[Any]] = {
     "subject": ["x" * 1001, "a\0b", None],
     "submitter": ["x" * 255, "a\0b"],
     "tracker": ["", "x" * 255, "a\0b", 5],
-    "retries": [-1, 1_000_001, "many", 1.5],
+    "retries": [-1, 1_000_001, "many", 1.5, True],
     "not_before": ["soon", datetime(2030, 1, 1), 5, timedelta(days=-1)],  # noqa: DTZ001 - that is one of the mistakes
-    "args": [["list"], "text", {"x": "\0"}, {"x": {"\0": 1}}, {"x": object()}, {"x": "\ud800"}, {"x": {1, object()}}],
+    "args": [
+        [],
+        ["list"],
+        "",
+        0,
+        False,
+        "text",
+        {"x": "\0"},
+        {"x": {"\0": 1}},
+        {"x": object()},
+        {"x": "\ud800"},
+        {"x": {1, object()}},
+    ],
 }
 
 
@@ -187,29 +214,143 @@ async def test_a_wrong_submission_is_one_clear_error_that_names_the_field_and_no
         fields: dict[str, Any] = {"task": "a", field: value}
         with pytest.raises(InvalidJob) as caught:
             await client.submit_many([{"task": "a"}, fields])
-        assert str(caught.value).startswith((f"{field}: ", "duration: ")), value
+        assert str(caught.value).startswith(f"jobs[1].{field}: "), value
         assert "\n" not in str(caught.value)
-        if field != "args":
-            with pytest.raises(InvalidJob, match=str(caught.value)[:20]):
-                await client.submit(**fields)
+        with pytest.raises(InvalidJob) as alone:
+            await client.submit(**fields)
+        assert str(caught.value) == f"jobs[1].{alone.value}"
     assert await count(connection) == 0
 
 
-async def test_a_field_that_does_not_exist_is_refused(client):
-    with pytest.raises(InvalidJob, match="colour"):
-        await client.submit_many([{"task": "a", "colour": "red"}])
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"task": "a", "colour": "red"}, r"^jobs\[3\]\.colour: there is no such field; there are task, args, group, "),
+        ({"args": {}}, r"^jobs\[3\]\.task: is required$"),
+        ({"task": "a", 5: 6}, r"^jobs\[3\]: expected the names of fields; got 'task', 5$"),
+        ("a", r"^jobs\[3\]: expected a NewJob, or a mapping of its fields; got str$"),
+        (None, r"^jobs\[3\]: expected a NewJob, or a mapping of its fields; got NoneType$"),
+    ],
+    ids=["unknown", "without a task", "a number", "text", "none"],
+)
+async def test_what_is_no_submission_is_named_with_its_place_among_the_others(client, connection, wrong, complaint):
+    with pytest.raises(InvalidJob, match=complaint):
+        await client.submit_many([{"task": "a"}] * 3 + [wrong])
+    assert await count(connection) == 0
 
 
-async def test_not_a_number_and_infinity_travel_as_text_because_json_has_none(client):
-    job = await client.get(await client.submit("a", {"x": float("nan"), "y": float("inf")}))
-    assert job.args == {"x": "NaN", "y": "Infinity"}
+WRONG_IN_SQL = {
+    "task => ''": "task: 1 to 254 bytes",
+    "task => 'a', args => '[1]'": "args: must be a JSON object",
+    "task => 'a', grp => ''": "group: 1 to 254 bytes",
+    "task => 'a', queue => repeat('x', 255)": "queue: 1 to 254 bytes",
+    "task => 'a', subject => repeat('x', 1001)": "subject: at most 1000 bytes",
+    "task => 'a', submitter => repeat('x', 255)": "submitter: at most 254 bytes",
+    "task => 'a', tracker => ''": "tracker: 1 to 254 bytes",
+    "task => 'a', retries => -1": "retries: 0 or more",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG_IN_SQL)
+async def test_the_database_itself_refuses_what_is_wrong_and_says_what_is_expected_of_which_field(
+    connection, arguments
+):
+    expected = f'violates check constraint "{WRONG_IN_SQL[arguments]}"'
+    with pytest.raises(asyncpg.CheckViolationError, match=re.escape(expected)) as caught:
+        await connection.execute(f"SELECT joex.submit({arguments})")
+    assert str(translate(caught.value)) == WRONG_IN_SQL[arguments]
+
+
+async def test_a_session_that_is_killed_in_the_middle_of_a_call_says_so_and_no_more(
+    connection, database_url, another_connection
+):
+    other = await another_connection()
+    async with Client(database_url) as client:
+        await client.submit("a")
+        [pid] = await connection.fetch("SELECT pid FROM pg_stat_activity WHERE application_name = 'joex client'")
+        await connection.execute("BEGIN; LOCK TABLE joex.job")
+        call = asyncio.create_task(client.submit("a"))
+        waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
+        await eventually(lambda: other.fetchval(waits, pid["pid"]))
+        await other.execute("SELECT pg_terminate_backend($1)", pid["pid"])
+        with pytest.raises(DatabaseUnavailable) as caught:
+            await call
+        await connection.execute("ROLLBACK")
+    assert "state" not in str(caught.value)
+
+
+CHANGED: dict[str, tuple[Any, str]] = {
+    "a number as a name": ({1: 2}, "args: can't be stored as JSON: expected texts as names; got 1"),
+    "a tuple as a name": ({"a": {(1, 2): 3}}, "args.a: can't be stored as JSON: expected texts as names; got (1, 2)"),
+    "nan": ({"a": [1.5, nan]}, "args.a[1]: can't be stored as JSON: got nan, and numbers in JSON are finite"),
+    "infinity": ({"a": -inf}, "args.a: can't be stored as JSON: got -inf, and numbers in JSON are finite"),
+    "bytes": ({"a": b"x"}, "args.a: can't be stored as JSON: got bytes: write bytes as text, such as base64"),
+    "a set": ({"a": [{"b": {1}}]}, "args.a[0].b: can't be stored as JSON: got set: give a list"),
+    "a generator": ({"a": (nr for nr in range(3))}, "args.a: can't be stored as JSON: got generator"),
+    "nan in a dataclass": ({"a": Point(nan)}, "args.a.x: can't be stored as JSON: got nan, "),
+}
+
+
+@pytest.mark.postgres(18)
+@pytest.mark.parametrize("kind", CHANGED)
+async def test_arguments_that_json_would_change_are_refused_by_their_path_and_nothing_is_stored(
+    client, connection, kind
+):
+    args, said = CHANGED[kind]
+    with pytest.raises(InvalidJob) as caught:
+        await client.submit("a", args)
+    assert str(caught.value).startswith(said)
+    with pytest.raises(InvalidJob) as caught:
+        await client.submit_many([{"task": "a"}, {"task": "a", "args": args}])
+    assert str(caught.value).startswith(f"1.{said}")
+    with pytest.raises(InvalidJob) as caught:
+        await client.typed.add("a", 1, {"data": args})
+    assert str(caught.value).startswith(said.replace("args", "data", 1))
+    with pytest.raises(InvalidJob) as caught:
+        await client.periodic.put("a", "a", "daily", args=args)
+    assert str(caught.value).startswith(said)
+    assert await count(connection) == 0
+    assert await client.periodic.get("a") is None
+
+
+async def test_what_json_has_a_text_for_is_stored_as_that_and_read_by_the_annotations_of_a_task(client):
+    @joex.App().task("a")
+    async def task(
+        ctx: joex.Context,
+        *,
+        at: datetime,
+        long: timedelta,
+        key: UUID,
+        price: Decimal,
+        pair: tuple[int, int],
+        point: Point,
+    ) -> None: ...
+
+    given = {
+        "at": datetime(2030, 1, 1, tzinfo=UTC),
+        "long": timedelta(minutes=5),
+        "key": UUID(int=7),
+        "price": Decimal("1.10"),
+        "pair": (1, 2),
+        "point": Point(0.5),
+    }
+    stored = (await client.get(await task.submit(client, **given))).args
+    assert stored == {
+        "at": "2030-01-01T00:00:00Z",
+        "long": "PT5M",
+        "key": "00000000-0000-0000-0000-000000000007",
+        "price": "1.10",
+        "pair": [1, 2],
+        "point": {"x": 0.5},
+    }
+    assert task.parse_arguments(stored) == given
 
 
 async def test_arguments_that_could_not_be_read_again_are_refused(client, connection):
     deep: list[Any] = []
     for _ in range(230):
         deep = [deep]
-    with pytest.raises(InvalidJob, match=r"^args: can't be stored as JSON that is read again"):
+    with pytest.raises(InvalidJob, match=r"^args: can't be stored as JSON: "):
         await client.submit("a", {"deep": deep})
     assert await count(connection) == 0
     flat: dict[str, list[list[int]]] = {"flat": [[] for _ in range(500)]}
@@ -233,6 +374,68 @@ async def test_names_with_quotes_and_percent_signs_are_just_names(client):
 
 
 # The SQL face, which any language and any trigger can use.
+
+
+_TOO_LARGE = {"x": "y" * 9000}
+_LARGE = {"x": "y" * 8100}
+
+
+@pytest.mark.parametrize(
+    "submit",
+    [
+        lambda client, args: client.submit("a", args),
+        lambda client, args: client.submit("a", args, tracker="one"),
+        lambda client, args: client.submit_many([{"task": "a"}, {"task": "a", "args": args}]),
+        lambda client, args: client.typed.add("a", 1, {"data": args}),
+    ],
+    ids=["one", "tracked", "many", "typed"],
+)
+async def test_arguments_over_the_limit_are_refused_with_a_line_that_names_them_and_nothing_is_stored(
+    client, connection, submit
+):
+    await submit(client, _TOO_LARGE)
+    await connection.execute("DELETE FROM joex.job")
+    await connection.execute("SELECT joex.set_largest('args', 8192)")
+    with pytest.raises(
+        InvalidJob, match=r"^args: at most 8192 bytes; got 90\d\d: keep it elsewhere and give a reference, or"
+    ):
+        await submit(client, _TOO_LARGE)
+    assert await connection.fetchval("SELECT count(*) FROM joex.job") == 0
+    await submit(client, _LARGE)
+
+
+async def test_arguments_over_the_limit_are_refused_in_sql_too(connection):
+    await connection.execute("SELECT joex.set_largest('args', 8192)")
+    data = json.dumps(_TOO_LARGE)
+    for statement in (
+        "SELECT joex.submit('a', $1::text::jsonb)",
+        "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', $1::text]::jsonb[])",
+        "INSERT INTO joex.job (task, args, lane) VALUES ('a', $1::text::jsonb, 2)",
+    ):
+        with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 8192 bytes; got 90") as refused:
+            await connection.fetch(statement, data)
+        assert refused.value.sqlstate == "JX003"
+    job_id = await connection.fetchval("SELECT joex.submit('a')")
+    with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 8192 bytes; got 90"):
+        await connection.fetch("SELECT joex.set_args($1, $2::text::jsonb)", job_id, data)
+
+
+async def test_the_default_limit_of_arguments_is_sixteen_million_bytes(connection):
+    assert await connection.fetchval("SELECT joex.largest('args')") == 16_000_000
+    await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('args', NULL)")
+    with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got 16"):
+        await connection.fetchval("SELECT joex.submit('a', jsonb_build_object('x', repeat('y', 16000000)))")
+
+
+async def test_a_run_can_not_make_its_data_or_its_result_larger_than_they_may_be(typed, client, connection):
+    await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('result', 8193)")
+    await typed.add("a", 1)
+    job = await typed.accept("a")
+    with pytest.raises(InvalidJob, match=r"^args: at most 8192 bytes; got 90"):
+        await typed.update("a", 1, {"data": _TOO_LARGE}, job.lock_id)
+    with pytest.raises(InvalidJob, match=r"^result: at most 8193 bytes; got 90"):
+        await typed.finish("a", 1, {}, job.lock_id, result=_TOO_LARGE)
+    assert (await client.get(job.job)).state == "running"
 
 
 async def test_sql_submits_with_named_arguments_and_defaults(connection, client):
@@ -353,6 +556,19 @@ async def test_a_submission_wakes_a_sleeper_of_its_queue_alone(bench, heard):
         await bench.connection.execute("SELECT joex.fall_asleep($1)", executor)
     await bench.submit()
     assert await heard() == [{"queue": "default", "executors": [sleeper]}]
+
+
+async def test_a_submission_that_its_tracker_skips_wakes_nobody(bench, heard, client):
+    await bench.submit(tracker="one")
+    for name in ("first", "second"):
+        await bench.connection.execute("SELECT joex.fall_asleep($1)", await bench.executor(name))
+    assert await client.submit("a", tracker="one") is None
+    await bench.connection.execute("SELECT joex.submit('a', tracker => 'one')")
+    assert await client.submit_many([{"task": "a", "tracker": "one"}] * 3) == [None] * 3
+    assert await heard() == []
+    made = await client.submit_many([{"task": "a", "tracker": tracker} for tracker in ("one", "two", "two")])
+    assert [job_id is None for job_id in made] == [True, False, True]
+    assert [len(message["executors"]) for message in await heard()] == [1]
 
 
 async def test_a_job_that_is_not_due_wakes_too_because_a_sleeper_must_learn_when_it_is(bench, heard):
@@ -505,23 +721,3 @@ async def test_a_row_that_is_made_by_hand_gets_its_place_on_the_ring_and_can_be_
     place = await bench.connection.fetchval("SELECT ring FROM joex.job")
     assert place == await bench.connection.fetchval("SELECT joex.ring('by hand')")
     assert (await bench.take_one(me)).group == "by hand"
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("task", "''"),
-        ("queue", "repeat('q', 255)"),
-        ("grp", "''"),
-        ("tracker", "''"),
-        ("subject", "repeat('s', 1001)"),
-        ("submitter", "repeat('s', 255)"),
-        ("retries", "-1"),
-        ("args", "'[]'"),
-    ],
-)
-async def test_the_database_itself_refuses_what_is_wrong_and_names_the_field(connection, field, value):
-    fields = ", ".join(f"{name} => {given}" for name, given in {"task": "'a'", field: value}.items())
-    with pytest.raises(asyncpg.CheckViolationError) as refused:
-        await connection.execute(f"SELECT joex.submit({fields})")
-    assert refused.value.constraint_name == f"job_{field}_check"

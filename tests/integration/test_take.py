@@ -299,7 +299,7 @@ async def test_a_take_that_fails_leaves_neither_jobs_taken_nor_the_ring_locked(b
 async def test_a_take_that_is_cancelled_while_it_waits_leaves_the_ring_free(bench, another_connection):
     await submit_each(bench, a=1)
     executor, other = await bench.executor(), await another_connection()
-    await other.execute("SELECT pg_advisory_lock(joex.lock_class(3), id) FROM joex.queue")
+    await other.execute("SELECT pg_advisory_lock(joex.lock_class(3), hashtext('default'))")
     await bench.connection.execute("SET statement_timeout = '50ms'")
     with pytest.raises(Exception, match="statement timeout"):
         await bench.take(executor)
@@ -307,7 +307,7 @@ async def test_a_take_that_is_cancelled_while_it_waits_leaves_the_ring_free(benc
     await other.execute("SELECT pg_advisory_unlock_all()")
     assert len(await bench.take(executor)) == 1
     third = await another_connection()
-    assert await third.fetchval("SELECT pg_try_advisory_lock(joex.lock_class(3), id) FROM joex.queue")
+    assert await third.fetchval("SELECT pg_try_advisory_lock(joex.lock_class(3), hashtext('default'))")
 
 
 async def test_an_executor_that_fills_its_slots_and_leaves_work_wakes_the_next(bench, another_connection):

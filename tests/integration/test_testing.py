@@ -61,7 +61,7 @@ async def test_jobs_run_in_their_order_and_come_back_as_they_are_stored(app, cli
         ("add", "success", 3),
     ]
     assert (jobs[1].progress, jobs[1].progress_message, jobs[1].attempt) == (100, "half", 1)
-    assert [line.message for line in await client.log(jobs[1].id)] == ["1 and 2"]
+    assert [line.message for line in await client.log(jobs[1].id)] == ["1 and 2", "succeeded"]
     assert await drain(app, client) == []
 
 
@@ -149,3 +149,20 @@ async def test_nothing_is_left_running(app, client, connection):
     await drain(app, client)
     assert await connection.fetchval("SELECT count(*) FROM joex.executors WHERE left_at IS NULL") == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_run_that_returns_though_its_job_was_cancelled_is_cleaned_up(client):
+    app, cleaned = joex.App(), []
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> str:
+        assert await client.cancel(ctx.job_id) == "requested"
+        return "done"
+
+    @task.on_cancel
+    async def clean_up(ctx: joex.Context) -> None:
+        cleaned.append(ctx.job_id)
+
+    job_id = await client.submit("task")
+    [job] = await drain(app, client)
+    assert (job.state, cleaned) == ("cancelled", [job_id])

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from fdb.tuple import SingleFloat
 
-from joex import InvalidJob, JobExists
+from joex import InvalidJob, JobExists, TypeTimeout
 from joex.core import tuples
 from joex.core.tuples import Versionstamp
 from joex.store import jobs, runs, stats
@@ -577,6 +577,29 @@ async def test_jobs_are_listed_and_counted_by_state(typed):
     assert await typed.active(T) == [3]
 
 
+async def test_jobs_up_to_a_priority_are_counted(typed):
+    for nr, opts in enumerate([{}, {"priority": 1}, {"priority": 2}, {"priority": 2}, {"priority": 3}]):
+        await typed.add(T, nr, opts)
+    assert await run(typed) == 0
+    assert (await typed.accept(T)).id == 1
+    assert await typed.count(T, max_priority=2) == {"pending": 2, "running": 1, "finished": 1}
+    assert await typed.count(T, 0) == {"pending": 0, "running": 0, "finished": 1}
+    assert await typed.count(T, None) == {"pending": 0, "running": 0, "finished": 1}
+    assert await typed.count(T) == {"pending": 3, "running": 1, "finished": 1}
+
+
+async def test_the_types_that_have_a_timeout_are_listed(typed):
+    assert await typed.timeouts() == []
+    await typed.set_timeout((1, "eu"), activity="30s")
+    await typed.set_timeout("mail", visibility="5m")
+    assert sorted(await typed.timeouts(), key=str) == [
+        TypeTimeout("mail", None, timedelta(minutes=5)),
+        TypeTimeout((1, "eu"), timedelta(seconds=30), None),
+    ]
+    await typed.set_timeout("mail")
+    assert [one.type for one in await typed.timeouts()] == [(1, "eu")]
+
+
 async def test_the_active_ones_are_in_the_order_of_their_ids(typed):
     for value in reversed(VALUES):
         await typed.add(T, value)
@@ -628,7 +651,7 @@ async def test_retention_leaves_them_alone(typed, client, connection, bench):
     await run(typed)
     await run(typed)
     await connection.execute("UPDATE joex.job SET finished_at = '2000-01-01'")
-    assert await jobs.delete_finished(connection, ["success"], timedelta(days=1), 100) == 1
+    assert (await jobs.delete_finished(connection, ["success"], timedelta(days=1), 100))[0] == 1
     assert [job.id for job in await typed.list_jobs(T)] == [1]
 
 
@@ -686,10 +709,10 @@ WRONG = {
     "after: not a value": lambda t: t.list_jobs(T, after={}),
     "opts: expected an object (names and values); got list": lambda t: t.add(T, 1, []),
     "opts: expected an object (names and values); got NoneType": lambda t: t.update(T, 1, None, LOCK),
-    "opts: can't be stored as JSON": lambda t: t.add(T, 1, {"free": object()}),
+    "opts.free: can't be stored as JSON": lambda t: t.add(T, 1, {"free": object()}),
     "opts: must not contain a NUL character": lambda t: t.finish(T, 1, {"free": "\0"}, LOCK),
     "data: expected an object (names and values); got list": lambda t: t.add(T, 1, {"data": []}),
-    "data: can't be stored as JSON": lambda t: t.update(T, 1, {"data": {"a": object()}}, LOCK),
+    "data.a: can't be stored as JSON": lambda t: t.update(T, 1, {"data": {"a": object()}}, LOCK),
     "data: must not contain a NUL character": lambda t: t.add(T, 1, {"data": {"a": "\0"}}),
     "cancel: expected true or false; got 'yes'": lambda t: t.add(T, 1, {"cancel": "yes"}),
     "cancel: a run can't cancel its own job": lambda t: t.update(T, 1, {"cancel": True}, LOCK),

@@ -59,11 +59,11 @@ async def test_the_first_accept_of_a_type_in_an_open_transaction_keeps_nobody_wa
         await typed.add(job_type, 2)
     async with connection.transaction():
         assert (await typed.accept(T, connection=connection)).id == 1
-        assert await asyncio.wait_for(typed.accept(T), 30) is None
+        assert (await asyncio.wait_for(typed.accept(T), 30)).id == 2
         assert (await asyncio.wait_for(typed.accept("another"), 30)).id == 1
         bench.connection = await another_connection()
-        await asyncio.wait_for(bench.executor(queues=["default"]), 30)
-    assert (await typed.accept(T)).id == 2
+        await asyncio.wait_for(bench.executor(queues=["default", T]), 30)
+    assert await typed.accept(T) is None
 
 
 async def test_a_group_all_of_whose_jobs_others_hold_keeps_no_other_group_from_its_turn(typed, connection):
@@ -171,6 +171,35 @@ async def test_an_update_changes_what_it_says_and_leaves_the_rest(typed, client)
     assert await update({"resubmit": False}) == (None, {"b": 2}, "bob", True)
     stored = await client.get(job.job)
     assert (stored.progress, stored.progress_message) == (33, "a third")
+
+
+async def test_a_report_is_told_that_the_job_is_to_go_round_once_more(typed):
+    await typed.add(T, 1)
+    job = await typed.accept(T)
+    answer = await typed.update(T, 1, {}, job.lock_id)
+    assert (answer, answer.resubmit) == ("ok", False)
+    await typed.resubmit(T, 1)
+    answer = await typed.update(T, 1, {}, job.lock_id)
+    assert (answer, answer.resubmit) == ("ok", True)
+    await typed.finish(T, 1, {}, job.lock_id)
+    answer = await typed.update(T, 1, {}, job.lock_id)
+    assert (answer, answer.resubmit) == ("worker_conflict", False)
+    again = await typed.accept(T)
+    assert not (await typed.update(T, 1, {}, again.lock_id)).resubmit
+
+
+async def test_a_report_that_waits_for_a_resubmit_is_told_of_it(
+    typed, connection, another_connection, waiting_for_a_lock
+):
+    await typed.add(T, 1)
+    job = await typed.accept(T)
+    transaction = connection.transaction()
+    await transaction.start()
+    await typed.resubmit(T, 1, connection=connection)
+    report = typed.update(T, 1, {}, job.lock_id)
+    async with waiting_for_a_lock(await another_connection(), report) as reporting:
+        await transaction.commit()
+    assert (await reporting).resubmit
 
 
 async def test_a_types_own_states_are_kept_in_its_data(typed):
@@ -414,7 +443,7 @@ async def test_a_report_that_meets_the_monitor_waits_for_it_and_comes_too_late(
 
 
 async def test_a_run_that_fails_is_tried_again_after_delays_that_double_until_it_has_failed(client, connection):
-    typed = TypedJobs(client, retries=2, retry_delay=timedelta(seconds=100))
+    typed = TypedJobs(client, retries=2, retry_delay=timedelta(seconds=100), retry_jitter=0)
     job_id = await typed.add(T, 1, {"data": {"kept": True}})
     for attempt, delay in enumerate((100, 200), start=1):
         before = await connection.fetchval("SELECT clock_timestamp()")

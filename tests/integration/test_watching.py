@@ -163,15 +163,15 @@ async def test_a_wait_ends_with_none_when_a_running_job_that_was_to_be_removed_h
 async def test_a_wait_ends_with_none_when_retention_deletes_the_job(bench, me, client, waiting):
     job_id = await bench.job_in("success", me)
     async with waiting(client.wait(job_id, states=["waiting"]), job_id) as wait:
-        assert await jobs.delete_finished(bench.connection, ["success"], timedelta(0), 10) == 1
+        assert (await jobs.delete_finished(bench.connection, ["success"], timedelta(0), 10))[0] == 1
     assert await wait is None
 
 
 async def test_a_wait_gives_up_after_its_timeout(bench, client):
     first, second = await bench.submit(), await bench.submit()
     await client.cancel(first)
-    with pytest.raises(TimeoutError, match=r"^1 of 2 jobs are not cancelled or failed or success after 250ms$"):
-        await client.wait_many([first, second], timeout="250ms")
+    with pytest.raises(TimeoutError, match=r"^1 of 2 jobs are not cancelled or failed or success after 2s$"):
+        await client.wait_many([first, second], timeout="2s")
 
 
 async def test_many_jobs_come_in_the_order_in_which_they_were_named(bench, me, client):
@@ -325,7 +325,7 @@ async def test_who_waits_learns_of_a_wrong_url_and_of_a_missing_schema(postgres,
 
 
 async def test_one_connection_is_enough_for_all_who_wait(bench, database_url, waiting):
-    pool = await create_pool(database_url, most=1, pooled=True)
+    pool = await create_pool(database_url, most=1)
     client = Client(pool)
     ids = [await bench.submit() for _ in range(3)]
     async with waiting(asyncio.gather(*map(client.wait, ids)), *ids) as wait:

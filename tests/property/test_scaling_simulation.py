@@ -186,4 +186,4 @@ class Pool(RuleBasedStateMachine):
 
 
 Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestPool = pytest.mark.timeout(300)(Pool.TestCase)
+TestPool = Pool.TestCase

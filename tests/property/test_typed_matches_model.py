@@ -348,7 +348,7 @@ def _seen(job: Any) -> tuple[Any, ...]:
 async def database(client: Client, connection: asyncpg.Connection) -> Callable[[], Any]:
     """Makes both sides, with nothing in them."""
     await connection.execute("SET synchronous_commit = off")
-    typed = TypedJobs(client, retries=RETRIES, retry_delay=timedelta(hours=1))
+    typed = TypedJobs(client, retries=RETRIES, retry_delay=timedelta(hours=1), retry_jitter=0)
 
     async def make() -> Sides:
         await connection.execute("TRUNCATE joex.job, joex.job_log")

@@ -8,6 +8,7 @@ in ``flags``, so that tests can hold a job in a phase.
 
 import asyncio
 import atexit
+import ctypes
 import os
 import queue
 import signal
@@ -211,6 +212,13 @@ async def hold_loop(ctx: joex.Context, flag: str) -> None:
     thread = threading.Thread(target=lambda: asyncio.run(hold.function(ctx, flag)), daemon=True)
     thread.start()
     thread.join()
+
+
+@app.task("hold.lock")
+async def hold_lock(ctx: joex.Context) -> None:
+    """Holds Python's lock, so that nothing else of its process runs, for a minute."""
+    async with _recorded(ctx):
+        ctypes.PyDLL(None).sleep(60)
 
 
 @app.task("hold.stubborn")

@@ -1,86 +1,287 @@
-"""All tests, in two lanes side by side: ``python -m tests.support.lanes``, which ``make test`` runs.
+"""All tests, in lanes side by side: ``python -m tests.support.lanes``, which ``make test`` runs.
 
-Most of the time tests wait, for leases that run out and for processes that start, so that one lane computes while the
-other waits. Each is a session of pytest of its own, with its own servers, folders and ports. What the first prints is
-seen as it comes; what the second prints comes after it, and is never mixed with it.
+Most of the time a test waits, for a lease that runs out or a process that starts: one lane computes while others wait.
+Each lane is a session of pytest of its own, with its own servers, folders and ports. All lanes know all tests. A lane
+takes the next file that no lane has taken (it makes the file ``NAME.taken`` in a folder that they share), until none is
+left, so that all lanes end at about the same time. Two kinds of files are not for any lane at any moment:
+
+- Those of the tier cluster are for one lane, which has the cluster, once the programs of that are built: in the
+  background, which takes minutes the first time.
+- Those with a test that is marked ``heavy`` run one at a time, and not beside that build.
+
+Both come as early as they may, for of each kind one lane at a time runs them all; the others come tier by tier.
+
+A line tells of each file that is done, with its failures: a lane may be ended by a test. What pytest has to say of
+skips and durations comes at the end, lane after lane, and then a line for each tier.
 """
 
+import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import pytest
 
 from tests.support.processes import die_with_parent
 
-FIRST = ("unit", "property", "integration", "acceptance")
-"""The tiers of the first lane, which take about as long as all others."""
+LANES = min(4, (os.cpu_count() or 1) + 1)
+TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster")
 
+_FOLDER = "JOEX_TEST_LANES"
+_BUILD = "the build"
+_HEAVY = "a heavy one"
 _PAUSE = 0.1
+_ROOT = Path(__file__).parents[2]
 
 
-def main() -> int:
-    """Run all tests; the exit code is 0 if all passed."""
-    colour = ["--color=yes"] if sys.stdout.isatty() else []  # the second prints to a file
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=10", *colour]
-    tiers = " or ".join(FIRST)
-    _say(f"test: the tiers {', '.join(FIRST)}; all others at the same time, told after them")
-    codes = run([*pytest, "-m", tiers], [*pytest, "-m", f"not ({tiers})"])
-    for name, code in zip((", ".join(FIRST), "all others"), codes, strict=True):
-        _say(f"test: {name}: {f'NOT passed, exit code {code}' if code else 'passed'}")
-    return next(filter(None, codes), 0)
+# A lane: what pytest is told by `-p tests.support.lanes`.
 
 
-def run(first: Sequence[str], second: Sequence[str]) -> tuple[int, int]:
-    """Run two commands side by side, tell what they print one after the other, and return their exit codes.
+class Share:
+    """The files of tests that a lane takes, in the folder that the lanes share."""
+
+    def __init__(self, folder: Path, items: Sequence[pytest.Item]) -> None:
+        self._folder = folder
+        self._has_cluster = False
+        files: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        _write(folder / "all", list(files))
+        early = sorted(files, key=lambda name: (not _is(files[name], "cluster"), not _is(files[name], "heavy")))
+        self._left = {name: files[name] for name in early}
+
+    def __iter__(self) -> Iterator[tuple[str, list[pytest.Item]]]:
+        """Take one file after the other, until none is left for this lane; its locks are held until it has run."""
+        while self._left:
+            for name in list(self._left):
+                with ExitStack() as locks:
+                    if self._take(name, locks):
+                        yield name, self._left.pop(name)
+                        break
+            else:
+                time.sleep(_PAUSE)  # what is left waits for a heavy one, or for the build
+
+    def _take(self, name: str, locks: ExitStack) -> bool:
+        is_of_cluster, is_heavy = (_is(self._left[name], mark) for mark in ("cluster", "heavy"))
+        is_for_another = is_of_cluster and not self._has_cluster and self._is_taken("cluster")
+        if is_for_another or self._is_taken(name):
+            del self._left[name]
+            return False
+        if is_heavy and not self._lock(_HEAVY, locks):
+            return False
+        if (is_heavy or is_of_cluster) and not self._lock(_BUILD, locks):
+            return False
+        if is_of_cluster and not self._has_cluster:
+            self._has_cluster = self._make_taken("cluster")
+        return (not is_of_cluster or self._has_cluster) and self._make_taken(name)
+
+    def _is_taken(self, name: str) -> bool:
+        return _path(self._folder, name, "taken").exists()
+
+    def _make_taken(self, name: str) -> bool:
+        try:
+            _path(self._folder, name, "taken").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _lock(self, name: str, locks: ExitStack) -> bool:
+        """Hold a lock, if no other process does."""
+        file = locks.enter_context((self._folder / name).open("w"))
+        try:
+            # Heavy files may not meet, but any number of lanes may find at the same time that the build is over.
+            fcntl.flock(file, (fcntl.LOCK_SH if name == _BUILD else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run this lane's share of the tests."""
+    if session.testsfailed:
+        return None  # not all could be collected: pytest says so
+    folder = Path(os.environ[_FOLDER])
+    for name, items in Share(folder, session.items):
+        _outcomes.clear()
+        _failures.clear()
+        started = time.monotonic()
+        # After the last one, what belongs to the file is torn down, and what belongs to the session is kept.
+        for item, after in zip(items, [*items[1:], session], strict=True):
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+        tier = next((tier for tier in TIERS if items[0].get_closest_marker(tier)), "other")
+        result = {
+            "name": name,
+            "tier": tier,
+            "seconds": time.monotonic() - started,
+            "tests": _outcomes,
+            "failures": _failures,
+        }
+        _write(_path(folder, name, "done"), result)
+    session.config.option.tbstyle = "no"  # what has failed was told with its file
+    return True
+
+
+_outcomes: Counter[str] = Counter()  # how the tests of the file that runs have ended
+_failures: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep how a test has ended; one that fails in its fixtures too counts twice."""
+    if report.when == "call" or not report.passed:
+        _outcomes[report.outcome] += 1
+    if report.failed:
+        sections = "".join(f"--- {name} ---\n{text}" for name, text in report.sections)
+        _failures.append(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n{sections}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_teststatus() -> Generator[None, tuple[str, str, Any], tuple[str, str, Any]]:
+    """No dots: a line tells of each file."""
+    category, _, word = yield
+    return category, "", word
+
+
+def _is(items: Sequence[pytest.Item], mark: str) -> bool:
+    """Whether a file has a test that is marked so."""
+    return any(item.get_closest_marker(mark) for item in items)
+
+
+def _path(folder: Path, name: str, kind: str) -> Path:
+    return folder / f"{name.replace('/', '.')}.{kind}"
+
+
+def _write(path: Path, what: Any) -> None:
+    """Write a file that others read: what they find is whole."""
+    aside = path.with_name(f"{path.name} {os.getpid()}")
+    aside.write_text(json.dumps(what))
+    aside.replace(path)
+
+
+# What starts the lanes.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run all tests (of what pytest is told to take by the arguments); the exit code is 0 if all passed."""
+    colour = ["--color=yes"] if sys.stdout.isatty() else []  # it prints to a file
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.support.lanes"]
+    command = [*pytest, "-q", "-o", "console_output_style=classic", "-rfEs", "--durations=10", *colour, *arguments]
+    with tempfile.TemporaryDirectory(prefix="joex-tests-lanes-") as name:
+        folder, told = Path(name), set[str]()
+        for line in tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["markers"][: len(TIERS)]:
+            _say(f"test: {line}")
+        _say(f"test: in {LANES} lanes; each file is told of when it is done")
+        builder = _start_build(folder)
+        try:
+            codes = run([command] * LANES, lambda: _tell(folder, told), **{_FOLDER: name})
+        finally:
+            builder.terminate()
+            builder.wait()
+        return _summary(folder, codes)
+
+
+def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: None, **environment: str) -> list[int]:
+    """Run commands side by side, tell what they have printed one after the other, and return their exit codes.
 
     Each has a session of its own: Ctrl-C at the terminal reaches neither them nor what they have started. It is passed
-    on to the two alone, who end what is theirs; a second Ctrl-C is too. However this process ends, they end.
+    on to them alone, who end what is theirs; a second Ctrl-C is too. However this process ends, they end.
     """
-    with tempfile.TemporaryFile() as output:
-        lanes: list[subprocess.Popen] = []
+    with ExitStack() as files:
+        lanes: list[tuple[subprocess.Popen, BinaryIO]] = []
 
         def pass_on(_number: int, _frame: FrameType | None) -> None:
-            for lane in lanes:
+            for lane, _ in lanes:
                 lane.send_signal(signal.SIGINT)
 
         signal.signal(signal.SIGINT, pass_on)
         signal.signal(signal.SIGTERM, pass_on)
-        lanes.append(_start(first, None))
-        lanes.append(_start(second, output))
-        lanes[0].wait()
-        _tell(output, lanes[1])
-        return lanes[0].returncode, lanes[1].returncode
+        for command in commands:
+            output = files.enter_context(tempfile.TemporaryFile())
+            lanes.append((_start(command, output, environment), output))
+        while any(lane.poll() is None for lane, _ in lanes):
+            time.sleep(_PAUSE)
+            tell()
+        sys.stdout.flush()
+        for _, printed in lanes:
+            printed.seek(0)
+            sys.stdout.buffer.write(printed.read())
+        return [lane.returncode for lane, _ in lanes]
 
 
-def _start(command: Sequence[str], output: BinaryIO | None) -> subprocess.Popen:
+def _start(command: Sequence[str], output: BinaryIO, environment: dict[str, str]) -> subprocess.Popen:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=output and subprocess.STDOUT,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
         start_new_session=True,
         preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
     )
 
 
-def _tell(output: BinaryIO, lane: subprocess.Popen) -> None:
-    """Print what is in a file, and what comes to it, until the lane that writes it has ended."""
-    told = 0
-    is_over = False
-    while not is_over:
-        with suppress(subprocess.TimeoutExpired):
-            lane.wait(_PAUSE)
-            is_over = True  # and all that it printed is there
-        # Not by a position that is shared with who writes.
-        while part := os.pread(output.fileno(), 65536, told):
-            sys.stdout.buffer.write(part)
-            sys.stdout.buffer.flush()
-            told += len(part)
+def _start_build(folder: Path) -> subprocess.Popen:
+    """Build the cluster's programs; whatever of it runs holds the lock, by a file that it has inherited."""
+    with (folder / _BUILD).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [sys.executable, "-m", "tests.support.cluster.build"]
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[lock.fileno()],
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+        )
+
+
+def _tell(folder: Path, told: set[str]) -> None:
+    """A line for each file that is done and was not told of yet."""
+    for path in sorted(folder.glob("*.done"), key=lambda path: path.stat().st_mtime):
+        if path.name not in told:
+            told.add(path.name)
+            result = json.loads(path.read_text())
+            for failure in result["failures"]:
+                _say(failure)
+            _say(f"{result['name']}: {_in_words(result['tests'])}, {result['seconds']:.0f} s")
+
+
+def _summary(folder: Path, codes: Sequence[int]) -> int:
+    """A line for each tier, and what went wrong; returns the exit code."""
+    results = [json.loads(path.read_text()) for path in folder.glob("*.done")]
+    for tier in (*TIERS, "other"):
+        tests: Counter[str] = Counter()
+        for result in results:
+            tests.update(result["tests"] if result["tier"] == tier else {})
+        if tests or tier in TIERS:
+            seconds = sum(result["seconds"] for result in results if result["tier"] == tier)
+            _say(f"test: {tier}: {_in_words(tests)}, {seconds:.0f} s")
+    names = json.loads((folder / "all").read_text()) if (folder / "all").exists() else []
+    lost = set(names) - {result["name"] for result in results}
+    for name in sorted(lost):
+        _say(f"test: {name}: NOT finished")
+    for number, code in enumerate(codes, 1):
+        if code:
+            _say(f"test: lane {number}: exit code {code}")
+    is_good = names and not lost and not any(codes)
+    _say(f"test: {'all passed' if is_good else 'NOT passed'}")
+    return 0 if is_good else 1
+
+
+def _in_words(tests: dict[str, Any]) -> str:
+    words = {"passed": "passed", "failed": "FAILED", "skipped": "SKIPPED"}
+    return ", ".join(f"{tests[kind]} {word}" for kind, word in words.items() if tests.get(kind)) or "none ran"
 
 
 def _say(line: str) -> None:
@@ -88,4 +289,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

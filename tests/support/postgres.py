@@ -2,6 +2,9 @@
 
 The servers come out of the wheel that `joex demo` uses. Each has a template database with the schema of Joex, from
 which a test's own database is copied. They listen on a unix socket and on TCP (for proxies in between).
+
+All tests hold whatever the default isolation is: ``JOEX_TEST_ISOLATION="repeatable read" make test-integration``, and
+``serializable``, run them on servers that have it.
 """
 
 import itertools
@@ -13,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +49,7 @@ max_prepared_transactions = 5
 max_wal_size = 2GB
 checkpoint_timeout = 30min
 lc_messages = 'C'
+default_transaction_isolation = '{isolation}'
 """
 
 _OTHERS = """
@@ -80,7 +84,7 @@ _SHAPE = r"""
     SELECT md5(string_agg(line, ' ' ORDER BY line)) FROM (
         SELECT format('%s %s %s', oid::regclass, relkind, reloptions) FROM pg_class
         WHERE relnamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
-        UNION ALL SELECT format('%s %s', oid::regprocedure, md5(prosrc)) FROM pg_proc
+        UNION ALL SELECT format('%s %s', oid, xmin) FROM pg_proc  -- (the copies of a database have its row versions)
         WHERE pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema')
         UNION ALL SELECT format('%s.%s %s', attrelid::regclass, attname, atttypid::regtype) FROM pg_attribute
         WHERE attrelid::regclass::text LIKE 'joex.%'
@@ -123,7 +127,7 @@ class TestServer:
         self.data = self.folder / "data"
         library = PostgresServer(self.data, cleanup_mode=None, postgres_version=version)
         self.binaries = Path(library.bin_path)
-        self._user = library.system_user
+        self.user = library.system_user
         self._names = itertools.count(1)
         self._shape: str | None = None
         self._spare: list[str] = []
@@ -131,12 +135,13 @@ class TestServer:
         self._guard = self._start_guard()
         try:
             self.folder.chmod(0o755)
-            if self._user is not None:  # the tests run as root, the server can't
-                shutil.chown(self.folder, self._user)
+            if self.user is not None:  # the tests run as root, the server can't
+                shutil.chown(self.folder, self.user)
             self._run("initdb", "--no-sync", "--no-locale", "--encoding=utf8", "--auth=trust", "-U", "postgres")
-            self.port = _free_port()
+            self.port = free_port()
             with (self.data / "postgresql.conf").open("a") as file:
-                file.write(_SETTINGS.format(port=self.port, folder=self.folder) + settings)
+                isolation = os.environ.get("JOEX_TEST_ISOLATION", "read committed")
+                file.write(_SETTINGS.format(port=self.port, folder=self.folder, isolation=isolation) + settings)
             self.start()
         except BaseException:
             self.close()
@@ -206,12 +211,17 @@ class TestServer:
             await administrator.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
-    async def release_database(self, name: str) -> None:
+    async def release_database(
+        self, name: str, check: Callable[[asyncpg.Connection], Awaitable[None]] | None = None
+    ) -> None:
         """Keep a migrated database for the next test, emptied; or drop it where it can't be made like new.
 
-        Most tests leave a database like new but for its rows, and to empty it costs a fraction of making another.
+        Most tests leave a database like new but for its rows, and to empty it costs a fraction of making another. A
+        session costs some of that too: what is to be checked before is checked in this one.
         """
         async with self.administrator(name) as connection:
+            if check is not None:
+                await check(connection)
             is_like_new = not await connection.fetchval(_OTHERS)
             if is_like_new:
                 await connection.execute(_EMPTY)
@@ -255,7 +265,7 @@ class TestServer:
 
     def _start_guard(self) -> subprocess.Popen:
         # In a session of its own, so that Ctrl-C does not reach it.
-        arguments = [self.folder, self._user or "", self.data, self.binaries / "pg_ctl"]
+        arguments = [self.folder, self.user or "", self.data, self.binaries / "pg_ctl"]
         command = [sys.executable, "-I", "-c", _GUARD, *map(str, arguments)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
 
@@ -279,7 +289,7 @@ class TestServer:
     def _options(self) -> dict:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        return {**quiet, "user": self._user, "cwd": self.folder, "env": environment}
+        return {**quiet, "user": self.user, "cwd": self.folder, "env": environment}
 
 
 class TestServers:
@@ -311,7 +321,8 @@ def _base() -> str:
     return _MEMORY if has_room and psutil.virtual_memory().available >= _ROOM else _DISK
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that is free, and stays so."""
     # Below the range from which the kernel gives ports to clients, so that the port is still free after a restart.
     while True:
         port = random.randrange(20_000, 32_000)

@@ -1,11 +1,9 @@
 """Processes that do nothing but make the jobs of periodic tasks."""
 
 import asyncio
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Self
 
@@ -13,8 +11,11 @@ from joex.repeating import Repeater
 from joex.store import periodic
 from joex.store.database import connect, create_pool
 from tests.support.processes import die_with_parent
+from tests.support.waiting import PATIENCE
 
-_ROOT = Path(__file__).parents[2]
+# They are started by the dozen: forked off a process that has imported this module, and does nothing else.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload([__name__])
 
 
 class RepeaterProcesses:
@@ -22,7 +23,7 @@ class RepeaterProcesses:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.alive: list[subprocess.Popen[bytes]] = []
+        self.alive: list[BaseProcess] = []
 
     def __enter__(self) -> Self:
         return self
@@ -35,16 +36,20 @@ class RepeaterProcesses:
 
     def start(self) -> None:
         """Start one; it connects by itself."""
-        command = [sys.executable, "-m", "tests.support.repeaters", self._url]
-        self.alive.append(
-            subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)  # noqa: PLW1509
-        )
+        process = _forks.Process(target=_repeat, args=(self._url,))
+        process.start()
+        self.alive.append(process)
 
     def kill(self, number: int) -> None:
         """Kill one (SIGKILL)."""
         process = self.alive.pop(number)
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.kill()
+        process.join(PATIENCE)
+
+
+def _repeat(url: str) -> None:
+    die_with_parent()  # the server of forks, which ends with the tests
+    asyncio.run(repeat(url))
 
 
 async def repeat(url: str) -> None:
@@ -55,7 +60,3 @@ async def repeat(url: str) -> None:
     await listener.add_listener(periodic.CHANNEL, lambda *_: repeater.wake())
     repeater.wake()
     await repeater.run()
-
-
-if __name__ == "__main__":
-    asyncio.run(repeat(sys.argv[1]))

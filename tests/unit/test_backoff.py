@@ -33,3 +33,12 @@ def test_without_a_delay_there_is_none():
 def test_there_is_no_delay_before_the_first_failure(failures):
     with pytest.raises(ValueError, match="failures"):
         retry_delay(MINUTE, failures)
+
+
+def test_jitter_makes_a_delay_longer_by_up_to_its_share_and_never_shorter():
+    delays = [retry_delay(MINUTE, 2, jitter=0.1, chance=chance) for chance in (0.0, 0.5, 1.0)]
+    assert [delay.total_seconds() for delay in delays] == pytest.approx([120, 126, 132])
+
+
+def test_jitter_spreads_the_longest_delays_too():
+    assert retry_delay(MINUTE, 30, jitter=0.5, chance=0.5) == 1.25 * LONGEST

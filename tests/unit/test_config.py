@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from joex.config import Settings, check_database_url, load_settings, split_address
+from joex.config import Settings, load_settings, split_address
 from joex.core.counting import CountingScheme
+from joex.core.url import check_database_url
 from joex.errors import ConfigError
 
 
@@ -35,6 +36,7 @@ def test_without_any_setting_the_documented_defaults_hold():
     assert settings.counting_scheme == CountingScheme(4, 1)
     assert settings.retries == 5
     assert settings.retry_delay == timedelta(minutes=1)
+    assert settings.retry_jitter == 0.1
     assert settings.log_buffer_size == 500
     assert settings.wakeup_period == timedelta(minutes=30)
     assert settings.queues == ["default"]
@@ -138,7 +140,21 @@ def test_a_wrong_setting_is_one_line_that_begins_with_its_name(monkeypatch, name
 
 @pytest.mark.parametrize(
     "url",
-    ["mysql://u:secret@h/d", "h/d", "postgresql//secret", "postgresql://u:secret@h:port/d", "postgresql://[secret"],
+    [
+        "mysql://u:secret@h/d",
+        "h/d",
+        "postgresql//secret",
+        "postgresql://u:secret@h:port/d",
+        "postgresql://[secret",
+        "postgresql://u:p/secret@h/d",
+        "postgresql://u:p#secret@h/d",
+        "postgresql://u:p?secret@h/d",
+        "postgresql://u:p@secret@h/d",
+        "postgresql://u:secret/@h/d",
+        "postgresql://u:p@a:5432,b:secret/d",
+        "postgresql://u:secret@h:65536/d",
+        "postgresql://u:secret@h/d?sslmode",
+    ],
 )
 def test_a_wrong_database_url_is_refused_and_its_password_never_shown(monkeypatch, url):
     monkeypatch.setenv("JOEX_DATABASE_URL", url)
@@ -154,7 +170,18 @@ def test_neither_password_nor_token_is_shown_with_the_settings():
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql://localhost/db", "postgres://u:p@h:5432/db?sslmode=require", "postgresql://u@/db?host=/run/pg"]
+    "url",
+    [
+        "postgresql://localhost/db",
+        "postgres://u:p@h:5432/db?sslmode=require",
+        "postgresql://u@/db?host=/run/pg",
+        "postgresql://u:p@a:5432,b:5433/db?target_session_attrs=read-write",
+        "postgresql://a,b/db",
+        "postgresql://u@[::1]:5432,[fe80::1]/db",
+        "postgresql://u@%2Frun%2Fpg/db",
+        "postgresql:///db",
+        "postgresql://",
+    ],
 )
 def test_a_postgresql_url_is_accepted(url):
     check_database_url(url)

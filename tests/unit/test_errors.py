@@ -80,6 +80,12 @@ def test_the_code_with_which_take_refuses_a_dead_executor_becomes_lease_lost():
     assert isinstance(translate(Refused("the lease of executor 7 has ended")), errors.LeaseLost)
 
 
+def test_the_drivers_confusion_about_a_connection_that_is_lost_is_not_passed_on():
+    error = translate(asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
+    assert isinstance(error, errors.DatabaseUnavailable)
+    assert str(error) == "the connection to the database was lost"
+
+
 def test_an_error_of_ours_passes_as_it_is():
     mine = errors.WorkerConflict("mine")
     with pytest.raises(errors.WorkerConflict) as caught, translated():

@@ -56,10 +56,15 @@ def test_each_text_has_a_limit_of_its_own_and_the_first_wrong_one_is_named():
         NewJob("a", group="g" * 255, tracker="", subject="\0")
 
 
-@pytest.mark.parametrize("priority", ["urgent", "", "HIGH", None, 1])
+@pytest.mark.parametrize("priority", ["urgent", "", " high", None, 1])
 def test_a_priority_is_high_or_low(priority):
     with pytest.raises(ValueError, match=r"^priority: expected 'high' or 'low'"):
         NewJob("a", priority=priority)
+
+
+@pytest.mark.parametrize("priority", ["High", "HIGH", "hIGH", "Low"])
+def test_a_priority_may_be_written_in_whichever_case(priority):
+    assert NewJob("a", priority=priority).priority is Priority(priority.lower())
 
 
 def test_a_time_needs_a_zone():
@@ -68,7 +73,7 @@ def test_a_time_needs_a_zone():
         NewJob("a", not_before=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the mistake
 
 
-@pytest.mark.parametrize("retries", [-1, 1_000_001])
+@pytest.mark.parametrize("retries", [-1, 1_000_001, True])
 def test_retries_have_limits(retries):
     with pytest.raises(ValueError, match=f"^retries: expected 0 to 1000000; got {retries}$"):
         NewJob("a", retries=retries)

@@ -1,23 +1,27 @@
-"""What `make test` relies on: two commands side by side, told one after the other, which end when they are to end."""
+"""What `make test` relies on: lanes side by side run each test once, say what came of it, and end when they are to."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 import pytest
 
-from tests.support.lanes import FIRST
+from tests.support.lanes import LANES, TIERS
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 RUN = """
 import sys
 from tests.support.lanes import run
-print(*run(*([sys.executable, "-uc", code] for code in sys.argv[1:])))
+print(*run([[sys.executable, "-uc", code] for code in sys.argv[1:]]))
 """
 # As pytest does, it goes on to its end after Ctrl-C, until it is let go. The pipe is open for as long as it lives.
 UNTIL_CTRL_C = """
@@ -75,7 +79,7 @@ def test_what_the_second_prints_comes_after_all_of_the_first_and_both_tell_how_t
     first = f"life = open({life!r}, 'w'); print('a'); print(open({pipe!r}).read()); raise SystemExit(3)"
     second = f"life = open({life!r}); print('b'); open({pipe!r}, 'w').write('c'); life.read(); print('d')"
     with running(first, second) as process:
-        assert process.communicate(timeout=30)[0].split() == ["a", "c", "b", "d", "3", "0"]
+        assert process.communicate(timeout=PATIENCE)[0].split() == ["a", "c", "b", "d", "3", "0"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -84,7 +88,7 @@ def test_ctrl_c_lets_both_end_what_is_theirs(pipe, go, number):
         os.killpg(process.pid, number)  # all that a terminal would send it to
         assert [lines.readline(), lines.readline()] == ["ending\n", "ending\n"]
         go.write(b"!!")
-        assert process.communicate(timeout=30)[0].splitlines() == [
+        assert process.communicate(timeout=PATIENCE)[0].splitlines() == [
             "first is torn down",
             "second is torn down",
             "2 4",
@@ -94,9 +98,139 @@ def test_ctrl_c_lets_both_end_what_is_theirs(pipe, go, number):
 def test_they_are_killed_with_the_one_that_runs_them(pipe, go):
     with running_until_ctrl_c(pipe, go) as (process, lines):
         process.kill()
-        assert process.communicate(timeout=30)[0] == ""
+        assert process.communicate(timeout=PATIENCE)[0] == ""
         assert list(lines) == []  # read to the end, which is when none of them has it open
 
 
-def test_the_tiers_of_the_first_are_tiers():
-    assert all((ROOT / "tests" / tier).is_dir() for tier in FIRST)
+# The tests of a project, whose tiers are markers as here.
+
+SETTINGS = "\n    ".join(["[pytest]\nmarkers =", "heavy", *TIERS])
+# What the lanes note: when each test runs, and where; and when what a session shares ends.
+CONFTEST = """
+import json, os, pathlib, time
+import pytest
+@pytest.fixture(scope="session")
+def note():
+    def write(*what):
+        path = pathlib.Path({notes!r}, f"{{os.getpid()}} {{time.monotonic_ns()}}")
+        path.write_text(json.dumps([os.getpid(), *what]))
+        path.rename(f"{{path}}.note")
+    yield write
+    write("closed")
+@pytest.fixture
+def meet():
+    def wait_for_another_lane():
+        while all(path.name.startswith(str(os.getpid())) for path in pathlib.Path({notes!r}).glob("*.note")):
+            time.sleep(0.01)
+    return wait_for_another_lane
+"""
+TEST = """
+import os, time
+import pytest
+pytestmark = [{marks}]
+@pytest.mark.parametrize("number", range(2))
+def test_it(note, meet, number):
+    began = time.monotonic()
+    {code}
+    note(__file__, number, began, time.monotonic())
+"""
+
+
+class Project:
+    """Files of tests, and what they have noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._notes = folder / "notes"
+        self._notes.mkdir()
+        (folder / "pytest.ini").write_text(SETTINGS)
+        (folder / "conftest.py").write_text(CONFTEST.format(notes=str(self._notes)))
+
+    def file(self, name: str, *marks: str, code: str = "pass") -> None:
+        (self._folder / f"test_{name}.py").write_text(
+            TEST.format(marks=", ".join(f"pytest.mark.{mark}" for mark in marks), code=code)
+        )
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        # With nothing on the PATH to build the programs of a cluster with.
+        return subprocess.run(
+            [sys.executable, "-m", "tests.support.lanes", "-c", self._folder / "pytest.ini", self._folder],
+            env={**os.environ, "PATH": str(self._folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def notes(self) -> list[list]:
+        return [json.loads(note.read_text()) for note in self._notes.glob("*.note")]
+
+    def runs(self) -> list[tuple[int, str, int, float, float]]:
+        """Lane, file, number, beginning and end of each test that ran."""
+        notes = [note for note in self.notes() if note[1] != "closed"]
+        return sorted((lane, Path(file).stem, *rest) for lane, file, *rest in notes)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_each_test_runs_once_those_of_the_cluster_in_one_lane_and_heavy_files_one_after_the_other(project):
+    for nr in range(6):
+        project.file(f"unit_{nr}", "unit", code="meet()")
+        project.file(f"heavy_{nr}", "faults", "heavy", code="time.sleep(0.02)")
+        project.file(f"cluster_{nr}", "cluster", code="time.sleep(0.02)")
+    done = project.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = project.runs()
+    names = [(file, number) for _, file, number, *_ in runs]
+    assert sorted(names) == sorted(
+        (f"test_{kind}_{nr}", number) for kind in ("unit", "heavy", "cluster") for nr in range(6) for number in range(2)
+    )
+    assert len({lane for lane, *_ in runs}) > 1
+    assert len({lane for lane, file, *_ in runs if "cluster" in file}) == 1
+    for file in {file for _, file, *_ in runs}:
+        assert len({lane for lane, name, *_ in runs if name == file}) == 1
+    heavy = sorted((began, ended) for _, file, _, began, ended in runs if "heavy" in file)
+    assert all(ended <= began for (_, ended), (began, _) in pairwise(heavy))
+    # What a session shares lasts until its lane ends.
+    closed = [note[0] for note in project.notes() if note[1] == "closed"]
+    assert sorted(closed) == sorted({lane for lane, *_ in runs})
+    told = re.findall(r"^\S*test_(\w+)\.py: 2 passed, \d+ s$", done.stdout, re.MULTILINE)
+    assert sorted(told) == sorted({file.removeprefix("test_") for _, file, *_ in runs})
+    for tier in ("unit", "faults", "cluster"):
+        assert re.search(rf"^test: {tier}: 12 passed, \d+ s$", done.stdout, re.MULTILINE), done.stdout
+    assert "test: property: none ran" in done.stdout
+    assert done.stdout.endswith("test: all passed\n")
+
+
+def test_what_fails_what_is_skipped_and_what_ends_its_lane_is_told(project):
+    project.file("good", "unit")
+    project.file("bad", "unit", code="assert number == 1, 'broken'")
+    project.file("left_out", "faults", code="pytest.skip('there is no moon')")
+    project.file("deadly", "cluster", code="os._exit(75)")
+    project.file("orphan", "cluster")
+    done = project.run()
+    assert done.returncode == 1
+    for line in (r"\S*test_bad.py: 1 passed, 1 FAILED, \d+ s", r"\S*test_left_out.py: 2 SKIPPED, \d+ s"):
+        assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), done.stdout
+    assert "AssertionError: broken" in done.stdout
+    assert "there is no moon" in done.stdout
+    lost = re.findall(r"^test: \S*test_(\w+).py: NOT finished$", done.stdout, re.MULTILINE)
+    assert lost == ["deadly", "orphan"], done.stdout
+    assert re.search(r"^test: lane \d: exit code 75$", done.stdout, re.MULTILINE)
+    assert done.stdout.endswith("test: NOT passed\n")
+
+
+def test_a_file_that_can_not_be_collected_fails_all_lanes(project):
+    project.file("good", "unit")
+    (project._folder / "test_wrong.py").write_text("import nothing_of_that_name")
+    done = project.run()
+    assert done.returncode == 1
+    assert "nothing_of_that_name" in done.stdout
+    assert done.stdout.count("exit code 2") == LANES
+
+
+def test_the_tiers_are_those_that_there_are():
+    assert set(TIERS) == {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))}

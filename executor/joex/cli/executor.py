@@ -17,6 +17,7 @@ from joex.cli.flags import with_settings
 from joex.cli.load import load_app
 from joex.client import Client
 from joex.config import Settings, load_settings
+from joex.core.lease import Lease
 from joex.errors import DatabaseUnavailable, JoexError, SchemaError
 from joex.store.database import connect, create_pool
 from joex.store.migrate import check_schema
@@ -32,6 +33,7 @@ _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _TRY_AGAIN_IN = 0.5
 _CLOSE_WITHIN = 2.0
+_HTTP_WITHIN = 30.0
 _COLLECT_AFTER = 5_000  # objects made and not yet freed: seven times what Python has, and not so many that they matter
 _OF_A_RUN = 25  # objects
 
@@ -62,6 +64,7 @@ async def _run(app: App, settings: Settings, url: str) -> None:
     from joex.observe.log_lines import LogLines, capture_logging, fan_out  # noqa: PLC0415 - as above
     from joex.observe.metrics import Metrics  # noqa: PLC0415
     from joex.runtime.executor import Executor  # noqa: PLC0415
+    from joex.runtime.watchdog import Watchdog  # noqa: PLC0415
 
     capture_logging(settings)
     await _check(settings, url)
@@ -70,7 +73,8 @@ async def _run(app: App, settings: Settings, url: str) -> None:
         if listener is not None:
             settings = settings.model_copy(update={"http_address": _address(listener)})
         metrics = Metrics(slots=settings.pool_size, busy=lambda: len(running.running()))
-        running = Executor(app, settings, url, emit=fan_out(metrics, LogLines(settings)))
+        watchdog = Watchdog(Lease(settings.lease))
+        running = Executor(app, settings, url, emit=fan_out(metrics, LogLines(settings)), watchdog=watchdog)
         services: list[Callable[[], Awaitable[None]]] = []
         if listener is not None:
             client = await stack.enter_async_context(_client(settings, url))
@@ -126,7 +130,9 @@ def _address(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
-    pool = await create_pool(url, most=5, pooled=settings.poll_interval is not None, name="joex http", resets=False)
+    pool = await create_pool(
+        url, most=5, pooled=settings.poll_interval is not None, name="joex http", within=_HTTP_WITHIN, resets=False
+    )
     client = Client(pool)
     try:
         yield client

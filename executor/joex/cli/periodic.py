@@ -87,7 +87,9 @@ def add(
     args: Annotated[str, typer.Option(metavar="JSON", help="Arguments of its jobs as a JSON object.")] = "{}",
     group: Annotated[str, typer.Option(metavar="NAME", help="The group of its jobs.")] = "default",
     queue: Annotated[str, typer.Option(metavar="NAME", help="The queue of its jobs.")] = "default",
-    priority: Annotated[Priority, typer.Option(help="Of its jobs, within their group.")] = Priority.LOW,
+    priority: Annotated[
+        Priority, typer.Option(case_sensitive=False, help="Of its jobs, within their group.")
+    ] = Priority.LOW,
     subject: Annotated[
         str, typer.Option(metavar="TEXT", help="What its jobs are about, for people.", show_default="its id")
     ] = "",

@@ -84,8 +84,13 @@ async def get_job(client: Client, job_id: UUID) -> Job:
     """
     job = await client.get(job_id)
     if job is None:
-        raise JoexError(f"there is no job {job_id}; 'joex jobs' lists them")
+        raise no_such_job(job_id)
     return job
+
+
+def no_such_job(job_id: UUID) -> JoexError:
+    """What to say where there is no job with this id."""
+    return JoexError(f"there is no job {job_id}; 'joex jobs' lists them")
 
 
 async def _log(client: Client, job_id: UUID, after: int = 0) -> AsyncIterator[LogEntry]:

@@ -1,4 +1,4 @@
-"""``joex cancel``, ``joex retry`` and ``joex priority``."""
+"""``joex cancel``, ``joex remove``, ``joex retry``, ``joex priority`` and ``joex args``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import typer
 from joex.cli.database import with_client
 from joex.cli.options import DatabaseUrl, JobId, OfGroup, OfQueue, OfTask
 from joex.cli.output import note, say
-from joex.cli.show import get_job
+from joex.cli.show import get_job, no_such_job
+from joex.cli.submit import json_object
 from joex.client import Client
 from joex.core.job import Priority
 from joex.errors import ConfigError, JoexError
@@ -32,6 +33,20 @@ def cancel(job_ids: JobIds, *, database_url: DatabaseUrl = None) -> None:
         if answer == "requested":
             return "runs, and was told to end"
         raise JoexError(f"job {job_id}: can't be cancelled: {(await get_job(client, job_id)).state} already")
+
+    with_client(database_url, lambda client: _each(client, job_ids, one))
+
+
+def remove(job_ids: JobIds, *, database_url: DatabaseUrl = None) -> None:
+    """Remove jobs with their logs.
+
+    One that runs is told to end, and is removed when it has.
+    """
+
+    async def one(client: Client, job_id: UUID) -> str:
+        if await client.remove(job_id) == "ok":
+            return "removed, or as soon as its run has ended"
+        raise no_such_job(job_id)
 
     with_client(database_url, lambda client: _each(client, job_ids, one))
 
@@ -65,7 +80,9 @@ def retry(
 
 def priority(
     job_id: JobId,
-    value: Annotated[Priority, typer.Argument(metavar="PRIORITY", help="The new one: high or low.")],
+    value: Annotated[
+        Priority, typer.Argument(metavar="PRIORITY", case_sensitive=False, help="The new one: high or low.")
+    ],
     *,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -75,7 +92,25 @@ def priority(
         if await client.set_priority(job_id, value):
             return f"{value} priority"
         state = (await get_job(client, job_id)).state
-        raise JoexError(f"job {job_id}: it is {state}; only the priority of waiting and stuck jobs can be changed")
+        raise JoexError(f"job {job_id}: it is {state}; only the priority of a waiting job can be changed")
+
+    with_client(database_url, lambda client: _each(client, [job_id], one))
+
+
+def args(
+    job_id: JobId,
+    value: Annotated[str, typer.Argument(metavar="JSON", help="The new ones, all of them, as a JSON object.")],
+    *,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Replace the arguments of a job that waits."""
+    new = json_object("JSON", value)
+
+    async def one(client: Client, job_id: UUID) -> str:
+        if await client.set_args(job_id, new):
+            return "new arguments"
+        state = (await get_job(client, job_id)).state
+        raise JoexError(f"job {job_id}: it is {state}; only the arguments of a waiting job can be changed")
 
     with_client(database_url, lambda client: _each(client, [job_id], one))
 

@@ -32,7 +32,7 @@ def submit(
     ] = None,
     group: Annotated[str, typer.Option(metavar="NAME", help="The tenant it belongs to.")] = "default",
     queue: Annotated[str, typer.Option(metavar="NAME", help="The lane of work.")] = "default",
-    priority: Annotated[Priority, typer.Option(help="Within its group.")] = Priority.LOW,
+    priority: Annotated[Priority, typer.Option(case_sensitive=False, help="Within its group.")] = Priority.LOW,
     subject: Annotated[str, typer.Option(metavar="TEXT", help="What it is about, for people.")] = "",
     submitter: Annotated[str, typer.Option(metavar="TEXT", help="Who submits it, for people.")] = "",
     not_before: Annotated[
@@ -91,7 +91,7 @@ async def _result(client: Client, job_id: UUID) -> Any:
 
 
 def _arguments(text: str | None, file: str | None, pairs: Sequence[str]) -> dict[str, Any]:
-    """Put the arguments together; a later ``--arg`` wins over an earlier one and over the object."""
+    """Put the arguments together; an ``--arg`` wins over the object."""
     if text is not None and file is not None:
         raise ConfigError("--args and --args-file: give one of them")
     arguments: dict[str, Any] = {}
@@ -99,10 +99,13 @@ def _arguments(text: str | None, file: str | None, pairs: Sequence[str]) -> dict
         arguments = json_object("--args", text)
     elif file is not None:
         arguments = json_object("--args-file", _read(file))
+    given: dict[str, Any] = {}
     for pair in pairs:
         name, value = _argument(pair)
-        arguments[name] = value
-    return arguments
+        if name in given:
+            raise ConfigError(f"--arg {name}: is given twice; a list is written as {name}:='[1, 2]'")
+        given[name] = value
+    return arguments | given
 
 
 def json_object(flag: str, text: str) -> dict[str, Any]:

@@ -8,10 +8,14 @@ LONGEST = timedelta(days=7)
 """No delay is longer: a job with many retries still moves, and the arithmetic can't overflow."""
 
 
-def retry_delay(first: timedelta, failures: int, longest: timedelta = LONGEST) -> timedelta:
+def retry_delay(
+    first: timedelta, failures: int, longest: timedelta = LONGEST, *, jitter: float = 0.0, chance: float = 0.0
+) -> timedelta:
     """The delay after the ``failures``-th failed run: ``first * 2 ** (failures - 1)``, at most ``longest``.
 
-    Exponential back-off as in Docspell's ADR 0005: ``first`` is the delay before the second try.
+    Exponential back-off as in Docspell's ADR 0005: ``first`` is the delay before the second try. Jobs that fail
+    together would all come back at one moment; so each delay is longer by a share of up to ``jitter`` (0.1: a tenth),
+    which ``chance`` (a random number from 0 to 1) decides. Never shorter: what is to recover has at least its time.
 
     >>> [retry_delay(timedelta(minutes=1), n).total_seconds() for n in (1, 2, 3, 4)]
     [60.0, 120.0, 240.0, 480.0]
@@ -23,4 +27,4 @@ def retry_delay(first: timedelta, failures: int, longest: timedelta = LONGEST) -
     # A delay that doubles more often than this is beyond `longest` whatever `first` is.
     doublings = min(failures - 1, 64)
     seconds = min(first.total_seconds() * 2.0**doublings, longest.total_seconds())
-    return timedelta(seconds=seconds)
+    return timedelta(seconds=seconds * (1 + jitter * chance))

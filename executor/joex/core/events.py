@@ -112,9 +112,9 @@ class PeriodicNotRegistered:
 class Repeated:
     """A periodic task was due, and ``outcome`` says what came of it.
 
-    ``submitted`` (as this job), ``overlapping`` (the job before is not finished), ``late`` (it was missed by more
-    than its starting deadline), ``refused`` (it can't run: ``error``, or the task's own, says why), ``trouble`` (it is
-    tried again).
+    ``submitted`` (as this job), ``started`` (Joex's own work, by this executor), ``overlapping`` (the job before is not
+    finished), ``late`` (it was missed by more than its starting deadline), ``refused`` (it can't run: ``error``, or the
+    task's own, says why), ``trouble`` (it is tried again).
     """
 
     id: str

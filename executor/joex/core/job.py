@@ -12,9 +12,6 @@ from uuid import UUID
 
 T = TypeVar("T")
 
-SYSTEM_GROUP = "system"
-"""The group of Joex's own jobs, such as the deletion of old finished jobs."""
-
 LONGEST_NAME = 254
 LONGEST_SUBJECT = 1000
 """Bytes."""
@@ -84,7 +81,7 @@ class NewJob:
             check_text("subject", self.subject, LONGEST_SUBJECT)
             check_text("submitter", self.submitter, LONGEST_NAME)
         if self.priority not in ("high", "low"):
-            raise ValueError(f"priority: expected 'high' or 'low'; got {self.priority!r}")
+            object.__setattr__(self, "priority", priority_of(self.priority))  # in other letters
         if self.not_before is not None:
             _check_time("not_before", self.not_before)
         if self.retries is not None:
@@ -183,7 +180,8 @@ class TakenJob(NamedTuple):
 
     (A tuple, because the rows of the database are such, and there are thousands a second.)
 
-    ``waited``: seconds from when it could be taken until it was.
+    ``args`` is JSON; None: they are large, and the run asks for them. ``waited``: seconds from when it could be taken
+    until it was.
     """
 
     id: UUID
@@ -192,7 +190,7 @@ class TakenJob(NamedTuple):
     queue: str
     group: str
     task: str
-    args: str
+    args: str | None
     priority: str
     subject: str
     submitter: str
@@ -200,6 +198,18 @@ class TakenJob(NamedTuple):
     failures: int
     retries: int | None
     waited: float
+
+
+def priority_of(text: str) -> Priority:
+    """A priority as people write it, in whichever case.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return Priority(text.lower())
+    except (ValueError, AttributeError):
+        raise ValueError(f"priority: expected 'high' or 'low'; got {text!r}") from None
 
 
 def _check_time(field: str, time: datetime) -> None:
@@ -212,7 +222,7 @@ def _check_time(field: str, time: datetime) -> None:
 
 
 def _check_retries(field: str, retries: object) -> None:
-    if not (isinstance(retries, int) and 0 <= retries <= _MOST_RETRIES):
+    if not (isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= _MOST_RETRIES):
         raise ValueError(f"{field}: expected 0 to {_MOST_RETRIES}; got {retries!r}")
 
 

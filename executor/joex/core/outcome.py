@@ -29,11 +29,12 @@ class Outcome(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The state to write, and for a stuck job the delay until its next try."""
+    """The state to write, and for a stuck job the delay until its next try. ``exhausted``: no retry is left."""
 
     state: State
     delay: timedelta | None = None
     error: str | None = None
+    exhausted: bool = False
 
 
 _FINAL = {
@@ -44,7 +45,15 @@ _FINAL = {
 }
 
 
-def decide(outcome: Outcome, *, failures: int, retries: int, first_delay: timedelta) -> Verdict:
+def decide(
+    outcome: Outcome,
+    *,
+    failures: int,
+    retries: int,
+    first_delay: timedelta,
+    jitter: float = 0.0,
+    chance: float = 0.0,
+) -> Verdict:
     """The verdict on a run.
 
     Args:
@@ -52,10 +61,14 @@ def decide(outcome: Outcome, *, failures: int, retries: int, first_delay: timede
         failures: failed runs before this one (since the submission, or since a retry by hand).
         retries: re-runs allowed after a failed run.
         first_delay: the delay before the first re-run; it doubles with each further one.
+        jitter: see `retry_delay`; a delay that the task chose itself is exact.
+        chance: see `retry_delay`.
     """
     if outcome.ending is not Ending.RAISED:
         return Verdict(_FINAL[outcome.ending], error=outcome.error)
     if failures >= retries:
-        return Verdict(State.FAILED, error=outcome.error)
-    delay = retry_delay(first_delay, failures + 1) if outcome.retry_after is None else outcome.retry_after
+        return Verdict(State.FAILED, error=outcome.error, exhausted=True)
+    delay = outcome.retry_after
+    if delay is None:
+        delay = retry_delay(first_delay, failures + 1, jitter=jitter, chance=chance)
     return Verdict(State.STUCK, delay, outcome.error)

@@ -12,7 +12,7 @@ from joex.core.job import NewJob, Priority, check_name
 from joex.core.timers import Timer, parse_zone
 
 SYSTEM_OWNER = "joex"
-"""The owner of Joex's own periodic tasks."""
+"""The owner of Joex's own periodic tasks, which make no jobs."""
 USER = "user"
 """The owner of those that people make: on the command line, over HTTP, in SQL."""
 _LONGEST_ID = 240
@@ -51,7 +51,8 @@ class NewPeriodicTask:
         check_name("id", self.id)
         if len(self.id.encode()) > _LONGEST_ID:
             raise ValueError(f"id: at most {_LONGEST_ID} bytes; got {len(self.id.encode())}")
-        NewJob(self.task, self.args, self.group, self.queue, self.priority, self.subject, self.submitter)
+        job = NewJob(self.task, self.args, self.group, self.queue, self.priority, self.subject, self.submitter)
+        object.__setattr__(self, "priority", job.priority)  # in small letters
         Timer.parse(self.timer)
         parse_zone(self.zone)
         if self.starting_deadline is not None and not timedelta(0) <= self.starting_deadline <= _LONGEST_DEADLINE:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request, Security, params
+from fastapi import Depends, HTTPException, Query, Request, Security, params, status
 from fastapi.security import HTTPBearer
 
 from joex.client import Client
@@ -36,6 +36,7 @@ async def _executor(request: Request) -> ExecutorFace:
 TheClient = Annotated[Client, Depends(_client)]
 TheExecutor = Annotated[ExecutorFace, Depends(_executor)]
 QueueFilter = Annotated[Name | None, Query(description="of this queue only")]
+GroupFilter = Annotated[Name | None, Query(description="of this group only")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="at most so many")]
 
 # Routes that change something say so, for the documentation: the gate itself is `joex.http.guard`, before all routes.
@@ -44,6 +45,18 @@ CHANGING: Sequence[params.Depends] = [
         HTTPBearer(auto_error=False, description="JOEX_API_TOKEN: calls that change something need it, when it is set")
     )
 ]
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse a parameter that the route does not have, as a body's unknown field is: a typo must not be ignored.
+
+    Stands before all routes (`joex.http.api`).
+    """
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            mend = f"known are {', '.join(known)}" if known else "this call has none"
+            raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{name}: there is no such parameter: {mend}")
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 
 from joex.client import Client
 from joex.config import Settings
 from joex.http import executor as of_executor
 from joex.http import jobs, periodic, queues, typed, workers
+from joex.http.access import refuse_unknown_parameters
 from joex.http.face import ExecutorFace
 from joex.http.guard import Guard
-from joex.http.problems import add_handlers
+from joex.http.problems import add_handlers, problems
 from joex.typed import TypedJobs
 
 LARGEST_BODY = 10_000_000
@@ -48,10 +49,14 @@ def create_api(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,
+        dependencies=[Depends(refuse_unknown_parameters)],
+        responses=problems(400),
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
     api.state.closing = asyncio.Event()  # it stops: calls that wait end (see joex.http.patience)
-    api.state.typed = TypedJobs(client, retries=settings.retries, retry_delay=settings.retry_delay)
+    api.state.typed = TypedJobs(
+        client, retries=settings.retries, retry_delay=settings.retry_delay, retry_jitter=settings.retry_jitter
+    )
     for part in (of_executor, jobs, typed, workers, queues, periodic):
         api.include_router(part.routes)
     add_handlers(api)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from joex.core.duration import parse_duration
-from joex.core.job import check_name
+from joex.core.job import Priority, check_name, priority_of
 from joex.errors import InvalidJob
 
 MOST_AT_ONCE = 10_000
 """Jobs in one call."""
 
 _STORABLE = r"^[^\x00]*$"
+_NOT_BLANK = r"^[^\x00]*[^\s\x00][^\x00]*$"
 _INT32 = 2**31 - 1
 
 
@@ -45,10 +46,29 @@ def _named(text: str) -> str:
     return text
 
 
+def _priority(text: str) -> Priority:
+    try:
+        return priority_of(text)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("priority: ")) from error
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
 Name = Annotated[str, Field(json_schema_extra=_text(254, least=1)), AfterValidator(_named)]
 """The name of a queue, a group or a task: 1 to 254 bytes."""
 Text = Annotated[str, Field(json_schema_extra={"pattern": _STORABLE}), AfterValidator(_storable)]
 """A text of any length."""
+GivenPriority = Annotated[
+    str,
+    Field(json_schema_extra={"pattern": "^([Hh][Ii][Gg][Hh]|[Ll][Oo][Ww])$", "examples": ["high", "low"]}),
+    AfterValidator(_priority),
+]
+"""A priority, in whichever case."""
 Whole = BeforeValidator(_whole)
 """JSON has one kind of number: 5.0 is as much of an integer as 5 is."""
 
@@ -68,7 +88,7 @@ class WorkBody(Body):
         "default", description="the tenant; groups are served in round robin", json_schema_extra=_text(254, least=1)
     )
     queue: str = Field("default", description="the lane of work", json_schema_extra=_text(254, least=1))
-    priority: Literal["high", "low"] = Field("low", description="within its group")
+    priority: GivenPriority = Field("low", description="high or low, within its group")
     subject: str = Field("", description="what it is about, for people", json_schema_extra=_text(1000))
     submitter: str = Field("", description="who submits it, for people", json_schema_extra=_text(254))
 
@@ -102,9 +122,14 @@ class JobBody(WorkBody):
 class JobberBody(Body):
     """A submission in the words of Jobber: each type has a task, and a queue, of this name."""
 
-    type: Name = Field(description="the name of the task and of the queue")
+    type: Annotated[Name, AfterValidator(_not_blank)] = Field(
+        description="the name of the task and of the queue",
+        json_schema_extra=_text(254, least=1) | {"pattern": _NOT_BLANK},
+    )
     payload: Any = Field(
-        description="an object: the arguments of the task by name; any other JSON value: its argument 'payload'"
+        default_factory=dict,
+        description="an object: the arguments of the task by name; any other JSON value: its argument 'payload'; "
+        "left out: it has no arguments",
     )
 
     @property
@@ -116,7 +141,13 @@ class JobberBody(Body):
 class PriorityBody(Body):
     """A new priority."""
 
-    priority: Literal["high", "low"]
+    priority: GivenPriority = Field(description="high or low")
+
+
+class ArgsBody(Body):
+    """New arguments."""
+
+    args: dict[str, Any] = Field(description="all of them, by name")
 
 
 class GroupBody(Body):

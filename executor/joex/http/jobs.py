@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 from joex.client import Client
 from joex.core.job import NewJob, State
 from joex.errors import InvalidJob
-from joex.http.access import CHANGING, Done, Limit, QueueFilter, TheClient, refusals
-from joex.http.bodies import MOST_AT_ONCE, JobberBody, JobBody, Name, PriorityBody
+from joex.http.access import CHANGING, Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
+from joex.http.bodies import MOST_AT_ONCE, ArgsBody, JobberBody, JobBody, Name, PriorityBody
 from joex.http.problems import problems
 from joex.store.jobs import Job, LogEntry
 from joex.store.listing import Filter, check_cursor, list_jobs
@@ -109,7 +109,7 @@ async def read_jobs(
     *,
     state: Annotated[list[State] | None, Query(description="in one of these states")] = None,
     queue: QueueFilter = None,
-    group: Annotated[Name | None, Query(description="of this group only")] = None,
+    group: GroupFilter = None,
     task: Annotated[Name | None, Query(description="of this task only")] = None,
     cursor: Annotated[str | None, Query(description="the 'next' of the page before", max_length=4000)] = None,
     limit: Limit = 100,
@@ -170,6 +170,22 @@ async def change_priority(client: TheClient, job_id: UUID, body: PriorityBody) -
     return Done(f"the priority is {body.priority}")
 
 
+@routes.post("/api/v1/job/{job_id}/args", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
+async def change_args(client: TheClient, job_id: UUID, body: ArgsBody) -> Done:
+    """Replace the arguments of a job that waits, all of them."""
+    if not await client.set_args(job_id, body.args):
+        await _refuse(client, job_id, "only one that waits can change its arguments")
+    return Done("the arguments are changed")
+
+
+@routes.delete("/api/v1/job/{job_id}", dependencies=CHANGING, responses=refusals(400, 404, 503))
+async def delete_job(client: TheClient, job_id: UUID) -> Done:
+    """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+    if await client.remove(job_id) == "not_found":
+        _no_such(job_id)
+    return Done("the job is removed, or will be when its run has ended")
+
+
 @routes.post("/api/v1/job/{job_id}/retry", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
 async def retry_job(client: TheClient, job_id: UUID) -> Done:
     """Run a failed or cancelled job again, or a stuck one now."""
@@ -195,7 +211,7 @@ def _checked(nr: int, body: JobBody) -> NewJob:
     try:
         return new_job(**body.fields())
     except InvalidJob as error:
-        raise InvalidJob(f"{nr}.{error}") from error
+        raise InvalidJob(f"jobs[{nr}].{error}") from error
 
 
 def _no_such(job_id: UUID) -> NoReturn:

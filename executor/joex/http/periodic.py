@@ -162,11 +162,17 @@ async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: Any
     dependencies=CHANGING,
     responses=refusals(400, 503)
     | _NOT_FOUND
-    | {409: {"model": Problem, "description": "Its job before is not finished."}},
+    | {
+        409: {
+            "model": Problem,
+            "description": "Its job before is not finished; or it is Joex's own, and makes no jobs.",
+        }
+    },
 )
 async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
     """Make the job of a periodic task now, whatever its timer says, whoever owns it, and though it is disabled."""
-    answer, job = await client.periodic.run_now(task_id)
+    with _owned():
+        answer, job = await client.periodic.run_now(task_id)
     if answer == "overlapping":
         raise HTTPException(status.HTTP_409_CONFLICT, f"the job before of periodic task {task_id!r} is not finished")
     if job is None:

@@ -101,5 +101,6 @@ def _problem_line(found: Mapping[str, Any]) -> str:
 
 
 def _place(loc: Sequence[int | str]) -> str:
-    """``("body", "task")`` is the field task; ``("body",)`` the body itself."""
-    return ".".join(str(part) for part in loc[1:] or loc)
+    """``("body", "task")`` is the field task; ``("body", 3, "task")`` that of one of many; ``("body",)`` the body."""
+    parts = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc[1:])
+    return f"jobs{parts}" if parts.startswith("[") else parts.removeprefix(".") or str(loc[0])

@@ -11,22 +11,18 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query
 
 from joex.core.job import State
-from joex.http.access import CHANGING, Done, Limit, QueueFilter, TheClient, refusals
+from joex.http.access import CHANGING, Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
 from joex.http.bodies import GroupBody, Name
 from joex.http.problems import problems
 from joex.store import executors, stats
 from joex.store.executors import Executor
 from joex.store.jobs import Job, LogEntry, latest_log
-from joex.store.listing import Filter, list_jobs
+from joex.store.listing import Filter, list_held, list_jobs, list_queued
 from joex.store.stats import GroupSetting, GroupStats, QueueStats
 
 routes = APIRouter(tags=["queues"])
 
-_HELD = (State.RUNNING, State.SCHEDULED)
-_QUEUED = (State.WAITING, State.STUCK)
 _ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
-
-
 _LINES = 50
 """Of a job's log in the state of the queue."""
 
@@ -40,11 +36,15 @@ class JobWithLog(Job):
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The jobs that executors hold, with their progress; those that wait; those that ended last; at a time, ``now``."""
+    """The state of the queue at a time, ``now``, as Docspell orders it.
+
+    ``progress``: the jobs that executors hold, the first started first, then those that are about to start; ``queued``:
+    those that wait, the first submitted first; ``completed``: those that ended, the latest first.
+    """
 
     now: datetime
     progress: list[JobWithLog]
-    queued: list[Job]
+    queued: list[JobWithLog]
     completed: list[JobWithLog]
 
 
@@ -71,17 +71,18 @@ class Stats:
 
 
 @routes.get("/api/v1/queue/state", responses=problems(400, 503))
-async def queue_state(client: TheClient, queue: QueueFilter = None, limit: Limit = 50) -> QueueState:
+async def queue_state(
+    client: TheClient, queue: QueueFilter = None, group: GroupFilter = None, limit: Limit = 50
+) -> QueueState:
     """Read the state of the queue, at most ``limit`` jobs of each kind."""
     async with client.using() as connection:
-        held, queued, ended = [
-            (await list_jobs(connection, Filter(queue, states=states), most=limit)).jobs
-            for states in (_HELD, _QUEUED, _ENDED)
-        ]
-        logs = await latest_log(connection, [job.id for job in (*held, *ended)], _LINES)
+        held = await list_held(connection, queue, group, limit)
+        queued = await list_queued(connection, queue, group, limit)
+        ended = (await list_jobs(connection, Filter(queue, group, states=_ENDED), most=limit)).jobs
+        logs = await latest_log(connection, [job.id for job in (*held, *queued, *ended)], _LINES)
         now = await stats.now(connection)
-    progress, completed = ([_with_log(job, logs) for job in jobs] for jobs in (held, ended))
-    return QueueState(now, progress, queued, completed)
+    progress, waiting, completed = ([_with_log(job, logs) for job in jobs] for jobs in (held, queued, ended))
+    return QueueState(now, progress, waiting, completed)
 
 
 @routes.get("/api/v1/stats", responses=problems(503))

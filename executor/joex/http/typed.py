@@ -17,7 +17,7 @@ from joex.errors import JobExists
 from joex.http.access import CHANGING, TheClient, refusals
 from joex.http.problems import Problem, problem
 from joex.http.values import Shown
-from joex.http.worker_bodies import AddBody, JobNameBody, ListBody, ResubmitBody, TypeBody
+from joex.http.worker_bodies import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
 from joex.typed import JobState, TypedJob, TypedJobs, typed_job
 
@@ -36,6 +36,12 @@ class Ok(BaseModel):
     """It was done."""
 
     answer: Literal["ok"] = "ok"
+
+
+class Reported(Ok):
+    """The run goes on. ``resubmit``: the job was asked to go round once more, which it does when this run ends."""
+
+    resubmit: bool
 
 
 class Refusal(Problem):
@@ -110,10 +116,11 @@ _WORDS = {
 
 def answered(answer: str) -> Ok | Response:
     """An answer of the typed API, with its status."""
-    return Ok() if answer == "ok" else _refused(answer)
+    return Ok() if answer == "ok" else refused(answer)
 
 
-def _refused(answer: str) -> Response:
+def refused(answer: str) -> Response:
+    """An answer of the typed API that is not ok, with its status."""
     code = status.HTTP_404_NOT_FOUND if answer == "not_found" else status.HTTP_409_CONFLICT
     return JSONResponse({"answer": answer, "detail": _WORDS[answer]}, code)
 
@@ -198,7 +205,7 @@ async def get_typed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> 
     name = await named(client, body)
     job = None if name is None else await jobs.get_job(*name)
     if job is None:
-        return _refused("not_found")
+        return refused("not_found")
     return _shown(job)
 
 
@@ -217,9 +224,10 @@ async def list_typed_jobs(body: ListBody, jobs: TheJobs) -> JobsOfType:
 
 
 @routes.post("/api/v1/typed/count", dependencies=CHANGING, responses=refusals(400, 503))
-async def count_typed_jobs(body: TypeBody, jobs: TheJobs) -> Counts:
+async def count_typed_jobs(body: CountBody, jobs: TheJobs) -> Counts:
     """Count the jobs of a type."""
-    return Counts(**await jobs.count(body.type))
+    limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
+    return Counts(**await jobs.count(body.type, **limit))
 
 
 @routes.post("/api/v1/typed/active", dependencies=CHANGING, responses=refusals(400, 503))

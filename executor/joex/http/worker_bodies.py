@@ -149,6 +149,12 @@ class ListBody(TypeBody):
     limit: Annotated[int, Field(ge=1, le=MOST_LISTED), Whole] = Field(100, description="at most so many")
 
 
+class CountBody(TypeBody):
+    """Which jobs of a type count."""
+
+    max_priority: Value = Field(default_factory=_left_out, description="none above it")
+
+
 class AcceptBody(TypeBody):
     """What a worker wants to do."""
 

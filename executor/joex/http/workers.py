@@ -11,17 +11,16 @@ from fastapi import APIRouter, Request, Response, status
 from pydantic import BaseModel
 
 from joex.client import Client
-from joex.core import tuples
 from joex.http.access import CHANGING, Done, TheClient, refusals
 from joex.http.patience import while_heard
 from joex.http.problems import problems
-from joex.http.typed import RUN_REFUSALS, Ok, ShownOpts, TheJobs, answered, named
+from joex.http.typed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
 from joex.http.values import Shown
 from joex.http.worker_bodies import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
 from joex.store import keyed, runs
 from joex.store.errors import translated
 from joex.store.statement import Connection
-from joex.typed import TypedJob, TypedJobs
+from joex.typed import TypedJob, TypedJobs, TypeTimeout
 
 routes = APIRouter(tags=["workers"])
 
@@ -39,7 +38,7 @@ class Accepted(BaseModel):
     opts: ShownOpts
 
 
-class TypeTimeout(BaseModel):
+class ShownTimeout(BaseModel):
     """When runs of a type are put back, in seconds: after the last report (activity), or after their start."""
 
     type: Shown
@@ -50,7 +49,7 @@ class TypeTimeout(BaseModel):
 class Timeouts(BaseModel):
     """The types that have a timeout."""
 
-    timeouts: list[TypeTimeout]
+    timeouts: list[ShownTimeout]
 
 
 @routes.post(
@@ -67,20 +66,21 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accep
     within 60 seconds. It ends with finish or give-back. A caller that hangs up while it waits takes nothing.
     """
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
-    accepting = jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit)
-    job = await (while_heard(request, accepting) if body.wait else accepting)
+    job = await jobs.accept(body.type, worker=body.worker, **limit)  # and say at once where the database is away
+    if job is None and body.wait:
+        job = await while_heard(request, jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit))
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     opts = ShownOpts.model_validate(job.opts)
     return Accepted(job=job.job, lock_id=_lock_of(job), attempt=job.attempt, type=job.type, id=job.id, opts=opts)
 
 
-@routes.post("/api/v1/update", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
-async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+@routes.post("/api/v1/update", response_model=Reported, dependencies=CHANGING, responses=RUN_REFUSALS)
+async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Reported | Response:
     """Report that a run goes on, and change what its job says."""
     name = await named(client, body)
     if name is None:
-        return answered("worker_conflict")
+        return refused("worker_conflict")
     async with _transaction(client) as connection:
         answer = await jobs.update(
             *name,
@@ -91,7 +91,7 @@ async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Ok |
             connection=connection,
         )
         await _write_log(jobs, name, body.lock_id, body.log, connection)
-    return answered(answer)
+    return Reported(resubmit=answer.resubmit) if answer == "ok" else refused(answer)
 
 
 @routes.post("/api/v1/finish", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
@@ -104,6 +104,7 @@ async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok |
     if name is None:
         return answered("worker_conflict")
     async with _transaction(client) as connection:
+        await _write_log(jobs, name, body.lock_id, body.log, connection)  # first: the line of the end is the last one
         answer: str = await jobs.finish(
             *name,
             body.opts.given(),
@@ -114,7 +115,6 @@ async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok |
             retry=body.retry,
             connection=connection,
         )
-        await _write_log(jobs, name, body.lock_id, body.log, connection)
     if answer == "canceled":  # in a transaction that could roll back this is not the end of the run yet
         answer = await jobs.finish(*name, {}, body.lock_id)
     if answer == "worker_conflict":
@@ -130,10 +130,9 @@ async def give_back_job(body: RunBody, jobs: TheJobs, client: TheClient) -> Ok |
 
 
 @routes.get("/api/v1/timeouts", responses=problems(503))
-async def list_timeouts(client: TheClient) -> Timeouts:
+async def list_timeouts(jobs: TheJobs) -> Timeouts:
     """List the timeouts of types."""
-    async with client.using() as connection:
-        return Timeouts(timeouts=[_timeout(one) for one in await keyed.timeouts(connection)])
+    return Timeouts(timeouts=[_timeout(one) for one in await jobs.timeouts()])
 
 
 @routes.post("/api/v1/timeouts", dependencies=CHANGING, responses=refusals(400, 503))
@@ -185,10 +184,6 @@ async def _first_answer(client: Client, jobs: TypedJobs, name: tuple[Any, Any], 
     return "ok" if row.state in _ENDED else "canceled" if row.state == "cancelled" else "worker_conflict"
 
 
-def _timeout(one: keyed.TaskTimeout) -> TypeTimeout:
-    seconds = one.timeout.total_seconds()
-    return TypeTimeout(
-        type=tuples.from_name(one.task),
-        activity=seconds if one.renewable else None,
-        visibility=None if one.renewable else seconds,
-    )
+def _timeout(one: TypeTimeout) -> ShownTimeout:
+    activity, visibility = (limit and limit.total_seconds() for limit in (one.activity, one.visibility))
+    return ShownTimeout(type=one.type, activity=activity, visibility=visibility)

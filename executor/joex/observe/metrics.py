@@ -76,12 +76,12 @@ class Metrics:
         )
         self._repeated = self._counter(
             "joex_periodic_decisions",
-            "Times at which a periodic task was due, by what this executor made of it: submitted, overlapping (its "
-            "job before is not finished), late (missed by more than its starting deadline), refused, trouble (tried "
-            "again).",
+            "Times at which a periodic task was due, by what this executor made of it: submitted, started (Joex's "
+            "own work), overlapping (its job before is not finished), late (missed by more than its starting "
+            "deadline), refused, trouble (tried again).",
             "outcome",
         )
-        for outcome in ("submitted", "overlapping", "late", "refused", "trouble"):  # there from the start
+        for outcome in ("submitted", "started", "overlapping", "late", "refused", "trouble"):  # there from the start
             self._repeated.labels(outcome)
         self._dropped = self._counter("joex_log_lines_dropped", "Log lines of jobs that were not written.", "reason")
         for reason in _DROPPED:  # there from the start, so that their first increase is seen

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -21,23 +20,26 @@ from uuid import UUID
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
+from joex.core.lease import Observation
 from joex.errors import JoexError
-from joex.runtime.housekeeping import add_system_tasks, register_periodic_tasks
+from joex.runtime import bulk
+from joex.runtime.housekeeping import register_periodic_tasks
 from joex.runtime.identity import is_certainly_gone, this_process
 from joex.runtime.incarnation import Incarnation
 from joex.runtime.lease import clock
 from joex.runtime.waits import wait_for
+from joex.runtime.watchdog import Watchdog
 from joex.store import executors
-from joex.store.database import borrowed, create_pool
+from joex.store.database import POLL_EVERY, TaskConnections, borrowed, close_pool, create_pool, is_pooled
 from joex.store.executors import Other, Registered, Registration
 from joex.store.migrate import check_schema
+from joex.store.runs import SizeLimits, size_limits
 from joex.task import App
 
 if TYPE_CHECKING:
     import asyncpg
 
 _REGISTER_RETRY_IN = 0.5
-_CLOSE_WITHIN = 5.0
 _TASK_CONNECTIONS = 20
 
 
@@ -62,11 +64,22 @@ class Executor:
         settings: see `joex.config.Settings`.
         url: the database, which has this version's schema.
         emit: where events go; called on the executor's loop.
+        watchdog: ends this process where its interpreter is stuck; None: nothing does.
     """
 
-    task_pool: asyncpg.Pool[Any]
+    task_connections: TaskConnections
+    bulk_pool: asyncpg.Pool[Any]
+    limits: SizeLimits
 
-    def __init__(self, app: App, settings: Settings, url: str, *, emit: Emit = lambda _event: None) -> None:
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        url: str,
+        *,
+        emit: Emit = lambda _event: None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
         self.app = app
         self.settings = settings
         self.app_id = settings.effective_app_id
@@ -74,7 +87,9 @@ class Executor:
         self.id: int | None = None
         self.url = url
         self.emit = emit
-        self._pooled = settings.poll_interval is not None
+        self.poll_interval = None if settings.poll_interval is None else settings.poll_interval.total_seconds()
+        """Seconds; None: it listens. Where a pooler is in between it polls even if nothing says so."""
+        self.watchdog = watchdog
         self.asked_to_drain = asyncio.Event()
         self.asked_to_stop = asyncio.Event()
         self._incarnation: Incarnation | None = None
@@ -121,18 +136,28 @@ class Executor:
         Raises:
             SchemaError, ConfigError, DatabaseUnavailable: at the start, while nothing has been taken.
         """
-        pool = await create_pool(self.url, most=4, pooled=self._pooled, name=f"joex {self.app_id}", for_services=True)
+        polls = self.poll_interval is not None
+        pool = await create_pool(self.url, most=4, pooled=polls, name=f"joex {self.app_id}", for_services=True)
         # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
-        self.task_pool = await create_pool(self.url, most=most, pooled=self._pooled, name=f"joex tasks {self.app_id}")
+        task_pool = await create_pool(
+            self.url, most=most, pooled=polls, name=f"joex tasks {self.app_id}", for_tasks=True
+        )
+        self.task_connections = TaskConnections(task_pool)
+        self.bulk_pool = await create_pool(
+            self.url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}", resets=False
+        )
         try:
             async with borrowed(pool) as connection:
                 await check_schema(connection)
-                add_system_tasks(self.app)
+                if await is_pooled(connection):
+                    self.poll_interval = self.poll_interval or POLL_EVERY
+                self.limits = await size_limits(connection)
                 for refused in await register_periodic_tasks(connection, self.app, self.settings):
                     self.emit(events.PeriodicNotRegistered(refused))
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
+                beside.append(group.create_task(self.task_connections.watch(pool)))
                 await self._run_incarnations(pool)
                 for task in beside:
                     task.cancel()
@@ -140,9 +165,8 @@ class Executor:
             raise _only(error) from error
         finally:
             self.phase = "left"
-            for used in (pool, self.task_pool):
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(used.close(), _CLOSE_WITHIN)
+            for used in (pool, task_pool, self.bulk_pool):
+                await close_pool(used)
 
     async def _run_incarnations(self, pool: asyncpg.Pool[Any]) -> None:
         while True:
@@ -163,17 +187,22 @@ class Executor:
         and one that ended by itself would only be started again.
         """
         me, gone, told = self._registration(), None, None
+        observed = Observation(self.settings.lease)
         while not self.asked_to_drain.is_set():
             sent = clock()
             try:
                 async with borrowed(pool) as connection:
-                    answer = await executors.register(connection, me, self.settings.most_losses, gone)
+                    answer = await executors.register(
+                        connection, me, self.settings.most_losses, gone, watched=observed.watched
+                    )
             except (JoexError, OSError) as error:
+                observed.break_off()
                 self.emit(events.DatabaseTrouble("registration", str(error), _REGISTER_RETRY_IN))
             else:
                 if answer.id is not None:
                     self.emit(events.Registered(self.app_id, answer.id, answer.reclaimed))
                     return answer.id, sent
+                observed.answered(sent, clock(), answer.now)
                 if answer.other is not None and is_certainly_gone(answer.other):
                     gone = answer.other.id
                     continue
@@ -205,7 +234,7 @@ class Executor:
             pool_size=settings.pool_size,
             http_address=settings.http_address or None,
             lease=settings.lease,
-            locks=not self._pooled,
+            locks=self.poll_interval is None,
         )
 
 

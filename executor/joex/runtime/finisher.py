@@ -2,6 +2,9 @@
 
 A run keeps its slot until its end is written, so that an executor never holds more jobs than it has slots. An end that
 can't be written is kept and tried again until the database takes it, or answers that the job is no longer this run's.
+
+A batch has a budget in bytes, and is cut smaller after each failure: else a batch that does not get through in its time
+would be sent again for ever. What is large, or does not get through alone, is written apart (see `bulk`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from joex.core.events import DatabaseTrouble, Emit, RunEnded, WorkerConflict
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
 from joex.errors import InvalidJob, JoexError
+from joex.runtime.bulk import TooSlow, moved
 from joex.runtime.notes import NoteWriter
 from joex.runtime.text import error_line
 from joex.store import runs
@@ -29,6 +33,10 @@ _MARK_AFTER = 0.02  # seconds: a run that is over sooner is never marked running
 _LOCKED_RETRY_IN = 0.25
 _LONGEST_RETRY = 2.0
 _NOTES_WITHIN = 0.5
+_BATCH_BYTES = 1_000_000
+_LARGE = 250_000  # bytes of an end that is written apart
+_ROW_BYTES = 500  # what an end costs in any case
+_BLAMED = 10_000  # bytes: a smaller end is not what makes its statement slow
 
 
 # What has become of a job that did not end as its run said.
@@ -41,7 +49,7 @@ class End(EndedRun):
     ``has_committed``: in a transaction of the task's own. (It is the row too: one object for each run instead of two.)
     """
 
-    __slots__ = ("has_committed", "is_refused", "is_settled", "job", "verdict")
+    __slots__ = ("has_committed", "is_refused", "is_settled", "job", "size", "verdict")
 
     def __init__(
         self,
@@ -56,7 +64,8 @@ class End(EndedRun):
         # (All is set right here: to call the row's own __init__ for each of thousands of runs costs as much again.)
         self.id = job.id
         self.lock_id = job.lock_id
-        self.state, delay, self.error = verdict
+        self.state, delay, self.error, exhausted = verdict
+        self.exhausted = exhausted or None
         self.result = result
         self.message = message
         self.delay = None if delay is None else delay.total_seconds()
@@ -66,6 +75,15 @@ class End(EndedRun):
         self.has_committed = has_committed
         self.is_settled = False
         self.is_refused = False
+        self.size = _ROW_BYTES + (0 if result is None else len(result)) + (0 if message is None else len(message))
+
+    def fail(self, why: str) -> None:
+        """What it was to write can't be written: the job fails, and says why."""
+        self.is_refused = True
+        self.verdict = Verdict(State.FAILED, error=why)
+        self.state, self.error, self.exhausted, self.delay = State.FAILED, why, None, None
+        self.result = self.message = None
+        self.size = _ROW_BYTES
 
 
 class Finisher:
@@ -76,16 +94,30 @@ class Finisher:
         notes: what runs have said, which is written before their ends.
         emit: where events go.
         written: called with the jobs of runs whose ends are written, or that have lost them: their slots are free.
+        bulk: where connections for what is large come from.
+        canceled: called, before ``written``, with the job of a run that ended as cancelled though it said otherwise.
     """
 
     def __init__(
-        self, pool: asyncpg.Pool[Any], notes: NoteWriter, emit: Emit, written: Callable[[list[TakenJob]], None]
+        self,
+        pool: asyncpg.Pool[Any],
+        notes: NoteWriter,
+        emit: Emit,
+        written: Callable[[list[TakenJob]], None],
+        *,
+        bulk: asyncpg.Pool[Any],
+        canceled: Callable[[TakenJob], None],
     ) -> None:
         self._pool = pool
+        self._bulk = bulk
+        self._canceled = canceled
         self._notes = notes
         self._emit = emit
         self._written = written
         self._ends: list[End] = []
+        self._apart: list[End] = []
+        self._budget = _BATCH_BYTES
+        self._locked: set[UUID] = set()  # runs (lock ids) whose rows others hold
         self._starts: dict[UUID, tuple[TakenJob, float]] = {}
         self._some = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -102,7 +134,7 @@ class Finisher:
     def ended(self, end: End) -> None:
         """A run has ended."""
         self._starts.pop(end.job.lock_id, None)
-        self._ends.append(end)
+        (self._ends if end.size <= _LARGE else self._apart).append(end)
         self._some.set()
 
     def forget(self, job: TakenJob) -> None:
@@ -114,23 +146,26 @@ class Finisher:
     async def run(self) -> None:
         """Write what comes, until cancelled."""
         retry_in = 0.1
-        while True:
-            await self._some.wait()
-            self._some.clear()
-            try:
-                await self._write()
-                retry_in = 0.1
-            except (JoexError, OSError) as error:
-                # Somebody's lock on a row is such an error too: next time locked rows are left out.
-                self._careful = True
-                self._emit(DatabaseTrouble("finisher", str(error), retry_in))
-                await asyncio.sleep(retry_in)
-                retry_in = min(retry_in * 2, _LONGEST_RETRY)
-                self._some.set()
+        async with asyncio.TaskGroup() as apart:
+            while True:
+                await self._some.wait()
+                self._some.clear()
+                ends, self._apart = self._apart, []
+                for end in ends:
+                    apart.create_task(self._write_apart(end))
+                try:
+                    await self._write()
+                    retry_in = 0.1
+                except (JoexError, OSError) as error:
+                    # Somebody's lock on a row is such an error too: next time locked rows are left out.
+                    self._careful = True
+                    self._emit(DatabaseTrouble("finisher", str(error), retry_in))
+                    await asyncio.sleep(retry_in)
+                    retry_in = min(retry_in * 2, _LONGEST_RETRY)
+                    self._some.set()
 
     async def _write(self) -> None:
-        ends, self._ends = self._ends, []
-        starts = self._cut_starts()
+        ends, starts = self._cut_ends(), self._cut_starts()
         try:
             if ends:
                 await self._flush_notes()
@@ -143,11 +178,42 @@ class Finisher:
                 if ends:
                     await self._write_ends(connection, ends)
                     self._careful = False
-        except BaseException:
-            self._ends = [end for end in ends if not end.is_settled] + self._ends
-            over = {end.job.lock_id for end in self._ends}
+                    self._budget = min(self._budget * 2, _BATCH_BYTES)
+        except BaseException as error:
+            left = [end for end in ends if not end.is_settled]
+            is_late = isinstance(error.__cause__, TimeoutError)
+            if is_late and len(ends) == 1:
+                self._apart += left  # the others do not wait for it
+            else:
+                self._ends = left + self._ends
+            if is_late and ends:
+                self._budget = max(sum(end.size for end in ends) // 4, 1)
+            over = {end.job.lock_id for end in left + self._ends}
             self._starts.update({job.lock_id: (job, at) for job, at in starts if job.lock_id not in over})
             raise
+        if self._ends:
+            self._some.set()
+
+    def _cut_ends(self) -> list[End]:
+        """As many ends as fit into one statement, and one in any case."""
+        size = 0
+        for nr, end in enumerate(self._ends):
+            size += end.size
+            if size > self._budget and nr:
+                ends, self._ends = self._ends[:nr], self._ends[nr:]
+                return ends
+        ends, self._ends = self._ends, []
+        return ends
+
+    async def _write_apart(self, end: End) -> None:
+        """Write an end alone, with as much time as its size explains; in the end, that it can't be written."""
+        await self._flush_notes()
+        while not end.is_settled:
+            try:
+                await moved(self._bulk, end.size, lambda used: self._write_ends(used, [end]), self._emit)
+            except TooSlow as error:
+                if end.size > _BLAMED:
+                    end.fail(f"result: {error} ({end.size} bytes)")
 
     async def _flush_notes(self) -> None:
         """Write what the runs have said first: once their jobs are in other hands, their lines would be refused.
@@ -166,7 +232,8 @@ class Finisher:
 
     async def _write_ends(self, connection: Any, ends: list[End]) -> None:
         try:
-            answers = await runs.finish_many(connection, ends, skip_locked=self._careful)
+            # (A row that others hold would keep the whole batch waiting, each time.)
+            answers = await runs.finish_many(connection, ends, skip_locked=self._careful or bool(self._locked))
         except InvalidJob as error:
             await self._write_refused(connection, ends, error)
             return
@@ -179,10 +246,7 @@ class Finisher:
             refused = ends[0]
             if refused.is_refused:
                 raise error  # it is not about the run's result: nothing is left to try
-            refused.is_refused = True
-            text = error_line(error)
-            refused.verdict = Verdict(State.FAILED, error=text)
-            refused.state, refused.result, refused.message, refused.error = State.FAILED, None, None, text
+            refused.fail(error_line(error))
         for end in list(ends):
             await self._write_ends(connection, [end])
 
@@ -190,13 +254,17 @@ class Finisher:
         """Tell of an end that is written; False: it is not."""
         end.is_settled = True  # (it is not kept, whatever becomes of the rest of its batch)
         if answer == "locked":
+            self._locked.add(end.lock_id)
             self._loop.call_later(_LOCKED_RETRY_IN, self._again, end)
             return False
+        self._locked.discard(end.lock_id)
         if answer == "worker_conflict" and not end.has_committed:  # (else the job has gone round again)
             self._emit(WorkerConflict(end.job.id, end.job.task))
         else:
             verdict = _OTHERWISE.get(answer, end.verdict)
             self._emit(RunEnded(end.job, verdict, end.age))
+            if answer == "canceled" and end.verdict.state is not State.CANCELLED:
+                self._canceled(end.job)
         return True
 
     def _again(self, end: End) -> None:

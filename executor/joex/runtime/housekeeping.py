@@ -1,66 +1,123 @@
-"""Joex's own work: periodic tasks of the system group, whose jobs run as any others do."""
+"""Joex's own work: a periodic task that makes no jobs. The executor that has decided that it is due does it itself.
+
+So it needs no slot, no queue and no pool of its own: any executor that lives will do, whatever it serves.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from uuid import UUID
 
 from joex.config import Settings
-from joex.context import Context
 from joex.core.duration import parse_duration
-from joex.core.job import SYSTEM_GROUP
+from joex.core.events import DatabaseTrouble, Emit
 from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
+from joex.errors import ConfigError, JoexError
 from joex.store import executors, jobs, periodic, runs
+from joex.store.database import connect
 from joex.store.statement import Connection
-from joex.task import App, Task
+from joex.task import App
 
 RETENTION = "joex.retention"
-"""The task that deletes what has been kept long enough."""
+"""The periodic task that deletes what has been kept long enough."""
 
 _EVERY_TEN_MINUTES = "*:0/10"
+_RETRY_IN = 60.0
 _BATCH = 1000
+_ALL_LINES_ONCE_IN = 144  # times: about once a day
 
 
-async def retention(ctx: Context, keep: float, keep_failed: float) -> dict[str, int]:
-    """Delete finished jobs and their logs, in batches; ages in seconds."""
-    deleted = {}
-    async with ctx.connection() as connection:
-        for name, states, age in (
-            ("finished", ["success", "cancelled"], keep),
-            ("failed", ["failed"], keep_failed),
-        ):
-            deleted[name] = 0
-            while batch := await jobs.delete_finished(connection, states, parse_duration(age), _BATCH):
-                deleted[name] += batch
-                ctx.progress(0, f"{deleted[name]} {name} jobs deleted")
-        await executors.forget_ended(connection, parse_duration(max(keep, keep_failed)))
-        await runs.forget_turns(connection)
-    return deleted
+class Housekeeper:
+    """The service that deletes what has been kept long enough, each time that it is woken.
+
+    Args:
+        url: the database.
+        pooled: a transaction pooler is in between.
+        name: of its connection, for people.
+        emit: where events go.
+    """
+
+    def __init__(self, url: str, *, pooled: bool, name: str, emit: Emit) -> None:
+        self._url = url
+        self._pooled = pooled
+        self._name = name
+        self._emit = emit
+        self._is_due = asyncio.Event()
+
+    def wake(self) -> None:
+        """It is due, and this executor does it."""
+        self._is_due.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            try:
+                async with self._connection() as connection:
+                    await clean(connection)
+            except (JoexError, OSError) as error:
+                self._emit(DatabaseTrouble("housekeeping", str(error), _RETRY_IN))
+                await asyncio.sleep(_RETRY_IN)
+                self._is_due.set()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """A connection of its own, without a time limit: long logs take long to delete, and keep nobody waiting."""
+        connection = await connect(self._url, pooled=self._pooled, name=self._name)
+        try:
+            yield connection
+        finally:
+            connection.terminate()
 
 
-def add_system_tasks(app: App) -> None:
-    """Add the system tasks to an app that does not have them."""
-    if RETENTION not in app:
-        app.add(Task(retention, RETENTION, retries=0, timeout=timedelta(hours=1)))
+async def clean(connection: Connection) -> None:
+    """Delete old finished jobs and their logs, in batches; and what else nobody needs any more.
+
+    Raises:
+        ConfigError: somebody has changed the ages in the row of the periodic task.
+    """
+    tasks = await periodic.list_tasks(connection, [RETENTION])
+    try:
+        args = tasks[0].args
+        keep, keep_failed = parse_duration(args["keep"]), parse_duration(args["keep_failed"])
+    except IndexError:  # the row was removed a moment ago
+        return
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the arguments of the periodic task {RETENTION} are no ages: {error!r}") from error
+    await _delete_finished(connection, ["success", "cancelled"], keep)
+    await _delete_finished(connection, ["failed"], keep_failed)
+    await executors.forget_ended(connection, max(keep, keep_failed))
+    await runs.forget_turns(connection)
+    await _forget_lines(connection)
+
+
+async def _delete_finished(connection: Connection, states: list[str], age: timedelta) -> None:
+    since: datetime | None = None
+    while True:
+        _, since = await jobs.delete_finished(connection, states, age, _BATCH, since=since)
+        if since is None:
+            return
+
+
+async def _forget_lines(connection: Connection) -> None:
+    """Look for lines whose jobs are gone: there are few, if any, so not everywhere each time where there are many."""
+    is_thorough = random.randrange(_ALL_LINES_ONCE_IN) == 0  # noqa: S311 - there is no secret
+    after: UUID | None = UUID(int=0)
+    while after is not None:
+        after = await jobs.forget_lines(connection, after)
+        if not is_thorough:
+            return
 
 
 def system_periodic_tasks(settings: Settings) -> list[NewPeriodicTask]:
-    """When the system tasks are due, with these settings: those of the executor that started last hold."""
-    args: dict[str, Any] = {
-        "keep": settings.retention.total_seconds(),
-        "keep_failed": settings.retention_failed.total_seconds(),
-    }
-    return [
-        NewPeriodicTask(
-            RETENTION,
-            RETENTION,
-            _EVERY_TEN_MINUTES,
-            args=args,
-            group=SYSTEM_GROUP,
-            queue=settings.queues[0],
-            submitter="joex",
-        )
-    ]
+    """When Joex's own work is due, with these settings: those of the executor that started last hold."""
+    args = {"keep": settings.retention.total_seconds(), "keep_failed": settings.retention_failed.total_seconds()}
+    return [NewPeriodicTask(RETENTION, RETENTION, _EVERY_TEN_MINUTES, args=args)]
 
 
 async def register_periodic_tasks(connection: Connection, app: App, settings: Settings) -> list[str]:

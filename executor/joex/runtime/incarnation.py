@@ -15,14 +15,16 @@ from joex.core.job import TakenJob
 from joex.core.lease import Lease
 from joex.errors import JoexError, LeaseLost
 from joex.repeating import Repeater
+from joex.runtime.bulk import moved
 from joex.runtime.finisher import Finisher
 from joex.runtime.floors import FloorKeeper
+from joex.runtime.housekeeping import Housekeeper
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
 from joex.runtime.notes import NoteWriter
 from joex.runtime.runner import Defaults, Interruption, Runner
 from joex.runtime.taker import Taker
 from joex.runtime.waits import first_of, wait_for
-from joex.store import executors
+from joex.store import executors, runs
 from joex.store.database import borrowed
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class Incarnation:
 
     def __init__(self, executor: Executor, pool: asyncpg.Pool[Any], executor_id: int, since: float) -> None:
         settings = executor.settings
-        poll_interval = settings.poll_interval.total_seconds() if settings.poll_interval else None
+        poll_interval = executor.poll_interval
         self._executor = executor
         self._pool = pool
         self._id = executor_id
@@ -47,14 +49,23 @@ class Incarnation:
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
         self.notes = NoteWriter(pool, settings.log_buffer_size, self._emit)
-        self.finisher = Finisher(pool, self.notes, self._emit, self._written)
+        self.finisher = Finisher(
+            pool,
+            self.notes,
+            self._emit,
+            self._written,
+            bulk=executor.bulk_pool,
+            canceled=lambda job: self.runner.clean_up(job, self._written),
+        )
         self.runner = Runner(
             executor.app,
             settings.pool_size,
-            Defaults(settings.retries, settings.retry_delay, settings.timeout),
+            Defaults(settings.retries, settings.retry_delay, settings.timeout, settings.retry_jitter),
             finisher=self.finisher,
             notes=self.notes,
-            connections=executor.task_pool,
+            connections=executor.task_connections,
+            fetch=self._fetch,
+            largest_result=executor.limits.result,
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
@@ -69,7 +80,15 @@ class Incarnation:
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
-        self.repeater = Repeater(pool, executor.app_id, self._emit, poll_every=poll_interval)
+        self.housekeeper = Housekeeper(
+            executor.url,
+            pooled=poll_interval is not None,
+            name=f"joex housekeeping {executor.app_id}",
+            emit=self._emit,
+        )
+        self.repeater = Repeater(
+            pool, executor.app_id, self._emit, housekeep=self.housekeeper.wake, poll_every=poll_interval
+        )
         self.floors = FloorKeeper(pool, self._emit)
         self.keeper = LeaseKeeper(
             executor.url,
@@ -77,10 +96,11 @@ class Incarnation:
             queues=settings.queues,
             lease=Lease(settings.lease),
             most_losses=settings.most_losses,
-            pooled=settings.poll_interval is not None,
+            pooled=poll_interval is not None,
             held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
             executing=lambda: self.runner.executing,
             since=since,
+            watchdog=executor.watchdog,
             listener=self,
         )
 
@@ -96,6 +116,7 @@ class Incarnation:
                         self.finisher.run,
                         self.notes.run,
                         self.repeater.run,
+                        self.housekeeper.run,
                         self.floors.run,
                     )
                 ]
@@ -127,7 +148,8 @@ class Incarnation:
         self.runner.give_back_unstarted()  # what was taken at the last moment
         limit = executor.settings.drain_timeout
         patience = wait_for(executor.asked_to_stop, None if limit is None else limit.total_seconds())
-        await first_of(patience, self._ended.wait(), self._until_idle())
+        # Runs that have ended may wait for the database, to be written. With the lease over that is not worth waiting.
+        await first_of(patience, self._ended.wait(), self._until_idle(), self.keeper.until_over())
         if self.runner.runs:
             self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
             with suppress(TimeoutError):
@@ -148,6 +170,11 @@ class Incarnation:
             sys.stderr.flush()
             os._exit(EXIT_CODE)
         return not self._ended.is_set()
+
+    async def _fetch(self, job: TakenJob) -> str | None:
+        """The arguments of a job that are too large to come with others."""
+        pool, largest = self._executor.bulk_pool, self._executor.limits.args
+        return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._emit)
 
     async def _until_idle(self) -> None:
         while self.runner.runs:

@@ -1,8 +1,10 @@
 """The lease of an executor: heartbeats, notifications, and the end of trust, in a thread of their own.
 
 A thread, because a task may block the executor's loop for longer than any lease; its jobs run all the same, and must
-not be taken for dead. The thread has a loop and one connection: on it the executor holds its session lock, renews its
-heartbeat, hears notifications, and looks for dead executors.
+not be taken for dead. The thread has a loop and two connections. On the one the executor holds its session lock, renews
+its heartbeat and hears notifications: nothing else, so that nothing makes a heartbeat late. On the other it does the
+chores that must go on whatever a task does: it asks for what it may have missed, and looks after dead executors and
+overdue runs.
 
 ::
 
@@ -23,6 +25,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, Protocol
@@ -31,12 +34,13 @@ from uuid import UUID
 import uvloop
 
 from joex.core.events import DatabaseTrouble, Event, Overdue, Rescued, Woken
-from joex.core.lease import Lease
+from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime.text import error_trace
+from joex.runtime.watchdog import Watchdog
 from joex.store import executors, keyed, periodic
-from joex.store.database import connect
-from joex.store.errors import translated
+from joex.store.database import borrowed, connect, create_pool, is_pooled
+from joex.store.errors import NO_MESSAGE, translated
 
 _RECONNECT_IN = 0.2
 _GRACE = (
@@ -44,6 +48,8 @@ _GRACE = (
 )
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it is told that the lease has ended
+_REST = 10  # a chore rests for so many times as long as it took,
+_LONGEST_REST = 30.0  # but no more seconds than this
 EXIT_CODE = 75
 """The exit code where the lease is over and task code can't be stopped (EX_TEMPFAIL: start it again)."""
 
@@ -97,6 +103,7 @@ class LeaseKeeper:
         held: the runs at this moment; called from the thread.
         executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
+        watchdog: watches the process; None: nothing does.
         listener: who is told.
     """
 
@@ -112,6 +119,7 @@ class LeaseKeeper:
         held: Callable[[], list[tuple[UUID, UUID]]],
         executing: Callable[[], int],
         since: float,
+        watchdog: Watchdog | None,
         listener: Listener,
     ) -> None:
         self._url = url
@@ -122,9 +130,12 @@ class LeaseKeeper:
         self._pooled = pooled
         self._held = held
         self._executing = executing
+        self._watchdog = watchdog
         self._listener = listener
         self._main = asyncio.get_running_loop()
         self._trusted_until = since + lease.trusted_for
+        self._observed = Observation(lease.duration)
+        self._rescued: Counter[tuple[str, int]] = Counter()  # who holds much is found again and again, and told of once
         self._is_trusted = True
         self._is_over = False
         self._is_started = False
@@ -141,6 +152,12 @@ class LeaseKeeper:
     def is_alive(self) -> bool:
         """Its thread is at work."""
         return self._thread.is_alive() or not self._is_started
+
+    async def until_over(self) -> None:
+        """Return when the lease has not been renewed for all of its time: others may run what this executor held."""
+        beyond_trust = self._lease.duration.total_seconds() - self._lease.trusted_for
+        while (left := self._trusted_until + beyond_trust - clock()) > 0:  # noqa: ASYNC110 - renewed in the thread
+            await asyncio.sleep(left)
 
     def start(self) -> None:
         """Start the thread."""
@@ -161,18 +178,24 @@ class LeaseKeeper:
         except Exception as error:  # noqa: BLE001 - without this thread nothing watches the lease: start over
             self._tell(self._listener.on_event, DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
             self._tell(self._listener.on_ended)
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.rest()
 
     async def _keep(self) -> None:
         self._loop = asyncio.get_running_loop()
-        watcher = asyncio.create_task(self._watch())
+        beside = [asyncio.create_task(work()) for work in (self._watch, self._show_life, self._do_chores)]
         stopped = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set() and not self._is_over:
                 session = asyncio.create_task(self._session())
-                await asyncio.wait({session, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({session, stopped, *beside}, return_when=asyncio.FIRST_COMPLETED)
                 session.cancel()
                 with suppress(asyncio.CancelledError):
                     await session
+                for task in beside:
+                    if task.done():  # by a mistake of ours
+                        task.result()
                 if not self._stop.is_set():
                     await self._pause(_RECONNECT_IN)
             if self._is_over:
@@ -181,14 +204,15 @@ class LeaseKeeper:
                 if not self._stop.is_set() and self._executing():
                     self._exit()
         finally:
-            watcher.cancel()
-            stopped.cancel()
+            for one in (*beside, stopped):
+                one.cancel()
 
     async def _session(self) -> None:
         """One connection, until it breaks."""
         connection = None
         try:
             # A heartbeat that is lost in a crash of the server does no harm, so it need not wait for the disk.
+            # (Behind a pooler it does: what is set in a session there is set for others.)
             connection = await connect(
                 self._url,
                 pooled=self._pooled,
@@ -200,19 +224,21 @@ class LeaseKeeper:
         except (JoexError, OSError) as error:
             self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), _RECONNECT_IN))
         finally:
+            self._observed.break_off()
             if connection is not None:
                 connection.terminate()
 
     async def _use(self, connection: Any) -> None:
         broken = asyncio.Event()
         connection.add_termination_listener(lambda _: broken.set())
-        if not self._pooled:
+        pooled = await is_pooled(connection)
+        if not pooled:
             with translated():
                 await connection.add_listener("joex_wake", self._hear_wake)
                 await connection.add_listener("joex_control", self._hear_control)
                 await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
             self._tell(self._listener.on_periodic)  # what was told while nobody listened is not told again
-        has_lock = self._pooled
+        has_lock = pooled
         while not broken.is_set() and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
             has_lock = has_lock or await executors.hold_lock(connection, self._executor)
@@ -223,34 +249,82 @@ class LeaseKeeper:
 
     async def _beat(self, connection: Any) -> None:
         sent = clock()
-        held = self._held()
-        answer = await executors.heartbeat(connection, self._executor, held)
+        answer = await executors.heartbeat(connection, self._executor)
         if not answer.alive:
             self._distrust()
             self._tell(self._listener.on_ended)
             self._is_over = True
             return
+        self._observed.answered(sent, clock(), answer.now)
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
             self._is_trusted = True
             self._tell(lambda: self._listener.on_trust(trusted=True))
-        self._pass_on(answer, dict(held))
-        for executor, app_id, jobs in await executors.rescue(connection, self._most_losses):
-            self._tell(self._listener.on_event, Rescued(app_id, executor, jobs))
-        for app_id, jobs in await keyed.recover_overdue(connection, self._most_losses):
-            self._tell(self._listener.on_event, Overdue(app_id, jobs))
 
-    def _pass_on(self, answer: executors.Heartbeat, locks: dict[UUID, UUID]) -> None:
-        if answer.lost:
-            self._tell(self._listener.on_lost, [locks[job_id] for job_id in answer.lost])
-        for job_id in answer.cancel:
+    async def _do_chores(self) -> None:
+        """All that is to be done again and again beside heartbeats.
+
+        None of it is urgent. Each chore has a time limit (that of services), and its failure costs the others nothing.
+        It is done again at once while it says that there may be more; and then the more seldom, the longer it takes to
+        find nothing (over what vacuum has not cleared, say).
+        """
+        pool = await create_pool(
+            self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True
+        )
+        not_before = dict.fromkeys((self._check_runs, self._look_for_work, self._rescue, self._recover_overdue), 0.0)
+        try:
+            while True:
+                told = set[str]()
+                for chore in [chore for chore, due in not_before.items() if clock() >= due]:
+                    begin = clock()
+                    try:
+                        async with borrowed(pool) as connection:
+                            while await chore(connection):
+                                begin = clock()
+                    except (JoexError, OSError) as error:
+                        if str(error) not in told:  # while there is no connection, all fail alike
+                            told.add(str(error))
+                            trouble = DatabaseTrouble("chores", str(error), self._lease.heartbeat_every)
+                            self._tell(self._listener.on_event, trouble)
+                    not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
+                await asyncio.sleep(self._lease.heartbeat_every)
+        finally:
+            pool.terminate()
+
+    async def _check_runs(self, connection: Any) -> bool:
+        held = self._held()
+        found = await executors.check_runs(connection, self._executor, held)
+        locks = dict(held)
+        if found.lost:
+            self._tell(self._listener.on_lost, [locks[job_id] for job_id in found.lost])
+        for job_id in found.cancel:
             self._tell(self._listener.on_cancel, job_id)
-        if answer.draining:
+        if found.draining:
             self._tell(self._listener.on_drain)
-        if answer.work:
-            self._tell(self._listener.on_wake)
-        if answer.crowded:
+        if found.crowded:
             self._tell(self._listener.on_crowd)
+        return False
+
+    async def _look_for_work(self, connection: Any) -> bool:
+        if await executors.has_work(connection, list(self._queues)):
+            self._tell(self._listener.on_wake)
+        return False
+
+    async def _rescue(self, connection: Any) -> bool:
+        found = await executors.rescue(connection, self._observed.watched, self._most_losses)
+        for executor, app_id, jobs in found:
+            self._rescued[app_id, executor] += jobs
+        if not found:
+            for (app_id, executor), jobs in self._rescued.items():
+                self._tell(self._listener.on_event, Rescued(app_id, executor, jobs))
+            self._rescued.clear()
+        return bool(found)
+
+    async def _recover_overdue(self, connection: Any) -> bool:
+        found = await keyed.recover_overdue(connection, self._most_losses)
+        for app_id, jobs in found:
+            self._tell(self._listener.on_event, Overdue(app_id, jobs))
+        return bool(found)
 
     async def _watch(self) -> None:
         """End the trust in time; and the process, where its tasks can't be stopped in time."""
@@ -263,6 +337,13 @@ class LeaseKeeper:
             await asyncio.sleep(max(fatal_in, _GRACE))
             if not self._is_trusted and self._executing():
                 self._exit()
+
+    async def _show_life(self) -> None:
+        # (Whether a run executes does not matter: one that begins holds the lock before that could be said.)
+        while self._watchdog is not None:
+            self._watchdog.show_life()
+            await asyncio.sleep(self._watchdog.show_every)
+        await self._stop.wait()
 
     def _distrust(self) -> None:
         if self._is_trusted:
@@ -279,19 +360,26 @@ class LeaseKeeper:
         os._exit(EXIT_CODE)
 
     def _hear_wake(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        message = json.loads(str(payload))
-        is_meant = not message["executors"] or self._executor in message["executors"]
-        if is_meant and message["queue"] in self._queues:
-            self._tell(self._listener.on_event, Woken(message["queue"]))
+        try:
+            message = json.loads(str(payload))
+            queue = message["queue"]
+            is_meant = queue in self._queues and (not message["executors"] or self._executor in message["executors"])
+        except NO_MESSAGE:
+            return
+        if is_meant:
+            self._tell(self._listener.on_event, Woken(queue))
             self._tell(self._listener.on_wake)
 
     def _hear_control(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        message = json.loads(str(payload))
-        if message["executor"] != self._executor:
+        try:
+            message = json.loads(str(payload))
+            is_meant = message["executor"] == self._executor
+            cancelled = UUID(message["job"]) if is_meant and message["do"] == "cancel" else None
+        except NO_MESSAGE:
             return
-        if message["do"] == "cancel":
-            self._tell(self._listener.on_cancel, UUID(message["job"]))
-        elif message["do"] == "drain":
+        if cancelled is not None:
+            self._tell(self._listener.on_cancel, cancelled)
+        elif is_meant and message["do"] == "drain":
             self._tell(self._listener.on_drain)
 
     def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:

@@ -11,12 +11,12 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from joex.core.events import DatabaseTrouble, Emit, LogLinesDropped
 from joex.core.job import TakenJob
-from joex.errors import DatabaseUnavailable, JoexError
+from joex.errors import DatabaseUnavailable, InvalidJob, JoexError
 from joex.runtime.text import storable
 from joex.store import runs
 from joex.store.database import borrowed
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import asyncpg
 
 _BATCH = 1000
+_BATCH_BYTES = 500_000
+_LINE_BYTES = 100  # what a line costs in any case
+_TRIES = 3
 _GATHER = 0.05  # seconds between two writes, so that a chatty job causes few of them
 _RETRY_IN = 1.0
 
@@ -44,6 +47,9 @@ class _Progress:
     message: str | None
 
 
+_Batch: TypeAlias = tuple[list[_Line], dict[UUID, _Progress]]
+
+
 class NoteWriter:
     """The buffer, and the service that writes it. `log` and `progress` may be called from any thread."""
 
@@ -56,6 +62,8 @@ class NoteWriter:
         self._progress: dict[UUID, _Progress] = {}
         self._writing = asyncio.Lock()
         self._dropped = 0
+        self._budget = _BATCH_BYTES  # it shrinks while batches do not get through
+        self._tries = 0  # of a line that does not get through alone
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Event()
 
@@ -115,36 +123,71 @@ class NoteWriter:
         """There is nothing to write, and nothing is being written."""
         return not (self._lines or self._progress or self._writing.locked())
 
-    def _cut(self) -> tuple[list[_Line], dict[UUID, _Progress]] | None:
+    def _cut(self) -> _Batch | None:
         with self._lock:
             if not self._lines and not self._progress:
                 return None
-            lines = [self._lines.popleft() for _ in range(min(_BATCH, len(self._lines)))]
+            lines: list[_Line] = []
+            size = 0
+            while self._lines and len(lines) < _BATCH:
+                size += _LINE_BYTES + len(self._lines[0].message)
+                if size > self._budget and lines:
+                    break
+                lines.append(self._lines.popleft())
             progress, self._progress = self._progress, {}
             return lines, progress
 
     async def _write(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> None:
+        """Write a batch. One that the database refuses is halved, until what it refuses is found, and dropped."""
+        batches: list[_Batch] = [(lines, progress)]  # the last one is the first to be written
+        while batches:
+            lines, progress = batches[-1]
+            try:
+                lost = await self._send(lines, progress)
+            except InvalidJob as error:
+                batches.pop()
+                half = len(lines) // 2
+                if lines and progress:
+                    batches += [(lines, {}), ([], progress)]
+                elif half:
+                    batches += [(lines[half:], {}), (lines[:half], {})]
+                else:
+                    self._report(len(lines), str(error))
+            except JoexError as error:
+                if isinstance(error, DatabaseUnavailable) and not self._is_hopeless(lines, error):
+                    self._put_back(batches)
+                    raise
+                batches.pop()
+                self._tries = 0
+                self._report(len(lines), str(error))
+            except BaseException:
+                self._put_back(batches)
+                raise
+            else:
+                batches.pop()
+                self._budget, self._tries = min(self._budget * 2, _BATCH_BYTES), 0
+                self._report(lost, "their runs had lost their jobs")
+
+    async def _send(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> int:
         now = time.monotonic()
         rows = [runs.LogLine(n.job.id, n.job.lock_id, n.job.attempt + 1, now - n.at, n.level, n.message) for n in lines]
         latest = [runs.Progress(p.job.id, p.job.lock_id, p.percent, p.message) for p in progress.values()]
-        try:
-            async with borrowed(self._pool) as connection:
-                lost = await runs.note_many(connection, rows, latest)
-        except JoexError as error:
-            if not isinstance(error, DatabaseUnavailable):
-                self._report(len(lines), str(error))
-                return
-            self._put_back(lines, progress)
-            raise
-        except BaseException:
-            self._put_back(lines, progress)
-            raise
-        self._report(lost, "their runs had lost their jobs")
+        async with borrowed(self._pool) as connection:
+            return await runs.note_many(connection, rows, latest)
 
-    def _put_back(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> None:
+    def _is_hopeless(self, lines: list[_Line], error: DatabaseUnavailable) -> bool:
+        """Whether a line that did not get through in its time was tried alone, and often enough, to be given up."""
+        if not (lines and isinstance(error.__cause__, TimeoutError)):
+            return False
+        self._budget = max(sum(_LINE_BYTES + len(line.message) for line in lines) // 8, 1)
+        self._tries = self._tries + 1 if len(lines) == 1 else 0
+        return self._tries == _TRIES
+
+    def _put_back(self, batches: list[_Batch]) -> None:
         with self._lock:
-            self._lines.extendleft(reversed(lines))
-            self._progress = {**progress, **self._progress}  # what was said since is later
+            for lines, progress in batches:
+                self._lines.extendleft(reversed(lines))
+                self._progress = {**progress, **self._progress}  # what was said since is later
 
     def _report(self, lines: int, reason: str) -> None:
         if lines:

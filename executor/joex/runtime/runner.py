@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import enum
 import functools
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,6 @@ from joex.core.outcome import Ending, Outcome, decide
 from joex.errors import Cancel, Fail, InvalidJob, JoexError, Retry
 from joex.runtime.finisher import End
 from joex.runtime.text import error_line, error_trace, storable
-from joex.store.jobs import json_text
 from joex.task import App, Task
 
 _RETURNED = Outcome(Ending.RETURNED)
@@ -52,7 +52,18 @@ class Interruption(enum.Enum):
 class Run:
     """A job in a slot."""
 
-    __slots__ = ("args", "context", "interruptible", "interruption", "is_executing", "job", "started", "task", "worker")
+    __slots__ = (
+        "args",
+        "context",
+        "interruptible",
+        "interruption",
+        "is_cleaning_up",
+        "is_executing",
+        "job",
+        "started",
+        "task",
+        "worker",
+    )
 
     def __init__(self, job: TakenJob) -> None:
         self.job = job
@@ -64,6 +75,7 @@ class Run:
         self.interruption: Interruption | None = None
         self.interruptible = False  # the task's code is at an await, and may be interrupted there
         self.is_executing = False  # the task's code is running, on the loop or in a thread
+        self.is_cleaning_up = False  # its end is written, and its cancel handler runs
 
     @property
     def seconds(self) -> float | None:
@@ -74,9 +86,12 @@ class Run:
 class Defaults:
     """What holds for tasks that don't say it themselves."""
 
-    def __init__(self, retries: int, retry_delay: timedelta, timeout: timedelta | None) -> None:
+    def __init__(
+        self, retries: int, retry_delay: timedelta, timeout: timedelta | None, retry_jitter: float = 0.0
+    ) -> None:
         self.retries = retries
         self.retry_delay = retry_delay
+        self.retry_jitter = retry_jitter
         self.timeout = timeout
 
     def retries_of(self, job: TakenJob, task: Task[..., Any] | None) -> int:
@@ -107,10 +122,14 @@ class Runner:
         finisher: Ends,
         notes: Notes,
         connections: Connections,
+        fetch: Callable[[TakenJob], Awaitable[str | None]],
+        largest_result: int,
         is_trusted: Callable[[], bool],
         emit: Emit,
     ) -> None:
         self._app = app
+        self._fetch = fetch  # the arguments that did not come with the job; None: it has lost the job
+        self._largest_result = largest_result
         self._slots = slots
         self._defaults = defaults
         self._finisher = finisher
@@ -139,9 +158,30 @@ class Runner:
         run.worker = self._loop.create_task(self._run(run))
 
     def release(self, jobs: Iterable[TakenJob]) -> None:
-        """Free the slots of jobs whose ends are written."""
+        """Free the slots of jobs whose ends are written, and that are not to be cleaned up."""
         for job in jobs:
-            self.runs.pop(job.lock_id, None)
+            run = self.runs.get(job.lock_id)
+            if run is not None and not run.is_cleaning_up:
+                del self.runs[job.lock_id]
+
+    def clean_up(self, job: TakenJob, done: Callable[[list[TakenJob]], None]) -> None:
+        """The job has ended as cancelled, though its run did not know of the request: call the task's cancel handler.
+
+        The run keeps its slot meanwhile; ``done`` is called afterwards.
+        """
+        run = self.runs.get(job.lock_id)
+        if run is None or run.task is None or run.context is None or run.task.cancel_handler is None:
+            return
+        run.is_cleaning_up = True
+        run.worker = self._loop.create_task(self._clean_up(run, run.task, done))
+
+    async def _clean_up(self, run: Run, task: Task[..., Any], done: Callable[[list[TakenJob]], None]) -> None:
+        run.is_executing = True
+        try:
+            await self._call_cancel_handler(run, task)
+        finally:
+            run.is_executing = run.is_cleaning_up = False
+            done([run.job])
 
     def interrupt(self, run: Run, why: Interruption) -> None:
         """Interrupt a run: async code at its next await; code in a thread sees ``ctx.cancelled``.
@@ -179,7 +219,11 @@ class Runner:
         The code is awaited right here: there are thousands of runs a second, and each coroutine that stood in between
         would be one more for each of them.
         """
-        task = self._begin(run)
+        args = await self._fetched(run) if run.job.args is None else run.job.args
+        if isinstance(args, Outcome):
+            self._end(run, args)
+            return
+        task = self._begin(run, args)
         if isinstance(task, Outcome):
             self._end(run, task)
             return
@@ -191,16 +235,51 @@ class Runner:
                 value = await self._call(run, task)
             finally:
                 run.interruptible = False
-            outcome, result, message = _RETURNED, _as_json(value), _message(run)
+            outcome, result, message = _RETURNED, self._result(run, value), _message(run)
         except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
             outcome = self._judge(run, error)
-            if outcome.ending is Ending.CANCELLED:
-                await self._call_cancel_handler(run, task)
+        try:
+            if run.interruption is not None or outcome.ending is Ending.CANCELLED:
+                outcome = await self._settle_cancel(run, task, outcome)
         finally:
             run.is_executing = False
         self._end(run, outcome, result, message)
 
-    def _begin(self, run: Run) -> Task[..., Any] | Outcome:
+    async def _fetched(self, run: Run) -> str | Outcome:
+        """The arguments of a job that came without them; or why there are none."""
+        if run.interruption is not None:
+            return _interrupted(run)
+        run.interruptible = True
+        try:
+            args = await self._fetch(run.job)
+        except asyncio.CancelledError:
+            _uncancel()
+            return _interrupted(run)
+        except JoexError as error:
+            return Outcome(Ending.RAISED, f"args: {error_line(error)}")
+        finally:
+            run.interruptible = False
+        if args is None:
+            run.interruption = Interruption.LOST
+            return Outcome(Ending.GIVEN_BACK)
+        return args
+
+    async def _settle_cancel(self, run: Run, task: Task[..., Any], outcome: Outcome) -> Outcome:
+        """What becomes of a run that was interrupted, or cancels itself.
+
+        The database ends a job with a cancel request as cancelled, whatever its run says. So a run that was told of the
+        request has been cancelled, however its code answers: its handler is called, and nothing is tried again.
+        """
+        _uncancel()  # a cancellation has reached its aim, even where the code has not let it through
+        if run.context is not None and run.context.is_finished:
+            return outcome  # its own transaction has ended the job before
+        if run.interruption is Interruption.CANCEL:
+            outcome = Outcome(Ending.CANCELLED)
+        if outcome.ending is Ending.CANCELLED:
+            await self._call_cancel_handler(run, task)
+        return outcome
+
+    def _begin(self, run: Run, args: str) -> Task[..., Any] | Outcome:
         """The task whose code is to be called now, with the run's context and arguments; or why none is."""
         # The last moment to see that the lease is over, after the process was stopped for a while, for example.
         if run.interruption is None and not self._is_trusted():
@@ -214,11 +293,17 @@ class Runner:
             known = ", ".join(self._app.names) or "none"
             return Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor; it knows: {known}")
         try:
-            run.args = task.parse_arguments(job.args)
+            run.args = task.parse_arguments(args)
         except InvalidJob as error:
             return Outcome(Ending.FAILED, storable(str(error), 2000))
         retries = self._defaults.retries_of(job, task)
-        run.context = Context(job, retries=retries, notes=self._notes, connections=self._connections)
+        run.context = Context(
+            job,
+            retries=retries,
+            notes=self._notes,
+            connections=self._connections,
+            largest_result=self._largest_result,
+        )
         run.started = time.monotonic()
         self._emit(RunStarted(job))
         self._finisher.started(job, run.started)
@@ -238,8 +323,13 @@ class Runner:
                 failures=run.job.failures,
                 retries=self._defaults.retries_of(run.job, run.task),
                 first_delay=self._defaults.retry_delay_of(run.task),
+                jitter=self._defaults.retry_jitter,
+                chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
             )
         self._finisher.ended(End(run.job, verdict, result, message, run.seconds, has_committed=has_committed))
+
+    def _result(self, run: Run, value: Any) -> str | None:
+        return None if value is None or run.context is None else run.context.result_text(value)
 
     def _call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
         """Call the task's code: what is to be awaited for its value."""
@@ -269,15 +359,12 @@ class Runner:
     def _judge(self, run: Run, error: BaseException) -> Outcome:
         """How a run ended that raised."""
         if isinstance(error, asyncio.CancelledError | Cancel) and run.interruption is not None:
-            if (current := asyncio.current_task()) is not None:
-                current.uncancel()  # the cancellation has reached its aim: what follows here may await again
             return _interrupted(run)
         if isinstance(error, Cancel):
             return Outcome(Ending.CANCELLED, error_line(error))
         if isinstance(error, Fail):
             return Outcome(Ending.FAILED, storable(str(error)) or "the task failed for good")
         if isinstance(error, Retry):
-            self._notes.log(run.job, "warning", f"asks for another try: {error}")
             return Outcome(Ending.RAISED, error_line(error), _delay(error))
         self._notes.log(run.job, "error", error_trace(error))
         return Outcome(Ending.RAISED, error_line(error))
@@ -291,7 +378,7 @@ class Runner:
                 await handler(run.context, **run.args)
             else:
                 await self._call_in_thread(run, handler)
-        except Exception as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
+        except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
             self._notes.log(run.job, "error", f"its on_cancel handler failed: {error_trace(error)}")
 
 
@@ -322,17 +409,16 @@ class _TimedOut(JoexError):
         super().__init__(f"timed out after {limit:g} s")
 
 
+def _uncancel() -> None:
+    """What follows may await again: the cancellation of this asyncio task has done what it was for."""
+    current = asyncio.current_task()
+    while current is not None and current.cancelling():
+        current.uncancel()
+
+
 def _interrupted(run: Run) -> Outcome:
     ending = Ending.CANCELLED if run.interruption is Interruption.CANCEL else Ending.GIVEN_BACK
     return Outcome(ending)
-
-
-def _as_json(value: Any) -> str | None:
-    try:
-        return None if value is None else json_text("result", value)
-    except InvalidJob as error:
-        # The work is done, and doing it again gives the same value: no retry.
-        raise Fail(str(error)) from error
 
 
 def _message(run: Run) -> str | None:

@@ -1,48 +1,285 @@
-"""Connections to the database."""
+"""Connections to the database.
+
+What holds on each connection that is made here:
+
+- Its transactions, and its statements outside of any, are READ COMMITTED, whatever the database or the role has for a
+  default.
+- Where a pooler is in between, nothing is prepared and nothing of the session is set, for the next transaction may have
+  another session of the server; and each statement has a transaction of its own. A connection finds out by itself: a
+  pooler, which has no session of the server for it yet, makes up the process id that it tells at the start.
+- A link that has gone silent is noticed in half a minute, by keepalives and limits of TCP; what waits for the link and
+  is cancelled, or takes too long, ends the connection, for the roll-back of it would wait for the link once more.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+from asyncpg.transaction import Transaction
 
-from joex.errors import DatabaseUnavailable, JoexError
+from joex.core.url import check_database_url, database_hosts
+from joex.errors import ConfigError, DatabaseUnavailable, JoexError
 from joex.store.errors import translated
-from joex.store.statement import Connection
+from joex.store.statement import Connection, statement
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
+
+    _Base = asyncpg.Connection[Any]
+else:
+    _Base = asyncpg.Connection
+
+POLL_EVERY = 1.0
+"""Seconds between two looks where notifications do not come: a pooler is in between."""
+
+BREAKS = (TimeoutError, asyncio.CancelledError, DatabaseUnavailable)
+"""After these the link may be silent: the connection is ended, and nothing is awaited of it."""
 
 _PATIENCE = 10.0
 """Seconds to wait for a connection before the database counts as unreachable."""
 _STATEMENT_WITHIN = 5.0
 _KEPT_FOR = 1.0
+_CLOSE_WITHIN = 5.0
+_LOOK_EVERY = 5.0
+
+_AT_WORK = statement("""
+    SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND (state IS NULL OR state NOT LIKE 'idle%')
+""")
+
+_OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+"""Seconds, and milliseconds: what is not acknowledged for twenty seconds is lost."""
+
+_SESSION = {
+    "default_transaction_isolation": "'read committed'",
+    # The same for the server's end, which holds the locks of a transaction whose client has gone without a word. (It is
+    # more patient with what it sends: a client that computes does not read.)
+    "tcp_keepalives_idle": "'5'",
+    "tcp_keepalives_interval": "'5'",
+    "tcp_keepalives_count": "'3'",
+    "tcp_user_timeout": "'60s'",
+    # A statement does not outlive its client for long; a server on Windows can't look after that.
+    "client_connection_check_interval": "CASE WHEN version() ~* 'visual c|msvc|mingw|windows' THEN '0' ELSE '1s' END",
+}
+_OLDEST_WITH_THESE = 14  # what is older is refused, with a reason, by who asks for the schema
+
+
+class OwnConnection(_Base):
+    """A connection that was made here, straight to the server."""
+
+    is_pooled = False
+    asked_at: float | None = None
+    _session = ""
+    _transport: asyncio.BaseTransport
+
+    async def begin(self, settings: dict[str, str]) -> bool:
+        """Set up the session; False: there is none of its own, a pooler is in between (and nothing was set).
+
+        One question, which sets what it sets if it finds itself in the process that the start has told of.
+        """
+        self._set_socket()
+        if self.get_server_version().major < _OLDEST_WITH_THESE:
+            return True
+        values = _SESSION | {name: f"'{value}'" for name, value in settings.items()}
+        calls = ", ".join(f"set_config('{name}', {value}, false)" for name, value in values.items())
+        self._session = f"SELECT {calls} WHERE pg_backend_pid() = {self.get_server_pid()}"
+        return await self.execute(self._session, timeout=_PATIENCE) == "SELECT 1"
+
+    def get_reset_query(self) -> str:
+        """What makes the session like new: as it was set up."""
+        return f"{super().get_reset_query()}\n{self._session}"
+
+    def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
+        """As asyncpg's; where it is cancelled it ends the connection, instead of waiting for a roll-back."""
+        return _Transaction(self, isolation, readonly, deferrable)
+
+    def _set_socket(self) -> None:
+        found = self._transport.get_extra_info("socket")
+        if found is not None and found.family != getattr(socket, "AF_UNIX", None):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _OUR_SOCKET.items():
+                if hasattr(socket, name):  # not every system has all of them
+                    found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class _Wrapped(OwnConnection):
+    """A connection that does something around each statement."""
+
+    def _around(self, *, is_simple: bool) -> AbstractAsyncContextManager[None]:
+        """Around a statement; ``is_simple``: one without arguments, which is one message."""
+        raise NotImplementedError
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - asyncpg's
+        """As asyncpg's."""
+        async with self._around(is_simple=not args):
+            return await super().execute(query, *args, timeout=timeout)
+
+    async def executemany(self, *args: Any, **options: Any) -> None:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            await super().executemany(*args, **options)
+
+    async def fetch(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetch(*args, **options)
+
+    async def fetchval(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetchval(*args, **options)
+
+    async def fetchrow(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetchrow(*args, **options)
+
+
+class PooledConnection(_Wrapped):
+    """A connection to a pooler that gives each transaction any session of the server, as PgBouncer does.
+
+    asyncpg asks more than one question for a statement (what its types are, and then the statement), so each has a
+    transaction around it, in which the session stays the same; and which says how it is isolated, for what the session
+    says is not ours.
+    """
+
+    is_pooled = True
+
+    async def begin(self, settings: dict[str, str]) -> bool:  # noqa: ARG002 - no session to set up
+        """Nothing is set."""
+        self._set_socket()
+        return True
+
+    def get_reset_query(self) -> str:
+        """Nothing: the session that this would reach is another one's."""
+        return ""
+
+    def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
+        """As asyncpg's, but READ COMMITTED where nothing else is said."""
+        if isolation is None and not self.is_in_transaction():
+            isolation = "read_committed"
+        return super().transaction(isolation=isolation, readonly=readonly, deferrable=deferrable)
+
+    def _around(self, *, is_simple: bool) -> AbstractAsyncContextManager[None]:
+        # (One message needs no transaction, and may forbid one, such as VACUUM; or begin and end one.)
+        return nullcontext() if is_simple or self.is_in_transaction() else self.transaction()
+
+
+class TaskConnection(_Wrapped):
+    """A connection of a task, which knows since when it waits for an answer."""
+
+    @asynccontextmanager
+    async def _around(self, *, is_simple: bool) -> AsyncIterator[None]:  # noqa: ARG002 - each
+        self.asked_at = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self.asked_at = None
+
+
+class _Transaction(Transaction):
+    """A transaction that never waits for a link that may be silent."""
+
+    _connection: asyncpg.Connection[Any]
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, BREAKS) or (error is not None and self._connection.is_closed()):
+            self._connection.terminate()  # which rolls it back: the server sees the end of the session
+        else:
+            await super().__aexit__(kind, error, trace)
+
+
+class _Connector:
+    """Makes connections to one database, and remembers what it has found out about it."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        within: float | None,
+        settings: dict[str, str],
+        *,
+        pooled: bool,
+        direct: type[OwnConnection] = OwnConnection,
+    ) -> None:
+        self._url = url
+        self._name = name
+        self._within = within
+        self._settings = settings
+        self._is_pooled = pooled
+        self._direct = direct
+        try:
+            check_database_url(url)
+            hosts = database_hosts(url)
+        except ValueError as error:
+            raise ConfigError(f"database URL: {error}") from None
+        self._hosts: list[dict[str, Any]] = [{}]  # as the URL says
+        if len(hosts) > 1:
+            self._hosts = [{"host": host, "port": port} for host, port in hosts]
+
+    async def __call__(self, *_: object, **__: object) -> OwnConnection:
+        """A connection; a pool asks for them with arguments that say nothing new."""
+        connection = await self._connected()
+        try:
+            if await connection.begin(self._settings):
+                return connection
+        except BaseException:
+            connection.terminate()
+            raise
+        connection.terminate()
+        self._is_pooled = True
+        return await self._connected()
+
+    async def _connected(self) -> OwnConnection:
+        """A connection to the first host that there is; each has its time, for one that is dead may not even refuse."""
+        failures = []
+        for host in list(self._hosts):
+            try:
+                async with asyncio.timeout(_PATIENCE / len(self._hosts)):
+                    connection = await self._connected_to(host)
+            except (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched) as error:
+                failures.append(error)
+            else:
+                self._hosts.remove(host)
+                self._hosts.insert(0, host)  # those before it would take their time again
+                return connection
+        raise failures[-1]
+
+    async def _connected_to(self, host: dict[str, Any]) -> OwnConnection:
+        made: Any = await asyncpg.connect(
+            self._url,
+            **host,
+            server_settings={"application_name": self._name},
+            command_timeout=self._within,
+            statement_cache_size=0 if self._is_pooled else 100,
+            connection_class=PooledConnection if self._is_pooled else self._direct,
+        )
+        connection: OwnConnection = made
+        return connection
 
 
 async def connect(
     url: str, *, pooled: bool = False, name: str = "joex", within: float | None = None, **settings: str
-) -> asyncpg.Connection[Any]:
+) -> OwnConnection:
     """A connection of one's own.
 
     Args:
         url: where to.
-        pooled: there is a transaction pooler (such as PgBouncer) in between: prepare nothing on the connection.
+        pooled: take it that there is a pooler in between; else it is found out.
         name: shown in pg_stat_activity.
         within: seconds that a statement may take; None: no limit.
-        settings: parameters of the session, such as ``synchronous_commit="off"``.
+        settings: parameters of the session, such as ``synchronous_commit="off"``; not where a pooler is in between.
 
     Raises:
         DatabaseUnavailable: it can't be reached now.
         ConfigError: the URL, the password or the database's name is wrong.
     """
     with translated():
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(
-            url, **_options(name, settings, pooled=pooled), timeout=_PATIENCE, command_timeout=within
-        )
-    return connection
+        return await _Connector(url, name, within, settings, pooled=pooled)()
 
 
 async def create_pool(
@@ -51,13 +288,15 @@ async def create_pool(
     most: int,
     pooled: bool = False,
     name: str = "joex",
+    within: float | None = None,
     for_services: bool = False,
+    for_tasks: bool = False,
     resets: bool = True,
 ) -> asyncpg.Pool[Any]:
-    """A pool of connections, none of which stays while it is idle. Errors as with `connect`.
+    """A pool of connections, none of which stays while it is idle. Errors as with `connect`, but when they are made.
 
     ``for_services``: for short statements of our own. They have a time limit, so that a link that has gone silent is
-    noticed; and no reset.
+    noticed; and no reset. ``for_tasks``: for `TaskConnections`.
 
     ``resets``: giving a connection back resets its session, which is one more question to the server each time.
     Statements of our own need none: they change nothing of the session that the next one could mind. (A transaction
@@ -65,29 +304,116 @@ async def create_pool(
     """
     with translated():
         pool: asyncpg.Pool[Any] = await asyncpg.create_pool(
-            url,
             min_size=0,
             max_size=most,
             max_inactive_connection_lifetime=30.0,
-            timeout=_PATIENCE,
+            connect=_Connector(
+                url,
+                name,
+                _STATEMENT_WITHIN if for_services else within,
+                {},
+                pooled=pooled,
+                direct=TaskConnection if for_tasks else OwnConnection,
+            ),
+            connection_class=OwnConnection,
             reset=None if resets and not for_services else _no_reset,
-            command_timeout=_STATEMENT_WITHIN if for_services else None,
-            **_options(name, {}, pooled=pooled),
         )
     return pool
 
 
+async def close_pool(pool: asyncpg.Pool[Any]) -> None:
+    """Close a pool; what is still at work after five seconds, or silent, ends with it."""
+    with suppress(JoexError), translated():
+        async with asyncio.timeout(_CLOSE_WITHIN):
+            await pool.close()
+
+
+async def is_pooled(connection: Connection) -> bool:
+    """Whether a pooler is in between, so that nothing can be kept in the session, and no notification comes."""
+    known = getattr(connection, "is_pooled", None)
+    if known is None:  # another one's connection
+        with translated():
+            found = await connection.execute(f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid()}")
+        known = found == "SELECT 0"
+    return bool(known)
+
+
+@asynccontextmanager
+async def lent(pool: asyncpg.Pool[Any]) -> AsyncIterator[PoolConnectionProxy[Any]]:
+    """A connection of a pool for the time of a block; where the link may be silent then, nothing is awaited of it."""
+    async with pool.acquire() as connection:
+        try:
+            yield connection
+        except BREAKS:
+            drop(connection)
+            raise
+
+
 @asynccontextmanager
 async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
-    """A connection of a pool for the time of a block, with errors translated, those of getting and returning it too."""
+    """The same, with errors translated, those of getting and returning it too."""
     with translated():
-        async with pool.acquire() as connection:
+        async with lent(pool) as connection:
+            yield connection
+
+
+class TaskConnections:
+    """The connections of a pool as tasks get them. Errors are asyncpg's.
+
+    A task's statement may take as long as it likes, so no limit of time finds that its link has gone silent; nor does
+    TCP, where a proxy in between still answers. The server knows: it is not at work on what is waited for.
+    """
+
+    def __init__(self, pool: asyncpg.Pool[Any]) -> None:
+        self._pool = pool
+        self._lent: set[PoolConnectionProxy[Any]] = set()
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[PoolConnectionProxy[Any]]:
+        """A connection, for the time of a block."""
+        async with lent(self._pool) as connection:
+            self._lent.add(connection)
             try:
                 yield connection
-            except (TimeoutError, DatabaseUnavailable):
-                with suppress(asyncpg.InterfaceError):  # it is gone already
-                    connection.terminate()  # the link may be silent: nothing is to be waited for there
-                raise
+            finally:
+                self._lent.discard(connection)
+
+    async def watch(self, pool: asyncpg.Pool[Any]) -> None:
+        """End the connections whose links have gone silent, for ever; ``pool``: where to ask.
+
+        The answer may be on its way, so that a look counts if the one before saw the same.
+        """
+        silent: dict[PoolConnectionProxy[Any], float] = {}
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            before, silent = silent, {}
+            waiting = self._waiting()
+            if waiting:
+                with suppress(JoexError):
+                    async with borrowed(pool) as connection:
+                        rows = await connection.fetch(_AT_WORK, [pid for _, pid in waiting.values()])
+                    at_work = {row[0] for row in rows}
+                    silent = {one: asked_at for one, (asked_at, pid) in waiting.items() if pid not in at_work}
+            for one, asked_at in silent.items():
+                if before.get(one) == asked_at == _asked_at(one):
+                    drop(one)
+
+    def _waiting(self) -> dict[PoolConnectionProxy[Any], tuple[float, int]]:
+        """The connections that have waited for some time: since when, and for which process of the server."""
+        long_ago = asyncio.get_running_loop().time() - _LOOK_EVERY
+        asked = {one: _asked_at(one) for one in self._lent}
+        return {one: (at, one.get_server_pid()) for one, at in asked.items() if at is not None and at < long_ago}
+
+
+def _asked_at(connection: PoolConnectionProxy[Any]) -> float | None:
+    asked_at: float | None = getattr(connection, "asked_at", None)  # one that was ended has nothing
+    return asked_at
+
+
+def drop(connection: Connection) -> None:
+    """End a connection at once."""
+    with suppress(asyncpg.InterfaceError):  # it is gone already
+        connection.terminate()
 
 
 class Lender:
@@ -123,8 +449,13 @@ class Lender:
         finally:
             self._waiting -= 1
 
-    async def give_back(self, connection: PoolConnectionProxy[Any], *, may_keep: bool) -> None:
-        """Give a connection back. ``may_keep``: no error came out of what was done with it."""
+    async def give_back(
+        self, connection: PoolConnectionProxy[Any], *, may_keep: bool, error: BaseException | None = None
+    ) -> None:
+        """Give a connection back. ``may_keep``: no error came out of what was done with it; or this ``error`` did."""
+        if isinstance(error, BREAKS):
+            drop(connection)
+            return
         is_wanted = self._keeps and self._kept is None and not (self._waiting or self._is_due)
         if may_keep and is_wanted and _is_idle(connection):
             self._kept = connection
@@ -177,16 +508,8 @@ async def reset(connection: Connection) -> None:
             is_reset = True
     finally:
         if not is_reset:
-            with suppress(asyncpg.InterfaceError):  # it is gone already
-                connection.terminate()
+            drop(connection)
 
 
 async def _no_reset(_connection: Connection) -> None:
     """Leave the session as it is."""
-
-
-def _options(name: str, settings: dict[str, str], *, pooled: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {"server_settings": {"application_name": name, **settings}}
-    if pooled:
-        options["statement_cache_size"] = 0
-    return options

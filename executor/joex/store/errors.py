@@ -12,7 +12,12 @@ from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError,
 
 LEASE_LOST = "JX001"
 """The SQLSTATE with which joex.take refuses an executor whose lease has ended."""
+OLD_SNAPSHOT = "JX002"
+"""The SQLSTATE of functions that can't work above READ COMMITTED (see joex.must_see_the_latest)."""
+TOO_LARGE = "JX003"
+"""The SQLSTATE with which joex.check_size refuses arguments, or a result; its message is for people."""
 
+_OURS: dict[str | None, type[JoexError]] = {LEASE_LOST: LeaseLost, OLD_SNAPSHOT: ConfigError, TOO_LARGE: InvalidJob}
 _UNAVAILABLE = (
     OSError,  # refused, reset, no such host, no such socket; TimeoutError too
     asyncpg.PostgresConnectionError,
@@ -33,6 +38,7 @@ _WRONG_DATABASE = (
     asyncpg.InsufficientPrivilegeError,
     asyncpg.ClientConfigurationError,
 )
+_NOT_PREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 _NO_SCHEMA = (
     asyncpg.InvalidSchemaNameError,
     asyncpg.UndefinedTableError,
@@ -45,6 +51,9 @@ _WRONG_DATA = (
     asyncpg.exceptions.CharacterNotInRepertoireError,
 )
 
+
+NO_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What comes of reading a notification that is none of Joex's: any client may send what it likes on any channel."""
 
 _FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 
@@ -74,26 +83,34 @@ def translated() -> AbstractContextManager[None]:
 
 def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line for each meaning
     """The error of ours that an error of the database layer means."""
-    text = _one_line(error)
+    text = "no answer in time" if isinstance(error, TimeoutError) and not str(error) else _one_line(error)
     if isinstance(error, _UNAVAILABLE):
         return DatabaseUnavailable(f"the database is not available: {text}")
-    if isinstance(error, asyncpg.PostgresError) and error.sqlstate == LEASE_LOST:
-        return LeaseLost(text)
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate in _OURS:
+        return _OURS[error.sqlstate](text)
     if isinstance(error, _WRONG_DATABASE):
         return ConfigError(f"database URL: {text}")
+    if isinstance(error, _NOT_PREPARED):
+        return ConfigError(
+            "the connection goes through a pooler such as PgBouncer, and was not made for one: make it with "
+            f"statement_cache_size=0, or give Joex the URL ({text})"
+        )
     if isinstance(error, _NO_SCHEMA) and "joex" in text:
         return SchemaError(f"the database has no Joex schema, or an older one: run 'joex migrate' ({text})")
     if isinstance(error, _WRONG_DATA):
         return InvalidJob(_data_error(error, text))
-    # An interface error that is not about data is about a connection that is closed or busy being closed; and so is the
-    # confusion of a connection that is lost in the middle of something.
-    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
+    if isinstance(error, asyncpg.InternalClientError):  # the driver's confusion about a connection that is lost
+        return DatabaseUnavailable("the connection to the database was lost")
+    # An interface error that is not about data is about a connection that is closed or busy being closed.
+    if isinstance(error, asyncpg.InterfaceError):
         return DatabaseUnavailable(f"the connection to the database is closed: {text}")
     return JoexError(f"the database refused a statement: {text}")
 
 
 def _data_error(error: BaseException, text: str) -> str:
-    constraint = getattr(error, "constraint_name", None) or ""
+    constraint: str = getattr(error, "constraint_name", None) or ""
+    if ": " in constraint:  # one that says what is expected (see migrations/0001_jobs.sql)
+        return constraint
     field = re.fullmatch(r"(?:job|group_setting|executor|queue)_(\w+?)_check\d*", constraint)
     if field is not None:
         name = {"grp": "group", "name": "queue"}.get(field[1], field[1])

@@ -18,16 +18,19 @@ _REGISTER = statement("""
     SELECT r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
            (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
-           extract(epoch FROM clock_timestamp() - (r.other).heartbeat_at)::float8 AS other_silent
+           extract(epoch FROM r.silent)::float8 AS other_silent, extract(epoch FROM r.now)::float8 AS now
     FROM joex.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[], $9::text[],
-                       $10::integer, $11::text, $12::interval, $13::boolean, $14::integer, $15::integer) r
+                       $10::integer, $11::text, $12::interval, $13::boolean, $14::integer, $15::integer,
+                       $16::interval) r
 """)
 _SERVE = statement("SELECT joex.serve_queue($1::text)")
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
-_HEARTBEAT = statement(
-    "SELECT alive, work, draining, lost, cancel, crowded FROM joex.heartbeat($1::integer, $2::uuid[], $3::uuid[])"
+_HEARTBEAT = statement("SELECT alive, now FROM joex.heartbeat($1::integer)")
+_CHECK_RUNS = statement(
+    "SELECT draining, lost, cancel, crowded FROM joex.check_runs($1::integer, $2::uuid[], $3::uuid[])"
 )
-_RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::integer)")
+_HAS_WORK = statement("SELECT joex.has_work($1::text[])")
+_RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::interval, $2::integer)")
 _END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
 _GIVE_BACK_UNKNOWN = statement("SELECT joex.give_back_unknown($1::integer, $2::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
@@ -88,20 +91,30 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a registration: the new id; or who is in the way, or that the app-id is retired."""
+    """The answer to a registration: the new id; or who is in the way, or that the app-id is retired.
+
+    ``now``: the database's clock, in seconds.
+    """
 
     id: int | None
     reclaimed: int
     other: Other | None
     retired: bool
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The answer to a heartbeat: the lease is renewed (``alive``), and what else matters."""
+    """The answer to a heartbeat: the lease is renewed (``alive``), or over. ``now``: the database's clock, seconds."""
 
     alive: bool
-    work: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What an executor may have missed: see joex.check_runs in sql/60_executors.sql."""
+
     draining: bool
     lost: list[UUID]
     cancel: list[UUID]
@@ -137,8 +150,14 @@ class Executor:
     silent_seconds: float
 
 
-async def register(connection: Connection, me: Registration, most_losses: int, gone: int | None = None) -> Registered:
-    """Register a new incarnation; ``gone`` is the id of an earlier one whose process does certainly not exist."""
+async def register(
+    connection: Connection, me: Registration, most_losses: int, gone: int | None = None, *, watched: float = 0.0
+) -> Registered:
+    """Register a new incarnation.
+
+    ``gone`` is the id of an earlier one whose process does certainly not exist; ``watched``: for how many seconds the
+    caller has watched for a heartbeat of it (`joex.core.lease.Observation`).
+    """
     with translated():
         row: Any = await connection.fetchrow(
             _REGISTER,
@@ -157,11 +176,12 @@ async def register(connection: Connection, me: Registration, most_losses: int, g
             me.locks,
             most_losses,
             gone,
+            timedelta(seconds=watched),
         )
     other = None
     if row["other_id"] is not None:
         other = Other(*(row[f"other_{name}"] for name in ("id", "host", "boot_id", "pid", "process_start", "silent")))
-    return Registered(row["id"], row["reclaimed"], other, row["retired"])
+    return Registered(row["id"], row["reclaimed"], other, row["retired"], row["now"])
 
 
 async def serve(connection: Connection, queue: str) -> None:
@@ -176,19 +196,33 @@ async def hold_lock(connection: Connection, executor: int) -> bool:
         return bool(await connection.fetchval(_HOLD, EXECUTOR_LIVES, executor))
 
 
-async def heartbeat(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Heartbeat:
-    """Renew the lease, and say which runs (job id, lock id) this executor believes to have."""
+async def heartbeat(connection: Connection, executor: int) -> Heartbeat:
+    """Renew the lease."""
     with translated():
-        row: Any = await connection.fetchrow(_HEARTBEAT, executor, [r[0] for r in runs], [r[1] for r in runs])
-    return Heartbeat(
-        row["alive"], row["work"], bool(row["draining"]), row["lost"] or [], row["cancel"] or [], row["crowded"]
-    )
+        row: Any = await connection.fetchrow(_HEARTBEAT, executor)
+    return Heartbeat(row["alive"], row["now"])
 
 
-async def rescue(connection: Connection, most_losses: int) -> list[tuple[int, str, int]]:
-    """End the executors that are dead; returns (id, app-id, jobs put back) of each."""
+async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Checked:
+    """Ask what this executor may have missed; ``runs`` (job id, lock id) are those that it believes to have."""
     with translated():
-        return [tuple(row) for row in await connection.fetch(_RESCUE, most_losses)]
+        row: Any = await connection.fetchrow(_CHECK_RUNS, executor, [r[0] for r in runs], [r[1] for r in runs])
+    return Checked(row["draining"], row["lost"] or [], row["cancel"] or [], row["crowded"])
+
+
+async def has_work(connection: Connection, queues: Sequence[str]) -> bool:
+    """Whether a job of these queues may run now."""
+    with translated():
+        return bool(await connection.fetchval(_HAS_WORK, queues))
+
+
+async def rescue(connection: Connection, watched: float, most_losses: int) -> list[tuple[int, str, int]]:
+    """End some executors that are dead; returns (id, app-id, jobs put back) of each. Nothing: there are no more.
+
+    ``watched``: for how many seconds the caller has watched for their heartbeats (`joex.core.lease.Observation`).
+    """
+    with translated():
+        return [tuple(row) for row in await connection.fetch(_RESCUE, timedelta(seconds=watched), most_losses)]
 
 
 async def leave(connection: Connection, executor: int, most_losses: int) -> int:

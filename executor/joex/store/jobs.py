@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Any
 from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from joex.core.job import Columns, NewJob, columns_of
+from joex.core.job import Columns, NewJob, columns_of, priority_of
+from joex.core.json_values import find_fault
 from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store.errors import translated
@@ -26,13 +29,17 @@ _SUBMIT_MANY = statement("""
 """)
 _CANCEL = statement("SELECT joex.cancel($1::uuid)")
 _SET_PRIORITY = statement("SELECT joex.set_priority($1::uuid, $2::text)")
+_SET_ARGS = statement("SELECT joex.set_args($1::uuid, $2::text::jsonb)")
 _RETRY = statement("SELECT joex.retry($1::uuid)")
 _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
 _BRING_FORWARD = statement("""
     UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at > clock_timestamp() AND queue = ANY ($1::text[])
 """)
-_DELETE_FINISHED = statement("SELECT joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer)")
-_SURELY_SHALLOW = 100
+_DELETE_FINISHED = statement("""
+    SELECT jobs, upto FROM joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer,
+                                                coalesce($4::timestamptz, '-infinity'))
+""")
+_FORGET_LINES = statement("SELECT joex.forget_lines($1::uuid, $2::integer)")
 COLUMNS = """
     id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
     failures, losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at,
@@ -42,14 +49,15 @@ COLUMNS = """
 _WHY = statement("SELECT reason, detail::text FROM joex.why($1::uuid)")
 _GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _LOG = statement("""
-    SELECT seq, attempt, at, level, message FROM joex.job_log
-    WHERE job_id = $1::uuid AND seq > $2::bigint ORDER BY seq LIMIT $3::integer
+    SELECT seq, attempt, at, level, message FROM joex.log($1::uuid, $2::bigint, $3::integer)
 """)
 # (No order over all jobs, which would sort what each job's index gives in order.)
 _LATEST_LOG = statement("""
     SELECT j.id, l.seq, l.attempt, l.at, l.level, l.message FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL (
         SELECT seq, attempt, at, level, message FROM joex.job_log
         WHERE job_id = j.id ORDER BY seq DESC LIMIT $2::integer) l
+    UNION ALL
+    SELECT j.id, l.* FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL joex.log_of_success(j.id) l
 """)
 
 
@@ -98,24 +106,39 @@ class LogEntry:
 
 
 def json_text(field: str, value: Any) -> str:
-    """A value as JSON text.
+    """A value as JSON text, from which it comes back as it was (see `joex.core.json_values`).
 
     Raises:
-        InvalidJob: it has something that JSON, or PostgreSQL's jsonb, can't hold.
+        InvalidJob: it has something that JSON, or PostgreSQL's jsonb, can't hold; the message says where.
     """
     try:
-        text = to_json(value, inf_nan_mode="strings").decode()
-    except (PydanticSerializationError, ValueError, UnicodeError) as error:
+        text = to_json(value, inf_nan_mode="null").decode()
+        # (Reading what was written costs as much again: the usual small object is looked at instead.)
+        if not (type(value) is dict and _is_flat(value)) and from_json(text) != value:
+            _refuse_fault(field, value)
+    except (PydanticSerializationError, ValueError, UnicodeError, RecursionError) as error:
+        _refuse_fault(field, value)
         raise InvalidJob(f"{field}: can't be stored as JSON: {error}") from error
     if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
         raise InvalidJob(f"{field}: must not contain a NUL character (PostgreSQL can't store it)")
-    if text.count("[") + text.count("{") > _SURELY_SHALLOW:
-        # What writes JSON goes deeper than what reads it, and a job that is stored must be read again.
-        try:
-            from_json(text)
-        except ValueError as error:
-            raise InvalidJob(f"{field}: can't be stored as JSON that is read again: {error}") from error
     return text
+
+
+_PLAIN = frozenset((str, int, bool, NoneType))
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Whether all names are texts, and all values such as need no second look."""
+    for name, each in value.items():  # noqa: SIM110 - a generator would take as long as all else
+        if type(name) is not str or type(each) not in _PLAIN:
+            return False
+    return True
+
+
+def _refuse_fault(field: str, value: Any) -> None:
+    with suppress(RecursionError):  # it contains itself
+        if fault := find_fault(value):
+            raise InvalidJob(f"{field}{fault[0]}: can't be stored as JSON: {fault[1]}")
 
 
 async def submit(connection: Connection, job: NewJob) -> UUID | None:
@@ -146,17 +169,22 @@ async def submit_batches(connection: Connection, batches: Sequence[Columns]) -> 
     """Submit all jobs of these batches, or none; answers as `submit_many`."""
     with translated():
         if len(batches) == 1 and not connection.is_in_transaction():
-            return await _submit_batch(connection, batches[0])  # a statement is a transaction
+            return await _submit_batch(connection, batches[0], 0)  # a statement is a transaction
         ids: list[UUID | None] = []
         if batches:
             async with connection.transaction():
                 for batch in batches:
-                    ids += await _submit_batch(connection, batch)
+                    ids += await _submit_batch(connection, batch, len(ids))
     return ids
 
 
-async def _submit_batch(connection: Connection, batch: Columns) -> list[UUID | None]:
-    args = [json_text("args", each) if each else None for each in batch.args]
+async def _submit_batch(connection: Connection, batch: Columns, first: int = 0) -> list[UUID | None]:
+    args: list[str | None] = []
+    try:
+        for each in batch.args:
+            args.append(json_text("args", each) if each else None)  # noqa: PERF401 - its length says which one is wrong
+    except InvalidJob as error:
+        raise InvalidJob(f"jobs[{first + len(args)}].{error}") from error
     ids: list[UUID | None] = await connection.fetchval(
         _SUBMIT_MANY,
         batch.tasks,
@@ -181,10 +209,21 @@ async def cancel(connection: Connection, job_id: UUID) -> str:
 
 async def set_priority(connection: Connection, job_id: UUID, priority: str) -> bool:
     """Change the priority of a waiting job; False where it is not waiting."""
-    if priority not in ("high", "low"):
-        raise InvalidJob(f"priority: expected 'high' or 'low'; got {priority!r}")
+    try:
+        known = priority_of(priority)
+    except ValueError as error:
+        raise InvalidJob(str(error)) from error
     with translated():
-        return bool(await connection.fetchval(_SET_PRIORITY, job_id, priority))
+        return bool(await connection.fetchval(_SET_PRIORITY, job_id, str(known)))
+
+
+async def set_args(connection: Connection, job_id: UUID, args: Mapping[str, Any]) -> bool:
+    """Replace the arguments of a waiting job; False where it is not waiting."""
+    if not isinstance(args, Mapping):
+        raise InvalidJob(f"args: expected an object (names and values); got {type(args).__name__}")
+    text = json_text("args", args)
+    with translated():
+        return bool(await connection.fetchval(_SET_ARGS, job_id, text))
 
 
 async def retry(connection: Connection, job_id: UUID) -> bool:
@@ -207,10 +246,24 @@ async def bring_forward(connection: Connection, queues: Sequence[str]) -> bool:
         return await connection.execute(_BRING_FORWARD, queues) != "UPDATE 0"
 
 
-async def delete_finished(connection: Connection, states: Sequence[str], age: timedelta, most: int) -> int:
-    """Delete a batch of the jobs, and their logs, that ended longer ago than ``age``; returns how many."""
+async def delete_finished(
+    connection: Connection, states: Sequence[str], age: timedelta, most: int, *, since: datetime | None = None
+) -> tuple[int, datetime | None]:
+    """Delete a batch of the jobs, and their logs, that ended longer ago than ``age``, the oldest first.
+
+    Returns:
+        How many; and ``since`` when the next batch is to look, None: there was nothing to delete.
+    """
     with translated():
-        return int(await connection.fetchval(_DELETE_FINISHED, states, age, most))
+        row: Any = await connection.fetchrow(_DELETE_FINISHED, states, age, most, since)
+    return row["jobs"], row["upto"]
+
+
+async def forget_lines(connection: Connection, after: UUID, most: int = 10_000) -> UUID | None:
+    """Delete the log lines whose jobs are gone, of the next jobs after this one; returns the last, None: no more."""
+    with translated():
+        found: UUID | None = await connection.fetchval(_FORGET_LINES, after, most)
+    return found
 
 
 async def get_job(connection: Connection, job_id: UUID) -> Job | None:
@@ -241,7 +294,7 @@ async def latest_log(connection: Connection, job_ids: Sequence[UUID], most: int)
     logs: dict[UUID, list[LogEntry]] = {}
     for job_id, *entry in rows:
         logs.setdefault(job_id, []).append(LogEntry(*entry))
-    return {job_id: sorted(log, key=lambda line: line.seq) for job_id, log in logs.items()}
+    return {job_id: sorted(log, key=lambda line: line.seq)[-most:] for job_id, log in logs.items()}
 
 
 def job_of(row: Any) -> Job:

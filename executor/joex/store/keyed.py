@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from pydantic_core import from_json
@@ -37,11 +37,13 @@ _ACCEPT = statement(f"""
     FROM joex.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex.highest_rank()))
 """)  # noqa: S608 - likewise
 _UPDATE = statement("""
-    SELECT joex.update($1::uuid, $2::uuid, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::integer, $7::text,
-                       $8::boolean)
+    SELECT u.answer, u.answer = 'ok' AND joex.goes_round($1::uuid) AS resubmit
+    FROM joex.update($1::uuid, $2::uuid, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::integer, $7::text,
+                     $8::boolean) AS u(answer)
 """)
 _FINISH = statement("""
-    SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text, $5::text, $6::text, $7::interval)
+    SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text, $5::text, $6::text, $7::interval,
+                       $8::boolean)
 """)
 _LIST = statement(f"""
     SELECT {_COLUMNS} FROM joex.job
@@ -53,7 +55,7 @@ _COUNT = statement("""
     SELECT count(*) FILTER (WHERE finished_at IS NULL AND state <> 'running') AS pending,
            count(*) FILTER (WHERE state = 'running') AS running,
            count(*) FILTER (WHERE finished_at IS NOT NULL) AS finished
-    FROM joex.job WHERE task = $1::text AND key IS NOT NULL
+    FROM joex.job WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR rank <= $2)
 """)
 _ACTIVE = statement("""
     SELECT key FROM joex.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
@@ -163,10 +165,10 @@ async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedJob]:
         return [_job_of(row) for row in await connection.fetch(_READ, list(ids))]
 
 
-async def remove(connection: Connection, job_id: UUID) -> str:
-    """Remove a job, when its run has stopped where it runs; answers ok or not_found."""
+async def remove(connection: Connection, job_id: UUID) -> Literal["ok", "not_found"]:
+    """Remove a job, when its run has stopped where it runs."""
     with translated():
-        return str(await connection.fetchval(_REMOVE, job_id))
+        return "ok" if await connection.fetchval(_REMOVE, job_id) == "ok" else "not_found"
 
 
 async def resubmit(connection: Connection, job_id: UUID) -> str:
@@ -189,15 +191,14 @@ async def accept(connection: Connection, queue: str, most: int, worker: str, max
     return [_job_of(row) for row in rows]
 
 
-async def update(connection: Connection, job_id: UUID, lock_id: UUID, report: Report) -> str:
-    """A run reports; answers ok, worker_conflict or canceled."""
+async def update(connection: Connection, job_id: UUID, lock_id: UUID, report: Report) -> tuple[str, bool]:
+    """A run reports; answers ok, worker_conflict or canceled, and whether the job goes round once more after it."""
     r = report
     with translated():
-        return str(
-            await connection.fetchval(
-                _UPDATE, job_id, lock_id, r.data, r.opts, r.rank, r.progress, r.message, r.resubmit
-            )
+        [(answer, resubmit)] = await connection.fetch(
+            _UPDATE, job_id, lock_id, r.data, r.opts, r.rank, r.progress, r.message, r.resubmit
         )
+    return answer, resubmit
 
 
 async def finish(
@@ -210,10 +211,11 @@ async def finish(
     message: str | None = None,
     error: str | None = None,
     delay: timedelta | None = None,
+    exhausted: bool = False,
 ) -> str:
     """End a run; answers ok, worker_conflict or canceled."""
     with translated():
-        return str(await connection.fetchval(_FINISH, job_id, lock_id, result, message, state, error, delay))
+        return str(await connection.fetchval(_FINISH, job_id, lock_id, result, message, state, error, delay, exhausted))
 
 
 async def list_keyed(
@@ -225,10 +227,10 @@ async def list_keyed(
     return [_job_of(row) for row in rows]
 
 
-async def count(connection: Connection, job_type: str) -> dict[str, int]:
-    """How many jobs of a type are pending, running, finished."""
+async def count(connection: Connection, job_type: str, max_rank: bytes | None = None) -> dict[str, int]:
+    """How many jobs of a type are pending, running, finished; none whose rank is above ``max_rank``."""
     with translated():
-        return dict(await connection.fetchrow(_COUNT, job_type) or {})
+        return dict(await connection.fetchrow(_COUNT, job_type, max_rank) or {})
 
 
 async def active(connection: Connection, job_type: str) -> list[bytes]:

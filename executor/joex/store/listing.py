@@ -106,6 +106,27 @@ _PARTS = (
 )
 
 
+_IN_PROGRESS = statement(f"""
+    SELECT {COLUMNS} FROM joex.job
+    WHERE executor_id IS NOT NULL AND ($1::text IS NULL OR queue = $1)
+      AND ($2::text IS NULL OR ring = joex.ring($2) AND grp = $2)
+    ORDER BY state <> 'running', CASE state WHEN 'running' THEN started_at ELSE scheduled_at END, seq LIMIT $3::integer
+""")  # noqa: S608 - put together of constants
+_QUEUED = statement(f"SELECT {COLUMNS} FROM joex.queued($1::text, $2::text, $3::integer)")  # noqa: S608 - likewise
+
+
+async def list_held(connection: Connection, queue: str | None, group: str | None, most: int) -> list[Job]:
+    """The jobs that executors hold: running ones, the first started first, then those that are about to start."""
+    with translated():
+        return [job_of(row) for row in await connection.fetch(_IN_PROGRESS, queue, group, most)]
+
+
+async def list_queued(connection: Connection, queue: str | None, group: str | None, most: int) -> list[Job]:
+    """The jobs that wait, the first submitted first (see joex.queued)."""
+    with translated():
+        return [job_of(row) for row in await connection.fetch(_QUEUED, queue, group, most)]
+
+
 async def list_jobs(connection: Connection, wanted: Filter, cursor: str | None = None, most: int = 100) -> Page:
     """A page of at most ``most`` jobs, from a cursor on. A job that moves between two pages can be on both, or on none.
 

@@ -1,35 +1,68 @@
 """Bring the schema ``joex`` of a database to this version, and check that it is.
 
 The numbered files of ``migrations/`` run once each, in one transaction, under an advisory lock, so that any number of
-pods may start with it. Functions and views (``sql/*.sql``) are installed anew whenever a number was added; a change of
-them alone therefore comes with a numbered file too. Migrations are forward-only, and each must leave the schema usable
-for the executors of the version before, which may still be running.
+pods may start with it. Of the functions, views and triggers (``sql/*.sql``) those that have changed are defined anew
+whenever a number was added; a change of them alone therefore comes with a numbered file too. Migrations are
+forward-only, and each must leave the schema usable for the executors of the version before, which may still be running.
+
+To define a view or a trigger anew takes a lock that waits for each transaction that has used the view, or has written
+to the table, however idle it is; and all others wait behind that lock. So a migration waits for a moment only, gives up
+what it has done and holds, lets the others pass, and tries again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import resources
 
-from joex.errors import ConfigError, SchemaError
+import asyncpg
+
+from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 OLDEST_SERVER = 16
 
+_PATIENCE = 60.0
+_PAUSE = 1.0
 _LOCK = statement("SELECT pg_advisory_xact_lock(1785685000, 0)")
+# (The server ends a vacuum of its own that is in the way of somebody who has waited for deadlock_timeout.)
+_WAIT_BRIEFLY = statement("""
+    SELECT set_config('lock_timeout', (300 + CASE WHEN $1::boolean THEN
+        extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 ELSE 0 END)::integer::text, true)
+""")
+_IN_THE_WAY = statement("""
+    SELECT format('session %s (%s%s', a.pid, coalesce(nullif(a.application_name, ''), a.usename, a.backend_type),
+                  ', ' || a.state) AS what, a.xact_start AS since, a.backend_type = 'client backend' AS is_client
+    FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid() AND a.pid IN (
+        SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+        WHERE l.granted AND c.relnamespace = to_regnamespace('joex')
+              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+    UNION ALL
+    SELECT format('the prepared transaction %L (%s', p.gid, p.owner), p.prepared, true
+    FROM pg_prepared_xacts p WHERE p.database = current_database()
+    ORDER BY since LIMIT 3
+""")
 _VERSIONS_TABLE = """
     CREATE SCHEMA IF NOT EXISTS joex;
     CREATE TABLE IF NOT EXISTS joex.migration (
-        number      integer PRIMARY KEY,
-        name        text NOT NULL,
-        applied_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+        number       integer PRIMARY KEY,
+        name         text NOT NULL,
+        applied_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+        definitions  text[] NOT NULL DEFAULT '{}'   -- digests of the functions, views and triggers as they are since
     )
 """
 _HAS_VERSIONS = statement("SELECT to_regclass('joex.migration') IS NOT NULL")
+_ENCODING = statement("SELECT getdatabaseencoding()")
 _VERSION = "SELECT coalesce(max(number), 0) FROM joex.migration"
-_RECORD = "INSERT INTO joex.migration (number, name) VALUES ($1, $2)"
+_DEFINED = "SELECT definitions FROM joex.migration WHERE number = $1"
+_RECORD = "INSERT INTO joex.migration (number, name, definitions) VALUES ($1, $2, $3)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +74,23 @@ class Migration:
     sql: str
 
 
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A statement that defines a function, a view or a trigger, whether or not there is one."""
+
+    sql: str
+
+    @property
+    def digest(self) -> str:
+        """Another one where anything of it but a comment beside it has changed."""
+        return _digest(re.sub(r"^--.*\n", "", self.sql, flags=re.MULTILINE).strip())
+
+    @property
+    def is_trigger(self) -> bool:
+        """Whether it locks a table."""
+        return self.sql.startswith("CREATE OR REPLACE TRIGGER")
+
+
 def migrations() -> list[Migration]:
     """The numbered migrations of this version, in order."""
     return [
@@ -48,14 +98,18 @@ def migrations() -> list[Migration]:
     ]
 
 
-def functions() -> str:
-    """The functions and views of this version, in the order of installation."""
-    return "\n".join(text for _, text in _files("sql"))
+def definitions() -> list[Definition]:
+    """The functions, views and triggers of this version, in the order of installation.
+
+    Triggers come last: from then on until the migration commits, submissions wait.
+    """
+    texts = [part for _, text in _files("sql") for part in re.split(r"^(?=CREATE |DO )", text, flags=re.MULTILINE)[1:]]
+    return sorted(map(Definition, texts), key=lambda one: one.is_trigger)
 
 
 def functions_digest() -> str:
     """A digest of the functions and views, by which a test notices a change of them without a numbered migration."""
-    return hashlib.sha256(functions().encode()).hexdigest()[:16]
+    return _digest("\n".join(text for _, text in _files("sql")))
 
 
 async def schema_version(connection: Connection) -> int:
@@ -66,31 +120,65 @@ async def schema_version(connection: Connection) -> int:
         return int(await connection.fetchval(_VERSION))
 
 
-async def migrate(connection: Connection) -> list[str]:
+async def migrate(
+    connection: Connection, *, patience: float = _PATIENCE, tell: Callable[[str], None] = lambda _line: None
+) -> list[str]:
     """Bring the database to this version's schema; returns the names of the migrations that were applied now.
 
     Safe to call from many processes at once: they wait for each other, and all but the first find nothing to do.
 
+    Args:
+        connection: in no transaction.
+        patience: seconds for which it tries again while other transactions are in the way.
+        tell: is called with a line that says which, each time that they are others.
+
     Raises:
         SchemaError: the database has the schema of a newer version.
-        ConfigError: the server is too old, or the user may not create the schema.
+        ConfigError: the server is too old, its encoding is not UTF8, or the user may not create the schema.
+        DatabaseUnavailable: other transactions were in the way all the time; nothing was done.
     """
-    known = migrations()
+    until, told, is_long = time.monotonic() + patience, "", False
     with translated():
-        _check_server(connection)
-        async with connection.transaction():
-            await connection.execute(_LOCK)
-            version = await schema_version(connection)
-            _refuse_newer(version, known)
-            missing = [migration for migration in known if migration.number > version]
-            if not missing:
-                return []
-            await connection.execute("SET LOCAL client_min_messages = warning")
-            await connection.execute(_VERSIONS_TABLE)
-            for migration in missing:
-                await connection.execute(migration.sql)
-                await connection.execute(_RECORD, migration.number, migration.name)
-            await connection.execute(functions())
+        await _check_database(connection)
+        while True:
+            try:
+                return await _migrate_now(connection, is_long=is_long)
+            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+                rows = await connection.fetch(_IN_THE_WAY)
+            is_long = not all(row["is_client"] for row in rows)
+            line = ", ".join(f"{row['what']}{_since(row['since'])})" for row in rows) or "a transaction that has ended"
+            if time.monotonic() >= until:
+                raise DatabaseUnavailable(
+                    f"the schema can't be changed while other transactions use it: {line}; nothing was done: "
+                    "end them (pg_terminate_backend), or try again later"
+                )
+            if line != told:
+                told = line
+                tell(f"waiting for other transactions that use the schema: {line}")
+            await asyncio.sleep(_PAUSE * (3 if is_long else 1))
+
+
+async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
+    """Migrate, or give up where a lock is not there at once (or, is_long, a second later)."""
+    known = migrations()
+    async with connection.transaction():
+        await connection.execute(_LOCK)
+        version = await schema_version(connection)
+        _refuse_newer(version, known)
+        missing = [migration for migration in known if migration.number > version]
+        if not missing:
+            return []
+        await connection.execute("SET LOCAL client_min_messages = warning")
+        await connection.execute(_WAIT_BRIEFLY, is_long)
+        await connection.execute(_VERSIONS_TABLE)
+        for migration in missing:
+            await connection.execute(migration.sql)
+        # (After the numbered files: one that drops a view says here that it is not there any more.)
+        defined = set(await connection.fetchval(_DEFINED, version) or ())
+        wanted = definitions()
+        await connection.execute("\n".join(one.sql for one in wanted if one.digest not in defined))
+        digests = [one.digest for one in wanted]
+        await connection.executemany(_RECORD, [(one.number, one.name, digests) for one in missing])
     return [migration.name for migration in missing]
 
 
@@ -101,10 +189,11 @@ async def check_schema(connection: Connection) -> None:
 
     Raises:
         SchemaError: it has none, an older or a newer one; the message says what to do.
-        ConfigError: the server is too old.
+        ConfigError: the server is too old, or its encoding is not UTF8.
     """
     known = migrations()
-    _check_server(connection)
+    with translated():
+        await _check_database(connection)
     version = await schema_version(connection)
     _refuse_newer(version, known)
     if version < known[-1].number:
@@ -120,10 +209,25 @@ def _refuse_newer(version: int, known: list[Migration]) -> None:
         )
 
 
-def _check_server(connection: Connection) -> None:
+async def _check_database(connection: Connection) -> None:
     server = connection.get_server_version()
     if server.major < OLDEST_SERVER:
         raise ConfigError(f"database URL: PostgreSQL {OLDEST_SERVER} or newer is needed; the server is {server.major}")
+    encoding = await connection.fetchval(_ENCODING)
+    if encoding != "UTF8":
+        raise ConfigError(
+            f"database URL: the encoding of the database must be UTF8; it is {encoding}: use one that was made with "
+            "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+        )
+
+
+def _since(began: datetime | None) -> str:
+    """Since when a session is in its transaction, where that may be known."""
+    return "" if began is None else f" since {began.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _files(folder: str) -> list[tuple[str, str]]:

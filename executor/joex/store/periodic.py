@@ -88,8 +88,8 @@ class PeriodicTask:
         id, owner, enabled, task, timer, zone: as set; and so the next seven.
         nextrun: when it is due; None: it is disabled, has an error, or there never is a next time.
         last_run: the latest time of its timer that was decided, and ``last_outcome`` how: ``submitted``,
-            ``overlapping`` (the job before was not finished: left out), ``late`` (it was missed by more than the
-            deadline: left out).
+            ``started`` (Joex's own work: no job is made), ``overlapping`` (the job before was not finished: left
+            out), ``late`` (it was missed by more than the deadline: left out).
         last_job: the latest job that was made, and ``last_job_state`` where it stands (None: it has been deleted).
         error: why it can't run, until that is changed.
         worker: who has decided about it last, and ``marked`` when.
@@ -209,7 +209,7 @@ async def keep(connection: Connection, owner: str, ids: Sequence[str]) -> list[s
 
 
 async def run_now(connection: Connection, task_id: str) -> tuple[str, UUID | None]:
-    """Make the job of a periodic task now; answers submitted (and which), overlapping or not_found."""
+    """Make the job of a periodic task now; answers submitted (and which), overlapping, not_found or not_yours."""
     with translated():
         row: Any = await connection.fetchrow(_RUN, task_id)
     return row["answer"], row["job"]

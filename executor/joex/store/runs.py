@@ -12,7 +12,7 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, column, statement
 
 _TAKE = statement("""
-    SELECT id, lock_id, seq, queue, grp, task, args::text, priority::text, subject, submitter, attempt, failures,
+    SELECT id, lock_id, seq, queue, grp, task, args, priority::text, subject, submitter, attempt, failures,
            retries, waited
     FROM joex.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
 """)
@@ -20,13 +20,15 @@ _START = statement("SELECT joex.start_many($1::uuid[], $2::uuid[], $3::float8[])
 _FINISH_MANY = statement("""
     SELECT nr, answer
     FROM joex.finish_many($1::uuid[], $2::uuid[], $3::text[], $4::text[]::jsonb[], $5::text[], $6::text[],
-                          $7::float8[], $8::float8[], $9::boolean)
+                          $7::float8[], $8::float8[], $9::boolean, $10::boolean[])
 """)
 _FINISH = statement("SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text)")
 _NOTE = statement("""
     SELECT joex.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
                           $7::uuid[], $8::uuid[], $9::smallint[], $10::text[])
 """)
+_ARGUMENTS = statement("SELECT joex.arguments($1::uuid, $2::uuid)::text")
+_SIZE_LIMITS = statement("SELECT joex.largest('args'), joex.largest('result')")
 _FORGET_TURNS = statement("SELECT joex.forget_turns()")
 
 
@@ -38,6 +40,7 @@ class EndedRun:
         state: success, failed, cancelled, stuck or waiting (given back).
         delay: seconds until the next try of a stuck job.
         age: seconds since its code started; None: it has not started.
+        exhausted: True: it has failed because its retries are used up.
     """
 
     id: UUID
@@ -48,6 +51,7 @@ class EndedRun:
     error: str | None = None
     delay: float | None = None
     age: float | None = None
+    exhausted: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,14 @@ class LogLine:
     age: float
     level: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """How many bytes the arguments and the result of a job may have."""
+
+    args: int
+    result: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,20 @@ async def take(
     with translated():
         rows = await connection.fetch(_TAKE, executor, queues, free, scheme.high, scheme.low)
     return [TakenJob._make(row) for row in rows]
+
+
+async def arguments(connection: Connection, job_id: UUID, lock_id: UUID) -> str | None:
+    """The arguments of a run that did not come with its take, as JSON text; None: the run has lost its job."""
+    with translated():
+        found: str | None = await connection.fetchval(_ARGUMENTS, job_id, lock_id)
+    return found
+
+
+async def size_limits(connection: Connection) -> SizeLimits:
+    """How large jobs may be in this database."""
+    with translated():
+        [row] = await connection.fetch(_SIZE_LIMITS)
+    return SizeLimits(*row)
 
 
 async def forget_turns(connection: Connection) -> None:
@@ -110,6 +136,7 @@ async def finish_many(
             column([r.delay for r in runs]),
             column([r.age for r in runs]),
             skip_locked,
+            column([r.exhausted for r in runs]),
         )
     return [(runs[nr - 1], answer) for nr, answer in rows]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
-from joex.store.errors import translated
+from joex.store.errors import NO_MESSAGE, translated
 from joex.store.jobs import COLUMNS, Job, job_of
 from joex.store.statement import Connection, statement
 
@@ -119,17 +120,21 @@ async def read_jobs(connection: Connection, ids: Collection[UUID]) -> dict[UUID,
 
 
 def heard_jobs(payload: str) -> list[UUID]:
-    """The jobs that a notification on the channel `JOBS` names."""
-    return [UUID(job_id) for job_id in from_json(payload)["jobs"]]
+    """The jobs that a notification on the channel `JOBS` names; none where it is none of Joex's."""
+    try:
+        return [UUID(job_id) for job_id in from_json(payload)["jobs"]]
+    except NO_MESSAGE:
+        return []
 
 
 def heard_event(payload: str) -> JobEvent | ExecutorEvent | None:
-    """What a notification on the channel `EVENTS` tells; None: a kind that only later versions know."""
-    event: dict[str, Any] = from_json(payload)
-    match event["event"]:
-        case "job-submitted" | "job-started" | "job-finished" as kind:
-            names = (event[name] for name in ("task", "queue", "group", "state", "executor"))
-            return JobEvent(kind, UUID(event["id"]), *names)
-        case "executor-joined" | "executor-left" as kind:
-            return ExecutorEvent(kind, event["executor"], event["incarnation"], event["queues"], event["ending"])
+    """What a notification on the channel `EVENTS` tells; None: a kind that only later versions know, or not Joex's."""
+    with suppress(*NO_MESSAGE):
+        event: dict[str, Any] = from_json(payload)
+        match event["event"]:
+            case "job-submitted" | "job-started" | "job-finished" as kind:
+                names = (event[name] for name in ("task", "queue", "group", "state", "executor"))
+                return JobEvent(kind, UUID(event["id"]), *names)
+            case "executor-joined" | "executor-left" as kind:
+                return ExecutorEvent(kind, event["executor"], event["incarnation"], event["queues"], event["ending"])
     return None

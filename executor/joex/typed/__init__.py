@@ -6,11 +6,11 @@ stuck here.
 """
 
 from joex.typed.creating import Creating
-from joex.typed.job import Answer, JobState, TypedJob, typed_job
+from joex.typed.job import Answer, JobState, TypedJob, TypeTimeout, typed_job
 from joex.typed.waiting import Waiting
 from joex.typed.working import Working
 
-__all__ = ["Answer", "JobState", "TypedJob", "TypedJobs", "typed_job"]
+__all__ = ["Answer", "JobState", "TypeTimeout", "TypedJob", "TypedJobs", "typed_job"]
 
 
 class TypedJobs(Creating, Working, Waiting):

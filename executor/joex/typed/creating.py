@@ -20,6 +20,7 @@ from joex.typed.job import (
     STATES,
     JobState,
     TypedJob,
+    TypeTimeout,
     checked,
     invalid,
     name_of,
@@ -102,7 +103,7 @@ class Creating(Face):
     ) -> Literal["ok", "not_found"]:
         """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
         async with self._found(job_type, job_id, connection) as (used, found):
-            return "ok" if found is not None and await keyed.remove(used, found) == "ok" else "not_found"
+            return "not_found" if found is None else await keyed.remove(used, found)
 
     async def cancel(
         self, job_type: Any, job_id: Any, *, connection: Connection | None = None
@@ -141,15 +142,23 @@ class Creating(Face):
                 typed_job(row) for row in await keyed.list_keyed(used, name_of("type", job_type), start, states, most)
             ]
 
-    async def count(self, job_type: Any, *, connection: Connection | None = None) -> dict[str, int]:
-        """How many jobs of a type are pending, running and finished."""
+    async def count(
+        self, job_type: Any, max_priority: Any = NO_LIMIT, *, connection: Connection | None = None
+    ) -> dict[str, int]:
+        """How many jobs of a type are pending, running and finished; with ``max_priority``, of those not above it."""
+        limit = None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
         async with self._client.using(connection) as used:
-            return await keyed.count(used, name_of("type", job_type))
+            return await keyed.count(used, name_of("type", job_type), limit)
 
     async def active(self, job_type: Any, *, connection: Connection | None = None) -> list[Any]:
         """The ids of the jobs of a type that run."""
         async with self._client.using(connection) as used:
             return [tuples.unpack(key) for key in await keyed.active(used, name_of("type", job_type))]
+
+    async def timeouts(self, *, connection: Connection | None = None) -> list[TypeTimeout]:
+        """The types that have a timeout."""
+        async with self._client.using(connection) as used:
+            return [_timeout(one) for one in await keyed.timeouts(used)]
 
     async def set_timeout(
         self,
@@ -178,3 +187,8 @@ class Creating(Face):
                 raise ValueError(f"expected more than 0; got {given!r}")
         async with self._client.using(connection) as used:
             await keyed.set_timeout(used, name_of("type", job_type), timeout, renewable=activity is not None)
+
+
+def _timeout(one: keyed.TaskTimeout) -> TypeTimeout:
+    activity, visibility = (one.timeout, None) if one.renewable else (None, one.timeout)
+    return TypeTimeout(tuples.from_name(one.task), activity, visibility)

@@ -19,10 +19,18 @@ if TYPE_CHECKING:
 class Face:
     """Calls through a client."""
 
-    def __init__(self, client: Client, *, retries: int = 5, retry_delay: timedelta = timedelta(minutes=1)) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        retries: int = 5,
+        retry_delay: timedelta = timedelta(minutes=1),
+        retry_jitter: float = 0.1,
+    ) -> None:
         self._client = client
         self._retries = retries
         self._retry_delay = retry_delay
+        self._retry_jitter = retry_jitter
 
     @asynccontextmanager
     async def _found(

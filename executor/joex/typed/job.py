@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from datetime import timedelta
+from typing import Any, Literal, Self
 from uuid import UUID
 
 from joex.core import tuples
@@ -13,8 +14,6 @@ from joex.errors import InvalidJob
 from joex.store.jobs import json_text
 from joex.store.keyed import KeyedJob, Report
 
-Answer = Literal["ok", "worker_conflict", "canceled"]
-"""What a worker is told. ``worker_conflict`` (the job is not this run's any more), ``canceled``: stop, roll back."""
 JobState = Literal["pending", "running", "finished"]
 """Where a job is. A type's own states (completed, failed, ...) are kept in its data."""
 
@@ -28,6 +27,31 @@ STATES: dict[str, JobState] = {
 _KNOWN = ("priority", "data", "cancel", "resubmit")
 NO_LIMIT: Any = object()
 """No value was given: None is one."""
+
+
+class Answer(str):
+    """What a worker is told: ok; or worker_conflict (the job is not this run's any more), or canceled: stop, roll back.
+
+    Attributes:
+        resubmit: the answer of `update`: the job was asked to go round once more, which it does when this run ends.
+    """
+
+    __slots__ = ("resubmit",)
+    resubmit: bool
+
+    def __new__(cls, text: str, *, resubmit: bool = False) -> Self:  # noqa: D102
+        answer = super().__new__(cls, text)
+        answer.resubmit = resubmit
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class TypeTimeout:
+    """When runs of a type are put back: so long after the last report (``activity``), or after their start."""
+
+    type: Any
+    activity: timedelta | None
+    visibility: timedelta | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from joex.core.duration import format_duration
+from joex.errors import DatabaseUnavailable
 from joex.store import keyed
 from joex.store.statement import Connection
 from joex.typed.face import Face
 from joex.typed.job import STATES, JobState, TypedJob, name_of, pack, typed_job
+from joex.watching.watcher import time_limit
 
 _ALL = tuple(STATES)
+_RETRY_IN = 0.5  # seconds
 
 
 class Waiting(Face):
@@ -50,17 +55,30 @@ class Waiting(Face):
         *,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - likewise
     ) -> list[TypedJob | None]:
-        """Wait until each of these jobs of a type is, or was meanwhile, as it should be; in the order given."""
-        found = await self._find(job_type, job_ids)
+        """Wait until each of these jobs of a type is, or was meanwhile, as it should be; in the order given.
+
+        While the database is away, the wait goes on.
+        """
+        limit, begun = time_limit(timeout), asyncio.get_running_loop().time()
+        given = list(job_ids)
+        try:
+            async with asyncio.timeout(None if limit is None else limit.total_seconds()):
+                found = await self._find_in_any_case(job_type, given)
+        except TimeoutError as error:
+            after = format_duration(limit or timedelta())
+            raise TimeoutError(
+                f"{len(given)} of {len(given)} jobs are not known after {after}: the database did not answer"
+            ) from error
+        if limit is not None:
+            passed = timedelta(milliseconds=int((asyncio.get_running_loop().time() - begun) * 1000))
+            limit = max(limit - passed, timedelta())
         states = [ours for ours, theirs in STATES.items() if theirs == until] or _ALL
 
         def is_reached(job: TypedJob) -> bool:
             return until(job) if callable(until) else job.state == until
 
         there = {job for job in found if job is not None}
-        seen = (
-            await self._client.watcher.wait(there, _read, is_reached, states=states, timeout=timeout) if there else {}
-        )
+        seen = await self._client.watcher.wait(there, _read, is_reached, states=states, timeout=limit) if there else {}
         return [None if job is None else seen[job] for job in found]
 
     @asynccontextmanager
@@ -74,7 +92,9 @@ class Waiting(Face):
         not come.
         """
         given = list(job_ids)
-        found = {job: job_id for job_id, job in zip(given, await self._find(job_type, given), strict=True) if job}
+        found = {
+            job: job_id for job_id, job in zip(given, await self._find_in_any_case(job_type, given), strict=True) if job
+        }
 
         async def named(
             changes: AsyncIterator[tuple[UUID, TypedJob | None]],
@@ -84,6 +104,14 @@ class Waiting(Face):
 
         async with self._client.watcher.watch(found, _read) as changes:
             yield named(changes)
+
+    async def _find_in_any_case(self, job_type: Any, job_ids: list[Any]) -> list[UUID | None]:
+        """Find jobs, as soon as the database is there."""
+        while True:
+            try:
+                return await self._find(job_type, job_ids)
+            except DatabaseUnavailable:
+                await asyncio.sleep(_RETRY_IN)
 
     async def _find(self, job_type: Any, job_ids: Iterable[Any]) -> list[UUID | None]:
         name, keys = name_of("type", job_type), [pack("id", job_id) for job_id in job_ids]

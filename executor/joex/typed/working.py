@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 from joex.core.duration import parse_duration
@@ -68,10 +69,13 @@ class Working(Face):
             patience = parse_duration(wait).total_seconds()
         if patience and connection is not None:
             raise InvalidJob("wait: not in a transaction: what comes while it is open is not seen there; got both")
-        found = await self._accept(queue, worker, limit, connection)
-        if found is None and patience:
-            found = await self._accept_later(queue, worker, limit, patience)
-        return found
+        if not patience:
+            return await self._accept(queue, worker, limit, connection)
+        deadline = asyncio.get_running_loop().time() + patience
+        with suppress(DatabaseUnavailable):
+            if found := await self._accept(queue, worker, limit, None):
+                return found
+        return await self._accept_later(queue, worker, limit, deadline)
 
     async def _accept(
         self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
@@ -95,8 +99,7 @@ class Working(Face):
                     await self.give_back(job.type, job.id, job.lock_id)
             raise
 
-    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, patience: float) -> TypedJob | None:
-        deadline = asyncio.get_running_loop().time() + patience
+    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> TypedJob | None:
         async with self._client.bell.waiting(queue, limit) as bell:
             while True:
                 look_at = deadline
@@ -128,7 +131,8 @@ class Working(Face):
         """Report that a run goes on, and change what its job says.
 
         In the transaction of the run's own writes this is the mutual exclusion: where the answer is not ``ok``, roll
-        back, and nothing is ever seen that was written by a run that had lost its job.
+        back, and nothing is ever seen that was written by a run that had lost its job. The answer also says whether a
+        resubmit was asked for (``answer.resubmit``).
 
         Args:
             job_type: the job's type.
@@ -142,11 +146,14 @@ class Working(Face):
         said = checked(opts, progress=progress, message=message)
         check_lock(lock_id)
         async with self._found(job_type, job_id, connection) as (used, found):
-            return _answer("worker_conflict" if found is None else await keyed.update(used, found, lock_id, said))
+            if found is None:
+                return Answer("worker_conflict")
+            answer, resubmit = await keyed.update(used, found, lock_id, said)
+            return Answer(answer, resubmit=resubmit)
 
     async def resubmit(
         self, job_type: Any, job_id: Any, lock_id: UUID | None = None, *, connection: Connection | None = None
-    ) -> Literal["ok", "not_found"] | Answer:
+    ) -> str:
         """Run a job once more. One that runs goes round again when its run ends, however often this is said meanwhile.
 
         Args:
@@ -197,14 +204,16 @@ class Working(Face):
         async with self._found(job_type, job_id, connection) as (used, found), _transaction(used) as is_ours:
             row = None if found is None else await keyed.get(used, found)
             if row is None or found is None:
-                return "worker_conflict"
-            answer = await keyed.update(used, found, lock_id, said) if opts else "ok"
+                return Answer("worker_conflict")
+            answer = (await keyed.update(used, found, lock_id, said))[0] if opts else "ok"
             if answer == "ok":
                 verdict = decide(
                     _outcome(error, retry=retry),
                     failures=row.failures,
                     retries=self._retries if row.retries is None else row.retries,
                     first_delay=self._retry_delay,
+                    jitter=self._retry_jitter,
+                    chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
                 )
                 answer = await keyed.finish(
                     used,
@@ -215,8 +224,9 @@ class Working(Face):
                     message=message,
                     error=verdict.error,
                     delay=verdict.delay,
+                    exhausted=verdict.exhausted,
                 )
-            return await _end_canceled(used, found, lock_id, answer) if is_ours else _answer(answer)
+            return await _end_canceled(used, found, lock_id, answer) if is_ours else Answer(answer)
 
     async def give_back(
         self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
@@ -228,9 +238,9 @@ class Working(Face):
         check_lock(lock_id)
         async with self._found(job_type, job_id, connection) as (used, found), _transaction(used) as is_ours:
             if found is None:
-                return "worker_conflict"
+                return Answer("worker_conflict")
             answer = await keyed.finish(used, found, lock_id, "waiting")
-            return await _end_canceled(used, found, lock_id, answer) if is_ours else _answer(answer)
+            return await _end_canceled(used, found, lock_id, answer) if is_ours else Answer(answer)
 
 
 def _outcome(error: str | None, *, retry: bool) -> Outcome:
@@ -243,7 +253,7 @@ async def _end_canceled(used: Connection, found: UUID, lock_id: UUID, answer: st
     """The answer to the end of a run, which has ended even so where its job was cancelled."""
     if answer == "canceled":
         await keyed.finish(used, found, lock_id, "cancelled")
-    return _answer(answer)
+    return Answer(answer)
 
 
 @asynccontextmanager
@@ -255,9 +265,3 @@ async def _transaction(used: Connection) -> AsyncIterator[bool]:
     with translated():
         async with used.transaction():
             yield True
-
-
-def _answer(text: str) -> Answer:
-    if text == "ok":
-        return "ok"
-    return "canceled" if text == "canceled" else "worker_conflict"

@@ -3,7 +3,7 @@
 A submission tells of a job while its transaction is open, to those who had said then that they wait (joex.wake in SQL).
 So after somebody has said so, the queue is looked at again and again until all transactions that were open at that
 time have ended (`joex.core.looks`); and again when a job is due there, or a run overdue; and now and then in any
-case, for a notification can get lost.
+case, for a notification can get lost. Through a pooler none comes: there it is looked every second.
 
 One ring is one job, so it is heard by one of those who wait, the first who came; who gets a job rings for the next one.
 Who takes nothing above some priority can't speak for the others: there is a line for each such limit.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ from uuid import uuid4
 
 from joex.core.looks import Looks
 from joex.store import executors, keyed
+from joex.store.database import POLL_EVERY
+from joex.store.errors import NO_MESSAGE
 from joex.store.statement import Connection
 from joex.watching.link import LINGER, Attendant, Connect, Link
 
@@ -161,7 +164,9 @@ class _Session:
     async def _attend(self, queue: str) -> None:
         """Say that somebody waits in the queue, and look at it, each when it is time."""
         line = self._lines.get(queue)
-        if line is None or self._clock() >= line.renew_at:
+        if self._link.is_pooled:
+            line = self._lines.setdefault(queue, _Line(None, 0.0, math.inf))
+        elif line is None or self._clock() >= line.renew_at:
             await self._link.ask(keyed.watch(self._connection, self._name, queue, _LEASE))
             horizon = await self._link.ask(executors.horizon(self._connection))
             now = self._clock()
@@ -169,7 +174,7 @@ class _Session:
         if self._clock() >= line.look_at:
             next_due, oldest_xid = await self._link.ask(keyed.look(self._connection, queue))
             self._bell.ring(queue)
-            line.look_at = line.renew_at
+            line.look_at = self._clock() + POLL_EVERY if self._link.is_pooled else line.renew_at
             if next_due is not None:
                 line.look_at = min(line.look_at, self._clock() + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
             if line.looks is not None:
@@ -177,4 +182,8 @@ class _Session:
                 line.looks = line.looks.after(oldest_xid)
 
     def _hear(self, payload: str) -> None:
-        self._bell.ring(json.loads(payload)["queue"])
+        try:
+            queue = str(json.loads(payload)["queue"])
+        except NO_MESSAGE:
+            return
+        self._bell.ring(queue)

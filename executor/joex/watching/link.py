@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from joex.core.backoff import retry_delay
 from joex.errors import DatabaseUnavailable, JoexError
+from joex.store.database import is_pooled
 from joex.store.errors import translated
 from joex.store.statement import Connection
 
@@ -21,6 +22,7 @@ LINGER = 1.0
 """Seconds for which an idle connection is kept: who waits in turn for one thing after the other needs it again."""
 
 _ANSWER_WITHIN = 10.0
+_FAREWELL_WITHIN = 2.0
 _FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
@@ -30,6 +32,9 @@ class Link:
     Args:
         connection: one of a pool: nothing of ours is left on it.
         ring: set when there is something to do, also when the connection is lost.
+
+    Attributes:
+        is_pooled: a pooler is in between: nothing is ever heard, so that it is looked again and again.
     """
 
     def __init__(self, connection: Connection, ring: asyncio.Event) -> None:
@@ -37,6 +42,7 @@ class Link:
         self._ring = ring
         self._listeners: dict[str, Callable[..., None]] = {}
         self._is_lost = False
+        self.is_pooled = False
 
     @asynccontextmanager
     async def held(self, farewell: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[None]:
@@ -44,12 +50,15 @@ class Link:
         try:
             with translated():
                 self.connection.add_termination_listener(self._lose)
+            self.is_pooled = await self.ask(is_pooled(self.connection))
             yield
         finally:
             await self._leave(farewell)
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
-        """Have the payloads on a channel."""
+        """Have the payloads on a channel; none come through a pooler."""
+        if self.is_pooled:
+            return
 
         def heard(_connection: object, _pid: int, _channel: str, payload: object) -> None:
             hear(str(payload))
@@ -67,9 +76,13 @@ class Link:
         Raises:
             DatabaseUnavailable: the connection is lost, or silent.
         """
-        with translated():
-            async with asyncio.timeout(_ANSWER_WITHIN):
-                return await answer
+        try:
+            with translated():
+                async with asyncio.timeout(_ANSWER_WITHIN):
+                    return await answer
+        except DatabaseUnavailable:
+            self._is_lost = True  # as good as: no farewell would be answered
+            raise
 
     async def rung(self, until: float) -> bool:
         """Wait for the ring, until then (on the loop's clock) at the latest; whether it has rung.
@@ -89,7 +102,7 @@ class Link:
         try:
             with suppress(JoexError), translated():
                 self.connection.remove_termination_listener(self._lose)
-                async with asyncio.timeout(0 if self._is_lost else _ANSWER_WITHIN):
+                async with asyncio.timeout(0 if self._is_lost else _FAREWELL_WITHIN):
                     await farewell(self.connection)
                     for channel, heard in self._listeners.items():
                         await self.connection.remove_listener(channel, heard)

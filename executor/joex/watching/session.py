@@ -10,8 +10,9 @@ is seen only after it has committed::
     ...                                commit                              <- nobody tells
 
 So after `wait_for` has committed, the jobs are looked at again and again, ever more seldom, until all transactions have
-ended that were open then (`joex.core.looks`). A notification can get lost all the same, behind a pooler that does not
-pass LISTEN: hence all jobs are looked at whenever the subscription is renewed.
+ended that were open then (`joex.core.looks`). A notification can get lost all the same: hence all jobs are looked at
+whenever the subscription is renewed. Through a pooler none comes: there all jobs are looked at every second, and who
+wants events is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from typing import Any
 from uuid import UUID
 
 from joex.core.looks import Looks
+from joex.errors import ConfigError
 from joex.store import executors, watching
+from joex.store.database import POLL_EVERY
 from joex.store.watching import EVENTS, JOBS, Look
 from joex.watching.link import LINGER, Link
 from joex.watching.streams import Read, Streams
@@ -34,6 +37,10 @@ from joex.watching.streams import Read, Streams
 _LEASE = timedelta(seconds=60)
 _RENEW_EVERY = 20.0
 _BATCH = 500
+_NO_EVENTS = (
+    "database URL: events don't come through a pooler such as PgBouncer: "
+    "give the client a URL that leads straight to the server"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +86,11 @@ class Session:
     async def _round(self) -> None:
         ids, self._streams.unsettled = self._streams.unsettled, set()
         is_due = self._clock() >= self._renew_at
-        if is_due or ids - self._registered or bool(self._streams.events) != self._tells_events:
+        if self._link.is_pooled:
+            for events in self._streams.events:
+                events.fail(ConfigError(_NO_EVENTS))
+            self._renew_at = self._clock() + POLL_EVERY if is_due else self._renew_at
+        elif is_due or ids - self._registered or bool(self._streams.events) != self._tells_events:
             await self._subscribe()
             if new := self._streams.of.keys() - self._registered:
                 await self._register(new)

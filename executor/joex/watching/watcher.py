@@ -75,7 +75,7 @@ class Watcher:
             TimeoutError: they were not in time.
         """
         wanted, reached = frozenset(ids), {}
-        limit = _limit(timeout)
+        limit = time_limit(timeout)
         try:
             async with (
                 asyncio.timeout(None if limit is None else limit.total_seconds()),
@@ -118,7 +118,8 @@ class Watcher:
         await Session(Link(connection, self._streams.ring), self._name, self._streams).run()
 
 
-def _limit(timeout: timedelta | float | str | None) -> timedelta | None:
+def time_limit(timeout: timedelta | float | str | None) -> timedelta | None:
+    """How long somebody waits at most, as given."""
     try:
         return None if timeout is None else parse_duration(timeout)
     except ValueError as error:

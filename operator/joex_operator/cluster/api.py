@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -23,6 +24,10 @@ _WITHIN = 30.0
 _NOT_FOUND, _CONFLICT, _TOO_MANY, _LEAST_ERROR = 404, 409, 429, 400
 _MOST_TRIES, _LONGEST_PAUSE = 4, 5.0
 """Where the server is busy, or only begins to serve a new kind, it says when to ask again."""
+
+
+_STRICT = range(79, 95)
+"""OpenSSL's codes of what it refuses in certificates only where it is strict, such as 92: no key usage in a CA's."""
 
 
 class ApiError(FleetError):
@@ -108,11 +113,19 @@ class Api:
             text: bytes = await response.read()  # type: ignore[no-untyped-call]
         except (TimeoutError, ApiException, aiohttp.ClientError, OSError, ValueError) as error:
             self._metrics.api_request(method, "none")
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise ApiError(f"the API server can't be reached: {said}") from error
+            raise ApiError(f"the API server can't be reached: {said(error)}") from error
         self._metrics.api_request(method, str(response.status))
         again_in = response.headers.get("Retry-After", "")
         return response.status, text, float(again_in) if again_in.isdecimal() else None
+
+
+def said(error: BaseException) -> str:
+    """What an error of a connection says, in one line; and what can be done about certificates of an old kind."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    tls = getattr(error, "certificate_error", error)
+    if isinstance(tls, ssl.SSLCertVerificationError) and tls.verify_code in _STRICT:
+        line += "; JOEX_OPERATOR_STRICT_X509=false (operator.strictX509 of the chart) accepts such certificates"
+    return line
 
 
 def _read(text: bytes) -> Object | None:

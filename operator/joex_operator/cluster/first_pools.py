@@ -19,13 +19,18 @@ from joex_operator.objects import SpecError, parse_pool
 _log = logging.getLogger("joex.operator")
 
 
-async def apply_first_pools(api: Api, namespace: str, config_map: str) -> None:
-    """Bring the pools of a ConfigMap in line with it. What is wrong is logged, and stops nothing else."""
+async def apply_first_pools(api: Api, namespace: str, config_map: str) -> bool:
+    """Bring the pools of a ConfigMap in line with it. What is wrong is logged, and stops nothing else.
+
+    Returns whether the API server has taken them: one that has just got the definition of pools refuses them for a
+    moment.
+    """
+    are_taken = True
     try:
         source = await api.get(path_of(namespace, "configmaps", config_map))
     except ApiError as error:
         _log.error("the ConfigMap of the first pools can't be read: %s", error)
-        return
+        return False
     for key, manifest in _manifests(source):
         try:
             pool = parse_pool(manifest)
@@ -34,6 +39,8 @@ async def apply_first_pools(api: Api, namespace: str, config_map: str) -> None:
             await api.patch(path, body, APPLY, fieldManager=FIELD_MANAGER, force="true")
         except (SpecError, ApiError) as error:
             _log.error("ConfigMap %s, %s: %s", config_map, key, error)
+            are_taken = are_taken and isinstance(error, SpecError)
+    return are_taken
 
 
 def _manifests(source: Object) -> Iterator[tuple[str, dict[str, Any]]]:

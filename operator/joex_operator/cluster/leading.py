@@ -26,6 +26,8 @@ _DEADLINE = 10.0
 """Seconds after which a leader that could not renew steps down."""
 _RENEW_EVERY = 5.0
 _LOOK_EVERY = 2.0
+_HEARD_WITHIN = 30.0
+"""Seconds after which an API server that has not answered about the Lease is not at work."""
 
 
 class Election:
@@ -39,6 +41,16 @@ class Election:
         self._held: Body | None = None
         self._seen: object = None
         self._seen_at = 0.0
+        self._heard_at: float | None = None
+        self._trouble = ""
+        self.is_standby = False
+        """Another operator leads."""
+
+    def problem(self) -> str | None:
+        """What is wrong, in one line, where the Lease was neither read nor renewed lately; by a standby neither."""
+        if self._heard_at is not None and time.monotonic() - self._heard_at < _HEARD_WITHIN:
+            return None
+        return f"the Lease can be neither read nor renewed: {self._trouble or 'no answer yet'}"
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait until this operator leads, and work for as long as it does; returns when it leads no more.
@@ -70,9 +82,11 @@ class Election:
             await asyncio.sleep(_RENEW_EVERY if time.monotonic() - renewed_at < _RENEW_EVERY else 1.0)
             began = time.monotonic()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_DEADLINE / 2):
+                async with asyncio.timeout(_DEADLINE / 2) as within:
                     if await self._try():
                         renewed_at = began
+            if within.expired():
+                self._trouble = f"no answer within {_DEADLINE / 2:.0f} seconds"
 
     async def _try(self) -> bool:
         """Take or renew the Lease; False: another one has it, or the API server does not answer."""
@@ -88,7 +102,11 @@ class Election:
                 self._held = await self._api.replace(path_of(self._namespace, "leases", self._name), body)
         except ApiError as error:
             if not error.is_conflict:  # another one was faster
+                self._trouble = str(error)
                 _log.warning("the Lease: %s", error)
+                return False
+        self._heard_at = time.monotonic()
+        self.is_standby = self._held is None
         return self._held is not None
 
     async def _read(self) -> Body | None:

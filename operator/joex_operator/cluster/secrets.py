@@ -6,7 +6,7 @@ import base64
 import binascii
 import time
 
-from joex.config import check_database_url
+from joex.core.url import check_database_url
 from joex_operator.cluster.api import Api, ApiError, path_of
 from joex_operator.fleet import UrlUnknown
 from joex_operator.objects import Pool

@@ -16,12 +16,12 @@ from contextlib import suppress
 from typing import Any
 
 import kopf
-from kubernetes.aio.client import ApiClient
 
-from joex_operator.cluster.api import Api, ApiError, Object, path_of
+from joex_operator.cluster.api import Api, ApiError, Object, path_of, said
 from joex_operator.cluster.fleet import Cluster
 from joex_operator.cluster.found import FoundDeployment, FoundPod
 from joex_operator.cluster.mirror import version
+from joex_operator.cluster.watch_session import WatchSession
 from joex_operator.controller import PERIODIC, POOL, Controller
 from joex_operator.names import GROUP, POOL_LABEL, VERSION
 
@@ -45,13 +45,23 @@ class Watcher:
         cluster: the fleet, whose mirror is kept.
         controller: told when to look.
         namespaces: which; none: the whole cluster.
+        identity: of this operator.
     """
 
-    def __init__(self, api: Api, cluster: Cluster, controller: Controller, namespaces: Collection[str]) -> None:
+    def __init__(
+        self, api: Api, cluster: Cluster, controller: Controller, namespaces: Collection[str], *, identity: str
+    ) -> None:
         self._api = api
         self._cluster = cluster
         self._controller = controller
         self._namespaces = tuple(namespaces)
+        self._identity = identity
+        paths = [path_of(namespace, kind) for kind in _LISTED for namespace in self._namespaces or ("",)]
+        self._session = WatchSession(api.client, paths)
+
+    def problem(self) -> str | None:
+        """What is wrong with the watches, in one line; None: all are live."""
+        return self._session.problem()
 
     async def wait_for_crds(self) -> None:
         """Wait until the API server knows the objects: the chart may install them beside the operator."""
@@ -81,36 +91,45 @@ class Watcher:
             await asyncio.shield(ended)
         finally:
             stop.set_result(None)
-        raise ApiError("the watches on the API server have ended")
+        raise ApiError(f"the watches on the API server have ended: {ended.result()}")
 
-    def _start(self, stop: Future[None]) -> asyncio.Future[None]:
-        """Start kopf in a thread; the result is set when it has ended."""
+    def _start(self, stop: Future[None]) -> asyncio.Future[str]:
+        """Start kopf in a thread; the result, when it has ended, is why."""
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+        ended: asyncio.Future[str] = loop.create_future()
 
         def hand_over(plural: str, event: kopf.RawEvent) -> None:
             loop.call_soon_threadsafe(self._on_event, plural, event)
 
         def run() -> None:
+            why = "kopf has stopped"
             try:
-                asyncio.run(
-                    kopf.operator(
-                        registry=_handlers(self._api.client, hand_over),
-                        settings=_settings(),
-                        standalone=True,
-                        clusterwide=not self._namespaces,
-                        namespaces=self._namespaces,
-                        stop_flag=stop,
-                    )
-                )
-            except Exception:  # noqa: BLE001 - whatever it is, the operator begins anew
-                _log.error("kopf has failed", exc_info=True)
+                asyncio.run(self._run_kopf(hand_over, stop))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the operator begins anew
+                why = f"{type(error).__name__}: {said(error)}"
+                _log.debug("kopf has failed", exc_info=True)
             finally:
                 with suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(_settle, ended)
+                    loop.call_soon_threadsafe(_settle, ended, why)
 
         threading.Thread(target=run, name="joex kopf", daemon=True).start()
         return ended
+
+    async def _run_kopf(self, hand_over: Callable[[str, kopf.RawEvent], None], stop: Future[None]) -> None:
+        try:
+            await kopf.operator(
+                registry=_handlers(self._session, hand_over),
+                settings=_settings(),
+                # Else kopf asks for the user's name, and a user without an entry in passwd has none. (The type is a
+                # NewType of str that kopf keeps to itself.)
+                identity=self._identity,  # type: ignore[arg-type]
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=stop,
+            )
+        finally:
+            await self._session.close()
 
     def _on_event(self, plural: str, event: kopf.RawEvent) -> None:
         """What kopf has heard, on the operator's loop."""
@@ -164,17 +183,17 @@ class Watcher:
             self._controller.put({key: value for key, value in manifest.items() if key != "status"})
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _settle(future: asyncio.Future[str], why: str) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(why)
 
 
-def _handlers(client: ApiClient, hand_over: Callable[[str, kopf.RawEvent], None]) -> kopf.OperatorRegistry:
+def _handlers(session: WatchSession, hand_over: Callable[[str, kopf.RawEvent], None]) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await _credentials(client)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return await session.login()
 
     def watch(group: str, version: str, plural: str, **selector: Any) -> None:
         @kopf.on.event(group, version, plural, id=plural, registry=registry, **selector)
@@ -201,22 +220,3 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["pods"] = POOL_LABEL
     settings.execution.max_workers = 1  # no handler is synchronous
     return settings
-
-
-async def _credentials(client: ApiClient) -> kopf.ConnectionInfo:
-    """The credentials of our own client, so that both are always the same user of the same cluster."""
-    configuration = client.configuration
-    authorization = await configuration.get_api_key_with_prefix("BearerToken") or ""
-    scheme, _, token = authorization.rpartition(" ")
-    return kopf.ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        ca_data=configuration.ca_cert_data,
-        insecure=not configuration.verify_ssl,
-        username=configuration.username or None,
-        password=configuration.password or None,
-        scheme=scheme or None,
-        token=token or None,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
-    )

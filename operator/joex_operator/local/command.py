@@ -83,7 +83,7 @@ def _namespace(name: str | None) -> str:
 
 
 def _urls(databases: Sequence[str]) -> dict[str, str]:
-    from joex.config import check_database_url  # noqa: PLC0415
+    from joex.core.url import check_database_url  # noqa: PLC0415
     from joex.errors import ConfigError  # noqa: PLC0415
 
     urls = {}

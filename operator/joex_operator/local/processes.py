@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from joex.cli.lifeline import Lifeline
+from joex.cli.sigterm import TOLD_TO_END
 from joex_operator.events import Event
 from joex_operator.fleet import FleetError, UrlUnknown
 from joex_operator.local.environment import environment, template_hash
@@ -29,7 +30,7 @@ _BEYOND_DRAIN = 30.0
 """Seconds a process has beyond its drain, to give jobs back and to say that it leaves."""
 _REMEMBERED_FOR = 60.0
 """Seconds in which it is said of a process that it is gone. Then the lease of its executor has to show it."""
-_IN_ORDER = (0, -signal.SIGTERM)
+_IN_ORDER = (0, TOLD_TO_END, -signal.SIGTERM)
 """How a process ends that has left nothing behind: drained; or asked to end before it had begun anything."""
 
 

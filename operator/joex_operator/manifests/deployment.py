@@ -19,6 +19,7 @@ from joex_operator.objects import Pool
 _GRACE_AFTER_DRAIN = 30
 """Seconds a pod has beyond its drain, to give jobs back and to say that it leaves."""
 
+_REQUESTS = {"cpu": "50m", "memory": "128Mi"}
 _RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -69,8 +70,20 @@ def _deployment_spec(pool: Pool, index: int, image: str) -> dict[str, Any]:
         "revisionHistoryLimit": 0,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": slot_selector(pool.name, index)},
-        "template": overlay(_pod_template(pool, index, image), pool.spec.template),
+        "template": _with_requests(overlay(_pod_template(pool, index, image), pool.spec.template)),
     }
+
+
+def _with_requests(template: dict[str, Any]) -> dict[str, Any]:
+    """Let the executor request what an idle one needs, unless the pool says anything of its resources.
+
+    A pod that requests nothing is the first to be evicted, and the scheduler takes it for free. What a pool gives
+    counts alone: limits without requests are requests too, and a request above a limit is refused.
+    """
+    for container in template["spec"]["containers"]:
+        if container["name"] == EXECUTOR and not container.get("resources"):
+            container["resources"] = {"requests": dict(_REQUESTS)}
+    return template
 
 
 def _pod_template(pool: Pool, index: int, image: str) -> dict[str, Any]:

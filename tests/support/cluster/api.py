@@ -14,9 +14,7 @@ import httpx
 
 from tests.support.cluster.connection import APPLY_PATCH, MERGE_PATCH, ApiError, Connection, Object
 from tests.support.cluster.resources import Resource, Resources
-
-PATIENCE = 30.0
-"""Seconds after which a test gives up and fails. No test is faster or slower because of it."""
+from tests.support.waiting import PATIENCE
 
 MANAGER = "joex-tests"
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 
 from tests.support.cluster import kubeconfig
+from tests.support.waiting import PATIENCE
 
 Object = dict[str, Any]
 
@@ -41,7 +42,7 @@ class Connection:
             base_url=self.server,
             verify=self._access.ssl_context(),
             trust_env=False,
-            timeout=httpx.Timeout(30, connect=5),
+            timeout=PATIENCE,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
         )
 
@@ -90,7 +91,7 @@ class Connection:
     async def watch(self, path: str, version: str, **parameters: str) -> AsyncGenerator[Object, None]:
         """The events of objects under a path since a version, until the API ends it. An ERROR is an event as well."""
         wanted = {**parameters, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
-        timeout = httpx.Timeout(30, read=None)
+        timeout = httpx.Timeout(PATIENCE, read=None)
         stream = self._http.stream("GET", path, params=wanted, headers=self._headers(), timeout=timeout)
         async with stream as answer:
             if answer.is_error:

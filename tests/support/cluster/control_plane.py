@@ -12,10 +12,9 @@ from tests.support.cluster.components import Component
 from tests.support.cluster.kubeconfig import Access
 from tests.support.cluster.pki import Authority, Certificate, SigningKey
 from tests.support.cluster.processes import free_port
+from tests.support.waiting import PATIENCE
 
-_PATIENCE = 90.0
 _LOOPBACK = "127.0.0.1"
-
 _NO_ENDPOINTS = ",-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller"
 
 
@@ -62,17 +61,18 @@ class ControlPlane:
             StartError: a program does not get ready.
         """
         self.etcd.start()
-        self.etcd.wait_until(lambda: "true" in self._answer(f"{self._etcd_url}/health"), _PATIENCE)
+        self.etcd.wait_until(lambda: "true" in self._answer(f"{self._etcd_url}/health"), PATIENCE)
         self.api_server.start()
-        self.wait_for_api()  # the controller manager asks for ten seconds only, which a busy machine exceeds
+        self.wait_for_api()
+        # Not sooner: where the API server needs ten seconds to get ready, the controller manager gives up.
         self.controller_manager.start()
         self.scheduler.start()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
-        self.controller_manager.wait_until(lambda: '"uid"' in self._answer(f"{self.server}{account}"), _PATIENCE)
+        self.controller_manager.wait_until(lambda: '"uid"' in self._answer(f"{self.server}{account}"), PATIENCE)
 
     def wait_for_api(self) -> None:
         """Wait until the API server is ready."""
-        self.api_server.wait_until(lambda: self._answer(f"{self.server}/readyz") == "ok", _PATIENCE)
+        self.api_server.wait_until(lambda: self._answer(f"{self.server}/readyz") == "ok", PATIENCE)
 
     def stop_api(self, grace: float = 2.0) -> None:
         """Stop the API server. It hangs on to its watches: after the grace it is killed; 0 kills it at once."""
@@ -107,10 +107,6 @@ class ControlPlane:
         access = Access(self.server, {"certificate-authority": str(self._authority.own.certificate)}, shown)
         return kubeconfig.write(certificate.certificate.with_suffix(".kubeconfig"), access)
 
-    def server_certificate(self, name: str, *alternatives: str) -> Certificate:
-        """A certificate for a server of this cluster, such as a kubelet."""
-        return self._authority.server(name, *alternatives)
-
     @property
     def authority(self) -> Path:
         """The certificate of the authority that the cluster trusts."""
@@ -122,7 +118,7 @@ class ControlPlane:
 
     def _client(self) -> httpx.Client:
         access = kubeconfig.read(self.kubeconfig)
-        return httpx.Client(verify=access.ssl_context(), trust_env=False, timeout=5)
+        return httpx.Client(verify=access.ssl_context(), trust_env=False, timeout=PATIENCE)
 
     def _answer(self, url: str) -> str:
         try:

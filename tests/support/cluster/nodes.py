@@ -12,9 +12,9 @@ from typing import Any
 from tests.support.cluster.control_plane import ControlPlane
 from tests.support.cluster.kubelet.settings import Settings
 from tests.support.cluster.processes import MARK, NODE_MARK, kill_marked
+from tests.support.waiting import PATIENCE
 
 _ROOT = Path(__file__).parents[3]
-_PATIENCE = 20.0
 
 Pod = Mapping[str, Any]
 """A pod, as the API gives it."""
@@ -116,7 +116,7 @@ class LocalNode:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise RuntimeError(f"the kubelet of {self.name} has ended:\n{self.kubelet_log[-3000:]}") from None
-        if not select.select([self._process.stdout], [], [], _PATIENCE)[0]:
+        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
             raise RuntimeError(f"the kubelet of {self.name} does not answer:\n{self.kubelet_log[-3000:]}")
         answer = json.loads(self._process.stdout.readline() or '{"error": "it has ended"}')
         if "error" in answer:

@@ -18,6 +18,19 @@ keyUsage = critical, digitalSignature
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
 """
+_OLD_CONFIG = """
+[req]
+distinguished_name = subject
+[subject]
+[authority]
+basicConstraints = critical, CA:TRUE
+subjectKeyIdentifier = none
+authorityKeyIdentifier = none
+[leaf]
+basicConstraints = critical, CA:FALSE
+subjectKeyIdentifier = none
+authorityKeyIdentifier = none
+"""
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 _DAYS = "30"
 
@@ -39,13 +52,16 @@ class SigningKey:
 
 
 class Authority:
-    """Signs certificates into a folder."""
+    """Signs certificates into a folder.
 
-    def __init__(self, folder: Path) -> None:
+    ``old``: without key usage and key identifiers, as some clusters have them; Python refuses them from 3.13 on.
+    """
+
+    def __init__(self, folder: Path, *, old: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._config = folder / "openssl.conf"
-        self._config.write_text(_CONFIG)
+        self._config.write_text(_OLD_CONFIG if old else _CONFIG)
         self.own = self._make("ca", "/CN=joex-tests", "authority")
 
     def server(self, name: str, *alternatives: str) -> Certificate:

@@ -80,6 +80,15 @@ def runs(pid: int) -> bool:
         return False
 
 
+def only_child(pid: int) -> int:
+    """The only child of a process; 0: it has none yet."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0
+    return int(children[0]) if children else 0
+
+
 def kill_marked(mark: str) -> None:
     """Kill all processes that carry a mark, and those that they start meanwhile."""
     while pids := marked(mark):

@@ -25,7 +25,7 @@ from tests.support.apps import EFFECTS_URL, Effects
 from tests.support.cluster.api import Api
 from tests.support.cluster.connection import Object
 from tests.support.cluster.providers import Cluster
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[3]
 SECRET = "joex-db"
@@ -33,11 +33,6 @@ APP = "joex-test-app"
 POOLS = "joexpools.joex.dev"
 DEPLOYMENTS = "deployments.apps"
 POOL_LABEL = "joex.dev/pool"
-PATIENCE = 20.0
-"""Seconds: pods are processes that start one after the other, on a machine that does other things too."""
-COLLECTED_WITHIN = 60.0
-"""Seconds: what is left of a deleted pool goes when the garbage collector knows its kind; it looks for new kinds every
-30 seconds only."""
 
 _FILES = ("tests/support/__init__.py", "tests/support/apps.py", "tests/support/waiting.py")
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -96,7 +91,7 @@ class OperatorProcess:
 
     async def get(self, path: str) -> str:
         """A page of its probes and metrics, whatever the status."""
-        async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as client:
             return (await client.get(f"{self.address}{path}")).text
 
     async def kill(self) -> None:
@@ -197,7 +192,6 @@ class System:
                 "image": self.cluster.image,
                 "database": {"secretName": SECRET},
                 "poolSize": 1,
-                "lease": "1500ms",
                 "retryDelay": "100ms",
                 "scaling": scaling,
                 "template": {"spec": {"containers": [container], "volumes": [volume], **(template or {})}},
@@ -223,9 +217,7 @@ class System:
         def holds(found: Object | None) -> bool:
             return bool(found is not None and "status" in found and predicate(found))
 
-        found: Object = await self.api.until(
-            POOLS, name, holds, self.namespace, timeout=PATIENCE, why=why or f"pool {name}"
-        )
+        found: Object = await self.api.until(POOLS, name, holds, self.namespace, why=why or f"pool {name}")
         return found
 
     async def until_reason(self, reason: str, kind: str = "Ready", name: str = "pool") -> Object:
@@ -249,19 +241,13 @@ class System:
         """)
         return {row["slot"]: row for row in rows}
 
-    async def until_slots(
-        self,
-        *names: str,
-        timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
-    ) -> None:
+    async def until_slots(self, *names: str) -> None:
         """Wait until pools have just these Deployments."""
 
         def just_these(found: list[Object]) -> bool:
             return {one["metadata"]["name"] for one in found} == set(names)
 
-        await self.api.until_all(
-            DEPLOYMENTS, just_these, self.namespace, labels=POOL_LABEL, timeout=timeout, why=f"slots {names}"
-        )
+        await self.api.until_all(DEPLOYMENTS, just_these, self.namespace, labels=POOL_LABEL, why=f"slots {names}")
 
     async def slots(self) -> set[str]:
         """The Deployments that pools have."""
@@ -275,7 +261,7 @@ class System:
             return any(condition(pod, "Ready", of="pod") == "True" for pod in found)
 
         pods = await self.api.until_all(
-            "pods", ready, self.namespace, labels=f"joex.dev/slot={slot}", timeout=PATIENCE, why=f"{slot} is ready"
+            "pods", ready, self.namespace, labels=f"joex.dev/slot={slot}", why=f"{slot} is ready"
         )
         return next(pod for pod in pods if condition(pod, "Ready", of="pod") == "True")
 
@@ -287,7 +273,7 @@ class System:
 
     async def executor_of(self, job_id: UUID) -> str:
         """Wait until a job runs, and return the slot whose executor runs it."""
-        await self.effects.begun(job_id, timeout=PATIENCE)
+        await self.effects.begun(job_id)
         app_id = await self.db.fetchval("SELECT app_id FROM joex.job WHERE id = $1", job_id)
         return str(app_id).partition("/")[2]
 
@@ -298,7 +284,7 @@ class System:
 
     async def until_event(self, reason: str) -> Object:
         """Wait until there is an Event with a reason."""
-        found: list[Object] = await eventually(lambda: self.events(reason), PATIENCE, why=f"an Event {reason}")
+        found: list[Object] = await eventually(lambda: self.events(reason), why=f"an Event {reason}")
         return found[0]
 
     async def check(self) -> None:

@@ -44,6 +44,16 @@ def refused(template):
     return str(caught.value)
 
 
+def test_an_executor_requests_what_an_idle_one_needs_unless_the_pool_says_anything_of_its_resources():
+    requests = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+    assert container()["resources"] == requests
+    for given in ({"limits": {"memory": "64Mi"}}, {"requests": {"cpu": "1"}}):
+        one = {"spec": {"containers": [{"name": "executor", "resources": given}, {"name": "beside", "image": "x"}]}}
+        executor, beside = pod(template=one)["containers"]
+        assert executor["resources"] == given
+        assert "resources" not in beside
+
+
 def test_the_deployment_of_a_slot():
     assert deployment() == {
         "apiVersion": "apps/v1",
@@ -133,6 +143,7 @@ def test_the_deployment_of_a_slot():
                                 "capabilities": {"drop": ["ALL"]},
                                 "readOnlyRootFilesystem": True,
                             },
+                            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
                             "terminationMessagePolicy": "FallbackToLogsOnError",
                             "volumeMounts": [{"name": "tmp", "mountPath": TMP}],
                         }

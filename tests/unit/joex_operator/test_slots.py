@@ -1,6 +1,7 @@
 """Where a slot stands, and which slots go first."""
 
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -68,3 +69,12 @@ def test_who_takes_nothing_any_more_is_not_asked_to_leave():
 def test_the_lowest_free_index_is_taken_first_and_that_of_a_going_slot_is_not_free():
     found = [slot(0), slot(2, Phase.GOING), slot(3, Phase.RETIRED)]
     assert list(islice(free_indices(found), 3)) == [1, 4, 5]
+
+
+def test_the_index_of_a_slot_of_which_only_ended_pods_are_remembered_is_free():
+    left: dict[str, Any] = {"pods": (), "gone": ("pod-1",)}
+    assert next(free_indices([slot(0), slot(1, Phase.GOING, executor=Executor(), **left)])) == 1
+    assert next(free_indices([slot(0), slot(1, Phase.GOING, **left)])) == 2, "its name is retired still"
+    assert next(free_indices([slot(0), slot(1, Phase.GOING, executor=None, **left)])) == 2, "the database is silent"
+    living = Executor(lives=True, pod_uid="pod-1")
+    assert next(free_indices([slot(0), slot(1, Phase.GOING, executor=living, **left)])) == 2

@@ -1,5 +1,6 @@
 """What people are told: conditions, numbers, Events."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,7 +10,7 @@ from joex_operator.conditions import Condition, conditions, refused
 from joex_operator.events import Event, events_of_actions, events_of_change
 from joex_operator.history import History
 from joex_operator.objects import SpecError
-from joex_operator.reconcile import decide
+from joex_operator.reconcile import Trouble, decide
 from joex_operator.slots import Phase
 from joex_operator.status import pool_status, with_conditions
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
@@ -52,6 +53,7 @@ READY = [
     (seen(slot(0, Phase.DRAINING, 1)), {"suspend": True}, "False", "Suspended"),
     (seen(), {"deleted_at": NOW}, "False", "Deleting"),
     (seen(slot(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
+    (replace(seen(runnable=None), trouble=Trouble("SecretMissing", "no secret")), {}, "Unknown", "SecretMissing"),
 ]
 
 

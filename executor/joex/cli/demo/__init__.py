@@ -11,6 +11,7 @@ import typer
 
 from joex.cli.options import AsJson
 from joex.cli.output import print_json
+from joex.cli.sigterm import leaving_in_order
 
 if TYPE_CHECKING:
     from joex.cli.demo.stage import Stage
@@ -67,8 +68,10 @@ def _server(url: str | None, stage: Stage) -> Iterator[str]:
     from joex.store.embedded import EmbeddedServer, default_folder  # noqa: PLC0415
 
     stage.tell(f"starting the embedded PostgreSQL in {default_folder()}")
-    server = EmbeddedServer()
-    try:
-        yield server.url
-    finally:
-        server.close()
+    with leaving_in_order() as begun:
+        server = EmbeddedServer()
+        try:
+            begun()
+            yield server.url
+        finally:
+            server.close()

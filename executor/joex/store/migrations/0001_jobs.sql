@@ -46,7 +46,6 @@ CREATE TABLE joex.executor (
     lease          interval NOT NULL,       -- silence after which it is dead, when its lock is free
     locks          boolean NOT NULL,        -- false: it can't hold a session lock (transaction pooling); only time judges
     started_at     timestamptz NOT NULL DEFAULT now(),
-    heartbeat_at   timestamptz NOT NULL DEFAULT now(),
     asleep_since   timestamptz,             -- set: it has nothing to do and wants to be woken
     draining       boolean NOT NULL DEFAULT false,
     left_at        timestamptz,             -- set: this incarnation has ended
@@ -54,7 +53,7 @@ CREATE TABLE joex.executor (
     orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and jobs are still marked with it (rows locked by others)
     CHECK ((left_at IS NULL) = (ending IS NULL)),
     CHECK (left_at IS NULL OR asleep_since IS NULL)
-) WITH (fillfactor = 50);                   -- room for the heartbeat's updates in the same page (HOT)
+);
 
 CREATE UNIQUE INDEX executor_one_live_incarnation ON joex.executor (app_id) WHERE left_at IS NULL;
 CREATE INDEX executor_with_orphans ON joex.executor (id) WHERE orphans;
@@ -62,20 +61,27 @@ CREATE INDEX executor_with_orphans ON joex.executor (id) WHERE orphans;
 CREATE INDEX executor_asleep ON joex.executor (asleep_since) WHERE asleep_since IS NOT NULL;
 CREATE INDEX executor_ended ON joex.executor (left_at) WHERE left_at IS NOT NULL;
 
+-- The lease of each executor that lives. (A table of its own: a heartbeat waits for nobody who has locked the executor's row, and leaves
+-- nothing behind in the index of sleepers, which each submission reads.)
+CREATE TABLE joex.lease (
+    executor_id   integer PRIMARY KEY REFERENCES joex.executor ON DELETE CASCADE,
+    heartbeat_at  timestamptz NOT NULL
+) WITH (fillfactor = 50);                   -- room for heartbeats in the same page (HOT)
+
 -- The values of a job that are given once are judged by their types, when they are given: constraints of the table are read
--- anew by each statement, and judged again for each version of a row.
-CREATE DOMAIN joex.queue_name AS text CONSTRAINT job_queue_check CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.group_name AS text CONSTRAINT job_grp_check CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.task_name AS text CONSTRAINT job_task_check CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.tracker_name AS text CONSTRAINT job_tracker_check CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.subject_text AS text CONSTRAINT job_subject_check CHECK (octet_length(VALUE) <= 1000);
-CREATE DOMAIN joex.submitter_name AS text CONSTRAINT job_submitter_check CHECK (octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.job_args AS jsonb CONSTRAINT job_args_check CHECK (jsonb_typeof(VALUE) = 'object');
-CREATE DOMAIN joex.job_opts AS jsonb CONSTRAINT job_opts_check CHECK (jsonb_typeof(VALUE) = 'object');
-CREATE DOMAIN joex.job_key AS bytea CONSTRAINT job_key_check CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
-CREATE DOMAIN joex.job_rank AS bytea CONSTRAINT job_rank_check CHECK (octet_length(VALUE) <= 1000);
-CREATE DOMAIN joex.job_retries AS integer CONSTRAINT job_retries_check CHECK (VALUE >= 0);
-CREATE DOMAIN joex.job_progress AS smallint CONSTRAINT job_progress_check CHECK (VALUE BETWEEN 0 AND 100);
+-- anew by each statement, and judged again for each version of a row. (The names of the constraints are what an error in SQL says.)
+CREATE DOMAIN joex.queue_name AS text CONSTRAINT "queue: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.group_name AS text CONSTRAINT "group: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.tracker_name AS text CONSTRAINT "tracker: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.subject_text AS text CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
+CREATE DOMAIN joex.submitter_name AS text CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(VALUE) <= 254);
+CREATE DOMAIN joex.job_args AS jsonb CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
+CREATE DOMAIN joex.job_opts AS jsonb CONSTRAINT "opts: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
+CREATE DOMAIN joex.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
+CREATE DOMAIN joex.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
+CREATE DOMAIN joex.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
+CREATE DOMAIN joex.job_progress AS smallint CONSTRAINT "progress: 0 to 100" CHECK (VALUE BETWEEN 0 AND 100);
 
 -- The columns that say in which place a job is, and what must hold between them. (A type too, for a third of what the submission
 -- of one job cost was to read these as constraints of the table.)
@@ -149,6 +155,9 @@ CREATE TABLE joex.job (
 -- For rows that are not made by the functions of Joex.
 CREATE FUNCTION joex.place_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF pg_column_size(NEW.args) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(NEW.args));
+    END IF;
     NEW.ring := joex.ring(NEW.grp);
     RETURN NEW;
 END $$;
@@ -157,6 +166,9 @@ EXECUTE FUNCTION joex.place_on_the_ring();
 
 CREATE INDEX job_runnable ON joex.job (queue, ring, lane, rank, seq) WHERE lane IS NOT NULL;
 CREATE INDEX job_due ON joex.job (queue, due_at) WHERE due_at IS NOT NULL;
+-- (By minutes, so that the search for groups with due jobs meets few others; see joex.promote_in_turn.)
+CREATE INDEX job_due_by_group ON joex.job (queue, date_bin('1 minute', due_at, '2000-01-01 00:00+00'), ring, due_at)
+    WHERE due_at IS NOT NULL;
 CREATE INDEX job_held ON joex.job (queue, ring, held_since, executor_id) WHERE executor_id IS NOT NULL;
 CREATE INDEX job_overdue ON joex.job (queue, overdue_at) WHERE overdue_at IS NOT NULL;
 -- (Retention leaves jobs with a key alone, so they must not lie in its way.)
@@ -174,6 +186,13 @@ CREATE TABLE joex.job_log (
     level    text NOT NULL CHECK (level IN ('debug', 'info', 'warning', 'error')),
     message  text NOT NULL,
     PRIMARY KEY (job_id, seq)
+);
+
+-- How large the arguments and the result of a job may be, in bytes, where that was set (see joex.largest). No constraint of joex.job:
+-- one that can change would keep a dump from being restored.
+CREATE TABLE joex.size_limit (
+    field  text PRIMARY KEY CHECK (field IN ('args', 'result')),
+    bytes  integer NOT NULL CHECK (bytes BETWEEN 8000 AND 200000000)
 );
 
 -- Settings of a group in a queue; a group without a row has weight 1, runs, and has no limit.
@@ -208,6 +227,25 @@ CREATE TABLE joex.queue (
     cursor  regclass NOT NULL
 );
 
+-- The installing role owns the sequence, whichever role is the first to serve the queue; roles that may take jobs may move it.
+-- (A trigger can't be called: the right to make a sequence is the right to insert a queue.)
+CREATE FUNCTION joex.make_ring_cursor() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_takers text := (
+        SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')
+        FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+        WHERE c.oid = 'joex.job'::regclass AND a.privilege_type = 'UPDATE');
+BEGIN
+    EXECUTE format('CREATE SEQUENCE joex.ring_cursor_%s MINVALUE -9223372036854775808', NEW.id);
+    NEW.cursor := format('joex.ring_cursor_%s', NEW.id)::regclass;
+    IF v_takers IS NOT NULL THEN
+        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex.ring_cursor_%s TO %s', NEW.id, v_takers);
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex.queue FOR EACH ROW EXECUTE FUNCTION joex.make_ring_cursor();
+
 -- Where takes begin to read while vacuum can't clear what lies before (see sql/25_floors.sql). Of the runnable jobs of rank ''
 -- in a lane of the group none has a smaller seq, but for those of stragglers whose `at` is above `upto`. Of its jobs that are held
 -- since before `held_upto` these are held.
@@ -222,6 +260,7 @@ CREATE TABLE joex.floor (
     held       uuid[] NOT NULL
 );
 CREATE UNIQUE INDEX floor_newest_first ON joex.floor (queue, ring, upto DESC);
+ALTER TABLE joex.floor REPLICA IDENTITY USING INDEX floor_newest_first;
 CREATE TABLE joex.straggler (
     queue  text NOT NULL,
     ring   bigint NOT NULL,
@@ -230,8 +269,20 @@ CREATE TABLE joex.straggler (
     seq    bigint NOT NULL
 );
 CREATE INDEX straggler_of_group ON joex.straggler (queue, ring, at);
+-- (No key: where the sequence of seqs has gone back, after a fail-over, a job must come back all the same.)
+ALTER TABLE joex.straggler REPLICA IDENTITY FULL;
 CREATE SEQUENCE joex.floor_epoch OWNED BY joex.floor.upto;
 CREATE SEQUENCE joex.long_takes OWNED BY joex.floor.upto;   -- how many takes had to walk over much; no value: none
+
+-- TRUNCATE may let the seqs of jobs begin anew, below all floors: these go, and what was drawn for others is worth nothing.
+CREATE FUNCTION joex.forget_floors() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM joex.floor;
+    DELETE FROM joex.straggler;
+    PERFORM setval('joex.floor_epoch', last_value + 2) FROM joex.floor_epoch WHERE is_called AND last_value % 2 = 1;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER forget_floors AFTER TRUNCATE ON joex.job FOR EACH STATEMENT EXECUTE FUNCTION joex.forget_floors();
 
 -- How long a run of a task may go without a report (or, not renewable, at all) before it is put back (see joex.set_timeout).
 CREATE TABLE joex.task_timeout (
@@ -296,7 +347,7 @@ CREATE TABLE joex.periodic_task (
     marked             timestamptz,
     last_run           timestamptz                      -- the latest time of the timer that was decided
                        CHECK (last_run >= '1970-01-01 00:00+00' AND last_run < '2300-01-01 00:00+00'),
-    last_outcome       text CHECK (last_outcome IN ('submitted', 'overlapping', 'late')),
+    last_outcome       text CHECK (last_outcome IN ('submitted', 'started', 'overlapping', 'late')),
     last_job           uuid,                            -- the latest job that was submitted
     error              text                             -- why it can't run: its timer, its zone, or its submission
 ) WITH (fillfactor = 50);

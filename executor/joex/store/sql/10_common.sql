@@ -4,12 +4,41 @@
 --   0 migration; 1 an executor lives (held by its session); 2 an executor takes (shared) or ends (exclusive);
 --   3 the ring of a queue; 4 a group with a limit, while a take from it has not committed; 5 an app-id is registered or
 --   retired; 6 periodic tasks are fired; 7 a queue is served for the first time; 8 floors are raised or switched
--- Where several are taken, then in this order: 5, 7 (queues by name), 2, the row of the executor.
+-- Where several are waited for, then in this order: 5, 2, the row of the executor.
 CREATE OR REPLACE FUNCTION joex.lock_class(n integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685000 + n';
 
 CREATE OR REPLACE FUNCTION joex.lane(priority joex.job_priority) RETURNS smallint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN 1::smallint ELSE 2::smallint END $$;
+
+-- The bytes that arguments ('args') or a result ('result') may have: of its jsonb, as the database stores it.
+CREATE OR REPLACE FUNCTION joex.largest(p_field text) RETURNS integer LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT s.bytes FROM joex.size_limit s WHERE s.field = p_field), 16000000) $$;
+
+-- Set this limit, from 8,000 bytes to 200 million; null: the default. Executors that run hear of it when they start the next time.
+CREATE OR REPLACE FUNCTION joex.set_largest(p_field text, p_bytes integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF p_bytes IS NULL THEN
+        DELETE FROM joex.size_limit s WHERE s.field = p_field;
+    ELSE
+        INSERT INTO joex.size_limit (field, bytes) VALUES (p_field, p_bytes)
+        ON CONFLICT (field) DO UPDATE SET bytes = excluded.bytes;
+    END IF;
+END $$;
+
+-- Refuse what is larger. Callers ask for what has more than 8,000 bytes, which no limit refuses: so most jobs cost no look at
+-- the limits.
+CREATE OR REPLACE FUNCTION joex.check_size(p_field text, p_size bigint) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_size > joex.largest(p_field) THEN
+        RAISE EXCEPTION '%: at most % bytes; got %: keep it elsewhere and give a reference, or raise the limit by joex.set_largest',
+            p_field, joex.largest(p_field), p_size USING ERRCODE = 'JX003';
+    END IF;
+END $$;
+
+-- A priority as people write it, in whichever case.
+CREATE OR REPLACE FUNCTION joex.priority_of(p_text text) RETURNS joex.job_priority
+LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex.job_priority $$;
 
 -- Wake executors that sleep and serve the queue: no more than there are jobs, and the latest to fall asleep first, so that
 -- the longest idle stay idle (and can be scaled away). An executor that fills all its slots and leaves work behind wakes
@@ -40,10 +69,10 @@ BEGIN
         INTO v_ids, v_workers, v_operators;
     END IF;
     IF v_operators AND v_ids = '{}' THEN
-        PERFORM pg_notify('joex_operator', json_build_object('queue', p_queue)::text);
+        PERFORM joex.send('joex_operator', json_build_object('queue', p_queue)::text);
     END IF;
     IF v_workers OR v_ids <> '{}' THEN       -- (0: none of the executors)
-        PERFORM pg_notify('joex_wake', json_build_object(
+        PERFORM joex.send('joex_wake', json_build_object(
             'queue', p_queue, 'executors', CASE WHEN v_knows AND v_ids = '{}' THEN '{0}' ELSE v_ids END)::text);
     END IF;
 END $$;
@@ -65,16 +94,37 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.sees_the_latest() RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') $$;
 
+-- For what is decided after waiting for a lock: raises JX002 in a transaction that would then judge by a snapshot that is older than
+-- the wait, and so lose jobs, or take too many. (A function that locks the rows it judges needs none: there the server raises an error.)
+CREATE OR REPLACE FUNCTION joex.must_see_the_latest(p_function text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF NOT joex.sees_the_latest() THEN
+        RAISE EXCEPTION '% must see what has been committed by now, which a % transaction does not',
+            p_function, upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'JX002', HINT = 'Call it in a READ COMMITTED transaction: BEGIN ISOLATION LEVEL READ COMMITTED, or '
+                                            'SET default_transaction_isolation = ''read committed''.';
+    END IF;
+END $$;
+
+-- Notify, unless the transaction has said SET LOCAL joex.notify = 'off': one that has notified can't be prepared (PREPARE
+-- TRANSACTION). What is not told so is found by what executors and waiting clients ask again and again.
+CREATE OR REPLACE FUNCTION joex.send(p_channel text, p_payload text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF current_setting('joex.notify', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_notify(p_channel, p_payload);
+    END IF;
+END $$;
+
 -- Tell executors something about one of theirs: {"do": "cancel", "executor": 7, "job": "..."} and the like.
 CREATE OR REPLACE FUNCTION joex.tell(p_executor integer, p_do text, p_job uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    SELECT pg_notify('joex_control', json_build_object('do', p_do, 'executor', p_executor, 'job', p_job)::text) $$;
+    SELECT joex.send('joex_control', json_build_object('do', p_do, 'executor', p_executor, 'job', p_job)::text) $$;
 
 -- Tell those who add and remove executors that one has come, drains, or has gone.
 CREATE OR REPLACE FUNCTION joex.tell_operators(p_app_id text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF EXISTS (SELECT FROM joex.watch) THEN
-        PERFORM pg_notify('joex_operator', json_build_object('executor', p_app_id)::text);
+        PERFORM joex.send('joex_operator', json_build_object('executor', p_app_id)::text);
     END IF;
 END $$;
 
@@ -105,7 +155,7 @@ BEGIN
                                      'state', CASE p_event WHEN 'job-started' THEN 'running' ELSE j.state::text END,
                                      'executor', j.app_id)::text
             FROM unnest(p_ids) WITH ORDINALITY AS i(id, nr) JOIN joex.job j ON j.id = i.id ORDER BY i.nr LOOP
-            PERFORM pg_notify('joex_events', v_payload);
+            PERFORM joex.send('joex_events', v_payload);
         END LOOP;
     END IF;
     IF joex.sees_the_latest() THEN
@@ -115,7 +165,7 @@ BEGIN
         SELECT json_build_object('event', 'job-changed', 'jobs', json_agg(w.id))::text
         FROM (SELECT i.id, row_number() OVER () / 150 AS part FROM unnest(p_ids) i(id) WHERE i.id IS NOT NULL) w
         GROUP BY w.part LOOP
-        PERFORM pg_notify('joex_jobs', v_payload);
+        PERFORM joex.send('joex_jobs', v_payload);
     END LOOP;
 END $$;
 
@@ -123,7 +173,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.announce_executor(p_event text, p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF joex.is_heard(true) THEN
-        PERFORM pg_notify('joex_events', json_build_object(
+        PERFORM joex.send('joex_events', json_build_object(
             'event', p_event, 'executor', e.app_id, 'incarnation', e.id,
             'queues', CASE WHEN octet_length(to_json(e.queues)::text) < 6000 THEN e.queues END, 'ending', e.ending)::text)
         FROM joex.executor e WHERE e.id = p_id;

@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION joex.rows_to_submit(
     FROM ROWS FROM (unnest(p_ids), unnest(p_tasks), unnest(p_args), unnest(p_grps), unnest(p_queues), unnest(p_priorities),
                     unnest(p_subjects), unnest(p_submitters), unnest(p_not_before), unnest(p_trackers), unnest(p_retries))
          AS g(id, task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries),
-         LATERAL (SELECT CASE WHEN g.priority IS NULL THEN 'low' ELSE g.priority::joex.job_priority END AS priority,
+         LATERAL (SELECT CASE WHEN g.priority IS NULL THEN 'low' ELSE joex.priority_of(g.priority) END AS priority,
                          CASE WHEN g.due_at > p_now THEN g.due_at END AS due_at) p
 $$;
 
@@ -37,12 +37,16 @@ CREATE OR REPLACE FUNCTION joex.submit_many(
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_queue record;
-    v_made bigint;
+    v_made bigint := cardinality(tasks);     -- jobs: those that were skipped call for no executor
     -- Ids in the order given: chance and time once for all of them, and a number for each. (An array has fewer than 2^28 elements.
     -- Chance has its price: without OpenSSL the server opens the kernel's device for each random number.)
     v_stem text := left(joex.uuid7()::text, 29);
     v_ids uuid[] := ARRAY(SELECT (v_stem || lpad(to_hex(i), 7, '0'))::uuid FROM generate_series(1, cardinality(tasks)) i);
 BEGIN
+    -- (Only a batch that is larger than one job may be can have one that is too large.)
+    IF pg_column_size(args) > 8000 AND pg_column_size(args) > joex.largest('args') THEN
+        PERFORM joex.check_size('args', max(pg_column_size(a.one))) FROM unnest(args) a(one);
+    END IF;
     -- (An insert that may meet a conflict costs a tenth more, and writes each row to the log twice.)
     IF trackers IS NULL THEN
         INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
@@ -62,12 +66,12 @@ BEGIN
     END IF;
     -- A statement of its own: its snapshot is younger than the insert, and the transaction has its id by now. Both
     -- matter to the executor that falls asleep at this moment (see joex.sleep).
-    IF queues IS NULL AND cardinality(tasks) > 0 THEN
-        PERFORM joex.wake('default', cardinality(tasks));
+    IF queues IS NULL AND v_made > 0 THEN
+        PERFORM joex.wake('default', v_made);
     ELSE
         FOR v_queue IN SELECT q.name, count(*) AS jobs
                        FROM (SELECT coalesce(q.name, 'default') AS name
-                             FROM ROWS FROM (unnest(tasks), unnest(queues)) AS q(task, name)) q GROUP BY 1 LOOP
+                             FROM ROWS FROM (unnest(v_ids), unnest(queues)) AS q(id, name) WHERE q.id IS NOT NULL) q GROUP BY 1 LOOP
             PERFORM joex.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
@@ -97,11 +101,13 @@ BEGIN
     IF tracker IS NOT NULL THEN
         RETURN joex.submit_many(ARRAY[task], ARRAY[args], ARRAY[grp], ARRAY[queue], ARRAY[priority], ARRAY[subject],
                                 ARRAY[submitter], ARRAY[not_before], ARRAY[tracker], ARRAY[retries]);
+    ELSIF pg_column_size(args) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(args));
     END IF;
     INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, retries, submitted_at,
                           runnable_since)
-    VALUES (v_id, task, args, grp, joex.ring(grp), queue, priority::joex.job_priority, subject, submitter, v_due,
-            CASE WHEN v_due IS NULL THEN joex.lane(priority::joex.job_priority) END, retries, v_now, coalesce(v_due, v_now));
+    VALUES (v_id, task, args, grp, joex.ring(grp), queue, joex.priority_of(priority), subject, submitter, v_due,
+            CASE WHEN v_due IS NULL THEN joex.lane(joex.priority_of(priority)) END, retries, v_now, coalesce(v_due, v_now));
     IF joex.is_awaited(queue) THEN
         PERFORM joex.wake(queue, 1);
         PERFORM joex.announce('job-submitted', ARRAY[v_id]);
@@ -131,11 +137,14 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_id uuid;
 BEGIN
+    IF pg_column_size(data) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(data));
+    END IF;
     INSERT INTO joex.job AS j (task, key, args, opts, rank, queue, grp, ring, priority, subject, submitter, state, lane,
                                finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since)
-    VALUES (task, key, data, opts, rank, coalesce(queue, task), coalesce(grp, task), joex.ring(coalesce(grp, task)), priority::joex.job_priority, subject,
+    VALUES (task, key, data, opts, rank, coalesce(queue, task), coalesce(grp, task), joex.ring(coalesce(grp, task)), joex.priority_of(priority), subject,
             submitter, CASE WHEN cancel THEN 'cancelled' ELSE 'waiting' END::joex.job_state,
-            CASE WHEN NOT cancel THEN joex.lane(priority::joex.job_priority) END,
+            CASE WHEN NOT cancel THEN joex.lane(joex.priority_of(priority)) END,
             CASE WHEN cancel THEN v_now END, cancel, resubmit, v_now, v_now)
     ON CONFLICT DO NOTHING      -- of the indexes that can conflict, only the one of keys concerns a job like this
     RETURNING j.id INTO v_id;

@@ -78,8 +78,8 @@ RETURNS TABLE (running integer) LANGUAGE sql STABLE AS $$
               ELSE 0 END)::integer
     OFFSET 0 $$;        -- (else it is merged so far that it is worked out wherever its answer is named)
 
--- All jobs that are held (p_held), or runnable: in each queue from floor to floor, and what lies between two. (In a queue that was
--- never served, nothing was ever taken.) Where floors are off, there is an index to read.
+-- All jobs that are held (p_held), or runnable: in each queue from floor to floor, and what lies between two; and what lies
+-- between two queues that have a row, for not all have one. Where floors are off, there is an index to read.
 CREATE OR REPLACE FUNCTION joex.by_floors(p_held boolean) RETURNS SETOF joex.job
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 SET jit = off AS $$
@@ -90,6 +90,8 @@ DECLARE
     v_floor joex.floor;
 BEGIN
     FOR v_queue IN SELECT q.name FROM joex.queue q ORDER BY q.name LOOP
+        RETURN QUERY SELECT j.* FROM joex.job j
+            WHERE p_held AND j.executor_id IS NOT NULL AND j.queue > v_before AND j.queue < v_queue;
         RETURN QUERY SELECT j.* FROM joex.job j
             WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue > v_before AND j.queue < v_queue;
         v_before := v_queue;
@@ -119,6 +121,7 @@ BEGIN
                 WHERE NOT p_held;
         END LOOP;
     END LOOP;
+    RETURN QUERY SELECT j.* FROM joex.job j WHERE p_held AND j.executor_id IS NOT NULL AND j.queue > v_before;
     RETURN QUERY SELECT j.* FROM joex.job j WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue > v_before;
 END $$;
 
@@ -185,6 +188,8 @@ DECLARE
     v_until timestamptz := clock_timestamp() + make_interval(secs => p_seconds);
     v_group record;
 BEGIN
+    -- (A TRUNCATE, after which numbers may begin anew, comes before all of this, and has changed the epoch; or after.)
+    LOCK TABLE joex.job IN ACCESS SHARE MODE;
     -- (An old snapshot would not see what those of step 2 have done.)
     IF NOT joex.sees_the_latest() OR NOT pg_try_advisory_xact_lock(joex.lock_class(8), 0) THEN
         RETURN NULL;

@@ -12,21 +12,107 @@
 -- The cost grows with the batch, with the groups that are served already (they must be passed over), and with the
 -- logarithm of everything else.
 
--- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker.
+-- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker: the oldest
+-- first; where there are more than a batch, first a share of it for each group (see promote_in_turn).
 CREATE OR REPLACE FUNCTION joex.promote(p_queue text, p_jobs integer DEFAULT 500) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();     -- an index is not searched for what may change from row to row
+    v_jobs integer := p_jobs;
 BEGIN
+    IF EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= v_now
+               ORDER BY j.due_at OFFSET p_jobs LIMIT 1) THEN
+        v_jobs := v_jobs - joex.promote_in_turn(p_queue, p_jobs, v_now);
+    END IF;
     UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
     FROM (SELECT id FROM joex.job WHERE queue = p_queue AND due_at IS NOT NULL AND due_at <= v_now
-          ORDER BY due_at LIMIT p_jobs FOR UPDATE SKIP LOCKED) due
+          ORDER BY due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED) due
     WHERE j.id = due.id;
+END $$;
+
+-- Move due jobs to their lane, at most p_jobs, and of each group as many: of the groups that the next take would serve first,
+-- were all of them in line. It finds them by steps over the minutes of due times, and over the groups in each, however many jobs
+-- a group has there; a group whose jobs are due in later minutes costs nothing. Where they are more than so many steps, it begins
+-- anywhere, so that they come by each group. Returns how many jobs.
+CREATE OR REPLACE FUNCTION joex.promote_in_turn(p_queue text, p_jobs integer, p_now timestamptz) RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    v_steps CONSTANT integer := greatest(p_jobs, 100);
+    v_origin CONSTANT timestamptz := '2000-01-01 00:00+00';
+    v_lowest CONSTANT bigint := -9223372036854775808;
+    v_highest CONSTANT bigint := 9223372036854775807;
+    v_place CONSTANT bigint := joex.any_place();
+    v_here CONSTANT bigint := coalesce(
+        (SELECT pg_sequence_last_value(q.cursor) >> 8 FROM joex.queue q WHERE q.name = p_queue), v_lowest);
+    v_from timestamptz := (SELECT j.due_at FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL
+                           ORDER BY j.due_at LIMIT 1);
+    v_to timestamptz := (SELECT j.due_at FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= p_now
+                         ORDER BY j.due_at DESC LIMIT 1);
+    v_middle timestamptz;
+    v_moved integer;
+BEGIN
+    -- One of the minutes in which jobs were due, by halving the time in between: each has its chance, however long ago the others.
+    v_from := greatest(v_from, p_now - interval '100 years');
+    WHILE date_bin('1 minute', v_from, v_origin) < date_bin('1 minute', v_to, v_origin) LOOP
+        v_middle := v_from + (v_to - v_from) / 2;
+        IF random() < 0.5 THEN
+            v_to := (SELECT j.due_at FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= v_middle
+                     ORDER BY j.due_at DESC LIMIT 1);
+        ELSE
+            v_from := (SELECT j.due_at FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at > v_middle
+                       ORDER BY j.due_at LIMIT 1);
+        END IF;
+    END LOOP;
+    v_from := date_bin('1 minute', least(v_from, v_to, p_now), v_origin);   -- (one is null if others have just moved the last)
+    WITH RECURSIVE step AS (
+        -- (As in choose, the circle has two halves: to the end, and from the beginning to the start.)
+        SELECT 0 AS nr, v_from AS minute, v_place AS ring, date_bin('1 minute', p_now, v_origin) AS last_minute,
+               v_highest AS last_ring, NULL::timestamptz AS due_at
+        UNION ALL
+        SELECT s.nr + 1, n.minute, n.ring, n.last_minute, n.last_ring, n.due_at
+        FROM step s CROSS JOIN LATERAL (
+            SELECT x.*, h.last_minute, h.last_ring
+            FROM (VALUES (s.minute, s.ring, s.last_minute, s.last_ring),
+                         ('-infinity', v_lowest, CASE WHEN s.last_ring = v_highest THEN v_from ELSE '-infinity' END, v_place)
+                 ) h(minute, ring, last_minute, last_ring)
+            CROSS JOIN LATERAL (
+                SELECT date_bin('1 minute', j.due_at, '2000-01-01 00:00+00') AS minute, j.ring, j.due_at FROM joex.job j
+                WHERE j.queue = p_queue AND j.due_at IS NOT NULL
+                      AND (date_bin('1 minute', j.due_at, '2000-01-01 00:00+00'), j.ring) > (h.minute, h.ring)
+                      AND (date_bin('1 minute', j.due_at, '2000-01-01 00:00+00'), j.ring) <= (h.last_minute, h.last_ring)
+                ORDER BY date_bin('1 minute', j.due_at, '2000-01-01 00:00+00'), j.ring, j.due_at LIMIT 1) x
+            LIMIT 1) n
+        WHERE s.nr < v_steps
+    ), chosen AS MATERIALIZED (
+        SELECT d.ring, d.minute
+        FROM (SELECT s.ring, min(s.minute) AS minute, min(s.nr) AS nr, (SELECT max(nr) FROM step) < v_steps AS is_all
+              FROM step s WHERE s.due_at <= p_now GROUP BY s.ring) d
+        CROSS JOIN LATERAL (
+            SELECT coalesce(max(g.weight), 1) AS weight, coalesce(bool_or(g.paused), false) AS paused, min(g.max_running) AS most
+            FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = d.ring) s
+        LEFT JOIN LATERAL (SELECT f.held_upto, f.held FROM joex.floor_of(p_queue, d.ring) f
+                           LIMIT joex.floor_epoch() % 2) f ON true
+        CROSS JOIN LATERAL joex.running_of(p_queue, d.ring, f.held_upto, f.held) o
+        WHERE NOT s.paused AND (s.most IS NULL OR o.running < s.most)
+        ORDER BY o.running / s.weight, d.is_all AND d.ring <= v_here, CASE WHEN d.is_all THEN d.ring ELSE d.nr END LIMIT p_jobs
+    ), due AS MATERIALIZED (
+        SELECT j.id FROM chosen c CROSS JOIN LATERAL (
+            SELECT x.id FROM joex.job x
+            WHERE x.queue = p_queue AND x.due_at IS NOT NULL AND x.due_at <= p_now AND x.ring = c.ring
+                  AND date_bin('1 minute', x.due_at, '2000-01-01 00:00+00') = c.minute
+            ORDER BY x.due_at LIMIT p_jobs / (SELECT count(*) FROM chosen) FOR UPDATE SKIP LOCKED) j
+    )
+    UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
+    FROM due WHERE j.id = due.id;
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
+    RETURN v_moved;
 END $$;
 
 DO $do$ BEGIN
     CREATE TYPE joex.taken AS (
-        id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args jsonb, priority joex.job_priority,
+        id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args text, priority joex.job_priority,
         subject text, submitter text, attempt integer, failures integer, retries integer, waited float8);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 DO $do$ BEGIN
@@ -40,6 +126,7 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 CREATE OR REPLACE FUNCTION joex.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
+    PERFORM joex.must_see_the_latest('joex.accept from a group with a limit');
     IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex.lock_class(4), hashtext(p_queue || p_ring)) THEN
         RETURN 0;
     END IF;
@@ -280,11 +367,18 @@ END $$;
 -- A rank above all others: what a tuple is packed into never begins with this byte.
 CREATE OR REPLACE FUNCTION joex.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
 
--- Remove rows of the counting schemes that are not the newest of their group: takes that met have left them.
-CREATE OR REPLACE FUNCTION joex.forget_turns() RETURNS void LANGUAGE sql VOLATILE AS $$
+-- Remove rows of the counting schemes that nobody needs: those that are not the newest of their group, which takes that met have
+-- left; and those of groups of which no job waits in a lane or is held, whose counting begins anew. (Not while floors are on: to ask
+-- for the jobs of a group would walk over all that vacuum has not cleared.)
+CREATE OR REPLACE FUNCTION joex.forget_turns() RETURNS void
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
     DELETE FROM joex.counting k USING (
         SELECT o.queue, o.ring, o.at FROM joex.counting o
-        WHERE EXISTS (SELECT FROM joex.counting n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at)
+        WHERE EXISTS (SELECT FROM joex.counting n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at OFFSET 0)
+              OR NOT joex.floors_are_on()
+                 AND NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = o.queue AND j.ring = o.ring AND j.lane IS NOT NULL OFFSET 0)
+                 AND NOT EXISTS (SELECT FROM joex.job j
+                                 WHERE j.queue = o.queue AND j.ring = o.ring AND j.executor_id IS NOT NULL OFFSET 0)
         FOR UPDATE SKIP LOCKED) old
     WHERE k.queue = old.queue AND k.ring = old.ring AND k.at = old.at $$;
 
@@ -299,8 +393,46 @@ CREATE OR REPLACE FUNCTION joex.entries_walked() RETURNS bigint LANGUAGE sql VOL
     SELECT pg_stat_get_xact_tuples_returned('joex.job_runnable'::regclass)
            + pg_stat_get_xact_tuples_returned('joex.job_held'::regclass) $$;
 
+-- Hold the ring of a queue: an advisory lock of the session, on the hash of the queue's name. False: another session has held it
+-- for a second. Then the take goes on without, for the ring keeps the order of turns alone: what keeps two takes from one job is
+-- the lock of its row. So a session that hangs, or leaves the lock behind, stops no queue.
+CREATE OR REPLACE FUNCTION joex.hold_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN pg_try_advisory_lock(joex.lock_class(3), hashtext(p_queue)) OR joex.wait_for_ring(p_queue);
+END $$;
+
+CREATE OR REPLACE FUNCTION joex.wait_for_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET lock_timeout = '1s' AS $$
+BEGIN
+    PERFORM pg_advisory_lock(joex.lock_class(3), hashtext(p_queue));
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    PERFORM joex.free_ring(p_queue);    -- (the end of the wait and the lock may have met)
+    RETURN false;
+END $$;
+
+-- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the
+-- table of locks that knows; and how often: a lock that an earlier take has left behind goes too.
+CREATE OR REPLACE FUNCTION joex.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    LOOP
+        PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(p_queue)) FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid() AND l.granted AND l.mode = 'ExclusiveLock'
+              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+              AND l.classid::bigint = joex.lock_class(3) AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
+              AND l.objsubid = 2;
+        EXIT WHEN NOT FOUND;
+    END LOOP;
+END $$;
+
+-- Any place on the ring, each as likely.
+CREATE OR REPLACE FUNCTION joex.any_place() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT floor((random() - 0.5) * 72057594037927936)::bigint $$;
+
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
+-- Arguments come along where they are small, and those of one pass have a megabyte together, or else no more than their share of it:
+-- others are null, and the run asks for them itself (see joex.arguments). Else those of one tenant would keep all others waiting on
+-- a link that is slow.
 -- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex.accept).
 CREATE OR REPLACE FUNCTION joex.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
@@ -309,6 +441,7 @@ CREATE OR REPLACE FUNCTION joex.take(
 DECLARE
     v_executor record;
     v_queue record;
+    v_cursor regclass;
     v_from bigint;
     v_again boolean;
     v_want integer := p_free;
@@ -329,6 +462,7 @@ BEGIN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
         INTO v_executor;
     ELSE
+        PERFORM joex.must_see_the_latest('joex.take');
         -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
         PERFORM pg_advisory_xact_lock_shared(joex.lock_class(2), p_executor);
         SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex.executor e WHERE e.id = p_executor;
@@ -339,16 +473,18 @@ BEGIN
     IF v_executor.draining THEN
         RETURN;
     END IF;
-    FOR v_queue IN SELECT q.id, q.name, q.cursor FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
-                   JOIN joex.queue q USING (name) ORDER BY n.ord LOOP
+    FOR v_queue IN SELECT n.name, q.cursor FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
+                   LEFT JOIN joex.queue q USING (name) ORDER BY n.ord LOOP
         -- (for a worker, whose transaction may stay open, no more than it takes)
         PERFORM joex.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
+        -- Null: the transaction that serves the queue for the first time is still open. Then this take begins anywhere on the ring.
+        v_cursor := coalesce(v_queue.cursor, joex.serve_queue(v_queue.name));
         -- The ring is held while choosing, not until the commit has reached the disk: others skip the rows locked here.
-        -- Session locks outlive an error; hence the handler, which cancellation must reach too.
-        PERFORM pg_advisory_lock(joex.lock_class(3), v_queue.id);
-        v_holds_ring := true;
+        -- Session locks outlive an error; hence the handlers, which cancellation must reach too.
         BEGIN
-            v_from := coalesce(pg_sequence_last_value(v_queue.cursor), -9223372036854775808);
+            v_holds_ring := joex.hold_ring(v_queue.name);
+            v_from := CASE WHEN v_cursor IS NULL THEN joex.any_place() * 256
+                           ELSE coalesce(pg_sequence_last_value(v_cursor), -9223372036854775808) END;
             v_again := false;
             v_without := '{}';
             LOOP
@@ -368,16 +504,16 @@ BEGIN
                     END IF;
                 END IF;
                 IF v_places <> '{}' THEN
-                    PERFORM setval(v_queue.cursor, v_ring * 256 + 1);
+                    PERFORM setval(v_cursor, v_ring * 256 + 1);
                 ELSE
                     SELECT c.places, c.blocked INTO v_places, v_blocked FROM joex.choose(
-                        v_queue.name, v_from, v_again, v_queue.cursor, v_want, p_high, p_low, p_most, v_without) c;
+                        v_queue.name, v_from, v_again, v_cursor, v_want, p_high, p_low, p_most, v_without) c;
                     EXIT WHEN v_places = '{}' AND v_blocked = '{}';
                 END IF;
                 v_want := v_want - cardinality(v_places);
                 v_without := v_without || v_blocked;
-                IF v_want = 0 THEN
-                    PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+                IF v_want = 0 AND v_holds_ring THEN
+                    PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(v_queue.name));
                     v_holds_ring := false;
                 END IF;
                 -- What the lock ids of this pass begin with; the number in the pass follows. (Chance has its price: without
@@ -388,31 +524,30 @@ BEGIN
                     UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = v_executor.app_id,
                            lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
                            held_since = (SELECT coalesce(pg_sequence_last_value('joex.job_seq_seq'), 0)),
-                           -- (who picks up a job with a key goes on where the one before has stopped)
-                           progress = CASE WHEN j.key IS NULL THEN 0 ELSE j.progress END,
-                           progress_message = CASE WHEN j.key IS NOT NULL THEN j.progress_message END,
                            (overdue_at, renew_by) = (
                                SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
                                FROM joex.task_timeout o WHERE v_timed AND o.task = j.task)
                     FROM unnest(v_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
                     RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
                               j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
-                              extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr
-                ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task, t.args, t.priority, t.subject, t.submitter, t.attempt,
-                         t.failures, t.retries, t.waited
-                FROM taken t ORDER BY t.nr;
+                              extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr,
+                              -- (what is compressed is larger on its way)
+                              pg_column_size(j.args) * CASE WHEN pg_column_compression(j.args) IS NULL THEN 1 ELSE 8 END AS size
+                ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
+                         CASE WHEN t.size <= 16384 AND (a.size <= 1000000 OR t.size <= 1000000 / a.jobs) THEN t.args::text END,
+                         t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited
+                FROM taken t CROSS JOIN (SELECT sum(t.size) AS size, count(*) AS jobs FROM taken t) a
+                ORDER BY t.nr;
                 EXIT WHEN v_want = 0;
                 v_again := true;
             END LOOP;
-        EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
             IF v_holds_ring THEN
-                PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
+                PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(v_queue.name));
             END IF;
+        EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
+            PERFORM joex.free_ring(v_queue.name);
             RAISE;
         END;
-        IF v_holds_ring THEN
-            PERFORM pg_advisory_unlock(joex.lock_class(3), v_queue.id);
-        END IF;
         -- Many more than it takes: most were dead. (A sequence tells it without a write.)
         IF joex.entries_walked() - v_walked > 1000 + 50 * p_free THEN
             PERFORM nextval('joex.long_takes');
@@ -427,4 +562,8 @@ BEGIN
             RETURN;
         END IF;
     END LOOP;
+EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
+    -- A second cancellation may have met the handler above.
+    PERFORM joex.free_ring(q.name) FROM unnest(p_queues) q(name);
+    RAISE;
 END $$;

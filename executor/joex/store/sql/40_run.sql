@@ -1,6 +1,11 @@
 -- What an executor writes about its runs. Every write matches the job's id and the run's lock id, so that a run that lost
 -- its job (reclaimed, given to another) changes nothing: its answer is worker_conflict.
 
+-- The arguments of a run that did not come with its take, for they are large. Null: the job is not this run's any more.
+CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT j.args FROM joex.job j
+    WHERE j.id = arguments.id AND j.lock_id = arguments.lock_id AND j.state IN ('scheduled', 'running') $$;
+
 -- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is
 -- over before the mark is written). Rows that somebody else has locked are left to the finish.
 CREATE OR REPLACE FUNCTION joex.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS void
@@ -25,15 +30,77 @@ CREATE OR REPLACE FUNCTION joex.state_after(p_state text, p_cancel boolean, p_re
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END $$;
 
+-- Write lines of Joex's own into the logs of jobs. A log that can't be written keeps no job from its end.
+CREATE OR REPLACE FUNCTION joex.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
+BEGIN
+    INSERT INTO joex.job_log (job_id, attempt, at, level, message)
+    SELECT g.id, g.attempt, clock_timestamp(), g.level, g.line
+    FROM unnest(p_ids, p_attempts, p_levels, p_lines) WITH ORDINALITY AS g(id, attempt, level, line, nr) ORDER BY g.nr;
+EXCEPTION WHEN OTHERS THEN
+    NULL;
+END $$;
+
+-- How these runs have ended, in their jobs' logs: all but those that are plain successes (see joex.log). answers: null, as said.
+CREATE OR REPLACE FUNCTION joex.log_ends_of(
+    p_ids uuid[], p_states text[], p_errors text[], p_ages float8[], p_exhausted boolean[], p_nrs bigint[], p_answers text[]
+) RETURNS void LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
+    SELECT joex.log_ends(array_agg(e.id ORDER BY e.nr), array_agg(e.attempt ORDER BY e.nr), array_agg(e.level ORDER BY e.nr),
+                         array_agg(e.line ORDER BY e.nr))
+    FROM (SELECT g.id, g.nr, j.attempt + CASE g.state WHEN 'waiting' THEN 1 ELSE 0 END AS attempt,
+                 CASE WHEN a.answer IS NOT NULL OR g.state IN ('cancelled', 'stuck') THEN 'warning'
+                      WHEN g.state = 'failed' THEN 'error' ELSE 'info' END AS level,
+                 CASE WHEN a.answer = 'canceled' THEN 'cancelled on request'
+                      ELSE CASE g.state WHEN 'success' THEN 'succeeded' WHEN 'cancelled' THEN 'cancelled'
+                                        WHEN 'waiting' THEN 'given back: this run does not count' ELSE 'failed' END
+                           || coalesce(': ' || g.error, '') END
+                 || CASE WHEN a.answer = 'resubmitted' THEN '; it goes round once more, as was asked for'
+                         WHEN g.state = 'stuck' AND j.due_at IS NOT NULL
+                         THEN '; it is tried again at ' || to_char(j.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
+                         WHEN g.state = 'failed' AND a.answer IS NULL
+                         THEN CASE WHEN g.exhausted THEN '; its retries are exceeded' ELSE '; it is not tried again' END
+                         ELSE '' END AS line
+          FROM unnest(p_ids, p_states, p_errors, p_ages, p_exhausted) WITH ORDINALITY AS g(id, state, error, age, exhausted, nr)
+          JOIN unnest(p_nrs, p_answers) AS a(nr, answer) USING (nr)
+          JOIN joex.job j ON j.id = g.id
+          -- (What is given back before it has started is no run.)
+          WHERE (g.state <> 'success' OR a.answer IS NOT NULL) AND (g.state <> 'waiting' OR g.age IS NOT NULL)) e
+    HAVING count(*) > 0 $$;
+
+-- The log of a job, in order; after: the seq of the last line that is known. That its last run has succeeded is in the job's row:
+-- to write it once more for each of thousands of runs a second would cost as much as the whole rest of their log.
+CREATE OR REPLACE FUNCTION joex.log(id uuid, after bigint DEFAULT 0, most integer DEFAULT 10000)
+RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_lines integer;
+BEGIN
+    RETURN QUERY SELECT l.seq, l.attempt, l.at, l.level, l.message FROM joex.job_log l
+                 WHERE l.job_id = log.id AND l.seq > log.after ORDER BY l.seq LIMIT log.most;
+    GET DIAGNOSTICS v_lines = ROW_COUNT;
+    IF v_lines < most THEN
+        RETURN QUERY SELECT s.* FROM joex.log_of_success(log.id) s WHERE s.seq > log.after;
+    END IF;
+END $$;
+
+-- The line that says that the last run of a job has succeeded, where it has: after all others (the largest number that each reader
+-- of JSON knows).
+CREATE OR REPLACE FUNCTION joex.log_of_success(id uuid)
+RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text) LANGUAGE sql STABLE AS $$
+    SELECT 9007199254740991, j.attempt, j.finished_at, 'info', 'succeeded' || coalesce(': ' || j.message, '')
+    FROM joex.job j WHERE j.id = log_of_success.id AND j.state = 'success' $$;
+
 -- End many runs. states: success, failed, cancelled; stuck (retry after delays[i] seconds); waiting (given back: the run
--- does not count). ages: seconds since the code started, null where it has not. A job with a cancel request ends
+-- does not count). ages: seconds since the code started, null where it has not; exhausted: it has failed because its retries are
+-- used up. A job with a cancel request ends
 -- cancelled, whatever its run says; one that is to go round once more waits again, at the end of the line.
 -- Returns a row for each run that was not ended as said:
 --   canceled (a cancel request: it is cancelled now), resubmitted (it waits to go round once more), already (this very run had ended it, in the task's own transaction),
 --   worker_conflict (the job is not this run's any more), locked (only with skip_locked: somebody holds the row; say it again).
 CREATE OR REPLACE FUNCTION joex.finish_many(
     ids uuid[], locks uuid[], states text[], results jsonb[], messages text[], errors text[], delays float8[],
-    ages float8[], skip_locked boolean DEFAULT false
+    ages float8[], skip_locked boolean DEFAULT false, exhausted boolean[] DEFAULT NULL
 ) RETURNS TABLE (nr bigint, answer text) LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '500ms' AS $$
 #variable_conflict use_column
@@ -115,6 +182,9 @@ BEGIN
             RETURN NEXT;
         END LOOP;
     END IF;
+    IF v_as_said < cardinality(ids) OR states <> array_fill('success'::text, ARRAY[cardinality(ids)]) THEN
+        PERFORM joex.log_ends_of(ids, states, errors, ages, exhausted, v_ended, v_answers);
+    END IF;
     IF v_again THEN
         -- Given back, for others to take; or to be tried again, at a time that a sleeper must learn.
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex.job j
@@ -183,12 +253,15 @@ END $$;
 -- the two latter the caller must roll back; who is no executor then says the state cancelled, in a transaction of its own.
 CREATE OR REPLACE FUNCTION joex.finish(
     id uuid, lock_id uuid, result jsonb DEFAULT NULL, message text DEFAULT NULL, state text DEFAULT 'success',
-    error text DEFAULT NULL, delay interval DEFAULT NULL
+    error text DEFAULT NULL, delay interval DEFAULT NULL, exhausted boolean DEFAULT false
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
     v_cancel boolean;
 BEGIN
+    IF pg_column_size(result) > 8000 THEN
+        PERFORM joex.check_size('result', pg_column_size(result));
+    END IF;
     SELECT j.cancel_requested INTO v_cancel FROM joex.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
@@ -197,7 +270,7 @@ BEGIN
         RETURN 'canceled';
     END IF;
     PERFORM joex.finish_many(ARRAY[id], ARRAY[lock_id], ARRAY[state], ARRAY[result], ARRAY[message], ARRAY[error],
-                             ARRAY[extract(epoch FROM delay)::float8], ARRAY[0::float8]);
+                             ARRAY[extract(epoch FROM delay)::float8], ARRAY[0::float8], exhausted => ARRAY[exhausted]);
     RETURN 'ok';
 END $$;
 
@@ -213,6 +286,9 @@ CREATE OR REPLACE FUNCTION joex.update(
 DECLARE
     v_cancel boolean;
 BEGIN
+    IF pg_column_size(data) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(data));
+    END IF;
     SELECT j.cancel_requested INTO v_cancel FROM joex.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
@@ -248,15 +324,30 @@ BEGIN
                 lane = CASE x.state WHEN 'waiting' THEN joex.lane(j.priority) END,
                 finished_at = CASE WHEN x.state <> 'waiting' THEN clock_timestamp() END,
                 error = CASE x.state WHEN 'failed' THEN format('lost %s times: %s', j.losses + p_lost, p_why) ELSE j.error END
-            FROM (SELECT k.id, joex.state_after(CASE WHEN k.losses + p_lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
-                                                k.cancel_requested, k.resubmit_requested) AS state
+            FROM (SELECT k.id, k.state AS was,
+                         joex.state_after(CASE WHEN k.losses + p_lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
+                                          k.cancel_requested, k.resubmit_requested) AS state
                   FROM joex.job k WHERE k.id = ANY (p_ids)) x
-            WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested
+            WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error,
+                                        x.was = 'running' OR p_lost > 0 AS is_run,
+                                        j.attempt + CASE x.was WHEN 'running' THEN 0 ELSE 1 END AS attempt
         ) SELECT b.queue AS name, count(*) AS jobs,
                  array_agg(b.id) FILTER (WHERE b.lane IS NULL) AS ended, array_agg(b.id) FILTER (WHERE b.lane IS NOT NULL) AS open,
-                 array_agg(b.id) FILTER (WHERE b.remove_requested) AS removed
+                 array_agg(b.id) FILTER (WHERE b.remove_requested) AS removed,
+                 -- (what is given back before it has started is no run)
+                 array_agg(b.id) FILTER (WHERE b.is_run) AS runs, array_agg(b.attempt) FILTER (WHERE b.is_run) AS attempts,
+                 array_agg(CASE b.state WHEN 'failed' THEN 'error' ELSE CASE p_lost WHEN 0 THEN 'info' ELSE 'warning' END END)
+                     FILTER (WHERE b.is_run) AS levels,
+                 array_agg(CASE b.state WHEN 'failed' THEN 'failed: ' || b.error
+                                        WHEN 'cancelled' THEN 'cancelled on request'
+                                        ELSE CASE p_lost WHEN 0 THEN 'given back: this run does not count'
+                                                         ELSE 'lost: ' || p_why END END)
+                     FILTER (WHERE b.is_run) AS lines
         FROM back b GROUP BY b.queue
     LOOP
+        IF v_queue.runs IS NOT NULL THEN
+            PERFORM joex.log_ends(v_queue.runs, v_queue.attempts, v_queue.levels, v_queue.lines);
+        END IF;
         v_all := v_all + v_queue.jobs;
         PERFORM joex.wake(v_queue.name, v_queue.jobs);
         PERFORM joex.announce('job-finished', v_queue.ended), joex.announce('job-changed', v_queue.open);

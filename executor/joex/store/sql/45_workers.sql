@@ -11,7 +11,6 @@ CREATE OR REPLACE FUNCTION joex.accept(
 DECLARE
     v_ids uuid[];
 BEGIN
-    PERFORM joex.serve_queue(p_queue, false);
     -- Where no executor does so; and no more than are taken, for what this transaction has written is nobody else's until it ends.
     PERFORM joex.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
     SELECT array_agg(t.id) INTO v_ids FROM joex.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;

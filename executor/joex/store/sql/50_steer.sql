@@ -24,13 +24,30 @@ BEGIN
     RETURN 'requested';
 END $$;
 
--- Change the priority of a job that is waiting, or waiting for a retry: true. Else false.
+-- Change the priority of a job that is waiting: true. Else false. (A stuck one runs before all priorities in any case.)
 CREATE OR REPLACE FUNCTION joex.set_priority(id uuid, priority text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
+DECLARE
+    v_priority joex.job_priority := joex.priority_of(priority);
 BEGIN
-    UPDATE joex.job j SET priority = priority::joex.job_priority,
-           lane = CASE WHEN j.lane > 0 THEN joex.lane(priority::joex.job_priority) ELSE j.lane END
-    WHERE j.id = id AND j.state IN ('waiting', 'stuck');
+    UPDATE joex.job j SET priority = v_priority, lane = CASE WHEN j.lane > 0 THEN joex.lane(v_priority) END
+    WHERE j.id = id AND j.state = 'waiting';
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM joex.announce('job-changed', ARRAY[id]);
+    RETURN true;
+END $$;
+
+-- Replace the arguments of a job that is waiting: true. Else false: a run has, or had, those that it was given.
+CREATE OR REPLACE FUNCTION joex.set_args(id uuid, args jsonb) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    IF pg_column_size(args) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(args));
+    END IF;
+    -- One statement: where a taker holds the row, this waits and then judges what the taker has made of it.
+    UPDATE joex.job j SET args = args WHERE j.id = id AND j.state = 'waiting';
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -72,6 +89,9 @@ BEGIN
     ELSIF v_job.executor_id IS NOT NULL THEN
         UPDATE joex.job j SET resubmit_requested = true WHERE j.id = id;
     ELSIF v_job.finished_at IS NOT NULL OR v_job.due_at IS NOT NULL THEN
+        -- (That its run has succeeded is told by its row, until now: see joex.log.)
+        INSERT INTO joex.job_log (job_id, attempt, at, level, message)
+        SELECT id, s.attempt, s.at, s.level, s.message FROM joex.log_of_success(id) s;
         UPDATE joex.job j SET
             state = CASE WHEN v_job.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex.job_state,
             lane = CASE WHEN v_job.state = 'stuck' THEN 0 ELSE joex.lane(j.priority) END,
@@ -82,6 +102,14 @@ BEGIN
     END IF;
     PERFORM joex.announce('job-changed', ARRAY[id]);
     RETURN 'ok';
+END $$;
+
+-- Whether a job goes round once more when its run ends. Said right after joex.update, which has locked the row, it is the truth.
+-- (Volatile, so that it sees what has been committed while that waited for the row.)
+CREATE OR REPLACE FUNCTION joex.goes_round(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    RETURN (SELECT j.resubmit_requested FROM joex.job j WHERE j.id = id);
 END $$;
 
 -- Remove a job and its log: at once, or, where it runs, as soon as its run has stopped, which is told to. Answers ok or not_found.
@@ -154,18 +182,44 @@ BEGIN
     PERFORM joex.wake(queue, 4);    -- resumed, or with a higher limit: there may be work now
 END $$;
 
--- Delete finished jobs and their logs: a batch of those that ended before `before` in one of the states. Jobs with a key stay:
--- who has added them removes them. Returns how many.
-CREATE OR REPLACE FUNCTION joex.delete_finished(states text[], before timestamptz, most integer DEFAULT 1000)
-RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    WITH old AS MATERIALIZED (
-        SELECT j.id FROM joex.job j WHERE j.key IS NULL AND j.finished_at < before AND j.state::text = ANY (states)
-        ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED
-    ), logs AS (
-        DELETE FROM joex.job_log l USING old WHERE l.job_id = old.id
-    ), jobs AS (
-        DELETE FROM joex.job j USING old WHERE j.id = old.id RETURNING j.id
-    ), told AS (
-        SELECT joex.announce('job-changed', array_agg(id)) FROM jobs
-    )
-    SELECT (SELECT count(*) FROM jobs) FROM told $$;
+-- Delete finished jobs and their logs: a batch of those that ended from `since` on and before `before`, in one of the states, the
+-- oldest first. Jobs with a key stay until they are removed. Returns how many, and when the last of them ended (null: there was
+-- none). A batch walks over the jobs of other states, which are kept: the next one begins `since` the last one's `upto`, and reads
+-- none of them again.
+CREATE OR REPLACE FUNCTION joex.delete_finished(
+    states text[], before timestamptz, most integer DEFAULT 1000, since timestamptz DEFAULT '-infinity',
+    OUT jobs bigint, OUT upto timestamptz
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    SELECT array_agg(f.id), count(*), max(f.finished_at) INTO v_ids, jobs, upto FROM (
+        SELECT j.id, j.finished_at FROM joex.job j
+        WHERE j.key IS NULL AND j.finished_at >= since AND j.finished_at < before
+              AND j.state = ANY (states::joex.job_state[])
+        ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) f;
+    DELETE FROM joex.job_log l WHERE l.job_id = ANY (v_ids);
+    DELETE FROM joex.job j WHERE j.id = ANY (v_ids);
+    PERFORM joex.announce('job-changed', v_ids);
+END $$;
+
+-- Delete log lines whose jobs are gone. (A line that a run writes while its job is deleted stays: neither waits for the other, for
+-- that would cost each line a lock.) Looks at the next jobs after this one that have lines; returns the last of them, null: there
+-- are no more.
+CREATE OR REPLACE FUNCTION joex.forget_lines(p_after uuid, p_jobs integer DEFAULT 10000) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    v_ids := ARRAY(
+        WITH RECURSIVE logged AS (      -- a probe of the index for each job, however many lines it has
+            (SELECT l.job_id FROM joex.job_log l WHERE l.job_id > p_after ORDER BY l.job_id LIMIT 1)
+            UNION ALL
+            SELECT n.job_id FROM logged p CROSS JOIN LATERAL (
+                SELECT l.job_id FROM joex.job_log l WHERE l.job_id > p.job_id ORDER BY l.job_id LIMIT 1) n
+        ) SELECT g.job_id FROM logged g LIMIT p_jobs);
+    -- The job was there before its line. So it is seen here, in a snapshot that is younger than the one above, unless it has gone.
+    DELETE FROM joex.job_log l WHERE l.job_id = ANY (ARRAY(
+        SELECT i.id FROM unnest(v_ids) i(id) WHERE NOT EXISTS (SELECT FROM joex.job j WHERE j.id = i.id OFFSET 0)));
+    RETURN v_ids[p_jobs];
+END $$;

@@ -1,42 +1,75 @@
 -- Executors: who lives, and what becomes of the jobs of one that does not.
 --
--- An executor holds a session lock on its id and renews the heartbeat of its one row. It is dead when its lock is free
--- and its lease has run out since the last heartbeat, or when five leases have run out though its session is there (a hung
--- process, a cut network). It knows this too: it stops trusting its lease well before that, on its own clock, from the
--- moment it sent the last heartbeat that was answered, and ends its runs first.
+-- An executor holds a session lock on its id and renews its lease, a row of joex.lease that is there while it lives. A judge (an
+-- executor, an operator, or the next executor of its app-id) declares it dead for silence that the judge has observed: its lock is free and
+-- it has been silent for a lease, or it has been silent for five though its session is there (a hung process, a cut network). p_watched
+-- is for how long the judge has watched without a gap: its own session has lived and answered all through, and the server's clock
+-- has gone as the judge's own has (see core/lease.py). So nobody is dead because the server was away, or its clock was set.
+-- An executor knows this too: it stops trusting its lease well before that, on its own clock, from the moment it sent the last
+-- heartbeat that was answered, and ends its runs first.
 
 -- End an incarnation and put its jobs back: waiting again, at their old place in the line, what merely was
 -- scheduled and what ran alike. A job that was lost so more than p_most_losses times is failed, for it may be what kills
--- executors. Jobs whose row somebody has locked follow with the next heartbeat of anybody (orphans). Returns how many jobs.
-CREATE OR REPLACE FUNCTION joex.end_executor(p_id integer, p_ending text, p_most_losses integer) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
-DECLARE
-    v_now timestamptz;
-    v_ending text;
-    v_has_left boolean;     -- just now; false: its orphans follow
-    v_all bigint;
+-- executors. Jobs whose row somebody has locked, and those beyond p_jobs, follow with the next rescue (orphans). Returns how many jobs.
+CREATE OR REPLACE FUNCTION joex.end_executor(p_id integer, p_ending text, p_most_losses integer, p_jobs integer DEFAULT 5000)
+RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
+    PERFORM joex.must_see_the_latest('joex.end_executor');
     -- Waits for a take of this executor that is under way (see take): after this, it takes nothing any more.
     PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
-    v_now := clock_timestamp();
-    UPDATE joex.executor SET left_at = coalesce(left_at, v_now), ending = coalesce(ending, p_ending),
-           asleep_since = NULL, orphans = false
-    WHERE id = p_id AND (left_at IS NULL OR orphans)
-    RETURNING ending, left_at = v_now INTO v_ending, v_has_left;    -- for orphans, how their executor ended counts
-    IF NOT FOUND THEN
-        RETURN 0;
-    END IF;
-    SELECT joex.put_back(array_agg(k.id), CASE v_ending WHEN 'left' THEN 0 ELSE 1 END, p_most_losses,
-                         'its executor died each time it held this job') INTO v_all
-    FROM (SELECT j.id FROM joex.job j WHERE j.id = ANY (ARRAY(SELECT joex.held_by(p_id)))
-                                            AND j.executor_id IS NOT DISTINCT FROM p_id FOR UPDATE SKIP LOCKED) k;
-    PERFORM joex.tell_operators((SELECT e.app_id FROM joex.executor e WHERE e.id = p_id));
-    IF v_has_left THEN
+    PERFORM joex.mark_ended(p_id, p_ending);
+    RETURN coalesce((SELECT sum(o.jobs) FROM joex.put_back_orphans(p_most_losses, p_jobs, p_id) o), 0);
+END $$;
+
+-- The caller excludes takes of this executor: it has ended, and what it holds is orphaned.
+CREATE OR REPLACE FUNCTION joex.mark_ended(p_id integer, p_ending text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_app_id text;
+BEGIN
+    UPDATE joex.executor e SET left_at = clock_timestamp(), ending = p_ending, asleep_since = NULL, orphans = true
+    WHERE e.id = p_id AND e.left_at IS NULL RETURNING e.app_id INTO v_app_id;
+    IF FOUND THEN
+        DELETE FROM joex.lease l WHERE l.executor_id = p_id;
+        PERFORM joex.tell_operators(v_app_id);
         PERFORM joex.announce_executor('executor-left', p_id);
     END IF;
-    UPDATE joex.executor SET orphans = true
-    WHERE id = p_id AND EXISTS (SELECT FROM joex.held_by(p_id));
-    RETURN v_all;
+END $$;
+
+-- The jobs that these executors hold: all that is held is read once, not once for each executor.
+CREATE OR REPLACE FUNCTION joex.held_by_any(p_ids integer[]) RETURNS TABLE (id uuid, executor_id integer)
+LANGUAGE sql STABLE SET enable_seqscan = off SET enable_nestloop = off SET jit = off AS $$
+    SELECT h.id, h.executor_id FROM joex.held h JOIN unnest(p_ids) x(id) ON x.id = h.executor_id $$;
+
+-- Put back what executors that have ended still hold (p_id: this one alone), at most p_jobs jobs. Any number of callers share this
+-- work: each passes over the rows that another one has locked. Returns from whom how many.
+CREATE OR REPLACE FUNCTION joex.put_back_orphans(p_most_losses integer, p_jobs integer, p_id integer DEFAULT NULL)
+RETURNS TABLE (executor integer, jobs bigint) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_ended integer[] := ARRAY(SELECT e.id FROM joex.executor e WHERE e.orphans AND (p_id IS NULL OR e.id = p_id));
+    v_batch record;
+    v_from integer[] := '{}';
+BEGIN
+    IF v_ended = '{}' THEN
+        RETURN;
+    END IF;
+    FOR v_batch IN
+        SELECT e.ending = 'left' AS in_order, array_agg(k.id) AS ids, array_agg(k.executor_id) AS executors
+        FROM (SELECT j.id, j.executor_id FROM joex.job j
+              WHERE j.id = ANY (ARRAY(SELECT h.id FROM joex.held_by_any(v_ended) h))
+                    AND coalesce(j.executor_id, 0) = ANY (v_ended)      -- (coalesce: by the key, and not by the index)
+              LIMIT p_jobs FOR UPDATE SKIP LOCKED) k
+        JOIN joex.executor e ON e.id = k.executor_id GROUP BY 1 LOOP
+        PERFORM joex.put_back(v_batch.ids, CASE WHEN v_batch.in_order THEN 0 ELSE 1 END, p_most_losses,
+                              'its executor died each time it held this job');
+        v_from := v_from || v_batch.executors;
+    END LOOP;
+    UPDATE joex.executor e SET orphans = false
+    FROM (SELECT o.id FROM joex.executor o
+          WHERE o.orphans AND o.id = ANY (v_ended)
+                AND o.id <> ALL (ARRAY(SELECT DISTINCT h.executor_id FROM joex.held_by_any(v_ended) h))
+          FOR UPDATE SKIP LOCKED) done
+    WHERE e.id = done.id;
+    RETURN QUERY SELECT f.id, count(*) FROM unnest(v_from) f(id) GROUP BY f.id;
 END $$;
 
 -- Give back what an executor holds without knowing it: the answer to a take has been lost with its connection. p_known are
@@ -44,6 +77,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.give_back_unknown(p_id integer, p_known uuid[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 BEGIN
+    PERFORM joex.must_see_the_latest('joex.give_back_unknown');
     PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
     RETURN (SELECT joex.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
         SELECT j.id FROM joex.job j WHERE j.id = ANY (ARRAY(SELECT joex.held_by(p_id)))
@@ -51,145 +85,168 @@ BEGIN
         FOR UPDATE) k);
 END $$;
 
--- Is the lease of a living incarnation over? Where its lock is free, the caller's transaction holds it afterwards, so that it
--- can't be taken again in between.
-CREATE OR REPLACE FUNCTION joex.is_dead(e joex.executor) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+-- Is the lease of a living incarnation over, whose last heartbeat was then? Where its lock is free, the caller's transaction holds it
+-- afterwards, so that it can't be taken again in between. (A heartbeat in the future is one from before the clock was set back: of
+-- its age nothing is known but that the judge has heard none since.)
+CREATE OR REPLACE FUNCTION joex.is_dead(e joex.executor, p_heartbeat_at timestamptz, p_watched interval) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    -- After a restart of the server nobody had a chance to renew: the lease counts from there.
-    v_silent interval := clock_timestamp() - greatest(e.heartbeat_at, pg_postmaster_start_time());
+    v_now timestamptz := clock_timestamp();
+    v_silent interval := least(p_watched, CASE WHEN p_heartbeat_at <= v_now THEN v_now - p_heartbeat_at END);
 BEGIN
     RETURN v_silent > e.lease * 5
            OR v_silent > e.lease AND e.locks AND pg_try_advisory_xact_lock(joex.lock_class(1), e.id);
 END $$;
 
--- End the executors that are dead. Returns them and how many jobs each gave back.
-CREATE OR REPLACE FUNCTION joex.rescue(p_most_losses integer) RETURNS TABLE (executor integer, app_id text, jobs bigint)
-LANGUAGE plpgsql VOLATILE AS $$
-#variable_conflict use_column
+-- End executors that are dead, at most p_victims, and put back what executors that have ended still hold, at most p_jobs jobs. Returns
+-- from whom how many. Call it again, each time in a transaction of its own, until it returns nothing. It waits for nobody.
+CREATE OR REPLACE FUNCTION joex.rescue(
+    p_watched interval, p_most_losses integer, p_victims integer DEFAULT 200, p_jobs integer DEFAULT 2000
+) RETURNS TABLE (executor integer, app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_id integer;
-    v_executor joex.executor;
+    v_suspect record;
+    v_dead integer[] := '{}';
+    v_now timestamptz := clock_timestamp();
 BEGIN
-    FOR v_id IN SELECT e.id FROM joex.executor e
-                WHERE e.orphans OR e.left_at IS NULL AND e.heartbeat_at < clock_timestamp() - e.lease LOOP
+    PERFORM joex.must_see_the_latest('joex.rescue');
+    FOR v_suspect IN SELECT e, l.heartbeat_at FROM joex.lease l JOIN joex.executor e ON e.id = l.executor_id
+                     WHERE e.lease < p_watched AND (l.heartbeat_at < v_now - e.lease OR l.heartbeat_at > v_now) LOOP
+        EXIT WHEN cardinality(v_dead) >= p_victims;
+        CONTINUE WHEN NOT joex.is_dead(v_suspect.e, v_suspect.heartbeat_at, p_watched);
         -- Others rescue too: one of them is enough. This is also the lock that end_executor takes.
-        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex.lock_class(2), v_id);
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex.lock_class(2), (v_suspect.e).id);
         -- Judged on the row as it is now, and locked: a heartbeat that comes later finds that the lease has ended.
-        SELECT * INTO v_executor FROM joex.executor e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND OR NOT (v_executor.orphans OR v_executor.left_at IS NULL AND joex.is_dead(v_executor));
-        executor := v_executor.id;
-        app_id := v_executor.app_id;
-        jobs := joex.end_executor(v_executor.id, 'dead', p_most_losses);
-        RETURN NEXT;
+        SELECT l.heartbeat_at INTO v_suspect.heartbeat_at FROM joex.lease l
+        WHERE l.executor_id = (v_suspect.e).id FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND OR NOT joex.is_dead(v_suspect.e, v_suspect.heartbeat_at, p_watched);
+        PERFORM joex.mark_ended((v_suspect.e).id, 'dead');
+        v_dead := v_dead || (v_suspect.e).id;
     END LOOP;
+    RETURN QUERY
+    WITH back AS MATERIALIZED (SELECT * FROM joex.put_back_orphans(p_most_losses, p_jobs))
+    SELECT e.id, e.app_id, coalesce(b.jobs, 0)
+    FROM (SELECT unnest(v_dead) UNION SELECT b.executor FROM back b) f(id)
+    JOIN joex.executor e ON e.id = f.id LEFT JOIN back b ON b.executor = f.id ORDER BY e.id;
 END $$;
 
--- Serve a queue: make its row and its ring cursor, once. Where another transaction is just doing so, this waits for its end; or,
--- p_wait false, does nothing: that transaction may be a caller's own, and open for long.
-CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text, p_wait boolean DEFAULT true) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+-- Serve a queue: make its row and its ring cursor (see joex.make_ring_cursor), once. Answers the cursor; null where another
+-- transaction is just making it, for that may be a caller's own, and open for long: nothing waits for it, and each take tries
+-- again.
+CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_id integer;
-    v_name text;
+    v_cursor regclass := (SELECT q.cursor FROM joex.queue q WHERE q.name = p_queue);
 BEGIN
-    IF EXISTS (SELECT FROM joex.queue q WHERE q.name = p_queue) THEN
-        RETURN;
-    ELSIF p_wait THEN
-        PERFORM pg_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue));
-    ELSIF NOT pg_try_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue)) THEN
-        RETURN;
+    IF v_cursor IS NULL AND pg_try_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue)) THEN
+        v_cursor := (SELECT q.cursor FROM joex.queue q WHERE q.name = p_queue);
+        IF v_cursor IS NULL THEN
+            INSERT INTO joex.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
+        END IF;
     END IF;
-    IF NOT EXISTS (SELECT FROM joex.queue q WHERE q.name = p_queue) THEN
-        v_id := nextval(pg_get_serial_sequence('joex.queue', 'id'));
-        v_name := 'joex.ring_cursor_' || v_id;
-        EXECUTE format('CREATE SEQUENCE %s MINVALUE %s', v_name, '-9223372036854775808');
-        INSERT INTO joex.queue (name, id, cursor) OVERRIDING SYSTEM VALUE VALUES (p_queue, v_id, v_name::regclass)
-        ON CONFLICT (name) DO NOTHING;      -- under an old snapshot: then a serialization error
-    END IF;
+    RETURN v_cursor;
+EXCEPTION WHEN unique_violation THEN    -- the row is younger than the snapshot of this transaction
+    RETURN NULL;
 END $$;
 
 -- Register a new incarnation of an executor. An earlier incarnation with the same app-id is replaced, and its jobs
 -- put back, where it is certainly gone: it ran in the same pod, or it is p_gone (the caller saw that its process does not
--- exist any more), or its lease is over. Where it may live, nothing is done: the answer has no id, but who is in the way;
--- and neither where the app-id is retired (see joex.retire).
+-- exist any more), or its lease is over, as far as the caller has watched. Where it may live, nothing is done: the answer has no id, but who
+-- is in the way; and neither where the app-id is retired (see joex.retire). now: the server's clock.
 CREATE OR REPLACE FUNCTION joex.register(
     p_app_id text, p_pod_uid text, p_host text, p_boot_id text, p_pid integer, p_process_start text, p_version text,
     p_queues text[], p_tasks text[], p_pool_size integer, p_http_address text, p_lease interval, p_locks boolean,
-    p_most_losses integer, p_gone integer DEFAULT NULL
-) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor, retired boolean) LANGUAGE plpgsql VOLATILE AS $$
+    p_most_losses integer, p_gone integer DEFAULT NULL, p_watched interval DEFAULT '0'
+) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor, retired boolean, silent interval, now timestamptz)
+LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
-    v_queue text;
     v_certain boolean;
+    v_heartbeat_at timestamptz;
+    v_used integer;         -- the highest id that is in use
 BEGIN
+    PERFORM joex.must_see_the_latest('joex.register');
     reclaimed := 0;
     PERFORM pg_advisory_xact_lock(joex.lock_class(5), hashtext(p_app_id));
     retired := EXISTS (SELECT FROM joex.retired r WHERE r.app_id = p_app_id);
+    now := clock_timestamp();
     IF retired THEN
         RETURN NEXT;
         RETURN;
     END IF;
-    FOR v_queue IN SELECT q.name FROM unnest(p_queues) q(name) ORDER BY q.name LOOP
-        PERFORM joex.serve_queue(v_queue);
-    END LOOP;
+    PERFORM joex.serve_queue(q.name) FROM unnest(p_queues) q(name);
     SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
         v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
-        IF v_certain OR joex.is_dead(other) THEN
-            -- First this lock, then the row, as everywhere; and judged again on the row as it is then.
+        SELECT l.heartbeat_at INTO v_heartbeat_at FROM joex.lease l WHERE l.executor_id = other.id;
+        IF v_certain OR joex.is_dead(other, v_heartbeat_at, p_watched) THEN
+            -- First this lock, then the rows, as everywhere; and judged again on them as they are then.
             PERFORM pg_advisory_xact_lock(joex.lock_class(2), other.id);
             SELECT * INTO other FROM joex.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
-            IF FOUND AND (v_certain OR joex.is_dead(other)) THEN
+            SELECT l.heartbeat_at INTO v_heartbeat_at FROM joex.lease l WHERE l.executor_id = other.id FOR UPDATE;
+            IF FOUND AND (v_certain OR joex.is_dead(other, v_heartbeat_at, p_watched)) THEN
                 reclaimed := joex.end_executor(other.id, 'replaced', p_most_losses);
                 other := NULL;
             END IF;
         END IF;
         IF other.id IS NOT NULL THEN
+            silent := clock_timestamp() - v_heartbeat_at;
             RETURN NEXT;
             RETURN;
         END IF;
     END IF;
-    INSERT INTO joex.executor (app_id, pod_uid, host, boot_id, pid, process_start, version, queues, tasks, pool_size,
-                               http_address, lease, locks, started_at, heartbeat_at)
-    VALUES (p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_queues, p_tasks, p_pool_size,
-            p_http_address, p_lease, p_locks, clock_timestamp(), clock_timestamp())
-    ON CONFLICT (app_id) WHERE left_at IS NULL DO NOTHING   -- another start of the same executor was faster
-    RETURNING executor.id INTO id;
-    IF id IS NULL THEN
-        SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
-    ELSE
-        other := NULL;
-        PERFORM joex.tell_operators(p_app_id);
-        PERFORM joex.announce_executor('executor-joined', id);
-    END IF;
+    -- The sequence may be behind what is there (it was restored, or not replicated): nobody gets the id, and with it the jobs, of another.
+    SELECT greatest(0, (SELECT max(e.id) FROM joex.executor e), (SELECT max(h.executor_id) FROM joex.held h)) INTO v_used;
+    LOOP
+        id := nextval(pg_get_serial_sequence('joex.executor', 'id'));
+        EXIT WHEN id > v_used;
+    END LOOP;
+    INSERT INTO joex.executor (id, app_id, pod_uid, host, boot_id, pid, process_start, version, queues, tasks, pool_size,
+                               http_address, lease, locks, started_at)
+    OVERRIDING SYSTEM VALUE
+    VALUES (id, p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_queues, p_tasks, p_pool_size,
+            p_http_address, p_lease, p_locks, clock_timestamp());
+    INSERT INTO joex.lease (executor_id, heartbeat_at) VALUES (id, clock_timestamp());
+    PERFORM joex.tell_operators(p_app_id);
+    PERFORM joex.announce_executor('executor-joined', id);
     RETURN NEXT;
 END $$;
 
--- Renew a lease, and learn what matters: is the lease still there; is there work in its queues (a notification that
--- got lost costs no more than this); is it to drain; which of the runs it says it has are not its own any more, or are
--- to be cancelled; and must somebody look after floors (see 25_floors.sql).
-CREATE OR REPLACE FUNCTION joex.heartbeat(p_id integer, p_ids uuid[], p_locks uuid[])
-RETURNS TABLE (alive boolean, work boolean, draining boolean, lost uuid[], cancel uuid[], crowded boolean)
+-- Renew a lease: the whole statement. false: it has ended, and is never renewed again. now: the server's clock, in seconds.
+CREATE OR REPLACE FUNCTION joex.heartbeat(p_id integer) RETURNS TABLE (alive boolean, now float8) LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE joex.lease l SET heartbeat_at = clock_timestamp() WHERE l.executor_id = p_id;
+    alive := FOUND;
+    now := extract(epoch FROM clock_timestamp());
+    RETURN NEXT;
+END $$;
+
+-- What an executor may have missed, should a notification have been lost: is it to drain; which of the runs it says it has are not its
+-- own any more, or are to be cancelled; and must somebody look after floors (see 25_floors.sql).
+CREATE OR REPLACE FUNCTION joex.check_runs(p_id integer, p_ids uuid[], p_locks uuid[])
+RETURNS TABLE (draining boolean, lost uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
-DECLARE
-    v_queues text[];
-    v_now timestamptz := clock_timestamp();
 BEGIN
-    UPDATE joex.executor e SET heartbeat_at = clock_timestamp() WHERE e.id = p_id AND e.left_at IS NULL
-    RETURNING e.draining, e.queues INTO draining, v_queues;
-    alive := FOUND;
-    -- (OFFSET 0: a probe for each queue, and no hash table of all that waits; see choose)
-    work := EXISTS (SELECT FROM unnest(v_queues) q(name) WHERE
-        joex.has_runnable(q.name)
-        OR EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
-                   AND j.due_at <= v_now OFFSET 0));
+    -- (One that has ended starts over: nobody has asked that one to drain.)
+    draining := EXISTS (SELECT FROM joex.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
     SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
     LEFT JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- one that it has just finished is not lost
     crowded := joex.is_crowded();
     RETURN NEXT;
+END $$;
+
+-- Is there a job in these queues that may run now? (It may have to walk over much that vacuum has not cleared: with a time limit.)
+CREATE OR REPLACE FUNCTION joex.has_work(p_queues text[]) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    -- (OFFSET 0: a probe for each queue, and no hash table of all that waits; see choose)
+    RETURN EXISTS (SELECT FROM unnest(p_queues) q(name) WHERE
+        joex.has_runnable(q.name)
+        OR EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
+                   AND j.due_at <= v_now OFFSET 0));
 END $$;
 
 -- An executor with a free slot and nothing to take wants to be woken. It must take once more after this has committed, and
@@ -222,6 +279,7 @@ CREATE OR REPLACE FUNCTION joex.drain(p_app_id text) RETURNS SETOF text LANGUAGE
 DECLARE
     v_executor record;
 BEGIN
+    PERFORM joex.must_see_the_latest('joex.drain');
     FOR v_executor IN SELECT e.id, e.app_id FROM joex.executor e
                       WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) ORDER BY e.id LOOP
         PERFORM pg_advisory_xact_lock(joex.lock_class(2), v_executor.id);
@@ -237,6 +295,6 @@ END $$;
 -- Ask all executors of a queue to look for work now. A submission wakes those it needs by itself: this is for people, and for
 -- those who tell of work as Docspell does. Returns how many executors take from the queue.
 CREATE OR REPLACE FUNCTION joex.notify(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
-    SELECT pg_notify('joex_wake', json_build_object('queue', notify.queue, 'executors', '{}'::integer[])::text);
+    SELECT joex.send('joex_wake', json_build_object('queue', notify.queue, 'executors', '{}'::integer[])::text);
     SELECT count(*)::integer FROM joex.executor e
     WHERE e.left_at IS NULL AND NOT e.draining AND notify.queue = ANY (e.queues) $$;

@@ -8,6 +8,7 @@ LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_id integer;
 BEGIN
+    PERFORM joex.must_see_the_latest('joex.retire');
     -- Against a registration under this name: it comes before all of this, or finds the name retired.
     PERFORM pg_advisory_xact_lock(joex.lock_class(5), hashtext(p_app_id));
     SELECT e.id INTO v_id FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
@@ -40,9 +41,12 @@ END $$;
 
 -- A pod does certainly not run any more: end the executor that was in it at once. Returns how many jobs it gave back.
 CREATE OR REPLACE FUNCTION joex.pod_gone(p_pod_uid text, p_most_losses integer) RETURNS bigint
-LANGUAGE sql VOLATILE AS $$
-    SELECT coalesce(sum(joex.end_executor(e.id, 'dead', p_most_losses)), 0)::bigint
-    FROM joex.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL $$;
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM joex.must_see_the_latest('joex.pod_gone');
+    RETURN (SELECT coalesce(sum(joex.end_executor(e.id, 'dead', p_most_losses)), 0)
+            FROM joex.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL);
+END $$;
 
 -- The executors whose app-id begins with this, living or retired: a row for each app-id.
 CREATE OR REPLACE FUNCTION joex.slots(p_prefix text)

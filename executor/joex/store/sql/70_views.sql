@@ -86,12 +86,61 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET ena
            count(*) FILTER (WHERE c.is_behind AND c.waited IS NOT NULL), max(c.waited) FILTER (WHERE c.is_behind)
     FROM compared c GROUP BY c.queue $$;
 
+-- The jobs that wait, runnable now or later, the first submitted first: at most p_most, of a queue or a group where one is given.
+-- No index has this order. So these are candidates: of each group's jobs of a lane the first in line, which are the first
+-- submitted, unless a type gives them priorities of its own; and of each queue's jobs that wait for their time the next ones.
+-- A few index probes per group, and p_most rows of p_most groups at worst, however many jobs there are.
+-- (A custom plan, because which part of the index is read depends on which of the arguments are null: a step from lane to lane
+-- begins where the one before ended only where no column is held to a value that the step compares as well.)
+CREATE OR REPLACE FUNCTION joex.queued(p_queue text, p_grp text, p_most integer) RETURNS SETOF joex.job
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
+SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE line AS (    -- from lane to lane of the groups along the rings of all queues
+        (SELECT j.queue, j.ring, j.lane, j.seq FROM joex.job j
+         WHERE j.lane IS NOT NULL AND (p_queue IS NULL OR j.queue = p_queue)
+               AND (p_queue IS NULL OR p_grp IS NULL OR j.ring = joex.ring(p_grp))
+         ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM line p CROSS JOIN LATERAL (
+            SELECT j.queue, j.ring, j.lane, j.seq FROM joex.job j
+            WHERE j.lane IS NOT NULL AND (
+                p_queue IS NULL AND (j.queue, j.ring, j.lane) > (p.queue, p.ring, p.lane)
+                OR p_queue IS NOT NULL AND p_grp IS NULL AND j.queue = p_queue AND (j.ring, j.lane) > (p.ring, p.lane)
+                OR p_queue IS NOT NULL AND p_grp IS NOT NULL AND j.queue = p_queue AND j.ring = joex.ring(p_grp) AND j.lane > p.lane)
+            ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1) n
+    ), later AS (               -- from queue to queue
+        (SELECT j.queue FROM joex.job j
+         WHERE j.due_at IS NOT NULL AND (p_queue IS NULL OR j.queue = p_queue) ORDER BY j.queue LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM later p CROSS JOIN LATERAL (
+            SELECT j.queue FROM joex.job j
+            WHERE p_queue IS NULL AND j.due_at IS NOT NULL AND j.queue > p.queue ORDER BY j.queue LIMIT 1) n
+    ), candidate AS (
+        SELECT c.* FROM (
+            SELECT l.* FROM line l WHERE p_grp IS NULL OR l.ring = joex.ring(p_grp) ORDER BY l.seq LIMIT p_most) l
+        CROSS JOIN LATERAL (
+            SELECT j.id, j.submitted_at, j.seq FROM joex.job j
+            WHERE j.lane IS NOT NULL AND j.queue = l.queue AND j.ring = l.ring AND j.lane = l.lane
+                  AND (p_grp IS NULL OR j.grp = p_grp)
+            ORDER BY j.rank, j.seq LIMIT p_most) c
+        UNION ALL
+        SELECT c.* FROM later l CROSS JOIN LATERAL (
+            SELECT j.id, j.submitted_at, j.seq FROM joex.job j
+            WHERE j.due_at IS NOT NULL AND j.queue = l.queue AND (p_grp IS NULL OR j.grp = p_grp)
+            ORDER BY j.due_at LIMIT p_most) c
+    )
+    SELECT j.* FROM (SELECT c.* FROM candidate c ORDER BY c.submitted_at, c.seq LIMIT p_most) c
+    JOIN joex.job j ON j.id = c.id ORDER BY c.submitted_at, c.seq;
+END $$;
+
 CREATE OR REPLACE VIEW joex.executors AS
 SELECT e.id, e.app_id,
        CASE WHEN e.ending IS NOT NULL THEN e.ending WHEN e.draining THEN 'draining'
             WHEN count(j.id) > 0 THEN 'busy' WHEN e.asleep_since IS NOT NULL THEN 'asleep' ELSE 'awake' END AS state,
        count(j.id) AS held, e.pool_size, e.queues, e.host, e.pid, e.pod_uid, e.http_address, e.version, e.tasks,
-       e.started_at, e.heartbeat_at, e.left_at,
-       extract(epoch FROM clock_timestamp() - e.heartbeat_at)::float8 AS silent_seconds
-FROM joex.executor e LEFT JOIN joex.held j ON j.executor_id = e.id
-GROUP BY e.id;
+       e.started_at, coalesce(l.heartbeat_at, e.left_at) AS heartbeat_at, e.left_at,
+       extract(epoch FROM clock_timestamp() - coalesce(l.heartbeat_at, e.left_at))::float8 AS silent_seconds
+FROM joex.executor e LEFT JOIN joex.lease l ON l.executor_id = e.id LEFT JOIN joex.held j ON j.executor_id = e.id
+GROUP BY e.id, l.executor_id;

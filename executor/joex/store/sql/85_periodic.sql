@@ -25,7 +25,7 @@ FOR EACH ROW EXECUTE FUNCTION joex.periodic_task_changes();
 -- and whoever schedules is told. (Not before: an insert that finds the row there, and leaves it as it is, would tell too.)
 CREATE OR REPLACE FUNCTION joex.periodic_task_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
+    PERFORM joex.send('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
@@ -55,7 +55,7 @@ DECLARE
 BEGIN
     INSERT INTO joex.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
                                          starting_deadline, enabled, owner)
-    VALUES (id, task, timer, zone, args, grp, queue, priority::joex.job_priority, subject, submitter, starting_deadline,
+    VALUES (id, task, timer, zone, args, grp, queue, joex.priority_of(priority), subject, submitter, starting_deadline,
             coalesce(enabled, true), owner)
     ON CONFLICT ON CONSTRAINT periodic_task_pkey DO UPDATE SET
         task = excluded.task, timer = excluded.timer, zone = excluded.zone, args = excluded.args, grp = excluded.grp,
@@ -119,7 +119,7 @@ CREATE OR REPLACE FUNCTION joex.submit_periodic(p joex.periodic_task) RETURNS uu
     WHERE NOT EXISTS (SELECT FROM joex.job j WHERE j.tracker = 'periodic ' || p.id AND j.finished_at IS NULL) $$;
 
 -- Make the job of a periodic task now, whatever its timer says. Answers submitted (with the job), overlapping (the job before is
--- not finished) or not_found.
+-- not finished), not_found, or not_yours (it is Joex's own, and makes no jobs).
 CREATE OR REPLACE FUNCTION joex.run_periodic_task(id text) RETURNS TABLE (answer text, job uuid) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
@@ -128,6 +128,8 @@ BEGIN
     SELECT * INTO v_task FROM joex.periodic_task t WHERE t.id = id FOR UPDATE;
     IF NOT FOUND THEN
         answer := 'not_found';
+    ELSIF v_task.owner = 'joex' THEN
+        answer := 'not_yours';
     ELSE
         job := joex.submit_periodic(v_task);
         answer := CASE WHEN job IS NULL THEN 'overlapping' ELSE 'submitted' END;
@@ -138,7 +140,8 @@ END $$;
 
 -- Decide about tasks that somebody has read, and found due, or without a time: fires[i] is the time of the timer that is due (null:
 -- none is), nexts[i] the next one (null: never again), errors[i] why it can't run. revisions and nextruns: as they were read.
--- Returns what has become of each: submitted, overlapping, late (its time was too long ago), set (it has its next time now),
+-- Returns what has become of each: submitted, started (it is Joex's own: the caller does it now, and no job is made), overlapping,
+-- late (its time was too long ago), set (it has its next time now),
 -- refused (it can't run), trouble (it could not be submitted now), or stale (somebody else was faster, or it has changed).
 -- Nothing at all is returned, and done, while another call is under way: it may have them all.
 CREATE OR REPLACE FUNCTION joex.fire_periodic(
@@ -169,7 +172,9 @@ BEGIN
             BEGIN
                 outcome := CASE WHEN v_given.error IS NOT NULL THEN 'refused' WHEN v_given.nextrun IS NULL THEN 'set'
                                 WHEN v_given.fire IS NULL OR v_given.fire <= v_task.last_run THEN 'late' END;
-                IF outcome IS NULL THEN
+                IF outcome IS NULL AND v_task.owner = 'joex' THEN
+                    outcome := 'started';
+                ELSIF outcome IS NULL THEN
                     job := joex.submit_periodic(v_task);
                     outcome := CASE WHEN job IS NULL THEN 'overlapping' ELSE 'submitted' END;
                 END IF;
@@ -188,7 +193,7 @@ BEGIN
                 nextrun = CASE outcome WHEN 'refused' THEN '-infinity' ELSE coalesce(v_given.next, 'infinity') END,
                 worker = p_worker, marked = clock_timestamp(), error = v_given.error,
                 last_run = greatest(t.last_run, coalesce(v_given.fire, CASE outcome WHEN 'late' THEN v_given.nextrun END)),
-                last_outcome = CASE WHEN outcome IN ('submitted', 'overlapping', 'late') THEN outcome ELSE t.last_outcome END,
+                last_outcome = CASE WHEN outcome IN ('submitted', 'started', 'overlapping', 'late') THEN outcome ELSE t.last_outcome END,
                 last_job = coalesce(job, t.last_job)
             WHERE t.id = v_given.id;
         END IF;

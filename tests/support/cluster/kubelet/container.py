@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.cluster.kubelet.environment import ConfigProblem, Json
 from tests.support.cluster.kubelet.probes import Prober
-from tests.support.cluster.kubelet.process import Backoff, Launch, kill_group, terminate
+from tests.support.cluster.kubelet.process import Backoff, Launch, kill_group
 from tests.support.cluster.kubelet.status import ContainerState, running, terminated, waiting
 from tests.support.cluster.kubelet.stop import Stop, ends_in_time
 
@@ -46,13 +46,18 @@ class Container:
     def __init__(self, spec: Json, state: ContainerState, around: Surroundings, log: Path, message: Path) -> None:
         self.spec = spec
         self.state = state
-        self.pid: int | None = None
         self._around = around
         self._log = log
         self._message = message
         self._out_of_memory = False
         self._restart = Stop()
         self._process: asyncio.subprocess.Process | None = None
+        self._launch: Launch | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None: it has none now."""
+        return None if self._process is None or self._launch is None else self._launch.pid(self._process)
 
     async def run(self) -> None:
         """Run until it has ended for good: by its restart policy, or by the pod's end."""
@@ -115,7 +120,7 @@ class Container:
         except OSError as error:
             self._report(terminated(128, "StartError", since, now(), message=str(error)))
             return
-        self.pid, self.state.process = process.pid, f"process://{process.pid}"
+        self._launch, self.state.process = launch, f"process://{process.pid}"
         try:
             self._report(running(since))
             async with self._probing(launch):
@@ -124,7 +129,7 @@ class Container:
             kill_group(process)
             code = await process.wait()
             launch.kill_all()
-            self._process = self.pid = None
+            self._process = None
             self.state.ready = self.state.started = False
             self._report(self._end(code, since))
 
@@ -149,7 +154,7 @@ class Container:
             await asyncio.wait({exited, *ordered}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
                 await self._before_stop(launch, min(stop.left for stop in stops))
-                terminate(process)
+                launch.terminate(process)
                 await ends_in_time(exited, *stops)
         finally:
             for task in (exited, *ordered):

@@ -16,6 +16,9 @@ class Image:
     command: list[str] = dataclasses.field(default_factory=list)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     folder: str = ""
+    before: list[str] = dataclasses.field(default_factory=list)
+    """What starts a container's program as another user, as the first process of a namespace: the only child of what
+    is started then."""
 
     def argv(self, container: Mapping[str, Any]) -> list[str]:
         """What a container of this image runs; empty where nobody says.

@@ -68,7 +68,9 @@ class Launcher:
         rewritten = {name: rewriting(value) for name, value in variables.items()}
         folder = Path(container.get("workingDir") or image.folder or self._folder)
         mark = f"{self._pod['metadata']['uid']}/{container['name']}"
-        return Launch(argv, {**rewritten, **self._settings.marks}, folder, rewriting, mark)
+        return Launch(
+            [*image.before, *argv], {**rewritten, **self._settings.marks}, folder, rewriting, mark, bool(image.before)
+        )
 
     def _variables(self, image: Image, rewriting: Rewriting) -> dict[str, str]:
         api = urlsplit(self._connection.server)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.cluster.processes import kill_marked
+from tests.support.cluster.processes import kill_marked, only_child
 
 CONTAINER_MARK = "JOEX_TEST_CONTAINER"
 
@@ -24,6 +24,8 @@ class Launch:
     """For the commands of probes and hooks."""
     mark: str
     """Set for all processes of this container, so that its end is the end of all."""
+    has_first: bool = False
+    """The program is the only child of the process that is started."""
 
     async def start(self, log: Path) -> asyncio.subprocess.Process:
         """Start the container's process.
@@ -47,6 +49,15 @@ class Launch:
         finally:
             kill_group(process)
 
+    def pid(self, process: asyncio.subprocess.Process) -> int:
+        """The process of the container's program; that of what starts it, as long as there is no other."""
+        return (only_child(process.pid) if self.has_first else 0) or process.pid
+
+    def terminate(self, process: asyncio.subprocess.Process) -> None:
+        """Send SIGTERM to a container's first process, and to it alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid(process), signal.SIGTERM)
+
     def kill_all(self) -> None:
         """Kill what is left of the container, as the kernel does when the first process of a container ends."""
         kill_marked(f"{CONTAINER_MARK}={self.mark}")
@@ -68,12 +79,6 @@ def kill_group(process: asyncio.subprocess.Process) -> None:
     """Kill a process with all of its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def terminate(process: asyncio.subprocess.Process) -> None:
-    """Send SIGTERM to a container's first process, and to it alone."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
 
 
 @dataclass

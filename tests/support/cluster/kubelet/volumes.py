@@ -35,6 +35,8 @@ class Volumes:
             for path, data in (await self._files(volume)).items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(data)
+            if "emptyDir" in volume:
+                folder.chmod(0o777)
             made[volume["name"]] = folder
         return made
 

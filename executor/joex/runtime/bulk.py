@@ -1,0 +1,78 @@
+"""Arguments and results that are large travel alone, on connections that no service waits for.
+
+On a slow link each may take seconds: each has a time limit that fits its size, and it is a run's own time that passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import asyncpg
+
+from joex.core.events import DatabaseTrouble, Emit
+from joex.errors import JoexError
+from joex.store.errors import translated
+from joex.store.statement import Connection
+
+if TYPE_CHECKING:
+    from asyncpg import Pool
+
+T = TypeVar("T")
+
+CONNECTIONS = 2
+"""How many connections of an executor carry what is large."""
+SLOWEST = 500_000
+"""Bytes a second: what is slower counts as too slow."""
+_BASE = 5.0  # seconds, whatever the size
+_TRIES = 3
+_RETRY_IN = 1.0
+_CANCEL_WITHIN = 2.0
+
+
+class TooSlow(JoexError):
+    """It did not get through in its time, several times, though the database answers otherwise."""
+
+
+async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitable[T]], emit: Emit) -> T:
+    """What ``move`` gives, which moves so many bytes over a connection. It is tried again until it gets through.
+
+    Only a statement that was under way for too long counts as a try. An executor that can't reach its database at all
+    loses its lease soon, and its runs are interrupted.
+
+    Raises:
+        TooSlow: it took longer than its size explains, several times.
+    """
+    limit, tries = _BASE + size / SLOWEST, 0
+    while True:
+        try:
+            async with _lent(pool) as connection:
+                try:
+                    async with asyncio.timeout(limit):
+                        return await move(connection)
+                except TimeoutError:
+                    tries += 1
+                    raise
+        except (JoexError, OSError) as error:
+            if tries == _TRIES:
+                raise TooSlow(f"did not get through within {limit:.0f} s, {_TRIES} times") from error
+            emit(DatabaseTrouble("bulk", str(error), _RETRY_IN))
+        await asyncio.sleep(_RETRY_IN)
+
+
+@asynccontextmanager
+async def _lent(pool: Pool[Any]) -> AsyncIterator[Connection]:
+    """A connection for the time of a block. A statement that was given up is cancelled: it may hold the job's row."""
+    with translated():
+        connection = await pool.acquire()
+        try:
+            yield connection
+        except asyncio.CancelledError:
+            with suppress(asyncpg.InterfaceError):  # it is gone already
+                connection.terminate()  # nobody waits for what it still brings
+            raise
+        finally:
+            with suppress(TimeoutError):  # then it is terminated
+                await pool.release(connection, timeout=_CANCEL_WITHIN)

@@ -1,0 +1,102 @@
+"""The HTTP session that kopf watches with: the TLS and the credentials of our own client, and how each watch fares.
+
+kopf begins its watches again and again, and does not tell whether it does so in vain. The session notes of each watched
+path whether its latest request began well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from types import SimpleNamespace
+
+import aiohttp
+import kopf
+from kubernetes.aio.client import ApiClient
+from yarl import URL
+
+from joex_operator.cluster.api import said
+
+_LOGIN_EVERY = 2.0
+"""Seconds between two sessions: the API server asks for another one with each 401."""
+
+
+class WatchSession:
+    """Makes the session, anew whenever kopf wants it, and knows how the watches fare. One for each run of kopf.
+
+    Args:
+        client: whose credentials and TLS are used.
+        paths: that are to be watched.
+    """
+
+    def __init__(self, client: ApiClient, paths: Collection[str]) -> None:
+        self._client = client
+        self._prefix = URL(client.configuration.host).path.rstrip("/")
+        self._paths = tuple(paths)
+        self._wrong: dict[str, str] = {}
+        self._live: set[str] = set()
+        self._failure = ""
+        self._session: aiohttp.ClientSession | None = None
+        self._next_at = 0.0
+
+    def problem(self) -> str | None:
+        """What is wrong with the watches, in one line; None: all are live. May be called from any thread."""
+        for path in self._paths:
+            if wrong := self._wrong.get(path):
+                return f"the watch on {path}: {wrong}"
+            if path not in self._live:
+                return f"the watch on {path} has not begun" + (f": {self._failure}" if self._failure else "")
+        return None
+
+    async def login(self) -> kopf.AiohttpSession:
+        """Make a session for kopf, which closes the one before."""
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(self._next_at - now)
+        self._next_at = max(now, self._next_at) + _LOGIN_EVERY
+        await self.close()
+        configuration, tracing = self._client.configuration, aiohttp.TraceConfig()
+        tracing.on_request_start.append(self._authorize)
+        tracing.on_request_end.append(self._note_answer)
+        tracing.on_request_exception.append(self._note_failure)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._client.rest_client.ssl_context),
+            proxy=configuration.proxy,
+            trust_env=True,  # as our client
+            trace_configs=[tracing],
+        )
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=self._session)
+
+    async def close(self) -> None:
+        """Close the session. kopf closes the one that it uses, but not one that it has not used."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _authorize(
+        self, _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestStartParams
+    ) -> None:
+        # For each request, since tokens change: those of pods are files that the kubelet writes anew.
+        if token := await self._client.configuration.get_api_key_with_prefix("BearerToken"):
+            request.headers["Authorization"] = token
+
+    async def _note_answer(
+        self, _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestEndParams
+    ) -> None:
+        answer = request.response
+        if not answer.ok:
+            self._note(request.url, f"{answer.status} {answer.reason}")
+        elif request.url.query.get("watch") == "true":
+            path = self._path(request.url)
+            self._wrong.pop(path, None)
+            self._live.add(path)
+
+    async def _note_failure(
+        self, _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams
+    ) -> None:
+        if not isinstance(request.exception, asyncio.CancelledError):  # kopf ends
+            self._note(request.url, said(request.exception))
+
+    def _note(self, url: URL, wrong: str) -> None:
+        self._wrong[self._path(url)] = self._failure = wrong
+
+    def _path(self, url: URL) -> str:
+        return url.path.removeprefix(self._prefix)

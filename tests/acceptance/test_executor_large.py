@@ -1,0 +1,306 @@
+"""Arguments, results and log lines that are large: they have their limits, and nothing else waits for them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import asyncpg
+import pytest
+
+import joex
+from joex.core.events import DatabaseTrouble, LogLinesDropped, RunEnded, RunStarted
+from joex.core.job import State
+from joex.runtime import bulk
+from joex.store import runs
+from joex.store.runs import EndedRun
+from tests.support.apps import AnyClient
+from tests.support.postgres import TestServer
+from tests.support.processes_inside import LONG, executor_inside
+from tests.support.proxy import At, Proxy
+from tests.support.waiting import eventually
+
+LARGE = 400_000
+"""Bytes: too large to travel with others."""
+
+
+def app_of_sizes() -> joex.App:
+    app = joex.App()
+
+    @app.task("give")
+    async def give(ctx: joex.Context, size: int) -> str:
+        return "x" * size
+
+    @app.task("measure")
+    async def measure(ctx: joex.Context, text: str) -> int:
+        return len(text)
+
+    return app
+
+
+@pytest.fixture
+async def proxy(postgres: TestServer, database_name: str) -> AsyncIterator[Proxy]:
+    """A proxy in front of the test's database."""
+    async with Proxy(postgres.port) as proxy:
+        proxy.url = postgres.tcp_url(database_name, port=proxy.port)
+        yield proxy
+
+
+class Spy:
+    """Keeps what is told to `joex.store.runs.finish_many`, which does its work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[list[EndedRun], bool]] = []
+        self._finish_many = runs.finish_many
+        monkeypatch.setattr(runs, "finish_many", self)
+
+    async def __call__(self, connection: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
+        self.calls.append((list(ends), skip_locked))
+        return await self._finish_many(connection, ends, skip_locked=skip_locked)
+
+
+# Limits.
+
+
+async def test_a_result_over_the_limit_fails_its_job_at_once_with_a_line_that_names_it(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    await connection.execute("SELECT joex.set_largest('result', 8000)")
+    async with executor_inside(app_of_sizes(), database_url, retries=5) as inside:
+        large, small = [await client.submit("give", {"size": size}) for size in (8001, 7900)]
+        for job_id in (large, small):
+            await inside.ended(job_id)
+    job = await client.get(large)
+    assert (job.state, job.attempt, job.result) == ("failed", 1, None)
+    assert job.error.startswith("result: at most 8000 bytes; got 8003: keep it elsewhere and give a reference, or")
+    assert (await client.get(small)).state == "success"
+
+
+@pytest.mark.parametrize("text", ["x" * 9000, [1] * 4000], ids=["as JSON text", "as jsonb alone"])
+async def test_a_result_over_the_limit_in_a_transaction_rolls_it_back_and_fails_the_job_at_once(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, text: object
+) -> None:
+    await connection.execute("SELECT joex.set_largest('result', 8192)")
+    await connection.execute("CREATE TABLE effect (nr integer)")
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        async with ctx.transaction(result=text) as used:
+            await used.execute("INSERT INTO effect VALUES (1)")
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+    job = await client.get(job_id)
+    assert (job.state, job.attempt) == ("failed", 1)
+    assert job.error.startswith("result: at most 8192 bytes; got ")
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 0
+
+
+# Arguments.
+
+
+async def test_a_task_is_given_its_arguments_however_large_they_are(client: AnyClient, database_url: str) -> None:
+    async with executor_inside(app_of_sizes(), database_url) as inside:
+        ids = [await client.submit("measure", {"text": "x" * size}) for size in (1, LARGE, 5_000_000)]
+        for job_id in ids:
+            await inside.ended(job_id)
+    assert [(await client.get(job_id)).result for job_id in ids] == [1, LARGE, 5_000_000]
+
+
+@pytest.mark.parametrize("at", [At.CUT, At.CUT_ANSWER], ids=lambda at: at.name)
+async def test_arguments_that_get_lost_on_their_way_are_fetched_again(client: AnyClient, proxy: Proxy, at: At) -> None:
+    async with executor_inside(app_of_sizes(), proxy.url, lease=LONG) as inside:
+        trap = proxy.trap("joex.arguments(", at)
+        job_id = await client.submit("measure", {"text": "x" * LARGE})
+        await inside.ended(job_id)
+    assert trap.sprung.is_set()
+    job = await client.get(job_id)
+    assert (job.state, job.result, job.attempt) == ("success", LARGE, 1)
+
+
+async def test_a_job_whose_arguments_hang_on_a_link_keeps_no_other_waiting_and_is_cancelled_at_once(
+    client: AnyClient, proxy: Proxy
+) -> None:
+    async with executor_inside(app_of_sizes(), proxy.url, lease=LONG, pool_size=2) as inside:
+        trap = proxy.trap("joex.arguments(", At.FREEZE)
+        large = await client.submit("measure", {"text": "x" * LARGE}, group="large")
+        await trap.sprung.wait()
+        for _ in range(5):
+            await inside.ended(await client.submit("measure", {"text": "x"}, group="small"))
+        assert inside.log.of(RunEnded, lambda event: event.job.id == large) == []
+        assert await client.cancel(large) == "requested"
+        end = await inside.ended(large)
+    assert end.verdict.state is State.CANCELLED
+    assert (await client.get(large)).state == "cancelled"
+
+
+async def test_a_job_whose_arguments_never_get_through_is_tried_again_later_and_then_fails(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_BASE", 0.05)
+    monkeypatch.setattr(bulk, "SLOWEST", 10**9)
+    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
+    async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=1) as inside:
+        await connection.execute("""
+            CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql AS
+                'SELECT NULL::jsonb FROM pg_sleep(600)'
+        """)
+        job_id = await client.submit("measure", {"text": "x" * LARGE})
+        await inside.log.wait_for(RunEnded, lambda event: event.verdict.state is State.FAILED)
+        assert await client.submit("measure", {"text": "x"}) is not None
+    job = await client.get(job_id)
+    assert (job.state, job.failures) == ("failed", 2)
+    assert job.error == "args: TooSlow: did not get through within 0 s, 3 times"
+
+
+# Results.
+
+
+async def test_the_ends_of_many_runs_with_large_results_are_cut_into_batches_by_their_bytes(
+    client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy, together = Spy(monkeypatch), asyncio.Barrier(16)
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> str:
+        await together.wait()
+        return "x" * 200_000
+
+    async with executor_inside(app, database_url, lease=LONG, pool_size=16) as inside:
+        ids = await client.submit_many([{"task": "task"}] * 16)
+        for job_id in ids:
+            await inside.ended(job_id)
+    sizes = [sum(len(end.result or "") for end in ends) for ends, _ in spy.calls]
+    assert sum(sizes) >= 16 * 200_000
+    assert max(sizes) <= 1_000_000
+
+
+async def test_the_end_of_a_run_with_a_large_result_that_hangs_on_a_link_keeps_no_other_waiting(
+    client: AnyClient, proxy: Proxy
+) -> None:
+    async with executor_inside(app_of_sizes(), proxy.url, lease=LONG, pool_size=2) as inside:
+        trap = proxy.trap("joex.finish_many(", At.FREEZE)
+        large = await client.submit("give", {"size": LARGE}, group="large")
+        await trap.sprung.wait()
+        small = [await client.submit("give", {"size": 1}, group="small") for _ in range(5)]
+        for job_id in (*small, large):
+            await inside.ended(job_id)
+    assert inside.log.of(RunEnded)[-1].job.id == large
+    job = await client.get(large)
+    assert (job.state, len(job.result)) == ("success", LARGE)
+
+
+async def test_a_result_that_does_not_get_through_fails_its_job_with_a_line_that_says_so_and_no_other(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_BASE", 0.5)
+    monkeypatch.setattr(bulk, "SLOWEST", 10**9)
+    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
+    await connection.execute("""
+        CREATE FUNCTION crawl() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NEW; END';
+        CREATE TRIGGER crawl BEFORE UPDATE ON joex.job FOR EACH ROW WHEN (pg_column_size(NEW.result) > 100000)
+        EXECUTE FUNCTION crawl();
+    """)
+    async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=2) as inside:
+        large = await client.submit("give", {"size": LARGE}, group="large")
+        small = [await client.submit("give", {"size": 1}, group="small") for _ in range(5)]
+        for job_id in (*small, large):
+            await inside.ended(job_id)
+    job = await client.get(large)
+    assert (job.state, job.attempt, job.result) == ("failed", 1, None)
+    assert job.error.startswith("result: did not get through within ")
+    assert {(await client.get(job_id)).state for job_id in small} == {"success"}
+
+
+# Log lines.
+
+
+async def test_a_line_that_the_database_refuses_is_dropped_and_no_other(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    await connection.execute("ALTER TABLE joex.job_log ADD CHECK (message NOT LIKE '%bad%')")
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        for nr in range(51):
+            ctx.log.info("bad" if nr in (17, 40) else f"line {nr}")
+        ctx.progress(50)
+
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+        await inside.log.wait_for(LogLinesDropped, count=2)
+    assert [event.lines for event in inside.log.of(LogLinesDropped)] == [1, 1]
+    lines = [line.message for line in await client.log(job_id)]
+    assert lines[:-1] == [f"line {nr}" for nr in range(51) if nr not in (17, 40)]
+
+
+async def test_long_lines_are_cut_into_batches_by_their_bytes(
+    client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    note_many = runs.note_many
+
+    async def spied(connection: Any, lines: Any, progress: Any) -> int:
+        sizes.append(sum(len(line.message) for line in lines))
+        return await note_many(connection, lines, progress)
+
+    monkeypatch.setattr(runs, "note_many", spied)
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        for nr in range(30):
+            ctx.log.info("%d%s", nr, "x" * 90_000)
+
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+    await eventually(lambda: _has_lines(client, job_id, 31))
+    assert sum(sizes) >= 30 * 90_000
+    assert max(sizes) <= 500_000
+
+
+# Locked rows.
+
+
+async def test_a_row_that_somebody_holds_makes_the_ends_of_others_wait_once_and_not_again(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy, go_on = Spy(monkeypatch), asyncio.Event()
+    app = joex.App()
+
+    @app.task("held")
+    async def held(ctx: joex.Context) -> None:
+        await go_on.wait()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        pass
+
+    async with executor_inside(app, database_url, lease=LONG, pool_size=2) as inside:
+        job_id = await client.submit("held")
+        await inside.log.wait_for(RunStarted)
+        async with connection.transaction():
+            await connection.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+            go_on.set()
+            trouble = await inside.log.wait_for(DatabaseTrouble)  # found out
+            found_out = len(spy.calls)
+
+            def tries() -> list[bool]:
+                return [skips for ends, skips in spy.calls[found_out:] if job_id in {end.id for end in ends}]
+
+            while len(tries()) < 5:  # and more jobs end all the time
+                await inside.ended(await client.submit("task"))
+            assert all(tries())
+            assert all(skips for _, skips in spy.calls[found_out:])
+        await inside.ended(job_id)
+    assert trouble.service == "finisher"
+    assert (await client.get(job_id)).state == "success"
+
+
+async def _has_lines(client: AnyClient, job_id: Any, number: int) -> bool:
+    return len(await client.log(job_id)) == number

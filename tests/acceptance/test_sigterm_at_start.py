@@ -1,0 +1,58 @@
+"""SIGTERM while a command starts that brings up the embedded PostgreSQL: nothing of it stays behind."""
+
+import asyncio
+import os
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+TOLD_TO_END = 128 + 15
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where another user can reach what is there: the embedded server is not root."""
+    with tempfile.TemporaryDirectory(prefix="joex-tests-embedded-", dir="/var/tmp") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["executor", "--app", "joex.examples.documents:app", "--http-address", ""],
+        ["up", "-f", str(ROOT / "examples" / "joexpool.yaml")],
+        ["demo"],
+        ["jobs"],
+    ],
+    ids=lambda command: command[0],
+)
+async def test_a_command_that_is_told_to_end_leaves_no_embedded_server(folder: Path, command: list[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "joex", *command),
+        cwd=ROOT,
+        env={**environment, "JOEX_EMBEDDED_DIR": str(folder)},
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+    )
+    assert process.stdout is not None
+    said = b""
+    async with asyncio.timeout(PATIENCE):
+        while b"the embedded PostgreSQL" not in said:
+            line = await process.stdout.readline()
+            assert line, said
+            said += line
+    process.terminate()
+    said += (await asyncio.wait_for(process.communicate(), 2 * PATIENCE))[0]
+    assert process.returncode == TOLD_TO_END, said
+    assert b"Traceback" not in said
+    assert not any(name == "postmaster.pid" for _, _, names in os.walk(folder) for name in names)

@@ -1,0 +1,313 @@
+"""Connections: how they are isolated, what they do on silent links, and where they lead."""
+
+import asyncio
+import socket
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+import joex
+from joex import Client
+from joex.errors import ConfigError, DatabaseUnavailable
+from joex.store.database import connect, create_pool, lent
+from tests.support.apps import AnyClient
+from tests.support.postgres import free_port
+from tests.support.processes_inside import LONG, executor_inside
+from tests.support.proxy import Proxy
+from tests.support.waiting import PATIENCE, eventually
+
+AT_MOST = 10.0
+"""Seconds; without an end of its own each of these would wait for ever."""
+LEVELS = ["repeatable read", "serializable"]
+
+
+@pytest.fixture(params=LEVELS)
+async def strict_url(request, postgres, database_name):
+    """A database whose sessions are isolated like this by default."""
+    async with postgres.administrator() as administrator:
+        await administrator.execute(
+            f"ALTER DATABASE {database_name} SET default_transaction_isolation = '{request.param}'"
+        )
+        yield postgres.url(database_name)
+        await administrator.execute(f"ALTER DATABASE {database_name} RESET ALL")
+
+
+@pytest.fixture
+async def proxy(postgres, database_name):
+    """A proxy in front of the test's database."""
+    async with Proxy(postgres.port) as proxy:
+        proxy.url = postgres.tcp_url(database_name, port=proxy.port)
+        yield proxy
+
+
+def client_of(database, **options) -> AnyClient:
+    """A client of one's own."""
+    return Client(database, **options)
+
+
+async def level(connection):
+    return await connection.fetchval("SHOW transaction_isolation")
+
+
+async def test_connections_of_our_own_are_read_committed_whatever_the_default_is(strict_url):
+    raw = await asyncpg.connect(strict_url)
+    assert await level(raw) in LEVELS
+    await raw.close()
+    connection = await connect(strict_url)
+    assert await level(connection) == "read committed"
+    async with connection.transaction():
+        assert await level(connection) == "read committed"
+    async with connection.transaction(isolation="serializable"):
+        assert await level(connection) == "serializable"
+    await connection.execute("SET default_transaction_isolation = 'serializable'; SET statement_timeout = '1h'")
+    await connection.reset()
+    assert await level(connection) == "read committed"
+    assert await connection.fetchval("SHOW statement_timeout") == "0"
+    await connection.close()
+
+
+async def test_so_are_those_of_clients_and_of_tasks_however_often_they_are_given_back(strict_url):
+    app, levels = joex.App(), []
+
+    @app.task("look")
+    async def look(ctx):
+        for _ in range(2):
+            async with ctx.connection() as connection:
+                levels.append(await level(connection))
+        async with ctx.transaction() as connection:
+            levels.append(await level(connection))
+
+    async with client_of(strict_url) as client:
+        for _ in range(2):
+            async with client.acquire() as connection:
+                levels.append(await level(connection))
+            async with client.using() as connection:
+                levels.append(await level(connection))
+        async with executor_inside(app, strict_url, lease=LONG) as inside:
+            await inside.ended(await client.submit("look"))
+    assert levels == ["read committed"] * 7
+
+
+async def test_executors_share_and_recover_jobs_whatever_the_default_is(strict_url):
+    app = joex.App()
+
+    @app.task("write", retries=1, retry_delay="0s")
+    async def write(ctx):
+        if ctx.attempt == 1:
+            raise ValueError("once")
+        async with ctx.transaction():
+            pass
+
+    async with client_of(strict_url) as client:
+        async with executor_inside(app, strict_url), executor_inside(app, strict_url):
+            ids = await client.submit_many([{"task": "write", "group": f"g{n % 7}"} for n in range(100)])
+            jobs = await client.wait_many(ids, timeout=2 * PATIENCE)
+        assert {job.state for job in jobs} == {"success"}
+
+
+async def test_a_link_is_watched_at_both_its_ends(postgres, database_name):
+    connection = await connect(postgres.tcp_url(database_name))
+    settings = (
+        "SELECT name, setting FROM pg_settings WHERE name LIKE 'tcp_%' OR name = 'client_connection_check_interval'"
+    )
+    assert {row["name"]: int(row["setting"]) for row in await connection.fetch(settings)} == {
+        "client_connection_check_interval": 1000,
+        "tcp_keepalives_count": 3,
+        "tcp_keepalives_idle": 5,
+        "tcp_keepalives_interval": 5,
+        "tcp_user_timeout": 60_000,
+    }
+    ours = connection._transport.get_extra_info("socket")
+    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+    await connection.close()
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["a URL", "a pool of the caller's"])
+async def test_a_call_that_is_cancelled_on_a_silent_link_returns_and_the_next_one_works(proxy, own):
+    pool = None if own else await asyncpg.create_pool(proxy.url, min_size=0)
+    client = client_of(proxy.url if pool is None else pool)
+    async with client.using(), client.using(), client.using():
+        pass
+    proxy.freeze_links()
+
+    async def call():
+        async with asyncio.timeout(0.2):
+            await client.submit("a")
+
+    calls = [asyncio.create_task(call()) for _ in range(3)]
+    done, _ = await asyncio.wait(calls, timeout=AT_MOST)
+    assert [type(one.exception()) for one in done] == [TimeoutError] * 3
+    assert await asyncio.wait_for(client.submit("a"), AT_MOST)
+    await asyncio.wait_for(client.close(), AT_MOST)
+    if pool is not None:
+        pool.terminate()
+
+
+async def test_a_call_on_a_silent_link_ends_by_itself(proxy):
+    async with client_of(proxy.url, timeout="500ms") as client:
+        await client.submit("a")
+        proxy.freeze_links()
+        with pytest.raises(DatabaseUnavailable, match="no answer in time"):
+            await asyncio.wait_for(client.submit("a"), AT_MOST)
+        assert await client.submit("a")
+
+
+@pytest.mark.parametrize("wrong", ["soon", 0, -1])
+def test_a_wrong_timeout_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"^timeout: "):
+        client_of("postgresql://localhost/shop", timeout=wrong)
+
+
+async def test_a_client_whose_links_are_silent_can_be_closed(proxy):
+    client = client_of(proxy.url)
+    async with client.using() as connection:
+        await connection.fetchval("SELECT 1")
+        proxy.freeze_links()
+    await asyncio.wait_for(client.close(), AT_MOST)
+
+
+async def test_a_block_that_is_cancelled_on_a_silent_link_ends_and_its_slot_is_free_again(proxy, database_url):
+    app, silent = joex.App(), asyncio.Event()
+
+    @app.task("talk", timeout="1s", retries=0)
+    async def talk(ctx):
+        async with ctx.transaction() as connection:
+            await connection.execute("CREATE TABLE written ()")
+            proxy.freeze_links()
+            silent.set()
+            await connection.fetchval("SELECT 1")
+
+    @app.task("quick")
+    async def quick(_ctx):
+        pass
+
+    async with client_of(database_url) as client, executor_inside(app, proxy.url, pool_size=1) as inside:
+        job_id = await client.submit("talk")
+        await asyncio.wait_for(silent.wait(), PATIENCE)
+        await inside.ended(await client.submit("quick"))
+        assert (await client.get(job_id)).state == "failed"
+        async with client.using() as connection:
+            assert await connection.fetchval("SELECT to_regclass('written')") is None
+
+
+async def test_a_run_whose_statement_waits_for_a_silent_link_fails_and_is_tried_again(proxy, database_url, monkeypatch):
+    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.2)
+    app = joex.App()
+
+    @app.task("talk", retries=1, retry_delay="0s")
+    async def talk(ctx):
+        async with ctx.transaction() as connection:
+            if ctx.attempt == 1:
+                proxy.freeze_links()
+            await connection.fetchval("SELECT 1")
+
+    async with client_of(database_url) as client, executor_inside(app, proxy.url, pool_size=1):
+        job = await client.wait(await client.submit("talk"), timeout=PATIENCE)
+        assert job.state == "success"
+
+
+async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypatch):
+    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.05)
+    app = joex.App()
+
+    @app.task("work", retries=0)
+    async def work(ctx):
+        async with ctx.transaction() as connection:
+            await connection.execute("SELECT pg_sleep(1)")
+            await connection.fetchval("SELECT pg_sleep($1)", 0.5)
+
+    async with client_of(database_url) as client, executor_inside(app, database_url):
+        job = await client.wait(await client.submit("work"), timeout=PATIENCE)
+        assert job.state == "success"
+
+
+async def test_a_statement_that_was_given_up_ends_on_the_server_too(database_url, connection):
+    pool = await create_pool(database_url, most=1)
+
+    async def forever():
+        async with lent(pool) as lent_one, lent_one.transaction():
+            await lent_one.fetchval("SELECT pg_sleep(3600)")
+
+    async def sleepers():
+        return await connection.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)' AND pid <> pg_backend_pid()"
+        )
+
+    call = asyncio.create_task(forever())
+    await eventually(sleepers)
+    call.cancel()
+    await asyncio.wait({call})
+    assert call.cancelled()
+    await eventually(lambda: _none(sleepers()))
+    async with lent(pool) as again:
+        assert await again.fetchval("SELECT 1") == 1
+    await pool.close()
+
+
+async def _none(count):
+    return await count == 0
+
+
+@pytest.mark.parametrize("first", ["refuses", "says nothing"])
+async def test_of_several_hosts_one_may_be_dead(postgres, database_name, monkeypatch, first):
+    monkeypatch.setattr("joex.store.database._PATIENCE", 4.0)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if first == "says nothing":
+            silent.listen()
+            dead = silent.getsockname()[1]
+        else:
+            dead = free_port()
+        url = (
+            f"postgresql://postgres:secret@127.0.0.1:{dead},127.0.0.1:{postgres.port}/{database_name}"
+            "?target_session_attrs=read-write"
+        )
+        app = joex.App()
+
+        @app.task("a")
+        async def a(_ctx):
+            pass
+
+        async with client_of(url) as client, executor_inside(app, url):
+            job = await client.wait(await client.submit("a"), timeout=PATIENCE)
+            assert job.state == "success"
+
+
+async def test_where_all_hosts_are_dead_no_password_is_told():
+    url = f"postgresql://u:secret@127.0.0.1:{free_port()},127.0.0.1:{free_port()}/shop"
+    async with client_of(url) as client:
+        with pytest.raises(DatabaseUnavailable) as caught:
+            await client.submit("a")
+    assert "secret" not in str(caught.value) + repr(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:p/secret@h/d", "postgresql://u:p#secret@h/d", "host=h password=secret"]
+)
+async def test_a_wrong_url_is_refused_without_a_part_of_its_password(url):
+    with pytest.raises(ConfigError, match=r"^database URL: expected postgresql://") as caught:
+        async with client_of(url) as client:
+            await client.submit("a")
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_worker_and_a_wait_go_on_while_the_database_is_away(proxy, database_url):
+    async with client_of(database_url) as other, client_of(proxy.url) as client:
+        await other.typed.add("index", 1)
+        await proxy.refuse()
+        waiting = asyncio.create_task(client.typed.wait("index", 1))
+        working = asyncio.create_task(client.typed.accept("index", wait=timedelta(hours=1)))
+        with pytest.raises(TimeoutError):
+            await client.typed.wait("index", 1, timeout="100ms")
+        assert await client.typed.accept("index", wait="100ms") is None
+        with pytest.raises(DatabaseUnavailable):
+            await client.typed.accept("index")
+        assert not waiting.done()
+        assert not working.done()
+        await proxy.accept()
+        job = await asyncio.wait_for(working, PATIENCE)
+        assert (await client.typed.finish("index", 1, {}, job.lock_id)) == "ok"
+        assert (await asyncio.wait_for(waiting, PATIENCE)).state == "finished"

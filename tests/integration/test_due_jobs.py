@@ -1,0 +1,171 @@
+"""Jobs that fall due: each stands in the line of its group, however many others are due before it."""
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from joex.core.counting import CountingScheme
+from joex.store import keyed, pools, runs, stats
+
+FOUR_ONE = CountingScheme(4, 1)
+HERD = 5_000
+
+
+async def deferred(bench, group: str, number: int = 1, *, due: timedelta, apart: timedelta = timedelta(0)) -> None:
+    """Retries of a group: when the first is due, from now, and how far apart they are."""
+    await bench.connection.execute(
+        """
+        INSERT INTO joex.job (task, grp, state, due_at)
+        SELECT 'a', $1, 'stuck', clock_timestamp() + $3::interval + $4::interval * (nr - 1)
+        FROM generate_series(1, $2) nr
+        """,
+        group,
+        number,
+        due,
+        apart,
+    )
+
+
+def ago(**fields: float) -> timedelta:
+    return -timedelta(**fields)
+
+
+async def one_by_one(bench, executor: int, most: int) -> list[str]:
+    """The groups of jobs that are taken one by one, each when the one before has ended."""
+    groups = []
+    for _ in range(most):
+        job = await bench.take_one(executor)
+        groups.append(job.group)
+        await bench.finish(job)
+    return groups
+
+
+async def accepted(bench, number: int = 1) -> list[str]:
+    """The groups of the jobs that a worker accepts."""
+    return [job.group for job in await keyed.accept(bench.connection, "default", number, "worker", None)]
+
+
+async def test_a_groups_one_due_retry_is_served_within_a_round_of_anothers_thousands(bench):
+    await deferred(bench, "herd", HERD, due=ago(hours=1))
+    await deferred(bench, "one", due=ago(seconds=1))
+    assert "one" in await one_by_one(bench, await bench.executor(), 2)
+
+
+async def test_it_is_where_the_others_became_due_over_a_night(bench):
+    await deferred(bench, "herd", HERD, due=ago(hours=8), apart=timedelta(seconds=5))
+    await deferred(bench, "one", due=ago(seconds=1))
+    assert "one" in await one_by_one(bench, await bench.executor(), 2)
+
+
+async def test_it_is_where_ten_thousand_groups_have_jobs_that_are_not_due(bench):
+    await bench.connection.execute("""
+        INSERT INTO joex.job (task, grp, due_at)
+        SELECT 'a', 'later ' || nr, now() + make_interval(hours => 1, secs => nr) FROM generate_series(1, 10000) nr""")
+    await deferred(bench, "herd", HERD, due=ago(hours=1))
+    await deferred(bench, "one", due=ago(seconds=1))
+    assert "one" in await one_by_one(bench, await bench.executor(), 2)
+
+
+async def test_a_worker_is_given_it_within_a_round_too(bench):
+    await deferred(bench, "herd", HERD, due=ago(hours=1))
+    await deferred(bench, "one", due=ago(seconds=1))
+    assert Counter([group for _ in range(3) for group in await accepted(bench)])["one"] == 1
+
+
+async def test_workers_are_given_due_jobs_of_the_group_that_runs_least(bench):
+    await deferred(bench, "herd", HERD, due=ago(hours=1))
+    assert await accepted(bench, 4) == ["herd"] * 4
+    await deferred(bench, "other", 10, due=ago(seconds=1))
+    assert [await accepted(bench) for _ in range(4)] == [["other"]] * 4
+
+
+async def test_an_accept_moves_no_more_due_jobs_than_it_takes(bench, another_connection):
+    """For as long as its transaction is open they are nobody else's."""
+    for group in ("a", "b", "c"):
+        await deferred(bench, group, 10, due=ago(seconds=1))
+    other = await another_connection()
+    async with bench.connection.transaction():
+        mine = await accepted(bench, 4)
+        assert len(mine) == 4
+        theirs = await keyed.accept(other, "default", 100, "other", None)
+        assert Counter([*mine, *(job.group for job in theirs)]) == {"a": 10, "b": 10, "c": 10}
+
+
+async def test_all_slots_are_filled_where_a_group_has_fewer_due_jobs_than_its_share(bench):
+    await deferred(bench, "herd", 100, due=ago(seconds=2))
+    await deferred(bench, "one", due=ago(seconds=1))
+    assert Counter(await accepted(bench, 10)) == {"herd": 9, "one": 1}
+
+
+@pytest.mark.parametrize("setting", [{"paused": True}, {"max_running": 0}])
+async def test_due_jobs_of_a_group_that_may_not_run_keep_no_worker_from_others(bench, setting: dict[str, Any]):
+    await deferred(bench, "stopped", HERD, due=ago(hours=1))
+    await deferred(bench, "one", due=ago(seconds=1))
+    await stats.set_group(bench.connection, "stopped", "default", **setting)
+    assert await accepted(bench) == ["one"]
+
+
+async def test_of_many_groups_with_more_due_jobs_than_anyone_takes_none_is_starved(bench):
+    """Many more than a call steps over, and in two minutes that are far apart.
+
+    (Chance decides where a call begins: that one of them is missed by 400 calls has a chance of 10 to the -8.)
+    """
+    groups = 400
+    await bench.connection.execute(
+        """
+        INSERT INTO joex.job (task, grp, state, due_at)
+        SELECT 'a', 'group ' || nr % $1, 'stuck', now() - make_interval(hours => 1 + 23 * (nr % 2))
+        FROM generate_series(1, $1::integer * 40) nr
+        """,
+        groups,
+    )
+    in_line = 0
+    for _ in range(400):
+        await bench.connection.execute("SELECT joex.promote('default', 30)")
+        in_line = await bench.connection.fetchval("SELECT count(DISTINCT grp) FROM joex.job WHERE lane = 0")
+        if in_line == groups:
+            break
+    assert in_line == groups
+
+
+async def test_due_jobs_whose_rows_others_hold_keep_none_of_the_rest_from_its_turn(bench, another_connection):
+    await deferred(bench, "herd", 30, due=ago(hours=1))
+    await deferred(bench, "one", due=ago(seconds=1))
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.job WHERE grp = 'one' OR seq < 20 FOR UPDATE")
+        assert await accepted(bench, 15) == ["herd"] * 11
+    assert "one" in await accepted(bench, 2)
+
+
+async def test_a_pool_at_zero_is_wanted_for_a_due_retry_behind_thousands_that_may_not_run(bench):
+    await deferred(bench, "stopped", 20_000, due=ago(hours=1))
+    await deferred(bench, "one", due=ago(seconds=1))
+    await stats.set_group(bench.connection, "stopped", "default", paused=True)
+    runnable, _, _ = await pools.look(bench.connection, ["default"], 10, "p/a-")
+    assert runnable == 1
+
+
+async def test_a_job_with_a_time_of_its_own_goes_where_its_priority_is_when_it_is_due(bench):
+    """In a batch for each group too; a retry goes before both."""
+    await deferred(bench, "herd", 600, due=ago(hours=1))
+    await bench.connection.execute("""
+        INSERT INTO joex.job (task, grp, priority, state, due_at) VALUES
+        ('a', 'x', 'low', 'waiting', now()), ('a', 'x', 'high', 'waiting', now()), ('a', 'x', 'low', 'stuck', now())""")
+    await bench.connection.execute("SELECT joex.promote('default')")
+    rows = await bench.connection.fetch("SELECT lane FROM joex.job WHERE grp = 'x' ORDER BY seq")
+    assert [row["lane"] for row in rows] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("due", ["-infinity", "0001-01-01 00:00+00"])
+async def test_whatever_the_time_of_a_due_job_it_is_taken(bench, due):
+    await deferred(bench, "herd", 600, due=ago(hours=1))
+    await bench.connection.execute(
+        "INSERT INTO joex.job (task, grp, state, due_at) VALUES ('a', 'x', 'stuck', $1::text::timestamptz)", due
+    )
+    executor, groups = await bench.executor(), []
+    while taken := await runs.take(bench.connection, executor, ["default"], 601, FOUR_ONE):
+        groups += [job.group for job in taken]
+    assert Counter(groups) == {"herd": 600, "x": 1}

@@ -1,0 +1,111 @@
+"""Roles of the database that own nothing of Joex, and publications of all its tables."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import asyncpg
+import pytest
+
+from joex.core.counting import CountingScheme
+from joex.store import executors, floors, jobs, keyed, runs
+from tests.support.postgres import TestServer
+
+FOUR_ONE = CountingScheme(4, 1)
+ROLES = ("joex_test_one", "joex_test_two")
+
+
+@pytest.fixture
+async def login(
+    postgres: TestServer, database_url: str, connection: asyncpg.Connection
+) -> AsyncIterator[Callable[[str], Awaitable[asyncpg.Connection]]]:
+    """Logs in as one of two roles that may use the schema, its tables and its sequences, and no more."""
+    async with AsyncExitStack() as stack:
+        for role in ROLES:
+            await connection.execute(f"""
+                CREATE ROLE {role} LOGIN;
+                GRANT USAGE ON SCHEMA joex TO {role};
+                GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex TO {role};
+                GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA joex TO {role}""")
+
+        async def log_in(role: str) -> asyncpg.Connection:
+            made = await asyncpg.connect(database_url, user=role)
+            stack.push_async_callback(made.close)
+            return made
+
+        yield log_in
+    for role in ROLES:
+        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_each_of_two_roles_takes_from_a_queue_that_the_other_was_the_first_to_serve(login, bench):
+    sessions = [await login(role) for role in ROLES]
+    for nr, (first, second) in enumerate((sessions, sessions[::-1])):
+        queue = f"queue {nr}"
+        for group in ("a", "b", "c"):
+            await bench.submit(group, queue=queue)
+        assert len(await keyed.accept(first, queue, 1, "worker", None)) == 1
+        call = "SELECT id FROM joex.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$1], '{a}', 4, NULL, '1h', false, 5)"
+        executor = await second.fetchval(call, queue)
+        [job] = await runs.take(second, executor, [queue], 1, FOUR_ONE)
+        assert await runs.finish_many(second, [runs.EndedRun(job.id, job.lock_id, "success")]) == []
+        assert len(await runs.take(second, executor, [queue], 4, FOUR_ONE)) == 1
+    owners = "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relname LIKE 'ring_cursor%'"
+    assert [row[0] for row in await bench.connection.fetch(owners)] == ["postgres"]
+
+
+async def test_a_role_that_may_read_alone_makes_no_queue_and_moves_no_cursor(login, bench, connection):
+    reader = await login(ROLES[0])
+    await connection.execute(f"REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex FROM {ROLES[0]}")
+    await bench.executor()
+    for call in ("joex.serve_queue('new')", "setval('joex.ring_cursor_1', 1)"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await reader.execute(f"SELECT {call}")
+    assert await connection.fetchval("SELECT count(*) FROM joex.queue") == 1
+
+
+async def test_the_path_of_the_calling_role_leads_the_making_of_a_queues_sequence_nowhere(login, connection):
+    """What has the rights of another role must find nothing that the calling role has put there."""
+    one = await login(ROLES[0])
+    await connection.execute(f"CREATE SCHEMA trap AUTHORIZATION {ROLES[0]}")
+    await one.execute("""
+        CREATE FUNCTION trap.format(text, integer) RETURNS text LANGUAGE sql AS $$ SELECT 'CREATE ROLE caught' $$;
+        SET search_path = trap, joex, pg_catalog""")
+    assert await one.fetchval("SELECT format('%s', 1)") == "CREATE ROLE caught"
+    await one.execute("SELECT joex.serve_queue('new')")
+    assert await connection.fetchval("SELECT cursor::text FROM joex.queue") == "joex.ring_cursor_1"
+    assert await connection.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'caught'") == 0
+
+
+# Tables whose rows are changed or deleted must say by what a subscriber finds them.
+WITHOUT_IDENTITY = """
+    SELECT c.relname::text FROM pg_class c
+    WHERE c.relnamespace = 'joex'::regnamespace AND c.relkind = 'r' AND c.relreplident <> 'f'
+      AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND CASE c.relreplident
+                      WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)
+"""
+
+
+async def test_each_table_has_an_identity_for_replication(connection):
+    assert [row[0] for row in await connection.fetch(WITHOUT_IDENTITY)] == []
+
+
+async def test_floors_are_raised_and_switched_off_beside_a_publication_of_all_tables(bench):
+    await bench.connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    executor = await bench.executor()
+    place: tuple[str, Any] = ("default", await bench.connection.fetchval("SELECT joex.ring('default')"))
+    await bench.connection.execute("SELECT joex.set_floors(true)")
+    for _ in range(3):
+        job_id = await bench.submit()
+        assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
+        assert await bench.finish(await bench.take_one(executor), "failed") == []
+        await jobs.retry(bench.connection, job_id)
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex.straggler") == 1
+        await bench.finish(await bench.take_one(executor))
+    assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
+    await bench.submit("other")
+    await executors.leave(bench.connection, executor, 5)
+    for _ in range(2):
+        await bench.connection.execute("SELECT joex.set_floors(false)")
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.floor") == 0
+    await bench.connection.execute("DROP PUBLICATION everything")

@@ -1,0 +1,228 @@
+"""The lock of a queue's ring: whatever ends a take, no session keeps it, and one that does stops no other take."""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from joex import Client, NewJob
+from joex.core.counting import CountingScheme
+from joex.errors import DatabaseUnavailable
+from joex.store import jobs, keyed, runs
+from tests.support.waiting import eventually
+
+FOUR_ONE = CountingScheme(4, 1)
+RING = "joex.lock_class(3), hashtext('default')"
+HELD = """
+    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = joex.lock_class(3) AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+WAITS = """
+    SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+async def met(holder: asyncpg.Connection, observer: asyncpg.Connection, signal_number: int, interrupt: Any) -> None:
+    """A take that waits for the ring is granted it and interrupted at once: its process is stopped meanwhile."""
+    pid = await eventually(lambda: observer.fetchval(WAITS), why="the take waits for the ring")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await holder.execute(f"SELECT pg_advisory_unlock({RING})")
+        await interrupt(pid)
+        await eventually(lambda: is_pending(pid, signal_number), why="the interrupt has come")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def is_pending(pid: int, signal_number: int) -> bool:
+    """Whether a signal waits for a stopped process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return any(int(line.split()[1], 16) >> signal_number - 1 & 1 for line in status.splitlines() if "Pnd:" in line)
+
+
+async def nothing(_: int) -> None:
+    """The interrupt comes by itself."""
+
+
+@pytest.mark.parametrize("within", ["0", "500ms"], ids=["cancelled", "timeout"])
+async def test_a_take_that_is_interrupted_just_when_the_ring_is_granted_does_not_keep_it(
+    bench, another_connection, within
+):
+    """Between the lock and the next instruction: there no note can be taken of it."""
+    await bench.submit()
+    executor, holder, taker = await bench.executor(), await another_connection(), await another_connection()
+    await holder.execute(f"SELECT pg_advisory_lock({RING})")
+    await bench.connection.execute(NO_LIMIT)
+    await taker.execute(ONE_ALARM)
+    await taker.execute(f"SET statement_timeout = '{within}'")
+
+    async def cancel(pid: int) -> None:
+        await bench.connection.execute("SELECT pg_cancel_backend($1)", pid)
+
+    task = asyncio.ensure_future(runs.take(taker, executor, ["default"], 1, FOUR_ONE))
+    if within == "0":
+        await met(holder, bench.connection, signal.SIGINT, cancel)
+    else:
+        await met(holder, bench.connection, signal.SIGALRM, nothing)
+    with pytest.raises(DatabaseUnavailable, match="canceling statement"):
+        await task
+    assert await bench.connection.fetchval(HELD) == 0
+    assert len(await bench.take(executor)) == 1
+
+
+NO_LIMIT = """
+    ALTER FUNCTION joex.wait_for_ring SET lock_timeout = 0;
+    CREATE TABLE other_than_new ();  -- this database serves no other test
+"""
+ONE_ALARM = "SET deadlock_timeout = '10min'"  # a look for deadlocks is not what a signal is for
+
+
+async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_with_a_connection_of_the_pool(
+    database_url, bench, another_connection
+):
+    client = Client(database_url)  # whose connections are not reset
+    await bench.submit()
+    holder = await another_connection()
+    await holder.execute(f"SELECT pg_advisory_lock({RING})")
+    await bench.connection.execute(NO_LIMIT)
+    pids = []
+
+    async def accept() -> None:
+        async with client.using() as connection:
+            await keyed.accept(connection, "default", 1, "worker", None)
+
+    async def cancel(pid: int) -> None:
+        pids.append(pid)
+        task.cancel()
+
+    async def is_idle() -> bool:
+        state = "SELECT state FROM pg_stat_activity WHERE pid = $1"
+        return bool(await bench.connection.fetchval(state, pids[0]) == "idle")
+
+    task = asyncio.ensure_future(accept())
+    await met(holder, bench.connection, signal.SIGINT, cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(is_idle, why="the connection has come back to the pool")
+    assert await bench.connection.fetchval(HELD) == 0
+    assert await client.typed.accept("default") is not None
+    await client.close()
+
+
+async def test_a_take_whose_wait_ends_just_when_the_ring_is_granted_does_not_keep_it(bench, another_connection):
+    await bench.submit()
+    executor, holder, taker = await bench.executor(), await another_connection(), await another_connection()
+    await holder.execute(f"SELECT pg_advisory_lock({RING})")
+    await taker.execute(ONE_ALARM)
+    task = asyncio.ensure_future(runs.take(taker, executor, ["default"], 1, FOUR_ONE))
+    await met(holder, bench.connection, signal.SIGALRM, nothing)
+    assert len(await task) == 1
+    assert await bench.connection.fetchval(HELD) == 0
+
+
+async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go_on(bench, another_connection):
+    """Timeouts that hit anywhere: while it waits, chooses, writes, and frees the ring."""
+    executor = await bench.executor()
+    await jobs.submit_many(bench.connection, [NewJob("a", group=f"g{nr % 200}") for nr in range(2000)])
+    takers = [await another_connection() for _ in range(4)]
+    ended = {"done": 0, "cancelled": 0}
+
+    async def work(taker: asyncpg.Connection) -> None:
+        for _ in range(250):
+            await taker.execute(f"SET statement_timeout = {random.randint(1, 25)}")
+            transaction = taker.transaction()
+            await transaction.start()
+            try:
+                await runs.take(taker, executor, ["default"], 50, FOUR_ONE)
+                ended["done"] += 1
+            except DatabaseUnavailable:
+                ended["cancelled"] += 1
+            finally:
+                await transaction.rollback()
+
+    await asyncio.gather(*map(work, takers))
+    assert ended["cancelled"] > 100, ended
+    assert await bench.connection.fetchval(HELD) == 0
+    assert len(await bench.take(executor, 5)) == 5
+
+
+async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_no_lock_either(
+    bench, another_connection
+):
+    """The handler is made to wait at its beginning, where the second cancellation meets it."""
+    await bench.submit()
+    executor, taker, gate = await bench.executor(), await another_connection(), await another_connection()
+    pid = taker.get_server_pid()
+    await bench.connection.execute("""
+        ALTER FUNCTION joex.free_ring RENAME TO really_free_ring;
+        CREATE FUNCTION joex.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM pg_advisory_lock(1), pg_advisory_unlock(1);
+            PERFORM joex.really_free_ring(p_queue);
+        END $$""")
+    await gate.execute("SELECT pg_advisory_lock(1)")
+    await gate.execute(
+        "BEGIN; LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE"
+    )  # the take waits there, with the ring
+
+    async def waits_for(kind: str) -> bool:
+        query = "SELECT count(*) FROM pg_locks WHERE pid = $1 AND locktype = $2 AND NOT granted"
+        return bool(await bench.connection.fetchval(query, pid, kind))
+
+    async def cancel_when_it_waits_for(kind: str) -> None:
+        await eventually(lambda: waits_for(kind), why=f"the take waits for the {kind}")
+        await bench.connection.execute("SELECT pg_cancel_backend($1)", pid)
+
+    async with taker.transaction():
+        try:
+            async with taker.transaction():  # a savepoint
+                task = asyncio.ensure_future(runs.take(taker, executor, ["default"], 2, FOUR_ONE))
+                await cancel_when_it_waits_for("relation")
+                await cancel_when_it_waits_for("advisory")
+                await eventually(lambda: waits_for("advisory"), why="the outer handler waits")
+                await gate.execute("SELECT pg_advisory_unlock(1)")
+                await task
+        except DatabaseUnavailable:
+            pass
+        # The transaction goes on, and so do others.
+        assert await bench.connection.fetchval(HELD) == 0
+        await gate.execute("COMMIT")
+        assert len(await runs.take(taker, executor, ["default"], 1, FOUR_ONE)) == 1
+
+
+async def test_a_session_that_keeps_the_ring_for_ever_stops_no_take_and_no_accept(bench, another_connection):
+    """A backend that hangs, or whatever else leaves the lock with a session that is idle."""
+    for group in ("a", "b", "c", "d"):
+        await bench.submit(group)
+    executor, hung = await bench.executor(), await another_connection()
+    await hung.execute(f"SELECT pg_advisory_lock({RING})")
+    assert len(await bench.take(executor, 2)) == 2
+    assert len(await keyed.accept(bench.connection, "default", 2, "worker", None)) == 2
+    await hung.execute(f"SELECT pg_advisory_unlock({RING})")
+
+
+async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before(bench):
+    await bench.submit()
+    executor = await bench.executor()
+    for _ in range(2):
+        await bench.connection.execute(f"SELECT pg_advisory_lock({RING})")
+    await bench.connection.execute("SELECT joex.end_executor($1, 'left', 5)", executor)
+    with pytest.raises(Exception, match="has ended"):
+        await bench.take(executor)
+    assert await bench.connection.fetchval(HELD) == 0
+
+
+async def test_a_failing_take_leaves_the_rings_of_other_queues_and_sessions_alone(bench, another_connection):
+    other = await another_connection()
+    await bench.connection.execute("SELECT pg_advisory_lock(joex.lock_class(3), hashtext('mine'))")
+    await other.execute(f"SELECT pg_advisory_lock({RING})")
+    with pytest.raises(Exception, match="has ended"):
+        await bench.take(4711)
+    assert await bench.connection.fetchval(HELD) == 2
+    await bench.connection.execute("SELECT pg_advisory_unlock_all()")
+    await other.execute("SELECT pg_advisory_unlock_all()")

@@ -1,0 +1,113 @@
+"""The HTTP session of the operator's watches, against a server that plays the API server."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import ApiClient, Configuration
+
+from joex_operator.cluster.watch_session import WatchSession
+
+PODS, POOLS = "/api/v1/pods", "/apis/joex.dev/v1alpha1/joexpools"
+
+
+class ApiServer:
+    """Answers every request with ``status``, and remembers the credentials it came with."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.tokens: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.tokens.append(request.headers.get("Authorization", ""))
+        return web.json_response({}, status=self.status)
+
+
+@pytest.fixture
+async def api_server() -> ApiServer:
+    return ApiServer()
+
+
+@pytest.fixture
+async def client(api_server: ApiServer) -> AsyncIterator[ApiClient]:
+    app = web.Application()
+    app.router.add_get("/{path:.*}", api_server.answer)
+    async with TestServer(app) as server:
+        # As behind a proxy that serves several clusters.
+        configuration = Configuration(host=f"{server.make_url('/')}clusters/one")
+        configuration.api_key["BearerToken"] = "bearer first"
+        async with ApiClient(configuration) as client:
+            yield client
+
+
+@pytest.fixture
+async def session(client: ApiClient) -> AsyncIterator[WatchSession]:
+    session = WatchSession(client, [PODS, POOLS])
+    yield session
+    await session.close()
+
+
+async def get(session: aiohttp.ClientSession, client: ApiClient, path: str) -> None:
+    async with session.get(f"{client.configuration.host}{path}") as response:
+        await response.read()
+
+
+async def watch(session: aiohttp.ClientSession, client: ApiClient, *paths: str) -> None:
+    for path in paths:
+        await get(session, client, f"{path}?watch=true")
+
+
+async def test_the_watches_are_live_when_the_latest_request_of_each_began_well(
+    api_server: ApiServer, client: ApiClient, session: WatchSession
+) -> None:
+    http = (await session.login()).aiohttp_session
+    assert session.problem() == f"the watch on {PODS} has not begun"
+    await get(http, client, PODS)
+    assert session.problem() == f"the watch on {PODS} has not begun", "a list is no watch"
+    await watch(http, client, PODS)
+    assert session.problem() == f"the watch on {POOLS} has not begun"
+    await watch(http, client, POOLS)
+    assert session.problem() is None
+    api_server.status = 403
+    await watch(http, client, PODS)
+    assert session.problem() == f"the watch on {PODS}: 403 Forbidden"
+    api_server.status = 200
+    await watch(http, client, PODS)
+    assert session.problem() is None
+
+
+async def test_what_fails_before_the_first_watch_is_told(client: ApiClient, session: WatchSession) -> None:
+    client.configuration.host = "http://127.0.0.1:1"
+    http = (await session.login()).aiohttp_session
+    with suppress(aiohttp.ClientError):
+        await get(http, client, "/apis/joex.dev/v1alpha1")
+    said = session.problem()
+    assert said is not None
+    assert said.startswith(f"the watch on {PODS} has not begun: Cannot connect to host 127.0.0.1:1")
+
+
+async def test_each_request_has_the_token_of_its_moment(
+    api_server: ApiServer, client: ApiClient, session: WatchSession
+) -> None:
+    """Those of pods are files that the kubelet writes anew, and our client reads again."""
+    http = (await session.login()).aiohttp_session
+    await watch(http, client, PODS)
+    client.configuration.api_key["BearerToken"] = "bearer second"
+    await watch(http, client, PODS)
+    assert api_server.tokens == ["bearer first", "bearer second"]
+
+
+async def test_another_login_closes_the_session_before_and_has_the_very_tls_of_our_client(
+    client: ApiClient, session: WatchSession
+) -> None:
+    first = (await session.login()).aiohttp_session
+    second = (await session.login()).aiohttp_session
+    assert (first.closed, second.closed) == (True, False)
+    connector = second.connector
+    assert isinstance(connector, aiohttp.TCPConnector)
+    assert connector._ssl is client.rest_client.ssl_context
+    await session.close()
+    assert second.closed

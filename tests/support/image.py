@@ -1,0 +1,194 @@
+"""The image of joex without a Docker engine: what its Dockerfile installs, and how its containers start.
+
+The very script that the Dockerfile runs installs into a folder, with the newest Python that this machine has. What is
+installed there runs as a user without rights, with no entry in ``/etc/passwd``; and, where asked for, as the first
+process of a PID namespace, to which the kernel sends no signal that it does not handle.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+
+from tests.support.cluster.processes import only_child
+from tests.support.waiting import PATIENCE, eventually
+
+ROOT = Path(__file__).parents[2]
+NOBODY = "65532"
+# The Python of these tests may lie where only root may look, so one right is left: to read whatever there is.
+AS_NOBODY = [
+    *("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"),
+    *("--bounding-set", "-all,+dac_read_search"),
+    *("--inh-caps", "-all,+dac_read_search", "--ambient-caps", "-all,+dac_read_search"),
+]
+AS_FIRST = ["unshare", "--pid", "--fork", "--mount-proc"]
+"""The first process of a namespace; it is the only child of the process that is started."""
+
+_LAST_STAGE = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+# What the Dockerfile sets beside PATH.
+ENVIRONMENT = dict(re.findall(r"^(?:ENV|   ) (\w+)=([^$\s]+)(?: \\)?$", _LAST_STAGE, re.MULTILINE))
+_NEWEST = 20
+
+Tree = dict[str, tuple[int, int, int]]
+
+
+@cache
+def newest_python() -> str:
+    """The newest Python that runs: on the PATH, or one of pyenv's; the one of these tests where there is no other."""
+    installed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    for minor in range(_NEWEST, sys.version_info.minor, -1):
+        name = f"python3.{minor}"
+        for path in (shutil.which(name), *sorted(installed.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
+            if path is not None and _runs([str(path), "-c", "import ensurepip, ssl, venv"]):
+                return str(path)
+    return sys.executable
+
+
+@cache
+def why_no_containers() -> str:
+    """Why there can be no `AS_FIRST` and `AS_NOBODY` here; empty where there can."""
+    command = [*AS_FIRST, *AS_NOBODY, "true"]
+    if os.geteuid() == 0 and _runs(command):
+        return ""
+    return f"this machine can't start the first process of a namespace as another user (wanted: root): {command}"
+
+
+def _runs(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def install(folder: Path) -> None:
+    """Install what the image has. It takes a minute where no cache has the packages."""
+    script = ROOT / "scripts" / "install_image.sh"
+    subprocess.run(["sh", script, folder], env={**os.environ, "PYTHON": newest_python()}, check=True)
+
+
+class Image:
+    """What the image has in it, and how its containers start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.variables = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", **ENVIRONMENT}
+
+    async def start(self, *command: str, **environment: str) -> Process:
+        """Start a command as a container of the image does, with a file system that can't be written."""
+        return await self._start(AS_NOBODY if os.geteuid() == 0 else [], command, environment)
+
+    async def start_first(self, *command: str, **environment: str) -> "FirstProcess":
+        """Start a command as the first process of a container."""
+        assert not why_no_containers(), why_no_containers()
+        process = await self._start([*AS_FIRST, *AS_NOBODY], command, environment)
+        first = FirstProcess(process)
+        await first.begun()
+        return first
+
+    async def _start(self, before: list[str], command: tuple[str, ...], environment: dict[str, str]) -> Process:
+        return await asyncio.create_subprocess_exec(
+            *before,
+            *command,
+            cwd="/",
+            env={**self.variables, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+        )
+
+    async def run(self, *command: str, **environment: str) -> str:
+        """Run a command to its success; returns what it printed."""
+        process = await self.start(*command, **environment)
+        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+        assert process.returncode == 0, out.decode()
+        return out.decode()
+
+    @asynccontextmanager
+    async def executor(self, **environment: str) -> AsyncIterator[Process]:
+        """An executor that has registered. Killed in the end, if it is still there."""
+        process = await self.start("joex", "executor", "--app", "joex.examples.documents:app", **environment)
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                seen = b""
+                while b"registered" not in seen:
+                    seen = await process.stdout.readline()
+                    assert seen, "the executor has ended"
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+
+    def tree(self) -> Tree:
+        """All files, with mode, time and size."""
+        found = {path: path.lstat() for path in self.folder.rglob("*")}
+        return {str(path): (stat.st_mode, stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
+
+
+class FirstProcess:
+    """The first process of a container, from this machine's view."""
+
+    def __init__(self, outer: Process) -> None:
+        self._outer = outer
+        self.pid = 0
+        self.said = ""
+
+    async def begun(self) -> None:
+        """Wait until it runs the container's program: what comes before has other signals."""
+
+        def runs() -> bool:
+            assert self._outer.returncode is None, "it has ended"
+            self.pid = only_child(self._outer.pid)
+            return bool(self.pid) and Path(f"/proc/{self.pid}/comm").read_text().strip() not in ("unshare", "setpriv")
+
+        await eventually(runs, why="the container runs its program")
+
+    @property
+    def minds_sigterm(self) -> bool:
+        """Whether the kernel delivers SIGTERM, now or later."""
+        try:
+            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        except OSError:
+            return False
+        masks = {
+            name: int(value, 16)
+            for name, _, value in (line.partition(":\t") for line in lines)
+            if name[:3] == "Sig" and name != "SigQ"
+        }
+        return bool((masks["SigBlk"] | masks["SigCgt"]) & 1 << signal.SIGTERM - 1)
+
+    async def says(self, what: str) -> None:
+        """Wait until it has printed something."""
+        assert self._outer.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            while what not in self.said:
+                line = await self._outer.stdout.readline()
+                assert line, f"it has ended, and said:\n{self.said}"
+                self.said += line.decode()
+
+    async def terminate(self) -> int:
+        """Send SIGTERM once, as a kubelet does, and return the exit code."""
+        os.kill(self.pid, signal.SIGTERM)
+        out, _ = await asyncio.wait_for(self._outer.communicate(), PATIENCE)
+        self.said += out.decode()
+        assert self._outer.returncode is not None
+        return self._outer.returncode
+
+    async def close(self) -> None:
+        """Kill it if it has not exited."""
+        if self._outer.returncode is None:
+            # With it ends all of its namespace. (To kill the outer one would not do: the wish to be killed with its
+            # parent is lost where a process becomes another user.)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid or self._outer.pid, signal.SIGKILL)
+        await self._outer.communicate()

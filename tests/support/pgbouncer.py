@@ -1,0 +1,108 @@
+"""PgBouncer in transaction mode in front of a test's server."""
+
+import shutil
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from tests.support.postgres import TestServer, free_port
+from tests.support.processes import die_with_parent
+from tests.support.waiting import eventually
+
+_ROOT = Path(__file__).parents[2]
+# In turn: each transaction gets another session of the server. All else is as PgBouncer has it; above all it refuses a
+# parameter at the start of a connection that it does not know.
+_SETTINGS = """
+[databases]
+* = host=127.0.0.1 port={server} user=postgres
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = {sessions}
+server_round_robin = 1
+logfile = {folder}/log
+"""
+
+
+class PgBouncer:
+    """A pooler with so few sessions of the server for each database that its clients change between them all the time.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, server: TestServer, *, sessions: int) -> None:
+        self.port = free_port()
+        self._server = server
+        self._sessions = sessions
+        self._folder = server.folder / f"pgbouncer-{self.port}"
+        self._process: subprocess.Popen | None = None
+
+    def url(self, database: str) -> str:
+        """Where to connect."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{quote(database)}"
+
+    async def __aenter__(self) -> Self:
+        self._folder.mkdir()
+        program, settings = self._program(), self._folder / "ini"
+        settings.write_text(
+            _SETTINGS.format(server=self._server.port, port=self.port, sessions=self._sessions, folder=self._folder)
+        )
+        if self._server.user is not None:  # the tests run as root, PgBouncer can't
+            shutil.chown(self._folder, self._server.user)
+        self._process = self._started(program, settings)
+        await eventually(self._is_there, why=f"PgBouncer listens; its log:\n{self._log}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(30)
+        print(self._log)  # pytest shows it
+        shutil.rmtree(self._folder)
+
+    def _program(self) -> Path:
+        found = subprocess.run(
+            [_ROOT / "scripts/get_pgbouncer.sh"], check=False, capture_output=True, text=True, timeout=110
+        )
+        if found.returncode != 0:
+            raise AssertionError(f"PgBouncer can't be had: {found.stderr}")
+        program = Path(found.stdout.strip())
+        if self._server.user is None or program.parts[1] == "usr":
+            return program
+        # Another user can't look into root's cache.
+        copy = shutil.copytree(program.parent, self._folder / "program", symlinks=True)
+        return Path(copy) / program.name
+
+    def _started(self, program: Path, settings: Path) -> subprocess.Popen:
+        return subprocess.Popen(
+            [program, settings],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            user=self._server.user,
+            cwd=self._folder,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+        )
+
+    def _is_there(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"PgBouncer has ended: {self._log}"
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    @property
+    def _log(self) -> str:
+        log = self._folder / "log"
+        return log.read_text(errors="replace") if log.exists() else ""

@@ -1,0 +1,24 @@
+"""An operator that is not ready for long is not alive."""
+
+from joex_operator.probes import Lasting
+
+
+class World:
+    now = 0.0
+    wrong: str | None = None
+
+
+def test_a_problem_that_lasts_is_told_after_its_time_and_one_that_passes_never_is() -> None:
+    world = World()
+    lasting = Lasting(lambda: world.wrong, 600, lambda: world.now)
+    assert (lasting.now(), lasting.for_too_long()) == (None, None)
+    world.wrong, world.now = "no answer", 1000.0
+    assert (lasting.now(), lasting.for_too_long()) == ("no answer", None)
+    world.now = 1600.0
+    assert lasting.for_too_long() is None
+    world.now = 1601.0
+    assert lasting.for_too_long() == "not ready for 601 s: no answer"
+    world.wrong = None
+    assert lasting.for_too_long() is None
+    world.wrong = "something else"
+    assert lasting.for_too_long() is None, "its time begins anew"
