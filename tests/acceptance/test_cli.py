@@ -598,9 +598,11 @@ async def test_an_executor_runs_jobs_until_it_is_asked_to_drain(joex, client):
         echo, boom = await client.submit("echo", {"text": "hey", "times": 2}), await client.submit("boom")
         done, failed = await asyncio.gather(joex("logs", "-f", str(echo)), joex("logs", "--json", "-f", str(boom)))
         assert (done.code, done.complaint) == (0, "the job is finished: success")
-        assert re.fullmatch(rf"{TIME.pattern} \[1\] INFO    hey\n", done.out)
+        assert re.fullmatch(rf"{TIME.pattern} \[1\] INFO    hey\n{TIME.pattern} \[1\] INFO    succeeded\n", done.out)
         assert failed.complaint == "the job is finished: failed, ValueError: broken"
-        assert "ValueError: broken" in json.loads(failed.out)["message"]
+        trace, end = map(json.loads, failed.out.splitlines())
+        assert "ValueError: broken" in trace["message"]
+        assert end["message"].startswith("failed: ValueError: broken; ")
         assert '"heyhey"' in await joex.done("show", str(echo))
         (living,) = (await joex("executors", "--json")).json
         assert (living["app_id"], living["pid"]) == ("it", executor.process.pid)
