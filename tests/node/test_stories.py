@@ -20,13 +20,20 @@ from tests.support.node.story import JOBS, PATIENCE, Story
 pytestmark = pytest.mark.timeout(400)
 
 
-async def test_the_readmes_two_commands_give_a_pool_that_runs_jobs(story: Story) -> None:
+async def test_the_readmes_commands_give_pools_that_run_jobs(story: Story) -> None:
     with story.timed("helm install, until its first pool is ready"):
         story.documented("helm install joex charts/joex")
         await story.until_ready("default", 1, "default")
     story.sh("kubectl rollout status deployment/joex-operator --timeout=60s")
     with story.timed("helm test"):
         assert "Succeeded" in story.documented("helm test joex")
+    story.documented("kubectl create secret generic joex-db")
+    story.documented("kubectl apply -f examples/joexpool.yaml")
+    await story.until_pool("documents", lambda pool: pool["status"].get("observedGeneration"), "default")
+    story.sh("kubectl wait --for=condition=DatabaseReachable joexpool/documents --timeout=60s")
+    assert story.documented("kubectl run submit")
+    story.sh("kubectl delete -f examples/joexpool.yaml")
+    await story.until_pods("documents", 0, "default")
     await story.make_namespace()
 
 
@@ -299,7 +306,7 @@ async def test_the_database_comes_back_and_so_do_the_pools(story: Story) -> None
 
 
 async def test_uninstalling_leaves_nothing_that_hangs(story: Story) -> None:
-    held = await story.submit("documents.count", "default", path="/opt/joex/bin/joex")
+    held = await story.submit("documents.count", "default", path="/opt/joex/bin/python")
     await story.finished(held)
     with story.timed("helm uninstall, until all pods are gone"):
         story.sh("helm uninstall joex")

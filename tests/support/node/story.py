@@ -23,7 +23,7 @@ JOBS = "jobs"
 """The namespace of the stories' own pools; restricted, as the chart's own."""
 PATIENCE = 120.0
 """Seconds after which a story gives up. None is faster or slower because of it."""
-_CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_CONSOLE = re.compile(r"^ *```console\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"\s{2,}#.*$")
 _FINISHED = ("success", "failed", "cancelled")
 
@@ -78,10 +78,11 @@ class Story:
             kubectl logs deployment/joex-operator --tail=60 || true
         """)
 
-    def documented(self, command: str, folder: Path = ROOT) -> str:
-        """Run a command that stands, word for word, in a console block of the README or of a page."""
-        assert command in _commands(), f"no document has this command: {command}"
-        return self.sh(command, folder)
+    def documented(self, beginning: str) -> str:
+        """Run the command that begins so, as it stands in a console block of the README or of a page."""
+        found = [command for first, command in _commands().items() if first.startswith(beginning)]
+        assert found, f"no document has a command that begins so: {beginning}"
+        return self.sh(found[0])
 
     def sh(self, command: str, folder: Path = ROOT) -> str:
         """Run a command in a shell."""
@@ -239,9 +240,16 @@ class Story:
         return self._database
 
 
-def _commands() -> set[str]:
-    """The commands of all console blocks, without the comments behind them."""
+def _commands() -> dict[str, str]:
+    """The commands of all console blocks, by their first lines without the comments behind them."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-    blocks = [block for page in pages for block in _CONSOLE.findall(page.read_text())]
-    lines = "\n".join(blocks).replace("\\\n", "").splitlines()
-    return {_COMMENT.sub("", line[2:]).strip() for line in lines if line.startswith("$ ")}
+    lines = "\n".join(block for page in pages for block in _CONSOLE.findall(page.read_text())).splitlines()
+    found: dict[str, str] = {}
+    for line in lines:
+        stripped = _COMMENT.sub("", line.strip())
+        if stripped.startswith("$ "):
+            first = stripped.removeprefix("$ ")
+            found[first] = first
+        elif found and (first := list(found)[-1]) and found[first].endswith("\\"):
+            found[first] += "\n" + stripped
+    return found
