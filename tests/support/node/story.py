@@ -245,11 +245,12 @@ def _commands() -> dict[str, str]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
     lines = "\n".join(block for page in pages for block in _CONSOLE.findall(page.read_text())).splitlines()
     found: dict[str, str] = {}
+    first = ""
     for line in lines:
         stripped = _COMMENT.sub("", line.strip())
         if stripped.startswith("$ "):
             first = stripped.removeprefix("$ ")
             found[first] = first
-        elif found and (first := list(found)[-1]) and found[first].endswith("\\"):
+        elif found.get(first, "").endswith("\\"):
             found[first] += "\n" + stripped
     return found
