@@ -157,7 +157,7 @@ async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_lat
     assert [line.message for line in await jobs.job_log(bench.connection, job_id)] == ["late"]
     await clean(bench.connection)
     assert await jobs.job_log(bench.connection, job_id) == []
-    assert [line.message for line in await jobs.job_log(bench.connection, kept)] == ["x"]
+    assert [line.message for line in await jobs.job_log(bench.connection, kept)] == ["x", "succeeded"]
 
 
 async def test_lines_are_looked_through_in_parts_until_all_were_seen(bench):

@@ -142,7 +142,7 @@ async def test_of_many_jobs_one_that_is_wrong_keeps_all_from_being_stored(client
     good = [{"task": "a"} for _ in range(1500)]
     with pytest.raises(InvalidJob, match=r"^jobs\[1500\]\.task: must not be empty$"):
         await client.submit_many([*good, {"task": ""}])
-    with pytest.raises(InvalidJob, match=r"^jobs\[1500\]\.args\.x: must not contain a NUL"):
+    with pytest.raises(InvalidJob, match=r"^jobs\[1500\]\.args: must not contain a NUL"):
         await client.submit_many([*good, {"task": "a", "args": {"x": "\0"}}])
     assert await count(connection) == 0
 
@@ -214,7 +214,7 @@ async def test_a_wrong_submission_is_one_clear_error_that_names_the_field_and_no
         fields: dict[str, Any] = {"task": "a", field: value}
         with pytest.raises(InvalidJob) as caught:
             await client.submit_many([{"task": "a"}, fields])
-        assert str(caught.value).startswith(f"jobs[1].{field}: "), value
+        assert re.match(rf"jobs\[1\]\.{field}(\.\w+)*: ", str(caught.value)), value
         assert "\n" not in str(caught.value)
         with pytest.raises(InvalidJob) as alone:
             await client.submit(**fields)
@@ -302,7 +302,7 @@ async def test_arguments_that_json_would_change_are_refused_by_their_path_and_no
     assert str(caught.value).startswith(said)
     with pytest.raises(InvalidJob) as caught:
         await client.submit_many([{"task": "a"}, {"task": "a", "args": args}])
-    assert str(caught.value).startswith(f"1.{said}")
+    assert str(caught.value).startswith(f"jobs[1].{said}")
     with pytest.raises(InvalidJob) as caught:
         await client.typed.add("a", 1, {"data": args})
     assert str(caught.value).startswith(said.replace("args", "data", 1))

@@ -90,7 +90,7 @@ class Server:
             if self._user is not None:
                 shutil.chown(file.name, self._user)
             # The password is asked of local connections too, for here all connections are local.
-            options = ("--no-sync", "--no-locale", "--auth=scram-sha-256", f"--pwfile={file.name}")
+            options = ("--no-sync", "--no-locale", "--encoding=UTF8", "--auth=scram-sha-256", f"--pwfile={file.name}")
             self._run("initdb", *options, "-U", database.user)
         with (database.data / "postgresql.conf").open("a") as settings:
             settings.write(_SETTINGS.format(address=database.address))
