@@ -46,8 +46,8 @@ def is_pending(pid: int, signal_number: int) -> bool:
     return any(int(line.split()[1], 16) >> signal_number - 1 & 1 for line in status.splitlines() if "Pnd:" in line)
 
 
-async def nothing(_: int) -> None:
-    """The interrupt comes by itself."""
+async def nothing(_: object) -> None:
+    """The interrupt comes by itself; the session stays as it is."""
 
 
 @pytest.mark.parametrize("within", ["0", "500ms"], ids=["cancelled", "timeout"])
@@ -86,7 +86,8 @@ ONE_ALARM = "SET deadlock_timeout = '10min'"  # a look for deadlocks is not what
 async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_with_a_connection_of_the_pool(
     database_url, bench, another_connection
 ):
-    client = Client(database_url)  # whose connections are not reset
+    # A caller's own pool: what is cancelled on a connection of Joex's own ends that connection.
+    pool = await asyncpg.create_pool(database_url, min_size=1, max_size=1, reset=nothing)
     await bench.submit()
     holder = await another_connection()
     await holder.execute(f"SELECT pg_advisory_lock({RING})")
@@ -94,7 +95,7 @@ async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_wit
     pids = []
 
     async def accept() -> None:
-        async with client.using() as connection:
+        async with pool.acquire() as connection:
             await keyed.accept(connection, "default", 1, "worker", None)
 
     async def cancel(pid: int) -> None:
@@ -111,8 +112,10 @@ async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_wit
         await task
     await eventually(is_idle, why="the connection has come back to the pool")
     assert await bench.connection.fetchval(HELD) == 0
+    client = Client(pool)
     assert await client.typed.accept("default") is not None
     await client.close()
+    await pool.close()
 
 
 async def test_a_take_whose_wait_ends_just_when_the_ring_is_granted_does_not_keep_it(bench, another_connection):
@@ -153,11 +156,12 @@ async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go
 
 
 async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_no_lock_either(
-    bench, another_connection
+    bench, another_connection, database_url
 ):
     """The handler is made to wait at its beginning, where the second cancellation meets it."""
     await bench.submit()
-    executor, taker, gate = await bench.executor(), await another_connection(), await another_connection()
+    executor, gate = await bench.executor(), await another_connection()
+    taker = await asyncpg.connect(database_url)  # another one than Joex's own: those end when they are cancelled
     pid = taker.get_server_pid()
     await bench.connection.execute("""
         ALTER FUNCTION joex.free_ring RENAME TO really_free_ring;
@@ -193,6 +197,7 @@ async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_
         assert await bench.connection.fetchval(HELD) == 0
         await gate.execute("COMMIT")
         assert len(await runs.take(taker, executor, ["default"], 1, FOUR_ONE)) == 1
+    await taker.close()
 
 
 async def test_a_session_that_keeps_the_ring_for_ever_stops_no_take_and_no_accept(bench, another_connection):
