@@ -8,6 +8,7 @@ import pytest
 
 from joex.core.counting import CountingScheme
 from joex.store import keyed, pools, runs, stats
+from tests.integration.test_plans import assert_bounded, read_by
 
 FOUR_ONE = CountingScheme(4, 1)
 HERD = 5_000
@@ -157,6 +158,33 @@ async def test_a_job_with_a_time_of_its_own_goes_where_its_priority_is_when_it_i
     await bench.connection.execute("SELECT joex.promote('default')")
     rows = await bench.connection.fetch("SELECT lane FROM joex.job WHERE grp = 'x' ORDER BY seq")
     assert [row["lane"] for row in rows] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("is_analyzed", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("groups", [1, 5_000])
+async def test_what_is_read_to_move_some_of_many_due_jobs_is_what_is_moved_and_some_steps(bench, groups, is_analyzed):
+    """Whether one group has them or thousands do; and whatever is not due."""
+    await bench.connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")  # it would be counted too
+    await bench.connection.execute(
+        """
+        INSERT INTO joex.job (grp, task, state, due_at)
+        SELECT 'due ' || nr % $1::integer, 'a', 'stuck'::joex.job_state, now() - make_interval(secs => nr % 3600)
+        FROM generate_series(1, 20000) nr
+        UNION ALL
+        SELECT 'later ' || nr, 'a', 'stuck', now() + make_interval(hours => 1, secs => nr)
+        FROM generate_series(1, 10000) nr""",
+        groups,
+    )
+    if is_analyzed:
+        await bench.connection.execute("VACUUM ANALYZE joex.job")
+    moved = "SELECT count(*) FROM joex.job WHERE lane = 0"
+    for batch in (1, 20, 500):
+        before = await bench.connection.fetchval(moved)
+        async with bench.connection.transaction():
+            call = bench.connection.execute("SELECT joex.promote('default', $1)", batch)
+            _, reading = await read_by(bench, call)
+        assert await bench.connection.fetchval(moved) == before + batch
+        assert_bounded(reading, max(batch, 100))  # so many steps
 
 
 @pytest.mark.parametrize("due", ["-infinity", "0001-01-01 00:00+00"])

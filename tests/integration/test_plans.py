@@ -252,9 +252,6 @@ async def test_promoting_due_jobs_costs_as_much_as_there_are(bench):
     assert_bounded(reading, 300)
 
 
-HERD = 20_000
-
-
 async def test_starting_noting_and_finishing_runs_cost_as_much_as_there_are(bench, executor):
     taken = await bench.take(executor, 200)
     _, reading = await read_by(bench, bench.start(*taken))
@@ -671,24 +668,3 @@ async def test_no_plain_statement_is_planned_with_a_scan_of_all_jobs_or_a_sort_o
         assert "Seq Scan" not in plan, f"{sql}\n{plan}"
         if "WHERE executor_id IS NOT NULL" not in sql:  # no more jobs are held than there are slots
             assert not re.search(r"^ *(-> *)?Sort +\(", plan, re.MULTILINE), f"{sql}\n{plan}"
-
-
-# Last, for what it undoes lies in the indexes that the others read.
-
-
-@pytest.mark.parametrize("jobs", [1, 20, 500])
-@pytest.mark.parametrize("groups", [1, 5_000])
-async def test_promoting_some_of_many_due_jobs_costs_what_is_promoted_and_some_steps(bench, jobs, groups):
-    """Whether one group has them or thousands do; ten thousand groups have jobs that are not due."""
-    await bench.connection.execute(
-        """
-        INSERT INTO joex.job (grp, task, state, due_at)
-        SELECT 'due ' || nr % $1::integer, 'a', 'stuck', now() - make_interval(secs => nr % 3600)
-        FROM generate_series(1, $2::integer) nr""",
-        groups,
-        HERD,
-    )
-    call = bench.connection.execute("SELECT joex.promote('default', $1)", jobs)
-    _, reading = await read_by(bench, call)
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE due_at <= now()") == HERD - jobs
-    assert_bounded(reading, max(jobs, 100))  # so many steps
