@@ -27,7 +27,7 @@ from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
 SESSIONS = 3
-_LATER = "SELECT heartbeat_at > $2::timestamptz + interval '7 s' FROM joex.executor WHERE id = $1"
+_LATER = "SELECT heartbeat_at > $2::timestamptz + interval '7 s' FROM joex.lease WHERE executor_id = $1"
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ async def test_executors_run_jobs_and_keep_their_leases(
             assert states == ["success", "failed", "success", "success"] * 40
             assert {job.result for job in jobs if job is not None and job.task == "connection"} == {"read committed"}
             # They go on for longer than a lease without work.
-            seen = await connection.fetch("SELECT id, heartbeat_at FROM joex.executor ORDER BY id")
+            seen = await connection.fetch("SELECT executor_id, heartbeat_at FROM joex.lease ORDER BY 1")
             assert len(seen) == 2
             for executor, at in seen:
                 await eventually(functools.partial(connection.fetchval, _LATER, executor, at), 60)
