@@ -159,7 +159,7 @@ async def test_executors_run_jobs_and_keep_their_leases(
             job = await clients[1].wait(last, timeout=PATIENCE)
             assert job is not None
             assert job.state == "success"
-            assert [line.message for line in await clients[2].log(last)] == ["number 0"]
+            assert [line.message for line in await clients[2].log(last)] == ["number 0", "succeeded"]
             for inside in (one, two):
                 assert not inside.log.of(LeaseEnded)
                 assert not inside.log.of(TrustEnded)
