@@ -80,8 +80,8 @@ class NewJob:
                 check_name("tracker", self.tracker)
             check_text("subject", self.subject, LONGEST_SUBJECT)
             check_text("submitter", self.submitter, LONGEST_NAME)
-        if self.priority not in ("high", "low"):
-            object.__setattr__(self, "priority", priority_of(self.priority))  # in other letters
+        if self.priority not in ("high", "low") or type(self.priority) not in (str, Priority):
+            object.__setattr__(self, "priority", priority_of(self.priority))  # in other letters, or of another enum
         if self.not_before is not None:
             _check_time("not_before", self.not_before)
         if self.retries is not None:
