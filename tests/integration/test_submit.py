@@ -478,6 +478,17 @@ async def test_arguments_that_python_can_not_read_are_shown_as_such_and_hide_no_
     assert (await client.periodic.get("a")).args == instead
 
 
+@pytest.mark.parametrize("wrong", [5, None])
+async def test_many_jobs_that_are_no_collection_are_refused(client, wrong):
+    with pytest.raises(InvalidJob, match=f"^jobs: expected submissions, one after the other; got {wrong}$"):
+        await client.submit_many(wrong)
+
+
+async def test_the_timeout_of_a_client_is_a_duration(database_url):
+    with pytest.raises(joex.ConfigError, match=r"^timeout: expected a duration such as '30s', or seconds; got \[\]$"):
+        Client(database_url, timeout=[])  # type: ignore[arg-type]
+
+
 async def test_a_priority_may_be_of_an_enum_of_texts(client):
     ids = [
         await client.submit("a", priority=Speed.FAST),
