@@ -12,6 +12,7 @@ from uuid import UUID
 
 from joex.core.duration import parse_duration
 from joex.core.job import NewJob, Priority, State
+from joex.core.json_values import shown
 from joex.core.why import Reason
 from joex.errors import ConfigError, InvalidJob
 from joex.periodic_tasks import PeriodicTasks
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 _BATCH = 1000
+_STATES = frozenset(State)
 _FINAL = tuple(state for state in State if state.is_final)
 
 
@@ -156,7 +158,10 @@ class Client:
         Raises:
             InvalidJob, DatabaseUnavailable: as with `submit`; nothing was stored.
         """
-        given = list(new_jobs)
+        try:
+            given = list(new_jobs)
+        except TypeError as error:
+            raise InvalidJob(f"jobs: expected submissions, one after the other; got {shown(new_jobs)}") from error
         batches = [columns_of_any(given[start : start + _BATCH], start) for start in range(0, len(given), _BATCH)]
         async with self.using(connection) as used:
             return await jobs.submit_batches(used, batches)
@@ -364,7 +369,10 @@ def _seconds(timeout: timedelta | float | str | None) -> float | None:
 
 
 def _states(given: Collection[str]) -> frozenset[str]:
-    states = frozenset([given] if isinstance(given, str) else given)
-    if unknown := sorted(states.difference(State)):
-        raise ConfigError(f"states: expected some of {', '.join(State)}; got {', '.join(map(repr, unknown))}")
+    try:
+        states = frozenset([given] if isinstance(given, str) else given)
+    except TypeError:
+        states = frozenset()
+    if not states or not states <= _STATES:
+        raise ConfigError(f"states: expected some of {', '.join(State)}; got {shown(given)}")
     return states

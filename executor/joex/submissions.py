@@ -9,6 +9,7 @@ from typing import Any
 
 from joex.core.duration import parse_duration
 from joex.core.job import Columns, NewJob, columns_of, columns_of_plain, priority_of
+from joex.core.json_values import shown
 from joex.errors import InvalidJob
 
 _FIELDS = {one.name: None for one in fields(NewJob)}
@@ -38,7 +39,7 @@ def time_of(not_before: datetime | timedelta | str | None) -> datetime | None:
         try:
             return datetime.now(UTC) + parse_duration(not_before)
         except ValueError as error:
-            raise ValueError(f"not_before: {str(error).removeprefix('duration: ')}") from error
+            raise ValueError(f"not_before: {error}") from error
     return not_before
 
 
@@ -50,7 +51,8 @@ def new_job(**given: Any) -> NewJob:
     """
     if not given.keys() <= _FIELDS.keys():
         unknown = next(name for name in given if name not in _FIELDS)
-        raise InvalidJob(f"{unknown}: there is no such field; there are {', '.join(_FIELDS)}")
+        name = unknown if unknown.isidentifier() else shown(unknown)
+        raise InvalidJob(f"{name}: there is no such field; there are {', '.join(_FIELDS)}")
     if "task" not in given:
         raise InvalidJob("task: is required")
     try:

@@ -193,12 +193,21 @@ async def test_a_submission_with_the_tracker_of_an_unfinished_job_is_skipped(htt
         ({"task": "t", "priority": 1}, "priority: Input should be a valid string"),
         ({"task": "t", "args": [1]}, "args: Input should be a valid dictionary"),
         ({"task": "t", "grp": "acme"}, "grp: there is no such field"),
+        ({"task": "t", "a\nb": 1}, "a b: there is no such field"),
+        ({"task": "t", "a" * 100_000: 1}, f"{'a' * 100}...: there is no such field"),
         ([], "body: Input should be a valid dictionary or object to extract fields from"),
     ],
 )
 async def test_a_wrong_submission_is_refused_and_says_what_is_wrong(alone, body, detail):
     answer = await alone.post("/api/v1/jobs", json=body)
     assert (answer.status_code, answer.json()) == (400, {"detail": detail})
+
+
+@pytest.mark.parametrize(("name", "shown"), [("z\nz", "z z"), ("z" * 10_000, f"{'z' * 100}...")])
+async def test_an_unknown_parameter_is_refused_in_one_line_whatever_its_name_is(alone, name, shown):
+    answer = await alone.get("/api/v1/stats", params={name: "1"})
+    said = f"{shown}: there is no such parameter: this call has none"
+    assert (answer.status_code, answer.json()) == (400, {"detail": said})
 
 
 @pytest.mark.parametrize(
@@ -236,6 +245,14 @@ async def test_a_body_that_is_no_text_or_no_json_is_refused(http, body):
 async def test_arguments_that_the_database_can_not_store_are_refused(http):
     answer = await http.post("/api/v1/jobs", json={"task": "t", "args": {"x": "\0"}})
     assert (answer.status_code, answer.json()["detail"][:40]) == (400, "args: must not contain a NUL character (")
+
+
+async def test_a_job_that_can_not_be_read_hides_no_other_one(http, connection):
+    await connection.execute("""SELECT joex.submit('bad', '{"x": 1e5000}'), joex.submit('good', '{"x": 1}')""")
+    answer = await http.get("/api/v1/jobs")
+    assert answer.status_code == 200
+    bad, good = [job["args"] for job in answer.json()["jobs"]]
+    assert (good, list(bad)) == ({"x": 1}, ["unreadable"])
 
 
 async def test_many_jobs_are_submitted_at_once(http, client):

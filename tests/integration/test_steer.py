@@ -6,11 +6,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from joex import InvalidJob
 from joex.core.counting import CountingScheme
 from joex.store import jobs, runs, stats
+from joex.store.errors import translate
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 UNFINISHED = ["waiting", "scheduled", "running", "stuck"]
@@ -433,3 +435,23 @@ async def test_a_retry_by_hand_wakes_who_sleeps(bench, me, another_connection):
     await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
     await jobs.retry(bench.connection, job_id)
     assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [me]}
+
+
+WRONG_IN_SQL = {
+    "joex.set_largest('foo', 10000)": "field: expected args or result; got 'foo'",
+    "joex.set_largest(NULL, 10000)": "field: expected args or result; got NULL",
+    **{
+        f"joex.set_largest('args', {size})": "args: expected a limit of 8000 to 200000000 bytes, "
+        f"or NULL for the default; got {size}"
+        for size in (100, -1, 3000000000)
+    },
+    "joex.set_priority(joex.submit('a'), NULL)": "priority: expected 'high' or 'low'; got NULL",
+    "joex.set_args(joex.submit('a'), NULL)": "args: must be a JSON object; got NULL",
+}
+
+
+@pytest.mark.parametrize("call", WRONG_IN_SQL)
+async def test_a_wrong_call_in_sql_says_what_is_expected_of_which_field(connection, call):
+    with pytest.raises(asyncpg.DataError) as caught:
+        await connection.execute(f"SELECT {call}")
+    assert (str(caught.value), str(translate(caught.value))) == (WRONG_IN_SQL[call], WRONG_IN_SQL[call])

@@ -3,20 +3,27 @@
 import asyncio
 import json
 import re
+from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 from math import inf, nan
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from pydantic import BaseModel, Field, SecretBytes, SecretStr, field_serializer
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 import joex
 from joex import Client, InvalidJob, NewJob, Priority
 from joex.errors import DatabaseUnavailable
 from joex.store.errors import translate
+from joex.store.listing import Filter, list_jobs
 from tests.support.proxy import At, Proxy
 from tests.support.waiting import eventually
 
@@ -26,6 +33,35 @@ class Point:
     """A value with a field."""
 
     x: float
+
+
+@pydantic_dataclass(slots=True)
+class Slotted:
+    """A value of pydantic's that has no `__dict__`."""
+
+    x: float
+
+
+class Login(BaseModel):
+    """A value with a secret."""
+
+    password: SecretStr = SecretStr("hunter2")
+
+
+class WrittenLogin(Login):
+    """One that says itself how its secret is written."""
+
+    hidden: SecretStr = Field(SecretStr("swordfish"), exclude=True)
+
+    @field_serializer("password")
+    def _write(self, value: SecretStr) -> str:
+        return value.get_secret_value()
+
+
+class Speed(str, Enum):  # noqa: UP042 - what came before StrEnum, and shows otherwise
+    """A priority, as programs older than `StrEnum` have it."""
+
+    FAST = "high"
 
 
 async def count(connection):
@@ -279,6 +315,16 @@ async def test_a_session_that_is_killed_in_the_middle_of_a_call_says_so_and_no_m
     assert "state" not in str(caught.value)
 
 
+SECRET = "can't be stored as JSON: got a secret, of which only stars would be stored: give value.get_secret_value()"
+
+
+def _nested(name: str, depth: int) -> dict[str, Any]:
+    value: Any = {1}
+    for _ in range(depth):
+        value = {name: value}
+    return value  # type: ignore[no-any-return]
+
+
 CHANGED: dict[str, tuple[Any, str]] = {
     "a number as a name": ({1: 2}, "args: can't be stored as JSON: expected texts as names; got 1"),
     "a tuple as a name": ({"a": {(1, 2): 3}}, "args.a: can't be stored as JSON: expected texts as names; got (1, 2)"),
@@ -288,6 +334,28 @@ CHANGED: dict[str, tuple[Any, str]] = {
     "a set": ({"a": [{"b": {1}}]}, "args.a[0].b: can't be stored as JSON: got set: give a list"),
     "a generator": ({"a": (nr for nr in range(3))}, "args.a: can't be stored as JSON: got generator"),
     "nan in a dataclass": ({"a": Point(nan)}, "args.a.x: can't be stored as JSON: got nan, "),
+    "nan in a dataclass of pydantic": ({"a": Slotted(nan)}, "args.a.x: can't be stored as JSON: got nan, "),
+    "a decimal that is no number": ({"a": Decimal("sNaN")}, "args.a: can't be stored as JSON: got sNaN, "),
+    "a mapping": ({"a": MappingProxyType({"b": {1}})}, "args.a.b: can't be stored as JSON: got set: give a list"),
+    "a secret": ({"a": SecretStr("x")}, f"args.a: {SECRET}"),
+    "secret bytes": ({"a": [SecretBytes(b"x")]}, f"args.a[0]: {SECRET}"),
+    "a secret in a model": ({"a": [{"b": Login()}]}, f"args.a[0].b.password: {SECRET}"),
+    "a secret in a dataclass": ({"a": Point(SecretStr("x"))}, f"args.a.x: {SECRET}"),  # type: ignore[arg-type]
+    "more digits than are read": (
+        {"a": 10**4300},
+        "args.a: can't be stored as JSON: got an integer of more than 4300 ",
+    ),
+    "more below zero": (
+        {"a": [{"b": -(10**5000)}]},
+        "args.a[0].b: can't be stored as JSON: got an integer of more than ",
+    ),
+    "a name with line ends": ({"a\nb": {1}}, r"args['a\nb']: can't be stored as JSON: got set: give a list"),
+    "a long name": ({"a" * 100_000: {1}}, f"args['{'a' * 97}...]: can't be stored as JSON: got set: give a list"),
+    "a long name that is no text": (
+        {(" " * 200_000,): 1},
+        "args: can't be stored as JSON: expected texts as names; got ('",
+    ),
+    "many long names": (_nested("b" * 90, 150), f"args.{'b' * 90}.bbb"),
 }
 
 
@@ -300,6 +368,8 @@ async def test_arguments_that_json_would_change_are_refused_by_their_path_and_no
     with pytest.raises(InvalidJob) as caught:
         await client.submit("a", args)
     assert str(caught.value).startswith(said)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
     with pytest.raises(InvalidJob) as caught:
         await client.submit_many([{"task": "a"}, {"task": "a", "args": args}])
     assert str(caught.value).startswith(f"jobs[1].{said}")
@@ -355,6 +425,76 @@ async def test_arguments_that_could_not_be_read_again_are_refused(client, connec
     assert await count(connection) == 0
     flat: dict[str, list[list[int]]] = {"flat": [[] for _ in range(500)]}
     assert (await client.get(await client.submit("a", flat))).args == flat
+
+
+async def test_whole_numbers_come_back_as_they_were_as_long_as_they_may_be(client):
+    args = {"a": 2**63 - 1, "b": -(2**63), "c": 2**63, "d": 10**4300 - 1, "e": [1 - 10**4300]}
+    assert (await client.get(await client.submit("a", args))).args == args
+
+
+async def test_a_decimal_is_a_text_however_large_it_is(client):
+    args = {"a": Decimal("1E+400"), "b": Decimal("1E-400")}
+    assert (await client.get(await client.submit("a", args))).args == {"a": "1E+400", "b": "1E-400"}
+
+
+async def test_a_model_may_write_its_secret_itself(client):
+    job = await client.get(await client.submit("a", {"login": WrittenLogin()}))
+    assert job.args == {"login": {"password": "hunter2"}}
+
+
+@pytest.mark.parametrize("args", [{}, {"a": 1}, {"a": MappingProxyType({"b": UserDict(c=[1])})}])
+async def test_arguments_are_any_mapping(client, args):
+    expected = {"a": {"b": {"c": [1]}}} if args.get("a") not in (None, 1) else args
+    given: Mapping[str, Any] = MappingProxyType(args)
+    ids = [
+        await client.submit("a", given),
+        *await client.submit_many([{"task": "a", "args": given}, NewJob("a", given)]),
+        await client.submit("a", {"other": 1}),
+    ]
+    assert await client.set_args(ids[-1], given)
+    assert [job.args for job in await client.wait_many(ids, states=["waiting"])] == [expected] * 4
+
+
+UNREADABLE = {
+    '{"x": 1e5000}': "number out of range at line 1 column 4308: read it in SQL",
+    '{"x": %s}' % ("[" * 300 + "]" * 300): "recursion limit exceeded at line 1 column 207: read it in SQL",
+}
+
+
+@pytest.mark.parametrize("args", UNREADABLE)
+async def test_arguments_that_python_can_not_read_are_shown_as_such_and_hide_no_other_job(client, connection, args):
+    instead = {"unreadable": UNREADABLE[args]}
+    first = await client.submit("a", {"x": 1})
+    job_id = await connection.fetchval("SELECT joex.submit('a', $1::text::jsonb)", args)
+    await connection.execute("UPDATE joex.job SET result = args WHERE id = $1", job_id)
+    page = await list_jobs(connection, Filter())
+    assert [(job.id, job.args) for job in page.jobs] == [(first, {"x": 1}), (job_id, instead)]
+    assert page.jobs[1].result == instead
+    assert await client.get(job_id) == page.jobs[1]
+    assert await client.wait(job_id, states=["waiting"]) == page.jobs[1]
+    assert (await client.typed.get_job("a", job_id)).data == instead
+    await client.periodic.put("a", "a", "daily")
+    await connection.execute("UPDATE joex.periodic_task SET args = $1::text::jsonb", args)
+    assert (await client.periodic.get("a")).args == instead
+
+
+@pytest.mark.parametrize("wrong", [5, None])
+async def test_many_jobs_that_are_no_collection_are_refused(client, wrong):
+    with pytest.raises(InvalidJob, match=f"^jobs: expected submissions, one after the other; got {wrong}$"):
+        await client.submit_many(wrong)
+
+
+async def test_the_timeout_of_a_client_is_a_duration(database_url):
+    with pytest.raises(joex.ConfigError, match=r"^timeout: expected a duration such as '30s', or seconds; got \[\]$"):
+        Client(database_url, timeout=[])  # type: ignore[arg-type]
+
+
+async def test_a_priority_may_be_of_an_enum_of_texts(client):
+    ids = [
+        await client.submit("a", priority=Speed.FAST),
+        *await client.submit_many([{"task": "a", "priority": Speed.FAST}, NewJob("a", priority=Speed.FAST)]),  # type: ignore[arg-type]
+    ]
+    assert [(await client.get(job_id)).priority for job_id in ids] == ["high"] * 3
 
 
 async def test_a_backslash_and_a_u_are_not_taken_for_a_nul_character(client):

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from fdb.tuple import SingleFloat
 
-from joex import InvalidJob, JobExists, TypeTimeout
+from joex import ConfigError, InvalidJob, JobExists, TypedJobs, TypeTimeout
 from joex.core import tuples
 from joex.core.tuples import Versionstamp
 from joex.store import jobs, runs, stats
@@ -739,9 +739,9 @@ WRONG = {
     "state: expected pending, running or finished; got 'waiting'": lambda t: t.list_jobs(T, state="waiting"),
     "most: expected 1 to 1000000; got -1": lambda t: t.list_jobs(T, most=-1),
     "most: expected 1 to 1000000; got None": lambda t: t.list_jobs(T, most=None),
-    "activity: duration: expected": lambda t: t.set_timeout(T, activity="soon"),
+    "activity: expected": lambda t: t.set_timeout(T, activity="soon"),
     "activity: expected more than 0; got 0": lambda t: t.set_timeout(T, activity=0),
-    "visibility: duration: expected 0 to 3650 days": lambda t: t.set_timeout(T, visibility=-1),
+    "visibility: expected 0 to 3650 days": lambda t: t.set_timeout(T, visibility=-1),
     "visibility: expected a duration such as '30s'; got []": lambda t: t.set_timeout(T, visibility=[]),
     "activity, visibility: a type has one timeout; got both": lambda t: t.set_timeout(T, activity=1, visibility=1),
 }  # fmt: skip
@@ -760,3 +760,21 @@ async def test_a_wrong_value_is_refused_by_name_and_the_callers_transaction_goes
         await raised.start()
         await raised.rollback()
     assert await rows() != before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"retry_jitter": -5}, "retry_jitter: expected 0 to 1; got -5"),
+        ({"retry_jitter": float("nan")}, "retry_jitter: expected 0 to 1; got nan"),
+        ({"retry_jitter": "x"}, "retry_jitter: expected 0 to 1; got 'x'"),
+        ({"retries": -1}, "retries: expected 0 to 1000000; got -1"),
+        ({"retries": "x"}, "retries: expected 0 to 1000000; got 'x'"),
+        ({"retry_delay": "x"}, "retry_delay: expected something like '30s', '1m', '1h30m' or '7d'; got 'x'"),
+        ({"retry_delay": -1}, "retry_delay: expected 0 to 3650 days; got -1"),
+    ],
+)
+async def test_the_settings_of_retries_are_checked_when_they_are_given(client, wrong, said):
+    with pytest.raises(ConfigError) as caught:
+        TypedJobs(client, **wrong)
+    assert str(caught.value) == said

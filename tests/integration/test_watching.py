@@ -184,8 +184,12 @@ async def test_many_jobs_come_in_the_order_in_which_they_were_named(bench, me, c
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"states": ["done"]}, r"^states: expected some of waiting, scheduled, .*; got 'done'$"),
-        ({"timeout": "soon"}, r"^timeout: duration: expected something like '30s'.*; got 'soon'$"),
+        ({"states": ["done"]}, r"^states: expected some of waiting, scheduled, .*; got \['done'\]$"),
+        ({"states": []}, r"^states: expected some of waiting, .*; got \[\]$"),
+        ({"states": 5}, r"^states: expected some of waiting, .*; got 5$"),
+        ({"states": [["success"]]}, r"^states: expected some of waiting, .*; got \[\['success'\]\]$"),
+        ({"timeout": []}, r"^timeout: expected a duration such as '30s', or seconds; got \[\]$"),
+        ({"timeout": "soon"}, r"^timeout: expected something like '30s'.*; got 'soon'$"),
     ],
 )
 async def test_a_wait_for_something_that_can_not_be_is_refused(bench, client, wrong, complaint):

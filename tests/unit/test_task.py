@@ -73,8 +73,8 @@ def test_defaults_of_a_task_are_kept_with_it(app):
     ("setting", "problem"),
     [
         ({"retries": -1}, "task 'a': retries: expected 0 or more; got -1"),
-        ({"timeout": "soon"}, "task 'a': timeout: duration: expected something like '30s'"),
-        ({"retry_delay": -1}, "task 'a': retry_delay: duration: expected 0 to 3650 days"),
+        ({"timeout": "soon"}, "task 'a': timeout: expected something like '30s'"),
+        ({"retry_delay": -1}, "task 'a': retry_delay: expected 0 to 3650 days"),
     ],
     ids=["retries", "timeout", "retry_delay"],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+from joex.core.json_values import shown
+
 _UNITS = {
     "ms": 0.001, "millisecond": 0.001, "milliseconds": 0.001,
     "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0,
@@ -28,7 +30,7 @@ def parse_duration(value: str | float | timedelta) -> timedelta:
     """
     duration = value if isinstance(value, timedelta) else timedelta(seconds=_seconds(value))
     if not timedelta(0) <= duration <= _LONGEST:
-        raise ValueError(f"duration: expected 0 to 3650 days; got {value!r}")
+        raise ValueError(f"expected 0 to 3650 days; got {shown(value)}")
     return duration
 
 
@@ -48,18 +50,20 @@ def format_duration(duration: timedelta) -> str:
 
 
 def _seconds(value: str | float) -> float:
+    if not isinstance(value, str | float | int):
+        raise ValueError(f"expected a duration such as '30s', or seconds; got {shown(value)}")  # noqa: TRY004 - one error for callers
     if not isinstance(value, str):
         if value != value or abs(value) > _LONGEST.total_seconds():  # noqa: PLR0124 - not a number is not itself
-            raise ValueError(f"duration: expected 0 to 3650 days; got {value!r}")
+            raise ValueError(f"expected 0 to 3650 days; got {shown(value)}")
         return float(value)
     text, at, total = value.strip(), 0, 0.0
     while at < len(text) or not text:
         match = _PART.match(text, at)
         unit = match and match[2].lower()
         if match is None or unit is None or (unit and unit not in _UNITS) or (not unit and match[0] != text):
-            raise ValueError(f"duration: expected something like '30s', '1m', '1h30m' or '7d'; got {value!r}")
+            raise ValueError(f"expected something like '30s', '1m', '1h30m' or '7d'; got {shown(value)}")
         total += float(match[1]) * _UNITS.get(unit, 1.0)
         at = match.end()
         if total > _LONGEST.total_seconds():
-            raise ValueError(f"duration: expected 0 to 3650 days; got {value!r}")
+            raise ValueError(f"expected 0 to 3650 days; got {shown(value)}")
     return total

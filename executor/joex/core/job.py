@@ -80,12 +80,12 @@ class NewJob:
                 check_name("tracker", self.tracker)
             check_text("subject", self.subject, LONGEST_SUBJECT)
             check_text("submitter", self.submitter, LONGEST_NAME)
-        if self.priority not in ("high", "low"):
-            object.__setattr__(self, "priority", priority_of(self.priority))  # in other letters
+        if self.priority not in ("high", "low") or type(self.priority) not in (str, Priority):
+            object.__setattr__(self, "priority", priority_of(self.priority))  # in other letters, or of another enum
         if self.not_before is not None:
             _check_time("not_before", self.not_before)
         if self.retries is not None:
-            _check_retries("retries", self.retries)
+            check_retries("retries", self.retries)
         if type(self.args) is not dict and not isinstance(self.args, Mapping):
             raise ValueError(f"args: expected an object (names and values); got {type(self.args).__name__}")
 
@@ -221,7 +221,12 @@ def _check_time(field: str, time: datetime) -> None:
         raise ValueError(f"{field}: expected a year from {_FIRST_YEAR} to {_LAST_YEAR}; got {time}")
 
 
-def _check_retries(field: str, retries: object) -> None:
+def check_retries(field: str, retries: object) -> None:
+    """Check a number of re-runs.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not (isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= _MOST_RETRIES):
         raise ValueError(f"{field}: expected 0 to {_MOST_RETRIES}; got {retries!r}")
 

@@ -14,6 +14,8 @@ from types import NoneType
 from typing import Any
 from uuid import UUID
 
+from pydantic_core import to_json
+
 # (After the first three: what is written as text, from which an annotation of a task makes the value again.)
 _KNOWN = (str, int, NoneType, date, time, timedelta, UUID, PurePath, IPv4Address, IPv4Network, IPv6Address, IPv6Network)
 _MENDS: Mapping[type, str] = {
@@ -22,34 +24,67 @@ _MENDS: Mapping[type, str] = {
 }
 
 
+_MOST_DIGITS = 4300
+"""No reader of JSON in Python takes longer integers."""
+_TOO_LONG = 10**_MOST_DIGITS
+_STARS = b'"**********"'
+_LONGEST = 100
+"""Characters of a name, or of a path, in a message."""
+
+
 def find_fault(value: Any) -> tuple[str, str] | None:
     """The first part of a value that JSON would change: its path (``.scores[2]``), and what is wrong with it.
 
-    None: there is none. Names and scalars come back as they are, tuples as lists, objects with fields (dataclasses and
-    pydantic models) by the names of their fields, members of an enum as their values, dates, times, durations, UUIDs,
-    decimals, paths and addresses as texts.
+    None: there is none. Names and scalars come back as they are, tuples as lists, mappings as dicts, objects with
+    fields (dataclasses and pydantic models) by the names of their fields, members of an enum as their values, dates,
+    times, durations, UUIDs, decimals, paths and addresses as texts.
     """
-    return next(_faults("", value, is_judged=True), None)
+    return next(_faults("", value, None), None)
 
 
-def _faults(path: str, value: Any, *, is_judged: bool) -> Iterator[tuple[str, str]]:
-    """The faults of a value; of a pydantic model, which says how its fields are written, only its numbers."""
-    said = _say_fault(value, is_judged=is_judged)
+def shown(value: object) -> str:
+    """A value as one line of a message, cut where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]}..."
+
+
+def as_dict(value: Any) -> dict[Any, Any]:
+    """A mapping of another type than JSON's writer knows, as it knows it.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"got {type(value).__name__}")
+
+
+def _faults(path: str, value: Any, model: Any) -> Iterator[tuple[str, str]]:
+    """The faults of a value; of what is in a pydantic model, which says how it is written, only what gets lost."""
+    said = _say_fault(value, model)
     if said is not None:
-        yield path, said
-    is_judged = is_judged and not _is_model(value)
+        yield path if len(path) <= 2 * _LONGEST else f"{path[: 2 * _LONGEST]}...", said
+    if model is None and _is_model(value):
+        model = value
     for step, part in _parts(value):
-        yield from _faults(path + step, part, is_judged=is_judged)
+        yield from _faults(path + step, part, model)
 
 
-def _say_fault(value: Any, *, is_judged: bool) -> str | None:
+def _say_fault(value: Any, model: Any) -> str | None:  # noqa: PLR0911 - one line for each kind
     if isinstance(value, float | Decimal):
-        return None if isfinite(value) else f"got {value}, and numbers in JSON are finite"
-    if not is_judged or isinstance(value, _KNOWN):
+        is_finite = value.is_finite() if isinstance(value, Decimal) else isfinite(value)
+        return None if is_finite else f"got {value}, and numbers in JSON are finite"
+    if isinstance(value, int) and abs(value) >= _TOO_LONG:
+        return f"got an integer of more than {_MOST_DIGITS} digits: give it as text"
+    if hasattr(value, "get_secret_value"):
+        if model is not None and _STARS not in to_json(model, serialize_unknown=True):
+            return None  # the model leaves it out, or shows it
+        return "got a secret, of which only stars would be stored: give value.get_secret_value()"
+    if model is not None or isinstance(value, _KNOWN):
         return None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         wrong = [name for name in value if not isinstance(name, str)]
-        return f"expected texts as names; got {wrong[0]!r}" if wrong else None
+        return f"expected texts as names; got {shown(wrong[0])}" if wrong else None
     if isinstance(value, list | tuple | Enum) or _is_model(value) or _is_dataclass(value):
         return None
     return f"got {type(value).__name__}{_MENDS.get(type(value), '')}"
@@ -58,14 +93,19 @@ def _say_fault(value: Any, *, is_judged: bool) -> str | None:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Enum):
         yield "", value.value
-    elif isinstance(value, dict):
-        yield from ((f".{name}", each) for name, each in value.items())
+    elif isinstance(value, Mapping):
+        yield from ((_step(name), each) for name, each in value.items())
     elif isinstance(value, list | tuple):
         yield from ((f"[{nr}]", each) for nr, each in enumerate(value))
+    elif _is_dataclass(value):  # (some are models too, and have no `__dict__`)
+        yield from ((f".{one.name}", getattr(value, one.name)) for one in fields(value))
     elif _is_model(value):
         yield from ((f".{name}", each) for name, each in vars(value).items())
-    elif _is_dataclass(value):
-        yield from ((f".{one.name}", getattr(value, one.name)) for one in fields(value))
+
+
+def _step(name: object) -> str:
+    text = str(name)
+    return f".{text}" if len(text) <= _LONGEST and text.isprintable() else f"[{shown(text)}]"
 
 
 def _is_model(value: Any) -> bool:

@@ -12,7 +12,7 @@ from fastapi.security import HTTPBearer
 from joex.client import Client
 from joex.http.bodies import Name
 from joex.http.face import ExecutorFace
-from joex.http.problems import problems
+from joex.http.problems import cut, problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             mend = f"known are {', '.join(known)}" if known else "this call has none"
-            raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{name}: there is no such parameter: {mend}")
+            raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{cut(name)}: there is no such parameter: {mend}")
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -9,12 +9,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError
 
 _RETRY_AFTER = {"Retry-After": "2"}
 _MOST_SHOWN = 5
+_LONGEST_NAME = 100
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _MEANINGS = {
     400: "The call is wrong: the detail names the field. Nothing was done.",
@@ -46,10 +48,16 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem, "description": _MEANINGS[status]} for status in statuses}
 
 
+def cut(name: str) -> str:
+    """A name that a caller has given, as long as fits into a line."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+
+
 def add_handlers(api: FastAPI) -> None:
     """Translate what the routes raise."""
     api.add_exception_handler(RequestValidationError, _bad_request)
     api.add_exception_handler(405, _no_such_method)
+    api.add_exception_handler(HTTPException, _refused)
     api.add_exception_handler(InvalidJob, _invalid)
     api.add_exception_handler(DatabaseUnavailable, _unavailable)
     api.add_exception_handler(ConfigError, _unavailable)  # the database has another schema, or another password now
@@ -63,6 +71,11 @@ async def _bad_request(_: Request, error: Exception) -> JSONResponse:
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more")
     return problem(400, "; ".join(lines))
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101 - as it was registered
+    return problem(error.status_code, error.detail, error.headers)
 
 
 async def _no_such_method(request: Request, _: Exception) -> JSONResponse:
@@ -102,5 +115,5 @@ def _problem_line(found: Mapping[str, Any]) -> str:
 
 def _place(loc: Sequence[int | str]) -> str:
     """``("body", "task")`` is the field task; ``("body", 3, "task")`` that of one of many; ``("body",)`` the body."""
-    parts = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc[1:])
+    parts = "".join(f"[{part}]" if isinstance(part, int) else f".{cut(part)}" for part in loc[1:])
     return f"jobs{parts}" if parts.startswith("[") else parts.removeprefix(".") or str(loc[0])

@@ -40,10 +40,7 @@ def _left_out() -> Any:
 def _duration(value: Any) -> timedelta:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("expected a text such as '30s', or a number of seconds")  # noqa: TRY004 - pydantic wants it
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise ValueError(str(error).removeprefix("duration: ")) from error
+    return parse_duration(value)
 
 
 def _at_most(duration: timedelta) -> timedelta:

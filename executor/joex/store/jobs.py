@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from joex.core.job import Columns, NewJob, columns_of, priority_of
-from joex.core.json_values import find_fault
+from joex.core.json_values import as_dict, find_fault
 from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store.errors import translated
@@ -112,11 +112,11 @@ def json_text(field: str, value: Any) -> str:
         InvalidJob: it has something that JSON, or PostgreSQL's jsonb, can't hold; the message says where.
     """
     try:
-        text = to_json(value, inf_nan_mode="null").decode()
+        text = to_json(value, inf_nan_mode="null", fallback=as_dict).decode()
         # (Reading what was written costs as much again: the usual small object is looked at instead.)
         if not (type(value) is dict and _is_flat(value)) and from_json(text) != value:
             _refuse_fault(field, value)
-    except (PydanticSerializationError, ValueError, UnicodeError, RecursionError) as error:
+    except (PydanticSerializationError, ValueError, TypeError, UnicodeError, RecursionError) as error:
         _refuse_fault(field, value)
         raise InvalidJob(f"{field}: can't be stored as JSON: {error}") from error
     if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
@@ -124,13 +124,25 @@ def json_text(field: str, value: Any) -> str:
     return text
 
 
-_PLAIN = frozenset((str, int, bool, NoneType))
+def read_json(text: str) -> Any:
+    """A value as it is stored; in place of one that Python can't hold, an object that says so.
+
+    (SQL takes it, such as a number of 5,000 digits; and one such job must not hide all others of a list.)
+    """
+    try:
+        return from_json(text)
+    except ValueError as error:
+        return {"unreadable": f"{error}: read it in SQL"}
+
+
+_PLAIN = frozenset((str, bool, NoneType))
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
     """Whether all names are texts, and all values such as need no second look."""
-    for name, each in value.items():  # noqa: SIM110 - a generator would take as long as all else
-        if type(name) is not str or type(each) not in _PLAIN:
+    for name, each in value.items():
+        kind = type(each)
+        if type(name) is not str or not (kind in _PLAIN or (kind is int and -(2**63) <= each < 2**63)):
             return False
     return True
 
@@ -301,6 +313,6 @@ def job_of(row: Any) -> Job:
     """A job from a row of `COLUMNS`."""
     values = dict(row)
     values["group"] = values.pop("grp")
-    values["args"] = from_json(values["args"])
-    values["result"] = None if values["result"] is None else from_json(values["result"])
+    values["args"] = read_json(values["args"])
+    values["result"] = None if values["result"] is None else read_json(values["result"])
     return Job(**values)

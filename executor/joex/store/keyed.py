@@ -11,9 +11,8 @@ from datetime import timedelta
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic_core import from_json
-
 from joex.store.errors import translated
+from joex.store.jobs import read_json
 from joex.store.statement import Connection, statement
 
 _ADD = statement("""
@@ -281,7 +280,7 @@ async def watch_no_more(connection: Connection, name: str) -> None:
 def _job_of(row: Any) -> KeyedJob:
     values = dict(row)
     values["type"], values["group"] = values.pop("task"), values.pop("grp")
-    values["data"] = from_json(values.pop("args"))
+    values["data"] = read_json(values.pop("args"))
     opts = values["opts"]
-    values["opts"] = {} if opts is None else from_json(opts)
+    values["opts"] = {} if opts is None else read_json(opts)
     return KeyedJob(**values)

@@ -8,11 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from pydantic_core import from_json
-
 from joex.core.periodic import SYSTEM_OWNER, Decision, NewPeriodicTask, Schedule
 from joex.store.errors import translated
-from joex.store.jobs import json_text
+from joex.store.jobs import json_text, read_json
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_periodic"
@@ -236,5 +234,5 @@ def _left_out(system: bool) -> list[str]:  # noqa: FBT001 - passed on
 def _task_of(row: Any) -> PeriodicTask:
     values = dict(row)
     values["group"] = values.pop("grp")
-    values["args"] = from_json(values["args"])
+    values["args"] = read_json(values["args"])
     return PeriodicTask(**values)

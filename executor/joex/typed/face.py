@@ -8,6 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from joex.core.duration import parse_duration
+from joex.core.job import check_retries
+from joex.core.json_values import shown
+from joex.errors import ConfigError
 from joex.store import keyed
 from joex.store.statement import Connection
 from joex.typed.job import name_of, pack
@@ -24,12 +28,21 @@ class Face:
         client: Client,
         *,
         retries: int = 5,
-        retry_delay: timedelta = timedelta(minutes=1),
+        retry_delay: timedelta | float | str = timedelta(minutes=1),
         retry_jitter: float = 0.1,
     ) -> None:
+        try:
+            check_retries("retries", retries)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        try:
+            self._retry_delay = parse_duration(retry_delay)
+        except ValueError as error:
+            raise ConfigError(f"retry_delay: {error}") from error
+        if not isinstance(retry_jitter, int | float) or not 0 <= retry_jitter <= 1:  # type: ignore[redundant-expr] # a caller
+            raise ConfigError(f"retry_jitter: expected 0 to 1; got {shown(retry_jitter)}")
         self._client = client
         self._retries = retries
-        self._retry_delay = retry_delay
         self._retry_jitter = retry_jitter
 
     @asynccontextmanager

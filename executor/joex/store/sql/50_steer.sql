@@ -30,6 +30,9 @@ CREATE OR REPLACE FUNCTION joex.set_priority(id uuid, priority text) RETURNS boo
 DECLARE
     v_priority joex.job_priority := joex.priority_of(priority);
 BEGIN
+    IF priority IS NULL THEN
+        RAISE EXCEPTION 'priority: expected ''high'' or ''low''; got NULL' USING ERRCODE = '22004';
+    END IF;
     UPDATE joex.job j SET priority = v_priority, lane = CASE WHEN j.lane > 0 THEN joex.lane(v_priority) END
     WHERE j.id = id AND j.state = 'waiting';
     IF NOT FOUND THEN
@@ -43,7 +46,9 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.set_args(id uuid, args jsonb) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
-    IF pg_column_size(args) > 8000 THEN
+    IF args IS NULL THEN
+        RAISE EXCEPTION 'args: must be a JSON object; got NULL' USING ERRCODE = '22004';
+    ELSIF pg_column_size(args) > 8000 THEN
         PERFORM joex.check_size('args', pg_column_size(args));
     END IF;
     -- One statement: where a taker holds the row, this waits and then judges what the taker has made of it.
