@@ -310,8 +310,13 @@ async def test_uninstalling_leaves_nothing_that_hangs(story: Story) -> None:
     await story.finished(held)
     with story.timed("helm uninstall, until all pods are gone"):
         story.sh("helm uninstall joex")
-        await story.api.until_all("pods", lambda found: not found, "default", timeout=PATIENCE)
+        await story.api.until_all("pods", lambda found: all(map(has_ended, found)), "default", timeout=PATIENCE)
     await story.nothing_hangs()
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether a pod is done, as that of helm test, which stays for its log."""
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
 def story_json(text: str) -> dict[str, Any]:
