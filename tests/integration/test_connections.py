@@ -9,6 +9,7 @@ import pytest
 
 import joex
 from joex import Client
+from joex.core.events import DatabaseTrouble, TrustEnded
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store.database import TaskConnections, close_pool, connect, create_pool, lent
 from tests.support.apps import AnyClient
@@ -310,6 +311,26 @@ async def test_a_statement_that_takes_long_is_left_alone_where_the_others_go_to_
         watch.cancel()
         await close_pool(tasks)
         await close_pool(others)
+
+
+async def test_an_executor_that_is_asked_to_drain_before_it_has_reached_its_database_leaves_in_order(proxy):
+    proxy.freeze()
+    async with executor_inside(joex.App(), proxy.url, registered=False) as inside:
+        inside.executor.drain()
+        await inside.work
+    assert inside.executor.phase == "left"
+
+
+async def test_the_same_trouble_is_told_of_once_in_a_lease(proxy):
+    """Hundreds of executors lose their database together, and it comes back to what they make of that."""
+    async with executor_inside(joex.App(), proxy.url, lease=timedelta(seconds=6)) as inside:
+        await proxy.refuse()
+        await inside.log.wait_for(TrustEnded)
+        told = [(event.service, event.error) for event in inside.log.of(DatabaseTrouble)]
+        of_the_lease = [one for one in told if one[0] in ("lease", "chores")]
+        assert of_the_lease
+        assert len(of_the_lease) == len(set(of_the_lease))
+        await proxy.accept()
 
 
 async def test_where_all_hosts_are_dead_no_password_is_told():
