@@ -168,6 +168,15 @@ async def test_the_watchdog_of_an_executor_is_replaced_when_it_dies_and_goes_whe
     await eventually(lambda: not Path(f"/proc/{second}").exists())
 
 
+async def test_an_executor_that_leaves_in_order_leaves_no_watchdog_behind(executors: ExecutorProcesses) -> None:
+    """Not even one that has ended and waits for a parent: in a container there may be nobody to look after it."""
+    executor = await executors.start("one")
+    [watchdog] = await eventually(lambda: _children(executor.pid))
+    executor.terminate()
+    assert await executor.exited() == 0
+    assert not _is_there(watchdog)
+
+
 async def test_a_pause_shorter_than_the_lease_costs_nothing(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
@@ -280,6 +289,10 @@ async def _ends_its_lease(connection: asyncpg.Connection, victim: ExecutorProces
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joex lease ' || $1",
         str(await connection.fetchval("SELECT id FROM joex.executor WHERE pid = $1", victim.pid)),
     )
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _children(pid: int) -> list[int]:

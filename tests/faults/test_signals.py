@@ -79,3 +79,15 @@ async def test_an_executor_whose_output_nobody_reads_any_more_goes_on(
     assert await effects.all_finished([held]) == {"success": 1}
     assert executor.is_alive
     assert len(await effects.of(held)) == 1
+
+
+async def test_signals_that_come_until_the_very_end_change_nothing(executors: ExecutorProcesses) -> None:
+    executor = await executors.start("one")
+
+    def is_over() -> bool:
+        for _ in range(1000):
+            executor.terminate()
+        return not executor.is_alive
+
+    await eventually(is_over)
+    assert await executor.exited() == 0, executor.log

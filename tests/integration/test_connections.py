@@ -9,10 +9,11 @@ import pytest
 
 import joex
 from joex import Client
+from joex.core.events import DatabaseTrouble, TrustEnded
 from joex.errors import ConfigError, DatabaseUnavailable
-from joex.store.database import connect, create_pool, lent
+from joex.store.database import TaskConnections, close_pool, connect, create_pool, lent
 from tests.support.apps import AnyClient
-from tests.support.postgres import free_port
+from tests.support.postgres import VERSIONS, free_port
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
@@ -224,6 +225,23 @@ async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypat
         assert job.state == "success"
 
 
+async def test_a_statement_whose_argument_takes_long_to_the_server_is_left_alone(proxy, database_url, monkeypatch):
+    """The server reads it, and says that it is idle; with what is prepared already it knows of no statement yet."""
+    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.3)
+    app, length = joex.App(), 16 * 2**20
+
+    @app.task("upload", retries=0)
+    async def upload(ctx):
+        async with ctx.transaction() as connection:
+            await connection.fetchval("SELECT length($1::bytea)", b"")
+            proxy.slowness = 0.02  # five seconds in all
+            assert await connection.fetchval("SELECT length($1::bytea)", b"x" * length) == length
+
+    async with client_of(database_url) as client, executor_inside(app, proxy.url):
+        job = await client.wait(await client.submit("upload"), timeout=PATIENCE)
+        assert job.state == "success"
+
+
 async def test_a_statement_that_was_given_up_ends_on_the_server_too(database_url, connection):
     pool = await create_pool(database_url, most=1)
 
@@ -274,6 +292,45 @@ async def test_of_several_hosts_one_may_be_dead(postgres, database_name, monkeyp
         async with client_of(url) as client, executor_inside(app, url):
             job = await client.wait(await client.submit("a"), timeout=PATIENCE)
             assert job.state == "success"
+
+
+async def test_a_statement_that_takes_long_is_left_alone_where_the_others_go_to_another_host(
+    database_name, postgres, postgres_servers, monkeypatch
+):
+    """Which server the rest of the executor has found says nothing about those of tasks."""
+    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.05)
+    elsewhere = next(postgres_servers[version] for version in VERSIONS if version != postgres.version)
+    url = postgres.tcp_url(database_name)
+    tasks, others = await create_pool(url, most=1, for_tasks=True), await create_pool(elsewhere.url("postgres"), most=1)
+    connections = TaskConnections(tasks)
+    watch = asyncio.create_task(connections.watch(others, url))
+    try:
+        async with connections.acquire() as connection:
+            await connection.fetchval("SELECT pg_sleep($1)", 1)
+    finally:
+        watch.cancel()
+        await close_pool(tasks)
+        await close_pool(others)
+
+
+async def test_an_executor_that_is_asked_to_drain_before_it_has_reached_its_database_leaves_in_order(proxy):
+    proxy.freeze()
+    async with executor_inside(joex.App(), proxy.url, registered=False) as inside:
+        inside.executor.drain()
+        await inside.work
+    assert inside.executor.phase == "left"
+
+
+async def test_the_same_trouble_is_told_of_once_in_a_lease(proxy):
+    """Hundreds of executors lose their database together, and it comes back to what they make of that."""
+    async with executor_inside(joex.App(), proxy.url, lease=timedelta(seconds=6)) as inside:
+        await proxy.refuse()
+        await inside.log.wait_for(TrustEnded)
+        told = [(event.service, event.error) for event in inside.log.of(DatabaseTrouble)]
+        of_the_lease = [one for one in told if one[0] in ("lease", "chores")]
+        assert of_the_lease
+        assert len(of_the_lease) == len(set(of_the_lease))
+        await proxy.accept()
 
 
 async def test_where_all_hosts_are_dead_no_password_is_told():

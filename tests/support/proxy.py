@@ -37,11 +37,13 @@ class Proxy:
     Attributes:
         port: where it listens itself.
         url: a database, by way of it.
+        slowness: seconds that each piece (of 64 KiB at most) takes to the server.
     """
 
     def __init__(self, target: int) -> None:
         self.port = 0
         self.url = ""
+        self.slowness = 0.0
         self._target = target
         self._server: asyncio.Server | None = None
         self._links: set[_Link] = set()
@@ -160,6 +162,7 @@ class _Link:
             while data := await client.read(65536):
                 self._watch_statement(data)
                 await self.flow.wait()
+                await asyncio.sleep(self._proxy.slowness)
                 if self._cut.is_set():
                     return
                 server.write(data)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from joex.runtime.executor import Executor
 
 _log = logging.getLogger("joex")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _MOST_NAMED = 5
 _TRY_AGAIN_IN = 0.5
 _CLOSE_WITHIN = 2.0
@@ -74,12 +75,14 @@ async def _run(app: App, settings: Settings, url: str) -> None:
             settings = settings.model_copy(update={"http_address": _address(listener)})
         metrics = Metrics(slots=settings.pool_size, busy=lambda: len(running.running()))
         watchdog = Watchdog(Lease(settings.lease))
+        stack.callback(watchdog.close)
         running = Executor(app, settings, url, emit=fan_out(metrics, LogLines(settings)), watchdog=watchdog)
         services: list[Callable[[], Awaitable[None]]] = []
         if listener is not None:
             client = await stack.enter_async_context(_client(settings, url))
             services.append(_http(settings, client, running, metrics, listener))
         _drain_on_signals(running, settings)
+        stack.callback(_ignore_signals)
         _log.info("%s runs up to %d jobs of %s", running.app_id, settings.pool_size, ", ".join(settings.queues))
         with _one_error():
             await running.run(services)
@@ -170,8 +173,17 @@ def _drain_on_signals(executor: Executor, settings: Settings) -> None:
             _log.warning("%s again: giving back the runs: %s", name, _runs(executor))
             executor.stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number.name)
+
+
+def _ignore_signals() -> None:
+    """Leave in order whatever else is sent: the handlers end with the loop, some time before the process does."""
+    loop = asyncio.get_running_loop()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    for number in _SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _runs(executor: Executor) -> str:

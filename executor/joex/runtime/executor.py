@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -148,16 +148,11 @@ class Executor:
             self.url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}", resets=False
         )
         try:
-            async with borrowed(pool) as connection:
-                await check_schema(connection)
-                if await is_pooled(connection):
-                    self.poll_interval = self.poll_interval or POLL_EVERY
-                self.limits = await size_limits(connection)
-                for refused in await register_periodic_tasks(connection, self.app, self.settings):
-                    self.emit(events.PeriodicNotRegistered(refused))
+            if not await self._unless_drained(self._prepare(pool)):
+                return
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
-                beside.append(group.create_task(self.task_connections.watch(pool)))
+                beside.append(group.create_task(self.task_connections.watch(pool, self.url)))
                 await self._run_incarnations(pool)
                 for task in beside:
                     task.cancel()
@@ -167,6 +162,29 @@ class Executor:
             self.phase = "left"
             for used in (pool, task_pool, self.bulk_pool):
                 await close_pool(used)
+
+    async def _prepare(self, pool: asyncpg.Pool[Any]) -> None:
+        async with borrowed(pool) as connection:
+            await check_schema(connection)
+            if await is_pooled(connection):
+                self.poll_interval = self.poll_interval or POLL_EVERY
+            self.limits = await size_limits(connection)
+            for refused in await register_periodic_tasks(connection, self.app, self.settings):
+                self.emit(events.PeriodicNotRegistered(refused))
+
+    async def _unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do what comes before anything is taken; False: it was asked to drain first, so that nothing waits for it."""
+        task, drained = asyncio.ensure_future(work), asyncio.ensure_future(self.asked_to_drain.wait())
+        try:
+            await asyncio.wait({task, drained}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
+            is_given_up = task.cancel()
+        if is_given_up:
+            await asyncio.wait({task})
+        else:
+            task.result()
+        return not is_given_up
 
     async def _run_incarnations(self, pool: asyncpg.Pool[Any]) -> None:
         while True:
@@ -191,6 +209,9 @@ class Executor:
         while not self.asked_to_drain.is_set():
             sent = clock()
             try:
+                # (Not the registration itself: given up, it would leave an executor that nobody is.)
+                if not await self._unless_drained(_reach(pool)):
+                    return None
                 async with borrowed(pool) as connection:
                     answer = await executors.register(
                         connection, me, self.settings.most_losses, gone, watched=observed.watched
@@ -236,6 +257,12 @@ class Executor:
             lease=settings.lease,
             locks=self.poll_interval is None,
         )
+
+
+async def _reach(pool: asyncpg.Pool[Any]) -> None:
+    """Have a connection in the pool."""
+    async with borrowed(pool):
+        pass
 
 
 async def _run(service: Callable[[], Awaitable[None]]) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -90,6 +91,19 @@ class Listener(Protocol):
         """The lease has ended: others have declared this incarnation dead."""
 
 
+class _Told:
+    """What was told of lately: the same trouble is news once in so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._at: dict[str, float] = {}
+
+    def is_news(self, text: str) -> bool:
+        now = clock()
+        self._at = {told: at for told, at in self._at.items() if now - at < self._seconds}
+        return self._at.setdefault(text, now) == now
+
+
 class LeaseKeeper:
     """Keeps the lease of one incarnation.
 
@@ -139,6 +153,9 @@ class LeaseKeeper:
         self._is_trusted = True
         self._is_over = False
         self._is_started = False
+        self._failures = 0  # of sessions, since the last heartbeat that was answered
+        self._reconnect_in = _RECONNECT_IN
+        self._told = _Told(lease.duration.total_seconds())
         self._thread = threading.Thread(target=self._run_thread, name="joex lease", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()  # of the thread's loop
@@ -197,7 +214,7 @@ class LeaseKeeper:
                     if task.done():  # by a mistake of ours
                         task.result()
                 if not self._stop.is_set():
-                    await self._pause(_RECONNECT_IN)
+                    await self._pause(self._reconnect_in)
             if self._is_over:
                 # The executor's loop has been told. It may be blocked by the very task that must not go on.
                 await self._pause(_LOOP_WITHIN)
@@ -222,11 +239,21 @@ class LeaseKeeper:
             )
             await self._use(connection)
         except (JoexError, OSError) as error:
-            self._tell(self._listener.on_event, DatabaseTrouble("lease", str(error), _RECONNECT_IN))
+            # The first try comes soon, for a session that has ended alone; then ever later, hundreds of executors not
+            # together, and with room for another try in what is left of a lease.
+            if self._failures:
+                most = min(_RECONNECT_IN * 2.0 ** min(self._failures, 10), self._lease.heartbeat_every)
+                self._reconnect_in = most * random.uniform(0.5, 1)  # noqa: S311 - no secret
+            self._failures += 1
+            self._tell_of_trouble("lease", str(error), self._reconnect_in, self._told)
         finally:
             self._observed.break_off()
             if connection is not None:
                 connection.terminate()
+
+    def _tell_of_trouble(self, service: str, error: str, retry_in: float, told: _Told) -> None:
+        if told.is_news(error):
+            self._tell(self._listener.on_event, DatabaseTrouble(service, error, retry_in))
 
     async def _use(self, connection: Any) -> None:
         broken = asyncio.Event()
@@ -255,6 +282,7 @@ class LeaseKeeper:
             self._tell(self._listener.on_ended)
             self._is_over = True
             return
+        self._failures, self._reconnect_in = 0, _RECONNECT_IN
         self._observed.answered(sent, clock(), answer.now)
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
@@ -272,9 +300,9 @@ class LeaseKeeper:
             self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True
         )
         not_before = dict.fromkeys((self._check_runs, self._look_for_work, self._rescue, self._recover_overdue), 0.0)
+        told = _Told(self._lease.duration.total_seconds())  # while there is no connection, all fail alike
         try:
             while True:
-                told = set[str]()
                 for chore in [chore for chore, due in not_before.items() if clock() >= due]:
                     begin = clock()
                     try:
@@ -282,10 +310,7 @@ class LeaseKeeper:
                             while await chore(connection):
                                 begin = clock()
                     except (JoexError, OSError) as error:
-                        if str(error) not in told:  # while there is no connection, all fail alike
-                            told.add(str(error))
-                            trouble = DatabaseTrouble("chores", str(error), self._lease.heartbeat_every)
-                            self._tell(self._listener.on_event, trouble)
+                        self._tell_of_trouble("chores", str(error), self._lease.heartbeat_every, told)
                     not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
                 await asyncio.sleep(self._lease.heartbeat_every)
         finally:

@@ -23,6 +23,7 @@ from pathlib import Path
 from joex.core.lease import Lease
 from joex.runtime import watchdog_process
 
+_END_WITHIN = 1.0
 _SCRIPT = Path(watchdog_process.__file__)
 
 
@@ -49,6 +50,16 @@ class Watchdog:
     def rest(self) -> None:
         """Nothing is to be waited for any more."""
         self._say(watchdog_process.AT_REST)
+
+    def close(self) -> None:
+        """End the watching process, and wait for it: left behind, it may have nobody else to do so."""
+        with suppress(OSError):
+            os.close(self._pipe)
+        try:
+            self._process.wait(_END_WITHIN)
+        except subprocess.TimeoutExpired:  # it is stopped
+            self._process.kill()
+            self._process.wait()
 
     def _say(self, what: bytes) -> None:
         try:

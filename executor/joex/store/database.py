@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -46,10 +48,15 @@ _STATEMENT_WITHIN = 5.0
 _KEPT_FOR = 1.0
 _CLOSE_WITHIN = 5.0
 _LOOK_EVERY = 5.0
+_HELD = 8_000_000  # bytes at most that proxies and kernels in between hold of a statement,
+_SLOWEST = 500_000  # and bytes a second with which they pass them on
 
 _AT_WORK = statement("""
     SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND (state IS NULL OR state NOT LIKE 'idle%')
 """)
+
+_TCP_INFO_BYTES = struct.Struct("120xQQ")
+"""Of Linux's struct tcp_info: how many bytes the other end has acknowledged, and how many came from there."""
 
 _OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 """Seconds, and milliseconds: what is not acknowledged for twenty seconds is lost."""
@@ -73,8 +80,39 @@ class OwnConnection(_Base):
 
     is_pooled = False
     asked_at: float | None = None
+    passed_before: tuple[int, ...] = ()
     _session = ""
-    _transport: asyncio.BaseTransport
+    _addr: tuple[str, int] | str
+    _transport: asyncio.WriteTransport
+
+    @property
+    def peer(self) -> object:
+        """The server that it is connected to."""
+        return self._transport.get_extra_info("peername")
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """The same, as arguments of asyncpg's that lead there alone; none with a Unix socket."""
+        if isinstance(self._addr, str):
+            return {}
+        return {"host": self._addr[0], "port": self._addr[1], "target_session_attrs": "any"}
+
+    @property
+    def passed(self) -> tuple[int, ...]:
+        """What has passed on the link: it differs from an earlier one if the other end has taken or sent anything.
+
+        Bytes that are not sent yet; and where the system tells, those that the other end has acknowledged and has sent.
+        """
+        unsent = self._transport.get_write_buffer_size()
+        found = self._transport.get_extra_info("socket")
+        if found is None or found.family == getattr(socket, "AF_UNIX", None) or not hasattr(socket, "TCP_INFO"):
+            return (unsent,)
+        # (Not what the kernel has still to send: while there is more in the buffer it has always the same.)
+        try:
+            info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES.size)
+        except OSError:  # it has just been closed
+            info = b""
+        return unsent, *(_TCP_INFO_BYTES.unpack(info) if len(info) == _TCP_INFO_BYTES.size else ())
 
     async def begin(self, settings: dict[str, str]) -> bool:
         """Set up the session; False: there is none of its own, a pooler is in between (and nothing was set).
@@ -175,6 +213,7 @@ class TaskConnection(_Wrapped):
     @asynccontextmanager
     async def _around(self, *, is_simple: bool) -> AsyncIterator[None]:  # noqa: ARG002 - each
         self.asked_at = asyncio.get_running_loop().time()
+        self.passed_before = () if self.is_closed() else self.passed
         try:
             yield
         finally:
@@ -205,6 +244,7 @@ class _Connector:
         *,
         pooled: bool,
         direct: type[OwnConnection] = OwnConnection,
+        host: dict[str, Any] | None = None,
     ) -> None:
         self._url = url
         self._name = name
@@ -218,7 +258,9 @@ class _Connector:
         except ValueError as error:
             raise ConfigError(f"database URL: {error}") from None
         self._hosts: list[dict[str, Any]] = [{}]  # as the URL says
-        if len(hosts) > 1:
+        if host:
+            self._hosts = [host]
+        elif len(hosts) > 1:
             self._hosts = [{"host": host, "port": port} for host, port in hosts]
 
     async def __call__(self, *_: object, **__: object) -> OwnConnection:
@@ -361,7 +403,8 @@ class TaskConnections:
     """The connections of a pool as tasks get them. Errors are asyncpg's.
 
     A task's statement may take as long as it likes, so no limit of time finds that its link has gone silent; nor does
-    TCP, where a proxy in between still answers. The server knows: it is not at work on what is waited for.
+    TCP, where a proxy in between still answers. The server knows: it is not at work on what is waited for. (Nor is it
+    while a large argument is on its way to it, or the end of a large result on its way back: then bytes pass.)
     """
 
     def __init__(self, pool: asyncpg.Pool[Any]) -> None:
@@ -378,36 +421,82 @@ class TaskConnections:
             finally:
                 self._lent.discard(connection)
 
-    async def watch(self, pool: asyncpg.Pool[Any]) -> None:
-        """End the connections whose links have gone silent, for ever; ``pool``: where to ask.
+    async def watch(self, pool: asyncpg.Pool[Any], url: str) -> None:
+        """End the connections whose links have gone silent, for ever.
 
-        The answer may be on its way, so that a look counts if the one before saw the same.
+        The answer may be on its way, so that a look counts if the one before saw the same; and as long as the buffers
+        of proxies in between may need for what the statement has sent.
+
+        Args:
+            pool: where to ask.
+            url: where else to ask: of several hosts another one may have been found for the pool.
         """
-        silent: dict[PoolConnectionProxy[Any], float] = {}
+        silent: dict[PoolConnectionProxy[Any], tuple[_Seen, float]] = {}
+        now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             before, silent = silent, {}
-            waiting = self._waiting()
-            if waiting:
+            waiting, looked_at = self._waiting(), now()
+            for peer in {seen.peer for seen in waiting.values()}:
+                there = {one: seen for one, seen in waiting.items() if seen.peer == peer}
                 with suppress(JoexError):
-                    async with borrowed(pool) as connection:
-                        rows = await connection.fetch(_AT_WORK, [pid for _, pid in waiting.values()])
-                    at_work = {row[0] for row in rows}
-                    silent = {one: asked_at for one, (asked_at, pid) in waiting.items() if pid not in at_work}
-            for one, asked_at in silent.items():
-                if before.get(one) == asked_at == _asked_at(one):
-                    drop(one)
+                    at_work = await _at_work(pool, url, list(there.values()))
+                    silent |= {one: (seen, looked_at) for one, seen in there.items() if seen.pid not in at_work}
+            for one, (seen, _) in list(silent.items()):
+                earlier, since = before.get(one, (None, 0.0))
+                if earlier == seen == _Seen.of(one):
+                    silent[one] = seen, since
+                    if looked_at - since >= _LOOK_EVERY / 2 + min(seen.sent, _HELD) / _SLOWEST:
+                        drop(one)
 
-    def _waiting(self) -> dict[PoolConnectionProxy[Any], tuple[float, int]]:
-        """The connections that have waited for some time: since when, and for which process of the server."""
+    def _waiting(self) -> dict[PoolConnectionProxy[Any], _Seen]:
+        """The connections that have waited for some time."""
         long_ago = asyncio.get_running_loop().time() - _LOOK_EVERY
-        asked = {one: _asked_at(one) for one in self._lent}
-        return {one: (at, one.get_server_pid()) for one, at in asked.items() if at is not None and at < long_ago}
+        found = {one: _Seen.of(one) for one in self._lent}
+        return {one: seen for one, seen in found.items() if seen is not None and seen.asked_at < long_ago}
 
 
-def _asked_at(connection: PoolConnectionProxy[Any]) -> float | None:
-    asked_at: float | None = getattr(connection, "asked_at", None)  # one that was ended has nothing
-    return asked_at
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a look sees of a connection that waits for an answer."""
+
+    asked_at: float
+    pid: int
+    """Of its process of the server."""
+    peer: Any
+    host: dict[str, Any] = field(compare=False)
+    passed: tuple[int, ...]
+    passed_before: tuple[int, ...]
+    """The statement."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes of the statement that have left; 0, too, where the system does not tell."""
+        return self.passed[1] - self.passed_before[1] if len(self.passed) > 1 and len(self.passed_before) > 1 else 0
+
+    @classmethod
+    def of(cls, one: Any) -> _Seen | None:
+        """None: it waits for nothing, or has ended."""
+        asked_at = getattr(one, "asked_at", None)  # one that was ended has nothing
+        if asked_at is None or one.is_closed():
+            return None
+        return cls(asked_at, one.get_server_pid(), one.peer, one.host, one.passed, one.passed_before)
+
+
+async def _at_work(pool: asyncpg.Pool[Any], url: str, waiting: list[_Seen]) -> set[int]:
+    """Those processes of a server that are at work; all, where the server can't be asked."""
+    pids = [one.pid for one in waiting]
+    async with borrowed(pool) as connection:
+        asked: Any = connection
+        if asked.peer == waiting[0].peer:
+            return {row[0] for row in await asked.fetch(_AT_WORK, pids)}
+    with translated():
+        connection = await _Connector(url, "joex", _STATEMENT_WITHIN, {}, pooled=False, host=waiting[0].host)()
+        try:
+            is_there = connection.peer == waiting[0].peer
+            return {row[0] for row in await connection.fetch(_AT_WORK, pids)} if is_there else set(pids)
+        finally:
+            connection.terminate()
 
 
 def drop(connection: Connection) -> None:
