@@ -134,7 +134,8 @@ class LeaseKeeper:
         self._listener = listener
         self._main = asyncio.get_running_loop()
         self._trusted_until = since + lease.trusted_for
-        self._observed = Observation(lease.duration)
+        self._observed = Observation(lease.heartbeat_every)
+        self._beaten = asyncio.Event()  # of the thread's loop
         self._rescued: Counter[tuple[str, int]] = Counter()  # who holds much is found again and again, and told of once
         self._is_trusted = True
         self._is_over = False
@@ -249,13 +250,14 @@ class LeaseKeeper:
 
     async def _beat(self, connection: Any) -> None:
         sent = clock()
-        answer = await executors.heartbeat(connection, self._executor)
-        if not answer.alive:
+        beat = await executors.heartbeat(connection, self._executor)
+        if beat is None:
             self._distrust()
             self._tell(self._listener.on_ended)
             self._is_over = True
             return
-        self._observed.answered(sent, clock(), answer.now)
+        self._observed.answered(sent, clock(), beat)
+        self._beaten.set()
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
             self._is_trusted = True
@@ -287,7 +289,11 @@ class LeaseKeeper:
                             trouble = DatabaseTrouble("chores", str(error), self._lease.heartbeat_every)
                             self._tell(self._listener.on_event, trouble)
                     not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
-                await asyncio.sleep(self._lease.heartbeat_every)
+                # With each heartbeat, for what it has observed is worth most then; and without any, too.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(2 * self._lease.heartbeat_every):
+                        await self._beaten.wait()
+                self._beaten.clear()
         finally:
             pool.terminate()
 
@@ -311,7 +317,7 @@ class LeaseKeeper:
         return False
 
     async def _rescue(self, connection: Any) -> bool:
-        found = await executors.rescue(connection, self._observed.watched, self._most_losses)
+        found = await executors.rescue(connection, self._observed.marks, self._most_losses)
         for executor, app_id, jobs in found:
             self._rescued[app_id, executor] += jobs
         if not found:
