@@ -11,12 +11,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from joex.core.lease import Observation
+from joex.core.lease import Mark, Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
-from joex.store import periodic, pools, stats
+from joex.store import executors, periodic, pools, stats
 from joex.store.database import borrowed, connect, create_pool, is_pooled
 from joex.store.errors import NO_MESSAGE, translated
 from joex.store.migrate import check_schema, migrate
@@ -68,7 +67,7 @@ class Database:
         self._is_closed = False
         self._silence: DatabaseUnavailable | None = None
         self._try_again_at = 0.0
-        self._observed = Observation(timedelta(seconds=3 * _ASK_EVERY))
+        self._observed = Observation(_ASK_EVERY)
         self._preparing = asyncio.Lock()
         self._listening = asyncio.create_task(self._listen())
 
@@ -105,9 +104,9 @@ class Database:
             raise
 
     @property
-    def watched(self) -> float:
-        """For how many seconds executors have been watched, of those that are silent."""
-        return self._observed.watched
+    def observed(self) -> list[Mark]:
+        """By what executors are judged that are silent."""
+        return self._observed.marks
 
     def periodic_changed(self) -> None:
         """Periodic tasks have changed, or may have: what is due is worked out anew."""
@@ -200,8 +199,8 @@ class Database:
             self.periodic_changed()
             while not broken.is_set():
                 sent = time.monotonic()  # a link that has gone silent is noticed so
-                now = await pools.now(connection)
-                self._observed.answered(sent, time.monotonic(), now)
+                mark = await executors.horizon(connection)
+                self._observed.answered(sent, time.monotonic(), mark)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_ASK_EVERY):
                         await broken.wait()

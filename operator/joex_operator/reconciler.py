@@ -133,7 +133,7 @@ class Reconciler:
             if watch.horizon is not None:  # before the look, which then sees all that they have done
                 watch.settle(await pools.oldest_transaction(connection))
             # Where no executor is left, nobody else notices that the last one has died.
-            while await executors.rescue(connection, database.watched, spec.most_losses):
+            while await executors.rescue(connection, database.observed, spec.most_losses):
                 pass
             prefix = app_id(pool.namespace, slot_name(pool.name, 0))[:-1]
             runnable, next_due, known = await pools.look(connection, spec.queues, scaling.most_counted(spec), prefix)

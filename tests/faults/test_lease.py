@@ -195,24 +195,39 @@ async def test_a_pause_shorter_than_the_lease_costs_nothing(
     assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
 
 
-async def test_a_database_clock_that_is_set_forward_ends_no_living_executor(
+async def test_a_database_clock_that_is_set_forward_or_back_ends_no_living_executor(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """By more than five leases: each heartbeat that was written before is that much older at once."""
+    """Each has watched the others for five leases, and so might end them though their sessions are there."""
     await _with_a_clock_to_be_set(connection)
-    both = await executors.start_all("first", "second", pool_size=2)
-    ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
+    all_three = await executors.start_all("first", "second", "third", pool_size=1, lease=SHORT)
+    ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 3)
     for job_id in ids:
         await effects.begun(job_id)
-        await _runs_for(client, job_id, leases=3)
-    for seconds in (31, 3600):
+        await _runs_for(client, job_id, leases=6)
+    for seconds in (-1, -3, 31, -40, 3600):
         await _set_clock(connection, seconds)
-        for process in both:
-            await _renews(connection, process, times=8)
+        for process in all_three:
+            await _renews(connection, process, times=4)
     await effects.flag("go")
-    assert await effects.all_finished(ids) == {"success": 4}
-    assert [len(await effects.of(job_id)) for job_id in ids] == [1] * 4
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+    assert await effects.all_finished(ids) == {"success": 3}
+    assert [len(await effects.of(job_id)) for job_id in ids] == [1] * 3
+    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 3
+
+
+async def test_an_executor_whose_lease_is_missing_starts_over_and_runs_its_jobs_again(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """The row was deleted by hand, say. It is its own successor, and there is no other."""
+    executor = await executors.start("one", lease=SHORT)
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id)
+    await connection.execute("DELETE FROM joex.lease")
+    await eventually(lambda: connection.fetchval("SELECT count(*) = 2 FROM joex.executor"), why="it has started over")
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert len(await effects.of(job_id)) == 2
+    assert executor.is_alive
 
 
 async def test_a_database_clock_that_is_set_back_keeps_no_dead_executor_alive(

@@ -13,6 +13,7 @@ import pytest
 from joex import Client, TypedJobs
 from joex.core.counting import CountingScheme
 from joex.core.job import NewJob, Priority, TakenJob
+from joex.core.lease import Mark
 from joex.store import executors, jobs, runs
 from joex.store.database import connect
 from joex.store.executors import Registered, Registration
@@ -22,6 +23,12 @@ FOUR_ONE = CountingScheme(4, 1)
 MOST_LOSSES = 5
 EVER = 1e9
 """Seconds: a judge that has watched all the time."""
+_AGES = [leases * lease + 0.5 for lease in (6, 3600) for leases in (1, 5)]  # of the leases that tests have
+
+
+def marks(watched: float = EVER) -> list[Mark]:
+    """What a judge has observed in so many seconds, where beats are thousandths of a second before now (`silence`)."""
+    return [Mark(age, round(-1000 * age)) for age in _AGES if age <= watched]
 
 
 @pytest.fixture
@@ -64,7 +71,8 @@ class Bench:
             "locks": False,
             **more,
         }
-        return await executors.register(self.connection, Registration(**fields), MOST_LOSSES, gone, watched=watched)
+        me = Registration(**fields)
+        return await executors.register(self.connection, me, MOST_LOSSES, gone, marks=marks(watched))
 
     async def executor(self, app_id: str = "me", **more: Any) -> int:
         """The id of a new executor."""
@@ -125,7 +133,8 @@ class Bench:
         """Let an executor have been silent for so many of its leases."""
         await self.connection.execute(
             """
-            UPDATE joex.lease l SET heartbeat_at = clock_timestamp() - e.lease * $2::float8
+            UPDATE joex.lease l
+            SET heartbeat_at = clock_timestamp() - e.lease * $2::float8, beat = -1000 * extract(epoch FROM e.lease) * $2
             FROM joex.executor e WHERE e.id = l.executor_id AND e.id = $1
             """,
             executor,
@@ -136,7 +145,7 @@ class Bench:
         self, *, watched: float = EVER, most_losses: int = MOST_LOSSES, connection: asyncpg.Connection | None = None
     ) -> list[tuple[int, str, int]]:
         """Rescue once, as a judge that has watched for so many seconds: (id, app-id, jobs put back) of each."""
-        return await executors.rescue(connection or self.connection, watched, most_losses)
+        return await executors.rescue(connection or self.connection, marks(watched), most_losses)
 
     async def held(self, executor: int) -> list[UUID]:
         """The jobs that an executor holds."""

@@ -9,6 +9,7 @@ import pytest
 
 from joex import ConfigError, LeaseLost
 from joex.core.counting import CountingScheme
+from joex.core.lease import Mark
 from joex.store import executors, jobs, runs
 from joex.store.errors import translated
 
@@ -219,13 +220,78 @@ async def test_with_its_session_there_an_executor_is_dead_when_it_was_watched_fo
     assert await bench.rescue(watched=5 * 3600 + 1) == [(executor, "app", 2)]
 
 
-async def test_a_clock_that_was_set_back_keeps_no_dead_executor_alive(bench, holding):
+@pytest.mark.parametrize("step", ["31 s", "2 h", "1000 h", "-1 s", "-2 h", "-1000 h"])
+async def test_a_living_executor_is_not_dead_because_the_databases_clock_was_set(bench, holding, step):
+    """However old a heartbeat is by that clock, or how far in the future: judges do not look at it."""
+    executor, session, held = holding
+    await session.close()  # (so that nothing else saves it)
+    assert await executors.heartbeat(bench.connection, executor)
+    await bench.connection.execute("UPDATE joex.lease SET heartbeat_at = heartbeat_at - $1::text::interval", step)
+    assert await bench.rescue() == []
+    assert (await bench.register("app")).id is None
+    assert await bench.held(executor) == held
+
+
+@pytest.mark.parametrize("step", ["1000 h", "-1000 h"])
+async def test_a_clock_that_was_set_back_keeps_no_dead_executor_alive(bench, holding, step):
     executor, session, _ = holding
     await session.close()
-    await bench.silence(executor, leases=-1000)  # its last heartbeat is in the future
+    await bench.silence(executor, leases=1.1)
+    await bench.connection.execute("UPDATE joex.lease SET heartbeat_at = heartbeat_at - $1::text::interval", step)
     assert await bench.rescue(watched=3599) == []
     assert (await bench.register("app", watched=3599)).id is None
     assert await bench.rescue(watched=3601) == [(executor, "app", 2)]
+
+
+async def test_a_heartbeat_after_a_judges_mark_saves_an_executor_and_one_before_it_does_not(bench):
+    """With ids of transactions as they are given."""
+    before, after = await bench.executor("before", locks=True), await bench.executor("after", locks=True)
+    mark = Mark(3601, await executors.horizon(bench.connection))
+    assert await executors.rescue(bench.connection, [mark._replace(age=3600)], 5) == []
+    assert await executors.heartbeat(bench.connection, after) > mark.id
+    assert await executors.rescue(bench.connection, [mark], 5) == [(before, "before", 0)]
+    later = Mark(3601, await executors.heartbeat(bench.connection, after))
+    assert await executors.rescue(bench.connection, [later], 5) == []
+
+
+async def test_beats_that_this_server_has_not_given_keep_no_dead_executor_alive(bench, holding):
+    """The rows were restored, or replicated, from a server whose ids were higher."""
+    executor, session, _ = holding
+    await session.close()
+    mark = Mark(3601, await executors.horizon(bench.connection))
+    await bench.connection.execute("UPDATE joex.lease SET beat = 1000000000000")
+    assert await executors.rescue(bench.connection, [], 5) == []
+    assert await executors.rescue(bench.connection, [mark], 5) == [(executor, "app", 2)]
+
+
+@pytest.fixture
+async def without_lease(bench, holding):
+    """As `holding`, without the session; the row of its lease is missing."""
+    executor, session, held = holding
+    await session.close()
+    await bench.connection.execute("UPDATE joex.executor SET pod_uid = 'pod'")
+    await bench.connection.execute("DELETE FROM joex.lease")
+    return executor, held, [Mark(3601, await executors.horizon(bench.connection))]
+
+
+async def test_an_executor_whose_lease_is_missing_is_dead_when_a_judge_has_watched_for_its_lease(bench, without_lease):
+    executor, _, marks = without_lease
+    assert await executors.rescue(bench.connection, [], 5) == []
+    assert await executors.rescue(bench.connection, marks, 5) == [(executor, "app", 2)]
+
+
+@pytest.mark.parametrize("how", ["same pod", "gone", "watched"])
+async def test_an_app_id_whose_executor_has_no_lease_is_free_for_the_next_one(bench, without_lease, how):
+    executor, held, marks = without_lease
+    waiting = await bench.register("app", watched=0)
+    assert (waiting.id, waiting.other.id, waiting.other.silent) == (None, executor, None)
+    [listed] = await executors.list_executors(bench.connection)
+    assert listed.heartbeat_at == listed.started_at
+    if how == "watched":
+        await executors.rescue(bench.connection, marks, 5)
+    more = {"same pod": {"pod_uid": "pod"}, "gone": {"gone": executor}, "watched": {}}[how]
+    assert (await bench.register("app", watched=0, **more)).id is not None
+    assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
 
 
 async def test_a_newcomer_replaces_its_predecessor_for_silence_that_it_has_watched_itself(bench, holding):
@@ -339,14 +405,14 @@ async def test_a_job_whose_row_somebody_holds_when_its_executor_ends_follows_whe
 async def test_a_heartbeat_renews_the_lease(bench):
     executor = await bench.executor()
     await bench.silence(executor, leases=5.1)
-    assert (await executors.heartbeat(bench.connection, executor)).alive
+    assert await executors.heartbeat(bench.connection, executor)
     assert await rescue(bench) == []
 
 
 async def test_an_executor_that_was_declared_dead_learns_it_with_its_next_heartbeat_and_is_not_revived(bench):
     executor = await bench.executor()
     await end(bench, executor)
-    assert not (await executors.heartbeat(bench.connection, executor)).alive
+    assert await executors.heartbeat(bench.connection, executor) is None
     [found] = await executors.list_executors(bench.connection, ended=True)
     assert found.state == "dead"
 
@@ -362,7 +428,7 @@ async def test_a_heartbeat_that_meets_a_rescue_waits_for_it_and_comes_too_late(
     assert len(await bench.rescue(connection=rescuer)) == 1
     async with waiting_for_a_lock(bench.connection, executors.heartbeat(heart, executor)) as beating:
         await transaction.commit()
-    assert not (await beating).alive
+    assert await beating is None
 
 
 async def test_a_rescue_that_meets_a_heartbeat_leaves_the_executor_alone(bench, another_connection):
@@ -370,7 +436,7 @@ async def test_a_rescue_that_meets_a_heartbeat_leaves_the_executor_alone(bench, 
     await bench.silence(executor, leases=5.1)
     heart = await another_connection()
     async with heart.transaction():
-        assert (await executors.heartbeat(heart, executor)).alive
+        assert await executors.heartbeat(heart, executor)
         assert await rescue(bench) == []
 
 
@@ -380,7 +446,7 @@ async def test_a_heartbeat_waits_for_nobody_who_has_locked_its_executors_row(ben
     await bench.connection.execute("SET lock_timeout = '1ms'")
     async with other.transaction():
         await other.execute("UPDATE joex.executor SET draining = true")
-        assert (await executors.heartbeat(bench.connection, executor)).alive
+        assert await executors.heartbeat(bench.connection, executor)
 
 
 async def test_a_heartbeat_writes_nothing_that_submissions_read(bench):
@@ -390,7 +456,7 @@ async def test_a_heartbeat_writes_nothing_that_submissions_read(bench):
     async with bench.connection.transaction():
         written = "SELECT pg_stat_get_xact_tuples_updated('joex.executor'::regclass)"
         before = await bench.connection.fetchval(written)
-        assert (await executors.heartbeat(bench.connection, executor)).alive
+        assert await executors.heartbeat(bench.connection, executor)
         assert await bench.connection.fetchval(written) == before
 
 
@@ -590,7 +656,7 @@ MUST_SEE_THE_LATEST = {
     "take": "joex.take($1, '{default}', 4)",
     "end_executor": "joex.end_executor($1, 'left', 5)",
     "give_back_unknown": "joex.give_back_unknown($1, '{}')",
-    "rescue": "joex.rescue('1 hour', 5) WHERE $1 > 0",
+    "rescue": "joex.rescue('{}', '{}', 5) WHERE $1 > 0",
     "retire": "joex.retire('me', true) WHERE $1 > 0",
     "drain": "joex.drain(NULL) WHERE $1 > 0",
     "pod_gone": "joex.pod_gone('pod', 5) WHERE $1 > 0",
@@ -684,7 +750,7 @@ async def dead_with_jobs(bench, executors_, jobs_each):
             SELECT 'dead ' || i, 'h', i, '0', '{default}', '{}', $2, '6 s', true FROM generate_series(1, $1::int) i
             RETURNING id, app_id
         ), leases AS (
-            INSERT INTO joex.lease SELECT id, now() - interval '1 minute' FROM dead
+            INSERT INTO joex.lease SELECT id, now() - interval '1 minute', -60000 FROM dead
         ) INSERT INTO joex.job (queue, task, grp, ring, state, executor_id, app_id, lock_id, scheduled_at)
         SELECT 'q' || i % 2, 'a', 'g' || i % 7, joex.ring('g' || i % 7), 'running', d.id, d.app_id, gen_random_uuid(),
                now()

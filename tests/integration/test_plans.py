@@ -285,7 +285,7 @@ async def test_a_check_of_runs_costs_as_much_as_there_are(bench, executor):
 async def test_a_heartbeat_reads_no_jobs(bench, executor):
     await bench.take(executor, 200)
     beat, reading = await read_by(bench, executors.heartbeat(bench.connection, executor))
-    assert beat.alive
+    assert beat is not None
     assert_bounded(reading, 0)
 
 

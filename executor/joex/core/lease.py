@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
+
+_LONGEST_PAUSE = 10.0  # seconds between heartbeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,11 @@ class Lease:
 
     @property
     def heartbeat_every(self) -> float:
-        """Seconds between two heartbeats: two may get lost, or be late, before trust ends."""
-        return self.duration.total_seconds() / 3
+        """Seconds between two heartbeats: two may get lost, or be late, before trust ends.
+
+        However long its own lease, an executor is to find others dead in time, by what it observes with its heartbeats.
+        """
+        return min(self.duration.total_seconds() / 3, _LONGEST_PAUSE)
 
     @property
     def trusted_for(self) -> float:
@@ -51,46 +57,64 @@ class Lease:
         return self.duration.total_seconds() / 20
 
 
+class Mark(NamedTuple):
+    """The id of a transaction, and for how many seconds a judge has known it."""
+
+    age: float
+    id: int
+
+
 _SHORTEST_GAP = 2.0
+_FINE = 4  # as a power of two: so many of the latest marks are all kept
 
 
 class Observation:
-    """For how long a judge of other executors has watched the database without a gap.
+    """What a judge of other executors has observed without a gap.
 
-    It may declare an executor dead for silence within that time only, because an executor could renew its lease all the
-    time: the judge's own session has lived, the database has answered again and again, and its clock, by which
-    heartbeats are compared, has gone as the judge's own monotonic one has. After a gap, or a step of that clock, the
-    observation starts anew, so that each living executor has a whole lease to be heard.
+    Each heartbeat of an executor keeps the id of its transaction, and ids only grow. The judge's marks are ids too, of
+    transactions of its own. A heartbeat with an id below a mark was begun before the judge knew that mark: the
+    executor has been silent for the age of the mark at least, on the judge's own monotonic clock. (The database's clock
+    plays no part: it may be set, or slewed.)
+
+    It may be declared dead for that, because it could have renewed its lease all the time: the judge's own session has
+    lived, and the database has answered again and again. After a gap the observation starts anew, so that each
+    living executor has a whole lease to be heard.
 
     Args:
-        lease: the judge's own, to which gaps and steps are compared.
+        every: seconds after which the judge asks again; an answer that comes later than twice that is a gap.
     """
 
-    def __init__(self, lease: timedelta) -> None:
-        self._longest_gap = max(lease.total_seconds() * 2 / 3, _SHORTEST_GAP)
-        self._tolerance = lease.total_seconds() / 60  # from one answer to the next
+    def __init__(self, every: float) -> None:
+        self._longest_gap = max(2 * every, _SHORTEST_GAP)
         self.break_off()
 
     def break_off(self) -> None:
         """The session has ended, or an answer has not come."""
-        self.watched = 0.0
-        """Seconds, up to the latest question."""
-        self._since: float | None = None
-        self._last = 0.0
-        self._ahead = (0.0, 0.0)  # bounds of what the database's clock is ahead of ours
+        self._marks: list[tuple[int, float, int]] = []  # the number of the answer, when it was received, and its id
+        self._asked = 0.0
 
-    def answered(self, sent: float, received: float, theirs: float) -> None:
+    @property
+    def marks(self) -> list[Mark]:
+        """The youngest first. Ages reach up to the latest question, for of the time after it nothing is known."""
+        return [Mark(self._asked - at, mark) for _, at, mark in reversed(self._marks) if at < self._asked]
+
+    def answered(self, sent: float, received: float, mark: int) -> None:
         """The database has answered.
 
         Args:
             sent: when it was asked, in seconds of the judge's monotonic clock.
             received: when it had answered.
-            theirs: the database's clock in between, in seconds.
+            mark: the id of a transaction in between.
         """
-        low, high = self._ahead[0] - self._tolerance, self._ahead[1] + self._tolerance
-        now = (theirs - received, theirs - sent)
-        if self._since is None or received - self._last > self._longest_gap or now[1] < low or now[0] > high:
-            self._since, low, high = received, *now
-        self.watched = max(sent - self._since, 0.0)
-        self._last = received
-        self._ahead = (max(low, now[0]), min(high, now[1]))
+        number = 0
+        if self._marks:
+            last, at, before = self._marks[-1]
+            number = last + 1
+            if received - at > self._longest_gap or mark <= before:  # (ids go back where another server took over)
+                self.break_off()
+        self._asked = sent
+        self._marks.append((number, received, mark))
+        # Of older ones so many are kept that no age lies more than an eighth below the next one.
+        self._marks = [
+            one for one in self._marks if one[0] % (1 << max((number - one[0]).bit_length() - _FINE, 0)) == 0
+        ]

@@ -20,7 +20,7 @@ from uuid import UUID
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
-from joex.core.lease import Observation
+from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime import bulk
 from joex.runtime.housekeeping import register_periodic_tasks
@@ -205,7 +205,7 @@ class Executor:
         and one that ended by itself would only be started again.
         """
         me, gone, told = self._registration(), None, None
-        observed = Observation(self.settings.lease)
+        observed = Observation(Lease(self.settings.lease).heartbeat_every)
         while not self.asked_to_drain.is_set():
             sent = clock()
             try:
@@ -214,7 +214,7 @@ class Executor:
                     return None
                 async with borrowed(pool) as connection:
                     answer = await executors.register(
-                        connection, me, self.settings.most_losses, gone, watched=observed.watched
+                        connection, me, self.settings.most_losses, gone, marks=observed.marks
                     )
             except (JoexError, OSError) as error:
                 observed.break_off()
@@ -223,8 +223,8 @@ class Executor:
                 if answer.id is not None:
                     self.emit(events.Registered(self.app_id, answer.id, answer.reclaimed))
                     return answer.id, sent
-                observed.answered(sent, clock(), answer.now)
-                if answer.other is not None and is_certainly_gone(answer.other):
+                observed.answered(sent, clock(), answer.mark)
+                if answer.other is not None and answer.other.id != gone and is_certainly_gone(answer.other):
                     gone = answer.other.id
                     continue
                 self.phase = "waiting"
@@ -278,4 +278,5 @@ def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _describe(other: Other) -> str:
-    return f"executor {other.id} (process {other.pid} on {other.host}, last heartbeat {other.silent:.1f} s ago)"
+    heard = "no heartbeat" if other.silent is None else f"last heartbeat {other.silent:.1f} s ago"
+    return f"executor {other.id} (process {other.pid} on {other.host}, {heard})"

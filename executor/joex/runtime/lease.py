@@ -148,7 +148,8 @@ class LeaseKeeper:
         self._listener = listener
         self._main = asyncio.get_running_loop()
         self._trusted_until = since + lease.trusted_for
-        self._observed = Observation(lease.duration)
+        self._observed = Observation(lease.heartbeat_every)
+        self._beaten = asyncio.Event()  # of the thread's loop
         self._rescued: Counter[tuple[str, int]] = Counter()  # who holds much is found again and again, and told of once
         self._is_trusted = True
         self._is_over = False
@@ -276,14 +277,15 @@ class LeaseKeeper:
 
     async def _beat(self, connection: Any) -> None:
         sent = clock()
-        answer = await executors.heartbeat(connection, self._executor)
-        if not answer.alive:
+        beat = await executors.heartbeat(connection, self._executor)
+        if beat is None:
             self._distrust()
             self._tell(self._listener.on_ended)
             self._is_over = True
             return
         self._failures, self._reconnect_in = 0, _RECONNECT_IN
-        self._observed.answered(sent, clock(), answer.now)
+        self._observed.answered(sent, clock(), beat)
+        self._beaten.set()
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
             self._is_trusted = True
@@ -312,7 +314,11 @@ class LeaseKeeper:
                     except (JoexError, OSError) as error:
                         self._tell_of_trouble("chores", str(error), self._lease.heartbeat_every, told)
                     not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
-                await asyncio.sleep(self._lease.heartbeat_every)
+                # With each heartbeat, for what it has observed is worth most then; and without any, too.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(2 * self._lease.heartbeat_every):
+                        await self._beaten.wait()
+                self._beaten.clear()
         finally:
             pool.terminate()
 
@@ -336,7 +342,7 @@ class LeaseKeeper:
         return False
 
     async def _rescue(self, connection: Any) -> bool:
-        found = await executors.rescue(connection, self._observed.watched, self._most_losses)
+        found = await executors.rescue(connection, self._observed.marks, self._most_losses)
         for executor, app_id, jobs in found:
             self._rescued[app_id, executor] += jobs
         if not found:

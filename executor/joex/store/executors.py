@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from joex.core.lease import Mark
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
@@ -18,19 +19,19 @@ _REGISTER = statement("""
     SELECT r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
            (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
-           extract(epoch FROM r.silent)::float8 AS other_silent, extract(epoch FROM r.now)::float8 AS now
+           extract(epoch FROM r.silent)::float8 AS other_silent, r.mark
     FROM joex.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[], $9::text[],
                        $10::integer, $11::text, $12::interval, $13::boolean, $14::integer, $15::integer,
-                       $16::interval) r
+                       $16::float8[], $17::bigint[]) r
 """)
 _SERVE = statement("SELECT joex.serve_queue($1::text)")
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
-_HEARTBEAT = statement("SELECT alive, now FROM joex.heartbeat($1::integer)")
+_HEARTBEAT = statement("SELECT joex.heartbeat($1::integer)")
 _CHECK_RUNS = statement(
     "SELECT draining, lost, cancel, crowded FROM joex.check_runs($1::integer, $2::uuid[], $3::uuid[])"
 )
 _HAS_WORK = statement("SELECT joex.has_work($1::text[])")
-_RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::interval, $2::integer)")
+_RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::float8[], $2::bigint[], $3::integer)")
 _END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
 _GIVE_BACK_UNKNOWN = statement("SELECT joex.give_back_unknown($1::integer, $2::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
@@ -79,36 +80,28 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """The executor that has the app-id."""
+    """The executor that has the app-id. ``silent``: seconds, by the database's clock; None: unknown."""
 
     id: int
     host: str
     boot_id: str
     pid: int
     process_start: str
-    silent: float
+    silent: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
     """The answer to a registration: the new id; or who is in the way, or that the app-id is retired.
 
-    ``now``: the database's clock, in seconds.
+    ``mark``: the id of the transaction (`joex.core.lease.Observation`).
     """
 
     id: int | None
     reclaimed: int
     other: Other | None
     retired: bool
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The answer to a heartbeat: the lease is renewed (``alive``), or over. ``now``: the database's clock, seconds."""
-
-    alive: bool
-    now: float
+    mark: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +144,12 @@ class Executor:
 
 
 async def register(
-    connection: Connection, me: Registration, most_losses: int, gone: int | None = None, *, watched: float = 0.0
+    connection: Connection, me: Registration, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
 ) -> Registered:
     """Register a new incarnation.
 
-    ``gone`` is the id of an earlier one whose process does certainly not exist; ``watched``: for how many seconds the
-    caller has watched for a heartbeat of it (`joex.core.lease.Observation`).
+    ``gone`` is the id of an earlier one whose process does certainly not exist; ``marks``: what the
+    caller has observed of it.
     """
     with translated():
         row: Any = await connection.fetchrow(
@@ -176,12 +169,13 @@ async def register(
             me.locks,
             most_losses,
             gone,
-            timedelta(seconds=watched),
+            [mark.age for mark in marks],
+            [mark.id for mark in marks],
         )
     other = None
     if row["other_id"] is not None:
         other = Other(*(row[f"other_{name}"] for name in ("id", "host", "boot_id", "pid", "process_start", "silent")))
-    return Registered(row["id"], row["reclaimed"], other, row["retired"], row["now"])
+    return Registered(row["id"], row["reclaimed"], other, row["retired"], row["mark"])
 
 
 async def serve(connection: Connection, queue: str) -> None:
@@ -196,11 +190,11 @@ async def hold_lock(connection: Connection, executor: int) -> bool:
         return bool(await connection.fetchval(_HOLD, EXECUTOR_LIVES, executor))
 
 
-async def heartbeat(connection: Connection, executor: int) -> Heartbeat:
-    """Renew the lease."""
+async def heartbeat(connection: Connection, executor: int) -> int | None:
+    """Renew the lease; returns the id of the transaction (`joex.core.lease.Observation`). None: the lease is over."""
     with translated():
-        row: Any = await connection.fetchrow(_HEARTBEAT, executor)
-    return Heartbeat(row["alive"], row["now"])
+        beat: int | None = await connection.fetchval(_HEARTBEAT, executor)
+        return beat
 
 
 async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Checked:
@@ -216,13 +210,14 @@ async def has_work(connection: Connection, queues: Sequence[str]) -> bool:
         return bool(await connection.fetchval(_HAS_WORK, queues))
 
 
-async def rescue(connection: Connection, watched: float, most_losses: int) -> list[tuple[int, str, int]]:
+async def rescue(connection: Connection, marks: Sequence[Mark], most_losses: int) -> list[tuple[int, str, int]]:
     """End some executors that are dead; returns (id, app-id, jobs put back) of each. Nothing: there are no more.
 
-    ``watched``: for how many seconds the caller has watched for their heartbeats (`joex.core.lease.Observation`).
+    ``marks``: what the caller has observed.
     """
+    ages, ids = [mark.age for mark in marks], [mark.id for mark in marks]
     with translated():
-        return [tuple(row) for row in await connection.fetch(_RESCUE, timedelta(seconds=watched), most_losses)]
+        return [tuple(row) for row in await connection.fetch(_RESCUE, ages, ids, most_losses)]
 
 
 async def leave(connection: Connection, executor: int, most_losses: int) -> int:

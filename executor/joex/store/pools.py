@@ -17,7 +17,6 @@ _PROMOTE = statement("SELECT joex.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex.demand($1::text[], $2::integer)")
 _SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex.slots($1::text)")
 _WATCH = statement("SELECT joex.watch($1::text, $2::text[], $3::interval)")
-_NOW = statement("SELECT extract(epoch FROM clock_timestamp())::float8")
 _OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 _RETIRE = statement("SELECT joex.retire($1::text, $2::boolean)")
 _FORGET = statement("SELECT joex.forget_retired($1::text, $2::timestamptz)")
@@ -64,12 +63,6 @@ async def watch(connection: Connection, name: str, queues: Sequence[str], second
     """Want to hear of work that finds nobody asleep, for so long; see joex.watch in sql/65_pools.sql."""
     with translated():
         await connection.execute(_WATCH, name, queues, timedelta(seconds=seconds))
-
-
-async def now(connection: Connection) -> float:
-    """The database's clock, in seconds."""
-    with translated():
-        return float(await connection.fetchval(_NOW))
 
 
 async def oldest_transaction(connection: Connection) -> int:

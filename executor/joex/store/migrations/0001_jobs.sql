@@ -65,7 +65,8 @@ CREATE INDEX executor_ended ON joex.executor (left_at) WHERE left_at IS NOT NULL
 -- nothing behind in the index of sleepers, which each submission reads.)
 CREATE TABLE joex.lease (
     executor_id   integer PRIMARY KEY REFERENCES joex.executor ON DELETE CASCADE,
-    heartbeat_at  timestamptz NOT NULL
+    heartbeat_at  timestamptz NOT NULL,         -- for people
+    beat          bigint NOT NULL               -- the transaction of the last heartbeat; judges go by this
 ) WITH (fillfactor = 50);                   -- room for heartbeats in the same page (HOT)
 
 -- The values of a job that are given once are judged by their types, when they are given: constraints of the table are read

@@ -2,9 +2,12 @@
 --
 -- An executor holds a session lock on its id and renews its lease, a row of joex.lease that is there while it lives. A judge (an
 -- executor, an operator, or the next executor of its app-id) declares it dead for silence that the judge has observed: its lock is free and
--- it has been silent for a lease, or it has been silent for five though its session is there (a hung process, a cut network). p_watched
--- is for how long the judge has watched without a gap: its own session has lived and answered all through, and the server's clock
--- has gone as the judge's own has (see core/lease.py). So nobody is dead because the server was away, or its clock was set.
+-- it has been silent for a lease, or it has been silent for five though its session is there (a hung process, a cut network).
+--
+-- No clock of the server's is asked: it may be set, or slewed. Each heartbeat keeps the id of its transaction (beat), and ids only grow.
+-- A judge collects such ids too, its marks, while its session lives and answers without a gap, and notes when on its own
+-- clock (core/lease.py, Observation). A beat below a mark was begun before the judge had that mark: so long at least the executor has been
+-- silent. p_ages and p_marks are how old the marks are, in seconds, ascending, and the marks.
 -- An executor knows this too: it stops trusting its lease well before that, on its own clock, from the moment it sent the last
 -- heartbeat that was answered, and ends its runs first.
 
@@ -22,7 +25,8 @@ BEGIN
 END $$;
 
 -- The caller excludes takes of this executor: it has ended, and what it holds is orphaned.
-CREATE OR REPLACE FUNCTION joex.mark_ended(p_id integer, p_ending text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- false: another judge was faster.
+CREATE OR REPLACE FUNCTION joex.mark_ended(p_id integer, p_ending text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_app_id text;
 BEGIN
@@ -33,6 +37,7 @@ BEGIN
         PERFORM joex.tell_operators(v_app_id);
         PERFORM joex.announce_executor('executor-left', p_id);
     END IF;
+    RETURN v_app_id IS NOT NULL;
 END $$;
 
 -- The jobs that these executors hold: all that is held is read once, not once for each executor.
@@ -85,42 +90,44 @@ BEGIN
         FOR UPDATE) k);
 END $$;
 
--- Is the lease of a living incarnation over, whose last heartbeat was then? Where its lock is free, the caller's transaction holds it
--- afterwards, so that it can't be taken again in between. (A heartbeat in the future is one from before the clock was set back: of
--- its age nothing is known but that the judge has heard none since.)
-CREATE OR REPLACE FUNCTION joex.is_dead(e joex.executor, p_heartbeat_at timestamptz, p_watched interval) RETURNS boolean
-LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_now timestamptz := clock_timestamp();
-    v_silent interval := least(p_watched, CASE WHEN p_heartbeat_at <= v_now THEN v_now - p_heartbeat_at END);
-BEGIN
-    RETURN v_silent > e.lease * 5
-           OR v_silent > e.lease AND e.locks AND pg_try_advisory_xact_lock(joex.lock_class(1), e.id);
-END $$;
+-- The executors that a judge has observed to be silent for a lease (and could hold a session lock), or for five (is_hung). beat: null
+-- where the row of the lease is missing. Such an executor can't renew; nor has one renewed since the judge began whose beat is an id that
+-- this server has not given yet (the rows were restored, or replicated, from another one).
+CREATE OR REPLACE FUNCTION joex.silent(p_ages float8[], p_marks bigint[])
+RETURNS TABLE (id integer, beat bigint, is_hung boolean) LANGUAGE sql STABLE AS $$
+    SELECT s.id, s.beat, s.begun < s.mark_of_five IS TRUE
+    FROM (SELECT e.id, e.locks, l.beat,
+                 -- (The snapshot that the rows are seen by: no visible beat of this server's is above its end.)
+                 CASE WHEN l.beat < (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) THEN l.beat ELSE 0 END AS begun,
+                 -- The youngest mark that is older than that; null where the judge has none.
+                 p_marks[1 + width_bucket(extract(epoch FROM e.lease)::float8, p_ages)] AS mark_of_one,
+                 p_marks[1 + width_bucket(extract(epoch FROM e.lease * 5)::float8, p_ages)] AS mark_of_five
+          FROM joex.executor e LEFT JOIN joex.lease l ON l.executor_id = e.id WHERE e.left_at IS NULL) s
+    WHERE s.begun < s.mark_of_five OR s.locks AND s.begun < s.mark_of_one $$;
 
 -- End executors that are dead, at most p_victims, and put back what executors that have ended still hold, at most p_jobs jobs. Returns
 -- from whom how many. Call it again, each time in a transaction of its own, until it returns nothing. It waits for nobody.
 CREATE OR REPLACE FUNCTION joex.rescue(
-    p_watched interval, p_most_losses integer, p_victims integer DEFAULT 200, p_jobs integer DEFAULT 2000
+    p_ages float8[], p_marks bigint[], p_most_losses integer, p_victims integer DEFAULT 200, p_jobs integer DEFAULT 2000
 ) RETURNS TABLE (executor integer, app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_suspect record;
+    v_silent record;
     v_dead integer[] := '{}';
-    v_now timestamptz := clock_timestamp();
 BEGIN
     PERFORM joex.must_see_the_latest('joex.rescue');
-    FOR v_suspect IN SELECT e, l.heartbeat_at FROM joex.lease l JOIN joex.executor e ON e.id = l.executor_id
-                     WHERE e.lease < p_watched AND (l.heartbeat_at < v_now - e.lease OR l.heartbeat_at > v_now) LOOP
+    FOR v_silent IN SELECT s.id, s.beat, s.is_hung FROM joex.silent(p_ages, p_marks) s LOOP
         EXIT WHEN cardinality(v_dead) >= p_victims;
-        CONTINUE WHEN NOT joex.is_dead(v_suspect.e, v_suspect.heartbeat_at, p_watched);
+        -- (This transaction holds the lock then, so that the executor can't take it in between.)
+        CONTINUE WHEN NOT v_silent.is_hung AND NOT pg_try_advisory_xact_lock(joex.lock_class(1), v_silent.id);
         -- Others rescue too: one of them is enough. This is also the lock that end_executor takes.
-        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex.lock_class(2), (v_suspect.e).id);
-        -- Judged on the row as it is now, and locked: a heartbeat that comes later finds that the lease has ended.
-        SELECT l.heartbeat_at INTO v_suspect.heartbeat_at FROM joex.lease l
-        WHERE l.executor_id = (v_suspect.e).id FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND OR NOT joex.is_dead(v_suspect.e, v_suspect.heartbeat_at, p_watched);
-        PERFORM joex.mark_ended((v_suspect.e).id, 'dead');
-        v_dead := v_dead || (v_suspect.e).id;
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex.lock_class(2), v_silent.id);
+        -- Still silent, and locked: a heartbeat that comes later finds that the lease has ended. (One that has come is not
+        -- locked: its next one need not wait for this transaction.)
+        PERFORM FROM joex.lease l WHERE l.executor_id = v_silent.id AND l.beat = v_silent.beat FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND AND v_silent.beat IS NOT NULL;
+        IF joex.mark_ended(v_silent.id, 'dead') THEN
+            v_dead := v_dead || v_silent.id;
+        END IF;
     END LOOP;
     RETURN QUERY
     WITH back AS MATERIALIZED (SELECT * FROM joex.put_back_orphans(p_most_losses, p_jobs))
@@ -149,25 +156,26 @@ END $$;
 
 -- Register a new incarnation of an executor. An earlier incarnation with the same app-id is replaced, and its jobs
 -- put back, where it is certainly gone: it ran in the same pod, or it is p_gone (the caller saw that its process does not
--- exist any more), or its lease is over, as far as the caller has watched. Where it may live, nothing is done: the answer has no id, but who
--- is in the way; and neither where the app-id is retired (see joex.retire). now: the server's clock.
+-- exist any more), or it is dead for silence that the caller has observed (p_ages, p_marks). Where it may live, nothing is done: the answer
+-- has no id, but who is in the way; and neither where the app-id is retired (see joex.retire). silent: for people; null where
+-- the row of the lease is missing. mark: the caller's next one.
 CREATE OR REPLACE FUNCTION joex.register(
     p_app_id text, p_pod_uid text, p_host text, p_boot_id text, p_pid integer, p_process_start text, p_version text,
     p_queues text[], p_tasks text[], p_pool_size integer, p_http_address text, p_lease interval, p_locks boolean,
-    p_most_losses integer, p_gone integer DEFAULT NULL, p_watched interval DEFAULT '0'
-) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor, retired boolean, silent interval, now timestamptz)
+    p_most_losses integer, p_gone integer DEFAULT NULL, p_ages float8[] DEFAULT '{}', p_marks bigint[] DEFAULT '{}'
+) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor, retired boolean, silent interval, mark bigint)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     v_certain boolean;
-    v_heartbeat_at timestamptz;
+    v_silent record;
     v_used integer;         -- the highest id that is in use
 BEGIN
     PERFORM joex.must_see_the_latest('joex.register');
     reclaimed := 0;
     PERFORM pg_advisory_xact_lock(joex.lock_class(5), hashtext(p_app_id));
     retired := EXISTS (SELECT FROM joex.retired r WHERE r.app_id = p_app_id);
-    now := clock_timestamp();
+    mark := joex.horizon();
     IF retired THEN
         RETURN NEXT;
         RETURN;
@@ -176,19 +184,20 @@ BEGIN
     SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
         v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
-        SELECT l.heartbeat_at INTO v_heartbeat_at FROM joex.lease l WHERE l.executor_id = other.id;
-        IF v_certain OR joex.is_dead(other, v_heartbeat_at, p_watched) THEN
+        SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex.silent(p_ages, p_marks) s WHERE s.id = other.id;
+        IF v_certain OR v_silent.is_hung
+           OR v_silent.id IS NOT NULL AND pg_try_advisory_xact_lock(joex.lock_class(1), v_silent.id) THEN
             -- First this lock, then the rows, as everywhere; and judged again on them as they are then.
             PERFORM pg_advisory_xact_lock(joex.lock_class(2), other.id);
             SELECT * INTO other FROM joex.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
-            SELECT l.heartbeat_at INTO v_heartbeat_at FROM joex.lease l WHERE l.executor_id = other.id FOR UPDATE;
-            IF FOUND AND (v_certain OR joex.is_dead(other, v_heartbeat_at, p_watched)) THEN
+            PERFORM FROM joex.lease l WHERE l.executor_id = other.id AND (v_certain OR l.beat = v_silent.beat) FOR UPDATE;
+            IF other.id IS NOT NULL AND (FOUND OR v_certain OR v_silent.beat IS NULL) THEN
                 reclaimed := joex.end_executor(other.id, 'replaced', p_most_losses);
                 other := NULL;
             END IF;
         END IF;
         IF other.id IS NOT NULL THEN
-            silent := clock_timestamp() - v_heartbeat_at;
+            silent := clock_timestamp() - (SELECT l.heartbeat_at FROM joex.lease l WHERE l.executor_id = other.id);
             RETURN NEXT;
             RETURN;
         END IF;
@@ -204,19 +213,19 @@ BEGIN
     OVERRIDING SYSTEM VALUE
     VALUES (id, p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_queues, p_tasks, p_pool_size,
             p_http_address, p_lease, p_locks, clock_timestamp());
-    INSERT INTO joex.lease (executor_id, heartbeat_at) VALUES (id, clock_timestamp());
+    INSERT INTO joex.lease (executor_id, heartbeat_at, beat) VALUES (id, clock_timestamp(), mark);
     PERFORM joex.tell_operators(p_app_id);
     PERFORM joex.announce_executor('executor-joined', id);
     RETURN NEXT;
 END $$;
 
--- Renew a lease: the whole statement. false: it has ended, and is never renewed again. now: the server's clock, in seconds.
-CREATE OR REPLACE FUNCTION joex.heartbeat(p_id integer) RETURNS TABLE (alive boolean, now float8) LANGUAGE plpgsql VOLATILE AS $$
+-- Renew a lease: the whole statement. Returns the beat, which is a mark too. null: it has ended, and is never renewed again.
+CREATE OR REPLACE FUNCTION joex.heartbeat(p_id integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_beat bigint := joex.horizon();
 BEGIN
-    UPDATE joex.lease l SET heartbeat_at = clock_timestamp() WHERE l.executor_id = p_id;
-    alive := FOUND;
-    now := extract(epoch FROM clock_timestamp());
-    RETURN NEXT;
+    UPDATE joex.lease l SET heartbeat_at = clock_timestamp(), beat = v_beat WHERE l.executor_id = p_id;
+    RETURN CASE WHEN FOUND THEN v_beat END;
 END $$;
 
 -- What an executor may have missed, should a notification have been lost: is it to drain; which of the runs it says it has are not its

@@ -140,7 +140,7 @@ SELECT e.id, e.app_id,
        CASE WHEN e.ending IS NOT NULL THEN e.ending WHEN e.draining THEN 'draining'
             WHEN count(j.id) > 0 THEN 'busy' WHEN e.asleep_since IS NOT NULL THEN 'asleep' ELSE 'awake' END AS state,
        count(j.id) AS held, e.pool_size, e.queues, e.host, e.pid, e.pod_uid, e.http_address, e.version, e.tasks,
-       e.started_at, coalesce(l.heartbeat_at, e.left_at) AS heartbeat_at, e.left_at,
-       extract(epoch FROM clock_timestamp() - coalesce(l.heartbeat_at, e.left_at))::float8 AS silent_seconds
+       e.started_at, coalesce(l.heartbeat_at, e.left_at, e.started_at) AS heartbeat_at, e.left_at,
+       extract(epoch FROM clock_timestamp() - coalesce(l.heartbeat_at, e.left_at, e.started_at))::float8 AS silent_seconds
 FROM joex.executor e LEFT JOIN joex.lease l ON l.executor_id = e.id LEFT JOIN joex.held j ON j.executor_id = e.id
 GROUP BY e.id, l.executor_id;
