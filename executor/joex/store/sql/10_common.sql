@@ -15,7 +15,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN
 CREATE OR REPLACE FUNCTION joex.largest(p_field text) RETURNS integer LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT s.bytes FROM joex.size_limit s WHERE s.field = p_field), 16000000) $$;
 
--- Set this limit, from 8,000 bytes to 200 million; null: the default. Executors that run hear of it when they start the next time.
+-- Set this limit, from 8,000 bytes to 32 million (see ADR 26); null: the default. Executors that run hear of it when they start the next time.
 CREATE OR REPLACE FUNCTION joex.set_largest(p_field text, p_bytes integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF p_bytes IS NULL THEN
