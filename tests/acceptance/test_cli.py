@@ -392,6 +392,13 @@ async def test_periodic_tasks_are_added_listed_shown_and_steered(joex, client):
     assert await joex.done("periodic", "list", "--owner", "user") == "no periodic tasks"
 
 
+async def test_a_periodic_task_with_arguments_over_the_limit_is_refused_with_a_line_that_names_them(joex, connection):
+    await connection.execute("SELECT joex.set_largest('args', 8192)")
+    refused = await joex("periodic", "add", "a", "t", "daily", "--args", json.dumps({"x": "y" * 9000}))
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.complaint.startswith("args: at most 8192 bytes; got 90")
+
+
 async def test_what_others_own_is_changed_with_force_only(joex, client, connection):
     await connection.execute("SELECT joex.put_periodic_task('shop/a', 't', 'daily', owner => 'app:shop')")
     refused = await asyncio.gather(*(joex("periodic", verb, "shop/a") for verb in ("remove", "enable", "disable")))

@@ -2,22 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from copy import copy
 from typing import Any
 
 import asyncpg
 import pytest
 
 import joex
-from joex.core.events import DatabaseTrouble, LogLinesDropped, RunEnded, RunStarted
+from joex.core.events import DatabaseTrouble, LogLinesDropped, RunEnded, RunNotWritten, RunStarted
 from joex.core.job import State
-from joex.runtime import bulk
+from joex.core.outcome import Verdict
+from joex.runtime import bulk, finisher
 from joex.store import runs
 from joex.store.runs import EndedRun
 from tests.support.apps import AnyClient
 from tests.support.postgres import TestServer
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.proxy import At, Proxy
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 LARGE = 400_000
 """Bytes: too large to travel with others."""
@@ -56,6 +58,15 @@ class Spy:
     async def __call__(self, connection: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
         self.calls.append((list(ends), skip_locked))
         return await self._finish_many(connection, ends, skip_locked=skip_locked)
+
+
+async def refuse(connection: asyncpg.Connection, table: str, when: str, error: str = "internal_error") -> None:
+    """Let the database refuse to store some rows."""
+    await connection.execute(f"""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN RAISE {error} USING MESSAGE = ''no such row''; END';
+        CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION refuse();
+    """)
 
 
 # Limits.
@@ -217,10 +228,13 @@ async def test_a_result_that_does_not_get_through_fails_its_job_with_a_line_that
 # Log lines.
 
 
+@pytest.mark.parametrize("error", ["check_violation", "internal_error"])
 async def test_a_line_that_the_database_refuses_is_dropped_and_no_other(
-    client: AnyClient, database_url: str, connection: asyncpg.Connection
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
-    await connection.execute("ALTER TABLE joex.job_log ADD CHECK (message NOT LIKE '%bad%')")
+    # (A write that an end gives up on may have been carried out, and its lines come twice.)
+    monkeypatch.setattr(finisher, "_NOTES_WITHIN", PATIENCE)
+    await refuse(connection, "joex.job_log", "NEW.message LIKE '%bad%'", error)
     app = joex.App()
 
     @app.task("task")
@@ -264,6 +278,148 @@ async def test_long_lines_are_cut_into_batches_by_their_bytes(
     assert max(sizes) <= 500_000
 
 
+# What the database refuses.
+
+
+@pytest.mark.parametrize(("size", "error"), [(3, "check_violation"), (3, "internal_error"), (LARGE, "internal_error")])
+async def test_an_end_that_the_database_refuses_fails_its_job_with_a_line_that_says_why_and_holds_up_no_other(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, size: int, error: str
+) -> None:
+    await refuse(connection, "joex.job", f"pg_column_size(NEW.result) > {size} AND NEW.subject = 'bad'", error)
+    async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=5) as inside:
+        subjects = ["good", "bad", "good", "good"]
+        ids = [await client.submit("give", {"size": size}, subject=subject) for subject in subjects]
+        for job_id in ids:
+            await inside.ended(job_id)
+    jobs = [await client.get(job_id) for job_id in ids]
+    assert [job.state for job in jobs] == ["success", "failed", "success", "success"]
+    assert jobs[1].error.startswith("the end of the run could not be written: ")
+    assert jobs[1].error.endswith("no such row")
+    assert jobs[1].attempt == 1
+
+
+async def test_an_end_that_can_not_be_written_at_all_is_given_up_and_told_and_its_job_waits_when_the_executor_has_left(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
+    await refuse(connection, "joex.job", "NEW.subject = 'bad' AND NEW.finished_at IS NOT NULL")
+    async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=1) as inside:
+        bad = await client.submit("give", {"size": 1}, subject="bad")
+        told = await inside.log.wait_for(RunNotWritten)
+        good = await client.submit("give", {"size": 1})
+        await inside.ended(good)  # the slot is free again
+    assert (told.job_id, told.what) == (bad, "end")
+    assert "no such row" in told.error
+    assert inside.log.of(RunEnded, lambda event: event.job.id == bad) == []
+    assert (await client.get(good)).state == "success"
+    assert (await client.get(bad)).state == "waiting"
+
+
+async def test_a_start_that_the_database_refuses_is_given_up_and_told_and_holds_up_no_end(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    await refuse(connection, "joex.job", "NEW.subject = 'bad' AND NEW.state = 'running'")
+    go_on = asyncio.Event()
+    app = app_of_sizes()
+
+    @app.task("wait")
+    async def wait(ctx: joex.Context) -> None:
+        await go_on.wait()
+
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        bad, good = [await client.submit("wait", subject=subject) for subject in ("bad", "good")]
+        told = await inside.log.wait_for(RunNotWritten)
+        await inside.ended(await client.submit("give", {"size": 1}))
+        await eventually(lambda: _is(client, good, "running"))
+        go_on.set()
+        for job_id in (bad, good):
+            await inside.ended(job_id)
+    assert (told.job_id, told.what) == (bad, "start")
+    assert [event.job_id for event in inside.log.of(RunNotWritten)] == [bad]
+    assert [(await client.get(job_id)).state for job_id in (bad, good)] == ["success", "success"]
+
+
+async def test_a_job_whose_arguments_the_database_refuses_to_give_is_tried_again_later_and_then_fails(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
+    async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=1) as inside:
+        await connection.execute("""
+            CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE plpgsql AS
+                'BEGIN RAISE internal_error USING MESSAGE = ''no such row''; END'
+        """)
+        job_id = await client.submit("measure", {"text": "x" * LARGE})
+        await inside.log.wait_for(RunEnded, lambda event: event.verdict.state is State.FAILED)
+    job = await client.get(job_id)
+    assert (job.state, job.failures) == ("failed", 2)
+    assert job.error.startswith("args: ")
+    assert job.error.endswith("no such row")
+
+
+# Ends that were written though nothing was heard of it.
+
+
+async def test_an_end_as_cancelled_whose_answer_got_lost_is_told_as_cancelled_and_cleaned_up(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, go_on, cleaned_up = joex.App(), asyncio.Event(), []
+    finish_many, answers = runs.finish_many, []
+
+    async def without_answer(used: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
+        answers.append(await finish_many(used, ends, skip_locked=skip_locked))
+        if len(answers) == 1:
+            raise joex.DatabaseUnavailable("the connection to the database was lost")
+        return answers[-1]
+
+    monkeypatch.setattr(runs, "finish_many", without_answer)
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        await go_on.wait()
+
+    @task.on_cancel
+    async def clean_up(ctx: joex.Context) -> None:
+        cleaned_up.append(ctx.job_id)
+
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        job_id = await client.submit("task")
+        await inside.log.wait_for(RunStarted)
+        # (A request that the executor does not hear of before its run has ended.)
+        await connection.execute("UPDATE joex.job SET cancel_requested = true WHERE id = $1", job_id)
+        go_on.set()
+        end = await inside.ended(job_id)
+        await eventually(lambda: cleaned_up == [job_id])
+    assert [[answer for _, answer in some] for some in answers] == [["canceled"], ["already"]]
+    assert end.verdict.state is State.CANCELLED
+    assert (await client.get(job_id)).state == "cancelled"
+
+
+async def test_an_end_that_was_written_too_late_to_be_heard_of_is_told_as_the_database_has_it(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_BASE", 0.05)
+    monkeypatch.setattr(bulk, "SLOWEST", 10**9)
+    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
+    finish_many = runs.finish_many
+    first: list[asyncio.Future[Any]] = []
+
+    async def slow(used: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
+        """The first statement is carried out, and its answer never arrives."""
+        if ends[0].result is None:
+            await first[0]
+            return await finish_many(used, ends, skip_locked=skip_locked)
+        if not first:
+            first.append(asyncio.ensure_future(finish_many(connection, list(map(copy, ends)))))
+        return await asyncio.Event().wait()
+
+    monkeypatch.setattr(runs, "finish_many", slow)
+    async with executor_inside(app_of_sizes(), database_url, lease=LONG) as inside:
+        job_id = await client.submit("give", {"size": LARGE})
+        end = await inside.ended(job_id)
+    assert (await client.get(job_id)).state == "success"
+    assert end.verdict == Verdict(State.SUCCESS)
+
+
 # Locked rows.
 
 
@@ -304,3 +460,7 @@ async def test_a_row_that_somebody_holds_makes_the_ends_of_others_wait_once_and_
 
 async def _has_lines(client: AnyClient, job_id: Any, number: int) -> bool:
     return len(await client.log(job_id)) == number
+
+
+async def _is(client: AnyClient, job_id: Any, state: str) -> bool:
+    return (await client.get(job_id)).state == state

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from random import Random
 from zoneinfo import ZoneInfo
 
 import asyncpg
@@ -391,6 +392,22 @@ async def test_a_row_with_which_the_database_refuses_a_job_is_told_and_stops_no_
     assert await tasks.decide() == {"a": "refused", "b": "submitted"}
     assert (await tasks.get()).error == "not this one"
     assert await tasks.decide() == {}
+
+
+@pytest.mark.parametrize("code", ["JX003", "54000"])
+async def test_a_row_that_holds_more_than_the_database_takes_is_told_and_stops_no_other(tasks, code):
+    await tasks.connection.execute(RAISE.format(code))
+    await tasks.put_due("a", task="bad")
+    await tasks.put_due("b")
+    assert await tasks.decide() == {"a": "refused", "b": "submitted"}
+    assert (await tasks.get()).error == "not this one"
+
+
+async def test_a_row_with_arguments_over_a_limit_that_came_later_says_so(tasks):
+    await tasks.put_due("a", args={"x": Random(1).randbytes(9000).hex()})  # (nothing of it can be compressed away)
+    await tasks.connection.execute("SELECT joex.set_largest('args', 8192)")
+    assert await tasks.decide() == {"a": "refused"}
+    assert (await tasks.get()).error.startswith("args: at most 8192 bytes; got ")
 
 
 async def test_a_job_that_can_not_be_made_now_is_made_later_and_stops_no_other(tasks):

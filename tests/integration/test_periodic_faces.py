@@ -104,6 +104,18 @@ async def test_a_wrong_value_is_refused_by_its_name_and_nothing_is_stored(client
     assert [task.id for task in await client.periodic.list()] == [HOUSEKEEPING]
 
 
+async def test_arguments_over_the_limit_are_refused_at_once_by_the_client_and_over_http(client, http, connection):
+    await connection.execute("SELECT joex.set_largest('args', 8192)")
+    args, message = {"x": "y" * 9000}, "args: at most 8192 bytes; got 90"
+    with pytest.raises(InvalidJob) as refused:
+        await client.periodic.put("a", "t", "daily", args=args)
+    assert str(refused.value).startswith(message)
+    answer = await http.put("/api/v1/periodic/a", json={"task": "t", "timer": "daily", "args": args})
+    assert (answer.status_code, answer.json()["detail"][: len(message)]) == (400, message)
+    assert await client.periodic.get("a") is None
+    assert await client.periodic.put("a", "t", "daily", args={"x": "y" * 8000})
+
+
 async def test_a_wrong_name_is_refused_wherever_it_is_said(client):
     tasks = client.periodic
     for call in (tasks.get, tasks.remove, tasks.enable, tasks.disable, tasks.run_now):

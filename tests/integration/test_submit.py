@@ -567,6 +567,17 @@ async def test_the_default_limit_of_arguments_is_sixteen_million_bytes(connectio
         await connection.fetchval("SELECT joex.submit('a', jsonb_build_object('x', repeat('y', 16000000)))")
 
 
+async def test_the_largest_limit_is_what_the_server_can_read_whatever_it_holds(connection):
+    most = 32_000_000
+    await connection.execute("SELECT joex.set_largest('result', $1::integer)", most)
+    with pytest.raises(asyncpg.CheckViolationError, match="bytes: expected 8000 to 32000000"):
+        await connection.execute("SELECT joex.set_largest('result', $1::integer)", most + 1)
+    elements = "SELECT jsonb_array_length(('[' || repeat('1,', $1 / 2 - 1) || '1]')::jsonb)"
+    assert await connection.fetchval(elements, most) == most // 2
+    with pytest.raises(asyncpg.PostgresError, match="invalid memory alloc request size"):
+        await connection.fetchval(elements, 34_000_000)
+
+
 async def test_a_run_can_not_make_its_data_or_its_result_larger_than_they_may_be(typed, client, connection):
     await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('result', 8193)")
     await typed.add("a", 1)

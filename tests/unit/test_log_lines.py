@@ -25,6 +25,7 @@ EXAMPLES: dict[type, Any] = {
     events.RunStarted: events.RunStarted(JOB),
     events.RunEnded: events.RunEnded(JOB, Verdict(State.SUCCESS), 0.1),
     events.WorkerConflict: events.WorkerConflict(UUID(int=1), "mail.send"),
+    events.RunNotWritten: events.RunNotWritten(UUID(int=1), "mail.send", "end", "the database refused a statement"),
     events.Rescued: events.Rescued("other", 6, 3),
     events.Overdue: events.Overdue("other", 3),
     events.FellAsleep: events.FellAsleep(None),

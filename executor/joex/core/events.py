@@ -71,6 +71,20 @@ class WorkerConflict:
 
 
 @dataclass(frozen=True, slots=True)
+class RunNotWritten:
+    """The database refuses to store this about a run, for a reason of its own, and it is given up.
+
+    ``what``: ``start`` (the job is shown as scheduled until its run ends), or ``end`` (the job is held, without a run,
+    until its executor leaves; then it waits again).
+    """
+
+    job_id: UUID
+    task: str
+    what: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rescued:
     """A dead executor was found, and its jobs were put back."""
 
@@ -177,6 +191,7 @@ Event: TypeAlias = (
     | RunStarted
     | RunEnded
     | WorkerConflict
+    | RunNotWritten
     | Rescued
     | Overdue
     | FellAsleep

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import asyncpg
 
 from joex.core.events import DatabaseTrouble, Emit
-from joex.errors import JoexError
-from joex.store.errors import translated
+from joex.errors import InvalidJob, JoexError
+from joex.store.errors import is_about_the_statement, translated
 from joex.store.statement import Connection
 
 if TYPE_CHECKING:
@@ -39,11 +39,13 @@ class TooSlow(JoexError):
 async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitable[T]], emit: Emit) -> T:
     """What ``move`` gives, which moves so many bytes over a connection. It is tried again until it gets through.
 
-    Only a statement that was under way for too long counts as a try. An executor that can't reach its database at all
-    loses its lease soon, and its runs are interrupted.
+    Only a statement that was under way for too long, or that the database refuses, counts as a try. An executor that
+    can't reach its database at all loses its lease soon, and its runs are interrupted.
 
     Raises:
         TooSlow: it took longer than its size explains, several times.
+        InvalidJob: the database refuses the data.
+        JoexError: the database refuses the statement, several times. (Some internal errors go away.)
     """
     limit, tries = _BASE + size / SLOWEST, 0
     while True:
@@ -55,8 +57,14 @@ async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitab
                 except TimeoutError:
                     tries += 1
                     raise
+        except InvalidJob:
+            raise
         except (JoexError, OSError) as error:
-            if tries == _TRIES:
+            if isinstance(error, JoexError) and is_about_the_statement(error):
+                tries += 1
+                if tries >= _TRIES:
+                    raise
+            elif tries == _TRIES:
                 raise TooSlow(f"did not get through within {limit:.0f} s, {_TRIES} times") from error
             emit(DatabaseTrouble("bulk", str(error), _RETRY_IN))
         await asyncio.sleep(_RETRY_IN)

@@ -4,30 +4,34 @@ A run keeps its slot until its end is written, so that an executor never holds m
 can't be written is kept and tried again until the database takes it, or answers that the job is no longer this run's.
 
 A batch has a budget in bytes, and is cut smaller after each failure: else a batch that does not get through in its time
-would be sent again for ever. What is large, or does not get through alone, is written apart (see `bulk`).
+would be sent again for ever. What is large, or does not get through alone, is written apart (see `bulk`); so is what
+makes the database refuse its statement, once it is found by halves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from joex.core.events import DatabaseTrouble, Emit, RunEnded, WorkerConflict
+from joex.core.events import DatabaseTrouble, Emit, RunEnded, RunNotWritten, WorkerConflict
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
-from joex.errors import InvalidJob, JoexError
+from joex.errors import JoexError
 from joex.runtime.bulk import TooSlow, moved
 from joex.runtime.notes import NoteWriter
-from joex.runtime.text import error_line
+from joex.runtime.text import storable
 from joex.store import runs
 from joex.store.database import borrowed
+from joex.store.errors import is_about_the_statement
 from joex.store.runs import EndedRun
 
 if TYPE_CHECKING:
     import asyncpg
+
+T = TypeVar("T")
 
 _MARK_AFTER = 0.02  # seconds: a run that is over sooner is never marked running, its end says it all
 _LOCKED_RETRY_IN = 0.25
@@ -37,6 +41,7 @@ _BATCH_BYTES = 1_000_000
 _LARGE = 250_000  # bytes of an end that is written apart
 _ROW_BYTES = 500  # what an end costs in any case
 _BLAMED = 10_000  # bytes: a smaller end is not what makes its statement slow
+_LONGEST_REASON = 2000
 
 
 # What has become of a job that did not end as its run said.
@@ -49,7 +54,7 @@ class End(EndedRun):
     ``has_committed``: in a transaction of the task's own. (It is the row too: one object for each run instead of two.)
     """
 
-    __slots__ = ("has_committed", "is_refused", "is_settled", "job", "size", "verdict")
+    __slots__ = ("has_committed", "is_refused", "is_settled", "job", "said", "size", "verdict")
 
     def __init__(
         self,
@@ -71,7 +76,7 @@ class End(EndedRun):
         self.delay = None if delay is None else delay.total_seconds()
         self.age = age
         self.job = job
-        self.verdict = verdict
+        self.said = self.verdict = verdict
         self.has_committed = has_committed
         self.is_settled = False
         self.is_refused = False
@@ -171,12 +176,10 @@ class Finisher:
                 await self._flush_notes()
             async with borrowed(self._pool) as connection:
                 if starts:
-                    await runs.start_many(
-                        connection, [(job.id, job.lock_id, time.monotonic() - at) for job, at in starts]
-                    )
+                    await _halved(starts, lambda part: _write_starts(connection, part), self._give_up_start)
                     starts = []
                 if ends:
-                    await self._write_ends(connection, ends)
+                    await _halved(ends, lambda part: self._write_ends(connection, part), self._refused)
                     self._careful = False
                     self._budget = min(self._budget * 2, _BATCH_BYTES)
         except BaseException as error:
@@ -191,7 +194,7 @@ class Finisher:
             over = {end.job.lock_id for end in left + self._ends}
             self._starts.update({job.lock_id: (job, at) for job, at in starts if job.lock_id not in over})
             raise
-        if self._ends:
+        if self._ends or self._apart:
             self._some.set()
 
     def _cut_ends(self) -> list[End]:
@@ -207,6 +210,7 @@ class Finisher:
 
     async def _write_apart(self, end: End) -> None:
         """Write an end alone, with as much time as its size explains; in the end, that it can't be written."""
+        end.is_settled = False
         await self._flush_notes()
         while not end.is_settled:
             try:
@@ -214,6 +218,23 @@ class Finisher:
             except TooSlow as error:
                 if end.size > _BLAMED:
                     end.fail(f"result: {error} ({end.size} bytes)")
+            except JoexError as error:
+                if end.is_refused or end.state == State.WAITING:  # it is not about what the run gave
+                    end.is_settled = True
+                    self._emit(RunNotWritten(end.job.id, end.job.task, "end", str(error)))
+                    self._written([end.job])
+                else:
+                    end.fail(storable(f"the end of the run could not be written: {error}", _LONGEST_REASON))
+
+    def _refused(self, end: End, _: JoexError) -> None:
+        """The database does not take this end: the others do not wait for it."""
+        end.is_settled = True
+        self._apart.append(end)
+
+    def _give_up_start(self, start: tuple[TakenJob, float], error: JoexError) -> None:
+        """The database does not take this mark; the end of the run says it all."""
+        job, _ = start
+        self._emit(RunNotWritten(job.id, job.task, "start", str(error)))
 
     async def _flush_notes(self) -> None:
         """Write what the runs have said first: once their jobs are in other hands, their lines would be refused.
@@ -230,25 +251,17 @@ class Finisher:
             except (TimeoutError, JoexError, OSError):
                 self._notes_lag = True
 
-    async def _write_ends(self, connection: Any, ends: list[End]) -> None:
-        try:
-            # (A row that others hold would keep the whole batch waiting, each time.)
-            answers = await runs.finish_many(connection, ends, skip_locked=self._careful or bool(self._locked))
-        except InvalidJob as error:
-            await self._write_refused(connection, ends, error)
-            return
+    async def _write_ends(self, connection: Any, ends: Sequence[End]) -> None:
+        # (A row that others hold would keep the whole batch waiting, each time.)
+        answers = await runs.finish_many(connection, ends, skip_locked=self._careful or bool(self._locked))
         unusual = {id(row): answer for row, answer in answers}
+        # The answer to a statement got lost, or came too late: what it has written is what is told.
+        unheard = [end for end in ends if unusual.get(id(end)) == "already" and not end.has_committed]
+        if unheard:
+            written = await runs.ended_as(connection, unheard)
+            for end in unheard:
+                unusual[id(end)] = _heard_late(end, written.get(end.id))
         self._written([end.job for end in ends if self._settle(end, unusual.get(id(end), "ok"))])
-
-    async def _write_refused(self, connection: Any, ends: list[End], error: JoexError) -> None:
-        """The database refuses to store something of this batch: find out which, and fail that job with the reason."""
-        if len(ends) == 1:
-            refused = ends[0]
-            if refused.is_refused:
-                raise error  # it is not about the run's result: nothing is left to try
-            refused.fail(error_line(error))
-        for end in list(ends):
-            await self._write_ends(connection, [end])
 
     def _settle(self, end: End, answer: str) -> bool:
         """Tell of an end that is written; False: it is not."""
@@ -283,3 +296,34 @@ class Finisher:
         now = time.monotonic()
         if any(now - at >= _MARK_AFTER for _, at in self._starts.values()):
             self._some.set()
+
+
+async def _write_starts(connection: Any, starts: Sequence[tuple[TakenJob, float]]) -> None:
+    await runs.start_many(connection, [(job.id, job.lock_id, time.monotonic() - at) for job, at in starts])
+
+
+async def _halved(
+    rows: Sequence[T], write: Callable[[Sequence[T]], Awaitable[None]], refused: Callable[[T, JoexError], None]
+) -> None:
+    """Write rows in one statement, or in several, until it is found which of them the database refuses."""
+    try:
+        await write(rows)
+    except JoexError as error:
+        if not is_about_the_statement(error):
+            raise
+        half = len(rows) // 2
+        if half:
+            for part in (rows[:half], rows[half:]):
+                await _halved(part, write, refused)
+        else:
+            refused(rows[0], error)
+
+
+def _heard_late(end: End, written: tuple[str, str | None] | None) -> str:
+    """The answer to the statement that has ended a run, of which nothing was heard; and its verdict is that one's."""
+    state, error = (end.said.state, end.said.error) if written is None else written
+    if (state, error) != (end.verdict.state, end.verdict.error):
+        end.verdict = end.said
+    if state == end.verdict.state:
+        return "ok"
+    return {"cancelled": "canceled", "waiting": "resubmitted"}.get(state, "ok")

@@ -16,10 +16,11 @@ from uuid import UUID
 
 from joex.core.events import DatabaseTrouble, Emit, LogLinesDropped
 from joex.core.job import TakenJob
-from joex.errors import DatabaseUnavailable, InvalidJob, JoexError
+from joex.errors import DatabaseUnavailable, JoexError
 from joex.runtime.text import storable
 from joex.store import runs
 from joex.store.database import borrowed
+from joex.store.errors import is_about_the_statement
 
 if TYPE_CHECKING:
     import asyncpg
@@ -144,16 +145,15 @@ class NoteWriter:
             lines, progress = batches[-1]
             try:
                 lost = await self._send(lines, progress)
-            except InvalidJob as error:
-                batches.pop()
-                half = len(lines) // 2
-                if lines and progress:
-                    batches += [(lines, {}), ([], progress)]
-                elif half:
-                    batches += [(lines[half:], {}), (lines[:half], {})]
-                else:
-                    self._report(len(lines), str(error))
             except JoexError as error:
+                half = len(lines) // 2
+                if is_about_the_statement(error) and (half or (lines and progress)):
+                    batches.pop()
+                    if progress:
+                        batches += [(lines, {}), ([], progress)]
+                    else:
+                        batches += [(lines[half:], {}), (lines[:half], {})]
+                    continue
                 if isinstance(error, DatabaseUnavailable) and not self._is_hopeless(lines, error):
                     self._put_back(batches)
                     raise

@@ -107,6 +107,14 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
     return JoexError(f"the database refused a statement: {text}")
 
 
+def is_about_the_statement(error: JoexError) -> bool:
+    """Whether the database refused what a statement says, so that others may succeed, and this one hardly ever will.
+
+    What is not available may be soon; a lease, rights or a schema that are missing concern every statement.
+    """
+    return type(error) is JoexError or isinstance(error, InvalidJob)
+
+
 def _data_error(error: BaseException, text: str) -> str:
     constraint: str = getattr(error, "constraint_name", None) or ""
     if ": " in constraint:  # one that says what is expected (see migrations/0001_jobs.sql)

@@ -23,6 +23,10 @@ _FINISH_MANY = statement("""
                           $7::float8[], $8::float8[], $9::boolean, $10::boolean[])
 """)
 _FINISH = statement("SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text)")
+_ENDED_AS = statement("""
+    SELECT id, state::text, error FROM joex.job
+    WHERE id = ANY ($1::uuid[]) AND lock_id = ANY ($2::uuid[]) AND executor_id IS NULL
+""")
 _NOTE = statement("""
     SELECT joex.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
                           $7::uuid[], $8::uuid[], $9::smallint[], $10::text[])
@@ -139,6 +143,13 @@ async def finish_many(
             column([r.exhausted for r in runs]),
         )
     return [(runs[nr - 1], answer) for nr, answer in rows]
+
+
+async def ended_as(connection: Connection, runs: Sequence[EndedRun]) -> dict[UUID, tuple[str, str | None]]:
+    """The states and errors of the jobs that these runs have ended, by their ids."""
+    with translated():
+        rows = await connection.fetch(_ENDED_AS, [r.id for r in runs], [r.lock_id for r in runs])
+    return {row[0]: (row[1], row[2]) for row in rows}
 
 
 async def finish(connection: Connection, job_id: UUID, lock_id: UUID, result: str | None, message: str | None) -> str:

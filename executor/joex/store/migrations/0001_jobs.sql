@@ -193,7 +193,7 @@ CREATE TABLE joex.job_log (
 -- one that can change would keep a dump from being restored.
 CREATE TABLE joex.size_limit (
     field  text PRIMARY KEY CHECK (field IN ('args', 'result')),
-    bytes  integer NOT NULL CHECK (bytes BETWEEN 8000 AND 200000000)
+    bytes  integer NOT NULL CONSTRAINT "bytes: expected 8000 to 32000000" CHECK (bytes BETWEEN 8000 AND 32000000)
 );
 
 -- Settings of a group in a queue; a group without a row has weight 1, runs, and has no limit.

@@ -15,13 +15,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN
 CREATE OR REPLACE FUNCTION joex.largest(p_field text) RETURNS integer LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT s.bytes FROM joex.size_limit s WHERE s.field = p_field), 16000000) $$;
 
--- Set this limit, from 8,000 bytes to 200 million; null: the default. Executors that run hear of it when they start the next time.
+-- Set this limit, from 8,000 bytes to 32 million (see ADR 26); null: the default. Executors that run hear of it when they start the next time.
 CREATE OR REPLACE FUNCTION joex.set_largest(p_field text, p_bytes bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF p_field IS NULL OR p_field NOT IN ('args', 'result') THEN
         RAISE EXCEPTION 'field: expected args or result; got %', left(quote_nullable(p_field), 100) USING ERRCODE = '22023';
-    ELSIF p_bytes NOT BETWEEN 8000 AND 200000000 THEN
-        RAISE EXCEPTION '%: expected a limit of 8000 to 200000000 bytes, or NULL for the default; got %', p_field, p_bytes
+    ELSIF p_bytes NOT BETWEEN 8000 AND 32000000 THEN
+        RAISE EXCEPTION '%: expected a limit of 8000 to 32000000 bytes, or NULL for the default; got %', p_field, p_bytes
             USING ERRCODE = '22023';
     END IF;
     IF p_bytes IS NULL THEN

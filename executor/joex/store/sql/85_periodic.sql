@@ -32,7 +32,7 @@ CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, ena
     priority, queue, timer, zone, starting_deadline ON joex.periodic_task
 FOR EACH ROW EXECUTE FUNCTION joex.periodic_task_changed();
 
--- Set a periodic task of an owner. enabled null: as it is (true for a new one). Answers set, same (nothing has changed), or
+-- Set a periodic task of an owner. enabled null: as it is (true for a new one). Arguments over the limit are refused. Answers set, same (nothing has changed), or
 -- not_yours: somebody else owns it, and it is left alone.
 CREATE OR REPLACE FUNCTION joex.put_periodic_task(
     id text,
@@ -53,6 +53,9 @@ CREATE OR REPLACE FUNCTION joex.put_periodic_task(
 DECLARE
     v_owner text;
 BEGIN
+    IF pg_column_size(args) > 8000 THEN
+        PERFORM joex.check_size('args', pg_column_size(args));
+    END IF;
     INSERT INTO joex.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
                                          starting_deadline, enabled, owner)
     VALUES (id, task, timer, zone, args, grp, queue, joex.priority_of(priority), subject, submitter, starting_deadline,
@@ -181,7 +184,8 @@ BEGIN
             EXCEPTION WHEN OTHERS THEN
                 outcome := 'refused';
                 v_given.error := SQLERRM;
-                IF left(SQLSTATE, 2) NOT IN ('22', '23') THEN   -- it is not about what is in the row, and may go away
+                -- What is not about the row's values, or their size, may go away.
+                IF left(SQLSTATE, 2) NOT IN ('22', '23', '54') AND SQLSTATE <> 'JX003' THEN
                     outcome := 'trouble';
                 END IF;
             END;
