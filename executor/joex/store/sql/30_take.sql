@@ -406,24 +406,36 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION joex.wait_for_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET lock_timeout = '1s' AS $$
+DECLARE
+    v_holder integer;
 BEGIN
     PERFORM pg_advisory_lock(joex.lock_class(3), hashtext(p_queue));
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     PERFORM joex.free_ring(p_queue);    -- (the end of the wait and the lock may have met)
+    FOR v_holder IN SELECT joex.ring_holder(p_queue) LOOP
+        RAISE LOG 'joex: a take from queue % goes on without its ring, which session % has held for a second',
+            to_json(p_queue), v_holder
+            USING HINT = 'Where that session is idle it keeps each take of others waiting: end it with pg_terminate_backend.';
+    END LOOP;
     RETURN false;
 END $$;
+
+-- The process id of the session that holds the ring of a queue; no row: none does.
+CREATE OR REPLACE FUNCTION joex.ring_holder(p_queue text) RETURNS SETOF integer LANGUAGE sql STABLE AS $$
+    SELECT l.pid FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND l.classid::bigint = joex.lock_class(3) AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
+          AND l.objsubid = 2 $$;
 
 -- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the
 -- table of locks that knows; and how often: a lock that an earlier take has left behind goes too.
 CREATE OR REPLACE FUNCTION joex.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     LOOP
-        PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(p_queue)) FROM pg_locks l
-        WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid() AND l.granted AND l.mode = 'ExclusiveLock'
-              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-              AND l.classid::bigint = joex.lock_class(3) AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
-              AND l.objsubid = 2;
+        PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(p_queue))
+        FROM joex.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid();
         EXIT WHEN NOT FOUND;
     END LOOP;
 END $$;
