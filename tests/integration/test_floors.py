@@ -386,3 +386,24 @@ async def test_a_truncate_that_is_rolled_back_leaves_floors_that_hold(bench, exe
     await bench.connection.execute("TRUNCATE joex.job RESTART IDENTITY")
     await transaction.rollback()
     assert [job.id for job in await bench.take(executor, 5)] == ids[2:]
+
+
+@pytest.mark.parametrize("first", [1, 2], ids=["off", "on"])
+async def test_floors_that_are_switched_while_an_executor_ends_leave_no_job_with_it(bench, another_connection, first):
+    """They are switched each time that somebody asks whether they are on: each job that is held is seen, once."""
+    executor, other = await bench.executor(), await another_connection()
+    locked, free = await bench.job_in("running", executor), await bench.job_in("running", executor)
+    await bench.connection.execute(f"""
+        CREATE SEQUENCE public.asked START {first};
+        CREATE OR REPLACE FUNCTION joex.floors_are_on() RETURNS boolean LANGUAGE sql STABLE AS
+            $$ SELECT nextval('public.asked') % 2 = 0 $$""")
+    for _ in range(2):
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex.held") == 2
+        await bench.connection.execute("SELECT nextval('public.asked')")
+    async with other.transaction():
+        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", locked)
+        assert await executors.leave(bench.connection, executor, 5) == 1
+        assert await bench.connection.fetchval("SELECT orphans FROM joex.executor")
+    await bench.rescue()
+    assert [await bench.state(job_id) for job_id in (locked, free)] == ["waiting", "waiting"]
+    assert not await bench.connection.fetchval("SELECT orphans FROM joex.executor")

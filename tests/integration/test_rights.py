@@ -77,6 +77,31 @@ async def test_the_path_of_the_calling_role_leads_the_making_of_a_queues_sequenc
     assert await connection.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'caught'") == 0
 
 
+ATTACK = """
+    CREATE TYPE pg_temp.e AS ENUM ('1000000;SELECT pg_temp.f()--');
+    CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+        ALTER ROLE joex_test_one SUPERUSER;
+        ALTER TYPE pg_temp.e RENAME VALUE '1000000;SELECT pg_temp.f()--' TO '1000000';
+    END $$;
+    CREATE TEMP TABLE evil (id pg_temp.e, name text, cursor regclass);
+    CREATE TRIGGER evil BEFORE INSERT ON evil FOR EACH ROW EXECUTE FUNCTION joex.make_ring_cursor();
+    INSERT INTO evil VALUES ('1000000;SELECT pg_temp.f()--')
+"""
+
+
+@pytest.mark.parametrize("may_execute", [False, True])
+async def test_a_role_that_attaches_the_making_of_sequences_to_a_table_of_its_own_has_no_more_rights(
+    login, connection, may_execute
+):
+    one = await login(ROLES[0])
+    if may_execute:  # the function itself refuses too, before it reads a value
+        await connection.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex TO {ROLES[0]}")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="make_ring_cursor"):
+        await one.execute(ATTACK)
+    assert not await connection.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", ROLES[0])
+    assert await connection.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'ring_cursor%'") == 0
+
+
 # Tables whose rows are changed or deleted must say by what a subscriber finds them.
 WITHOUT_IDENTITY = """
     SELECT c.relname::text FROM pg_class c

@@ -200,14 +200,16 @@ async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_
     await taker.close()
 
 
-async def test_a_session_that_keeps_the_ring_for_ever_stops_no_take_and_no_accept(bench, another_connection):
-    """A backend that hangs, or whatever else leaves the lock with a session that is idle."""
+async def test_a_session_that_keeps_the_ring_for_ever_stops_no_take_and_no_accept(bench, another_connection, postgres):
+    """A backend that hangs, or whatever else leaves the lock with a session that is idle: the server's log names it."""
     for group in ("a", "b", "c", "d"):
         await bench.submit(group)
     executor, hung = await bench.executor(), await another_connection()
     await hung.execute(f"SELECT pg_advisory_lock({RING})")
     assert len(await bench.take(executor, 2)) == 2
     assert len(await keyed.accept(bench.connection, "default", 2, "worker", None)) == 2
+    told = f'a take from queue "default" goes on without its ring, which session {hung.get_server_pid()} has held'
+    assert postgres.log.count(told) == 2
     await hung.execute(f"SELECT pg_advisory_unlock({RING})")
 
 

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 import joex.store
+from joex.store.migrate import definitions, migrate
 from joex.store.statement import STATEMENTS
 
 for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
@@ -164,6 +165,7 @@ CALLS = {
     "hold_ring": "joex.hold_ring('default'), joex.free_ring('default')",
     "wait_for_ring": "joex.wait_for_ring('default'), joex.free_ring('default')",
     "free_ring": "joex.free_ring('default')",
+    "ring_holder": "joex.ring_holder('default')",
     "any_place": "joex.any_place()",
     "promote_in_turn": "joex.promote_in_turn('default', 5, now())",
     "make_ring_cursor": None,  # a trigger
@@ -214,11 +216,21 @@ async def test_every_view_can_be_read(bench, view):
     assert len(await bench.connection.fetch(f"TABLE joex.{view}")) == 1
 
 
+WITH_THE_OWNERS_RIGHTS = """
+    SELECT proname, prorettype::regtype::text AS returns, proconfig,
+           has_function_privilege('public', oid, 'EXECUTE') AS is_open
+    FROM pg_proc WHERE pronamespace = 'joex'::regnamespace AND prosecdef
+"""
+
+
 async def test_functions_have_the_rights_of_the_calling_role_but_for_the_trigger_that_makes_a_queues_sequence(
     connection,
 ):
-    """Rights on the tables stay what the administrator made them: a trigger can't be called."""
-    rows = await connection.fetch("""
-        SELECT proname, prorettype::regtype::text AS returns, proconfig FROM pg_proc
-        WHERE pronamespace = 'joex'::regnamespace AND prosecdef""")
-    assert [tuple(row) for row in rows] == [("make_ring_cursor", "trigger", ["search_path=pg_catalog, pg_temp"])]
+    """Rights on the tables stay what the administrator made them: a trigger can't be called, nor attached by others."""
+    expected = [("make_ring_cursor", "trigger", ["search_path=pg_catalog, pg_temp"], False)]
+    assert [tuple(row) for row in await connection.fetch(WITH_THE_OWNERS_RIGHTS)] == expected
+    for _ in range(2):
+        await migrate(connection)
+        for one in definitions():  # as if a newer version had changed them all
+            await connection.execute(one.sql)
+        assert [tuple(row) for row in await connection.fetch(WITH_THE_OWNERS_RIGHTS)] == expected

@@ -229,22 +229,31 @@ CREATE TABLE joex.queue (
 );
 
 -- The installing role owns the sequence, whichever role is the first to serve the queue; roles that may take jobs may move it.
--- (A trigger can't be called: the right to make a sequence is the right to insert a queue.)
+-- (A trigger can't be called: the right to make a sequence is the right to insert a queue. Attached to a table of another role it
+-- would work with values whose types, casts and texts are that role's: so it is not for others to attach, nor does it read a value
+-- of another table.)
 CREATE FUNCTION joex.make_ring_cursor() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_takers text := (
+    v_id integer;
+    v_takers text;
+BEGIN
+    IF TG_RELID <> 'joex.queue'::regclass THEN
+        RAISE EXCEPTION 'joex.make_ring_cursor is the trigger of joex.queue alone' USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    v_id := NEW.id;
+    v_takers := (
         SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')
         FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
         WHERE c.oid = 'joex.job'::regclass AND a.privilege_type = 'UPDATE');
-BEGIN
-    EXECUTE format('CREATE SEQUENCE joex.ring_cursor_%s MINVALUE -9223372036854775808', NEW.id);
-    NEW.cursor := format('joex.ring_cursor_%s', NEW.id)::regclass;
+    EXECUTE format('CREATE SEQUENCE joex.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
+    NEW.cursor := format('joex.ring_cursor_%s', v_id)::regclass;
     IF v_takers IS NOT NULL THEN
-        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex.ring_cursor_%s TO %s', NEW.id, v_takers);
+        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex.ring_cursor_%s TO %s', v_id, v_takers);
     END IF;
     RETURN NEW;
 END $$;
+REVOKE EXECUTE ON FUNCTION joex.make_ring_cursor() FROM PUBLIC;
 CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex.queue FOR EACH ROW EXECUTE FUNCTION joex.make_ring_cursor();
 
 -- Where takes begin to read while vacuum can't clear what lies before (see sql/25_floors.sql). Of the runnable jobs of rank ''

@@ -36,7 +36,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.promote_in_turn(p_queue text, p_jobs integer, p_now timestamptz) RETURNS integer
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+SET enable_sort = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_steps CONSTANT integer := greatest(p_jobs, 100);
     v_origin CONSTANT timestamptz := '2000-01-01 00:00+00';
@@ -97,11 +97,15 @@ BEGIN
         WHERE NOT s.paused AND (s.most IS NULL OR o.running < s.most)
         ORDER BY o.running / s.weight, d.is_all AND d.ring <= v_here, CASE WHEN d.is_all THEN d.ring ELSE d.nr END LIMIT p_jobs
     ), due AS MATERIALIZED (
+        -- (Bounds, and an order, that one index alone has: where the planner has heard of no job that waits for its time, the index of
+        -- all due times seems as good to it.)
         SELECT j.id FROM chosen c CROSS JOIN LATERAL (
             SELECT x.id FROM joex.job x
-            WHERE x.queue = p_queue AND x.due_at IS NOT NULL AND x.due_at <= p_now AND x.ring = c.ring
-                  AND date_bin('1 minute', x.due_at, '2000-01-01 00:00+00') = c.minute
-            ORDER BY x.due_at LIMIT p_jobs / (SELECT count(*) FROM chosen) FOR UPDATE SKIP LOCKED) j
+            WHERE x.queue = p_queue AND x.due_at IS NOT NULL
+                  AND (date_bin('1 minute', x.due_at, '2000-01-01 00:00+00'), x.ring, x.due_at) >= (c.minute, c.ring, c.minute)
+                  AND (date_bin('1 minute', x.due_at, '2000-01-01 00:00+00'), x.ring, x.due_at) <= (c.minute, c.ring, p_now)
+            ORDER BY date_bin('1 minute', x.due_at, '2000-01-01 00:00+00'), x.ring, x.due_at
+            LIMIT p_jobs / (SELECT count(*) FROM chosen) FOR UPDATE SKIP LOCKED) j
     )
     UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
     FROM due WHERE j.id = due.id;
@@ -401,24 +405,36 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION joex.wait_for_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET lock_timeout = '1s' AS $$
+DECLARE
+    v_holder integer;
 BEGIN
     PERFORM pg_advisory_lock(joex.lock_class(3), hashtext(p_queue));
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     PERFORM joex.free_ring(p_queue);    -- (the end of the wait and the lock may have met)
+    FOR v_holder IN SELECT joex.ring_holder(p_queue) LOOP
+        RAISE LOG 'joex: a take from queue % goes on without its ring, which session % has held for a second',
+            to_json(p_queue), v_holder
+            USING HINT = 'Where that session is idle it keeps each take of others waiting: end it with pg_terminate_backend.';
+    END LOOP;
     RETURN false;
 END $$;
+
+-- The process id of the session that holds the ring of a queue; no row: none does.
+CREATE OR REPLACE FUNCTION joex.ring_holder(p_queue text) RETURNS SETOF integer LANGUAGE sql STABLE AS $$
+    SELECT l.pid FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND l.classid::bigint = joex.lock_class(3) AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
+          AND l.objsubid = 2 $$;
 
 -- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the
 -- table of locks that knows; and how often: a lock that an earlier take has left behind goes too.
 CREATE OR REPLACE FUNCTION joex.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     LOOP
-        PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(p_queue)) FROM pg_locks l
-        WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid() AND l.granted AND l.mode = 'ExclusiveLock'
-              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-              AND l.classid::bigint = joex.lock_class(3) AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
-              AND l.objsubid = 2;
+        PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(p_queue))
+        FROM joex.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid();
         EXIT WHEN NOT FOUND;
     END LOOP;
 END $$;
