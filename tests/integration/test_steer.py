@@ -441,7 +441,7 @@ WRONG_IN_SQL = {
     "joex.set_largest('foo', 10000)": "field: expected args or result; got 'foo'",
     "joex.set_largest(NULL, 10000)": "field: expected args or result; got NULL",
     **{
-        f"joex.set_largest('args', {size})": "args: expected a limit of 8000 to 200000000 bytes, "
+        f"joex.set_largest('args', {size})": "args: expected a limit of 8000 to 32000000 bytes, "
         f"or NULL for the default; got {size}"
         for size in (100, -1, 3000000000)
     },
