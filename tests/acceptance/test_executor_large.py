@@ -463,4 +463,4 @@ async def _has_lines(client: AnyClient, job_id: Any, number: int) -> bool:
 
 
 async def _is(client: AnyClient, job_id: Any, state: str) -> bool:
-    return (await client.get(job_id)).state == state
+    return bool((await client.get(job_id)).state == state)

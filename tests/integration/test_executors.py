@@ -248,9 +248,13 @@ async def test_a_heartbeat_after_a_judges_mark_saves_an_executor_and_one_before_
     before, after = await bench.executor("before", locks=True), await bench.executor("after", locks=True)
     mark = Mark(3601, await executors.horizon(bench.connection))
     assert await executors.rescue(bench.connection, [mark._replace(age=3600)], 5) == []
-    assert await executors.heartbeat(bench.connection, after) > mark.id
+    beat = await executors.heartbeat(bench.connection, after)
+    assert beat is not None
+    assert beat > mark.id
     assert await executors.rescue(bench.connection, [mark], 5) == [(before, "before", 0)]
-    later = Mark(3601, await executors.heartbeat(bench.connection, after))
+    beat = await executors.heartbeat(bench.connection, after)
+    assert beat is not None
+    later = Mark(3601, beat)
     assert await executors.rescue(bench.connection, [later], 5) == []
 
 
