@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from joex.errors import JoexError
+from joex.errors import InvalidJob, JoexError
 from joex.store import periodic as store
 from joex.store.periodic import PeriodicTask
 from joex.store.statement import Connection
@@ -27,7 +27,7 @@ from joex_operator.status import periodic_status, with_conditions
 _PAGE = 1000
 
 
-_Answer: TypeAlias = dict[str, PeriodicTask] | Trouble
+_Answer: TypeAlias = dict[str, PeriodicTask | Trouble] | Trouble
 """Rows by their ids; or why nobody knows them."""
 
 
@@ -83,7 +83,13 @@ class Mirror:
         await self._say(asked, found)
         if not asked and not any(isinstance(at[url], Trouble) for url in urls.values()):
             return None
-        rows = [row for some in found.values() if not isinstance(some, Trouble) for row in some.values()]
+        rows = [
+            row
+            for some in found.values()
+            if not isinstance(some, Trouble)
+            for row in some.values()
+            if isinstance(row, PeriodicTask)
+        ]
         return next_look(rows, datetime.now(UTC), self._poll)
 
     async def _urls(self, pools: Mapping[str, Pool | None]) -> tuple[dict[str, str], dict[str, _Answer]]:
@@ -107,13 +113,18 @@ class Mirror:
             async with database.connection() as connection:
                 owned = {owner(namespace, pool): some for pool, some in asked.items()}
                 found = {name: await _rows(connection, name) for name in owned}
+                refused: dict[str, Trouble] = {}
                 todo = {name: changes(some, found[name]) for name, some in owned.items()}
                 for name, some in todo.items():  # first of all pools: a task may have gone to another
                     for row_id in some.remove:
                         await store.remove(connection, row_id, name)
                 for name, some in todo.items():
                     for row in some.put:
-                        await store.put(connection, row, name)
+                        try:
+                            async with connection.transaction():
+                                await store.put(connection, row, name)
+                        except InvalidJob as error:  # a limit of the database's own: it concerns no other row
+                            refused[row.id] = Trouble("Refused", str(error))
                     for row_id in some.disable:
                         await store.enable(connection, row_id, name, enabled=False)
                     if some:
@@ -123,7 +134,7 @@ class Mirror:
         except (JoexError, OSError) as error:
             return trouble(error)
         now = datetime.now(UTC)
-        return {row.id: worked_out(row, now) for rows in found.values() for row in rows.values()}
+        return {row.id: worked_out(row, now) for rows in found.values() for row in rows.values()} | refused
 
     async def _say(self, asked: Sequence[Asked], found: Mapping[str, _Answer]) -> None:
         """Store and tell what was found of each; ``found``: by its pool."""

@@ -216,6 +216,20 @@ async def test_the_row_of_a_pool_that_can_not_be_worked_with_stays_as_it_is(
     await operator.until_ready("nightly")
 
 
+async def test_a_task_that_the_database_refuses_says_so_and_stops_no_other(
+    operator: Operator, connection: asyncpg.Connection
+) -> None:
+    await connection.execute("SELECT joex.set_largest('args', 8192)")
+    operator.pool()
+    operator.task("large", args={"x": "y" * 9000})
+    operator.task("small")
+    await eventually(lambda: operator.ready("large") == "Refused")
+    [condition] = operator.status("large")["conditions"]
+    assert condition["message"].startswith("args: at most 8192 bytes; got 90")
+    await eventually(lambda: connection.fetchval(OURS.format("count(*)")))
+    assert await connection.fetchval(OURS.format("string_agg(task, ' ')")) == "a"
+
+
 async def test_a_task_that_is_gone_goes_from_the_database(operator: Operator, connection: asyncpg.Connection) -> None:
     operator.pool()
     operator.task("goes")
