@@ -136,7 +136,7 @@ async def test_a_successor_on_another_host_waits_for_the_end_of_the_lease(
     await executor.kill()
     await connection.execute("UPDATE joex.executor SET boot_id = 'another host'")
     killed_at = await connection.fetchval("SELECT max(heartbeat_at) FROM joex.lease")
-    again = await executors.start("one")
+    again = await executors.start("one", lease=SHORT)
     assert await connection.fetchval(
         "SELECT started_at - $1 >= lease FROM joex.executor WHERE left_at IS NULL", killed_at
     )
