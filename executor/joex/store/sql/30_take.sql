@@ -13,9 +13,11 @@
 -- logarithm of everything else.
 
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker: the oldest
--- first; where there are more than a batch, first a share of it for each group (see promote_in_turn).
+-- first; where there are more than a batch, first a share of it for each group (see promote_in_turn). (No sort: a planner that has
+-- heard of few jobs that wait for their time would read all that are due, and parallel workers with it, to learn of the first ones.)
 CREATE OR REPLACE FUNCTION joex.promote(p_queue text, p_jobs integer DEFAULT 500) RETURNS void
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();     -- an index is not searched for what may change from row to row
     v_jobs integer := p_jobs;
@@ -25,8 +27,17 @@ BEGIN
         v_jobs := v_jobs - joex.promote_in_turn(p_queue, p_jobs, v_now);
     END IF;
     UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
+<<<<<<< HEAD
     WHERE j.id = ANY (ARRAY(SELECT x.id FROM joex.job x WHERE x.queue = p_queue AND x.due_at IS NOT NULL AND x.due_at <= v_now
                             ORDER BY x.due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED));
+||||||| fd8e21c
+    FROM (SELECT id FROM joex.job WHERE queue = p_queue AND due_at IS NOT NULL AND due_at <= v_now
+          ORDER BY due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED) due
+    WHERE j.id = due.id;
+=======
+    WHERE j.id = ANY (ARRAY(SELECT d.id FROM joex.job d WHERE d.queue = p_queue AND d.due_at IS NOT NULL AND d.due_at <= v_now
+                            ORDER BY d.due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED));
+>>>>>>> w/fix2
 END $$;
 
 -- Move due jobs to their lane, at most p_jobs, and of each group as many: of the groups that the next take would serve first,
