@@ -27,17 +27,8 @@ BEGIN
         v_jobs := v_jobs - joex.promote_in_turn(p_queue, p_jobs, v_now);
     END IF;
     UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
-<<<<<<< HEAD
     WHERE j.id = ANY (ARRAY(SELECT x.id FROM joex.job x WHERE x.queue = p_queue AND x.due_at IS NOT NULL AND x.due_at <= v_now
                             ORDER BY x.due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED));
-||||||| fd8e21c
-    FROM (SELECT id FROM joex.job WHERE queue = p_queue AND due_at IS NOT NULL AND due_at <= v_now
-          ORDER BY due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED) due
-    WHERE j.id = due.id;
-=======
-    WHERE j.id = ANY (ARRAY(SELECT d.id FROM joex.job d WHERE d.queue = p_queue AND d.due_at IS NOT NULL AND d.due_at <= v_now
-                            ORDER BY d.due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED));
->>>>>>> w/fix2
 END $$;
 
 -- Move due jobs to their lane, at most p_jobs, and of each group as many: of the groups that the next take would serve first,
