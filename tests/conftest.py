@@ -5,6 +5,7 @@ on the oldest and the newest supported version, the others on the newest; ``@pyt
 otherwise.
 """
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ _OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND clas
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register what is said here alone."""
+    # A shell that starts the tests in the background lets them ignore SIGINT, and so would each process of a test.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "postgres(*versions): the versions of PostgreSQL that a test runs on")
     # No test is a test of time.
     hypothesis.settings.register_profile(
