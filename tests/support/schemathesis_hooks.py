@@ -13,7 +13,7 @@ _NOT_IN_THE_SCHEMA = re.compile(
     r"|not_before: expected a time with a zone"  # or a delay
     r"|cursor: expected what the page before has given"
     r"|^(timer|time zone)\b"  # languages of their own
-    r"|starting_deadline: duration: expected"
+    r"|starting_deadline: expected"
 )
 
 
