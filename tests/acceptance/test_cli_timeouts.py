@@ -47,7 +47,7 @@ async def test_a_timeout_that_was_set_holds(joex, client: Client):
     [
         (("set", "t"), "timeouts set: give --activity or --visibility, one of them"),
         (("set", "t", "--activity", "1s", "--visibility", "1s"), "timeouts set: give --activity or --visibility"),
-        (("set", "t", "--activity", "soon"), "activity: duration: expected something like '30s'"),
+        (("set", "t", "--activity", "soon"), "activity: expected something like '30s'"),
         (("set", "t", "--visibility", "0"), "visibility: expected more than 0; got '0'"),
         (("set", "", "--activity", "1s"), "type: must not be empty"),
         (("--json", "clear", "t"), "timeouts clear: give its options after it"),

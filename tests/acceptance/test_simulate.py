@@ -139,7 +139,7 @@ async def test_a_wrong_call_or_file_says_what_to_mend(joex):
         ("other.yaml", *pool): f"{POOL}: no pool serves queue 'slow', which has jobs; served: default",
         ("load.yaml", "-f", "load.yaml"): "load.yaml, document 1: kind: expected JoexPool",
         ("load.yaml", *pool, "--plot", "out.txt"): "--plot: expected a name that ends in .svg, .png, .pdf; got",
-        ("load.yaml", *pool, "--start-up", "soon"): "--start-up: duration: expected something like '30s'",
+        ("load.yaml", *pool, "--start-up", "soon"): "--start-up: expected something like '30s'",
         ("load.yaml", *pool, "--overhead", "2h"): "--overhead: expected at most 1h; got '2h'",
         ("load.yaml", "--executors", "0"): "Invalid value for '--executors'",
     }

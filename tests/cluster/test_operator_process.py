@@ -51,6 +51,15 @@ async def test_probes_and_metrics_tell_the_truth(system: System) -> None:
     await until_answers(operator, "/healthz", 200)
 
 
+async def until_says(operator: OperatorProcess, what: str) -> None:
+    """Wait until it says why it is not ready. (One that leads may miss its watches before its Lease.)"""
+
+    async def says() -> bool:
+        return what in await operator.get("/readyz")
+
+    await eventually(says, why=what)
+
+
 async def test_without_the_api_server_it_is_not_ready_and_says_why(system: System, local_cluster: LocalCluster) -> None:
     leads, waits = system.operator("first"), system.operator("second")
     for operator in (leads, waits):
@@ -58,9 +67,7 @@ async def test_without_the_api_server_it_is_not_ready_and_says_why(system: Syste
     local_cluster.control_plane.stop_api()
     for operator in (leads, waits):
         await until_answers(operator, "/readyz", 503, timeout=90)
-        assert "the Lease can be neither read nor renewed: the API server can't be reached" in await operator.get(
-            "/readyz"
-        )
+        await until_says(operator, "the Lease can be neither read nor renewed: the API server can't be reached")
         assert await answers(operator, "/healthz") == 200, "a restart would not help yet"
     local_cluster.control_plane.start_api()
     for operator in (leads, waits):
