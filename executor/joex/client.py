@@ -17,8 +17,10 @@ from joex.core.why import Reason
 from joex.errors import ConfigError, InvalidJob
 from joex.periodic_tasks import PeriodicTasks
 from joex.store import executors, jobs, keyed
-from joex.store.database import BREAKS, Lender, borrowed, close_pool, create_pool, reset
+from joex.store.connection import BREAKS
+from joex.store.database import borrowed, close_pool, create_pool, reset
 from joex.store.jobs import Job, LogEntry
+from joex.store.lender import Lender
 from joex.store.statement import Connection
 from joex.store.watching import ExecutorEvent, JobEvent, read_jobs
 from joex.submissions import columns_of_any, time_of

@@ -11,7 +11,8 @@ import joex
 from joex import Client
 from joex.core.events import DatabaseTrouble, TrustEnded
 from joex.errors import ConfigError, DatabaseUnavailable
-from joex.store.database import TaskConnections, close_pool, connect, create_pool, lent
+from joex.store.database import close_pool, connect, create_pool, lent
+from joex.store.task_connections import TaskConnections
 from tests.support.apps import AnyClient
 from tests.support.postgres import VERSIONS, free_port
 from tests.support.processes_inside import LONG, executor_inside
@@ -195,7 +196,7 @@ async def test_a_block_that_is_cancelled_on_a_silent_link_ends_and_its_slot_is_f
 
 
 async def test_a_run_whose_statement_waits_for_a_silent_link_fails_and_is_tried_again(proxy, database_url, monkeypatch):
-    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.2)
+    monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.2)
     app = joex.App()
 
     @app.task("talk", retries=1, retry_delay="0s")
@@ -211,7 +212,7 @@ async def test_a_run_whose_statement_waits_for_a_silent_link_fails_and_is_tried_
 
 
 async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypatch):
-    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.05)
+    monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.05)
     app = joex.App()
 
     @app.task("work", retries=0)
@@ -227,7 +228,7 @@ async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypat
 
 async def test_a_statement_whose_argument_takes_long_to_the_server_is_left_alone(proxy, database_url, monkeypatch):
     """The server reads it, and says that it is idle; with what is prepared already it knows of no statement yet."""
-    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.3)
+    monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.3)
     app, length = joex.App(), 16 * 2**20
 
     @app.task("upload", retries=0)
@@ -271,7 +272,7 @@ async def _none(count):
 
 @pytest.mark.parametrize("first", ["refuses", "says nothing"])
 async def test_of_several_hosts_one_may_be_dead(postgres, database_name, monkeypatch, first):
-    monkeypatch.setattr("joex.store.database._PATIENCE", 4.0)
+    monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 4.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         if first == "says nothing":
@@ -298,7 +299,7 @@ async def test_a_statement_that_takes_long_is_left_alone_where_the_others_go_to_
     database_name, postgres, postgres_servers, monkeypatch
 ):
     """Which server the rest of the executor has found says nothing about those of tasks."""
-    monkeypatch.setattr("joex.store.database._LOOK_EVERY", 0.05)
+    monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.05)
     elsewhere = next(postgres_servers[version] for version in VERSIONS if version != postgres.version)
     url = postgres.tcp_url(database_name)
     tasks, others = await create_pool(url, most=1, for_tasks=True), await create_pool(elsewhere.url("postgres"), most=1)

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from joex.store.database import Lender, create_pool
+from joex.store.database import create_pool
+from joex.store.lender import Lender
 from tests.support.waiting import PATIENCE, eventually
 
 

@@ -30,10 +30,11 @@ from joex.runtime.lease import clock
 from joex.runtime.waits import wait_for
 from joex.runtime.watchdog import Watchdog
 from joex.store import executors
-from joex.store.database import POLL_EVERY, TaskConnections, borrowed, close_pool, create_pool, is_pooled
+from joex.store.database import POLL_EVERY, borrowed, close_pool, create_pool, is_pooled
 from joex.store.executors import Other, Registered, Registration
 from joex.store.migrate import check_schema
 from joex.store.runs import SizeLimits, size_limits
+from joex.store.task_connections import TaskConnections
 from joex.task import App
 
 if TYPE_CHECKING:

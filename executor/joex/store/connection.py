@@ -1,0 +1,217 @@
+"""A connection to the database: what holds on each one that is made here (`joex.store.database` makes them).
+
+- Its transactions, and its statements outside of any, are READ COMMITTED, whatever the database or the role has for a
+  default.
+- Where a pooler is in between, nothing is prepared and nothing of the session is set, for the next transaction may have
+  another session of the server; and each statement has a transaction of its own.
+- A link that has gone silent is noticed in half a minute, by keepalives and limits of TCP. A statement that waits for
+  the link and is cancelled, or takes too long, ends the connection: its roll-back would wait for the link once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+from asyncpg.transaction import Transaction
+
+from joex.errors import DatabaseUnavailable
+from joex.store.statement import Connection
+
+if TYPE_CHECKING:
+    _Base = asyncpg.Connection[Any]
+else:
+    _Base = asyncpg.Connection
+
+CONNECT_WITHIN = 10.0
+"""Seconds to wait for a connection before the database counts as unreachable."""
+
+BREAKS = (TimeoutError, asyncio.CancelledError, DatabaseUnavailable)
+"""After these the link may be silent: the connection is ended, and nothing is awaited of it."""
+
+_TCP_INFO_BYTES = struct.Struct("120xQQ")
+"""Of Linux's struct tcp_info: how many bytes the other end has acknowledged, and how many came from there."""
+
+_OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+"""Seconds, and milliseconds: what is not acknowledged for twenty seconds is lost."""
+
+_SESSION = {
+    "default_transaction_isolation": "'read committed'",
+    # The same for the server's end, which holds the locks of a transaction whose client has gone without a word. (It is
+    # more patient with what it sends: a client that computes does not read.)
+    "tcp_keepalives_idle": "'5'",
+    "tcp_keepalives_interval": "'5'",
+    "tcp_keepalives_count": "'3'",
+    "tcp_user_timeout": "'60s'",
+    # A statement does not outlive its client for long; a server on Windows can't look after that.
+    "client_connection_check_interval": "CASE WHEN version() ~* 'visual c|msvc|mingw|windows' THEN '0' ELSE '1s' END",
+}
+_OLDEST_WITH_THESE = 14  # what is older is refused, with a reason, by who asks for the schema
+
+
+class OwnConnection(_Base):
+    """A connection that was made here, straight to the server."""
+
+    is_pooled = False
+    asked_at: float | None = None
+    passed_before: tuple[int, ...] = ()
+    _session = ""
+    _addr: tuple[str, int] | str
+    _transport: asyncio.WriteTransport
+
+    @property
+    def peer(self) -> object:
+        """The server that it is connected to."""
+        return self._transport.get_extra_info("peername")
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """The same, as arguments of asyncpg's that lead there alone; none with a Unix socket."""
+        if isinstance(self._addr, str):
+            return {}
+        return {"host": self._addr[0], "port": self._addr[1], "target_session_attrs": "any"}
+
+    @property
+    def passed(self) -> tuple[int, ...]:
+        """What has passed on the link: it differs from an earlier one if the other end has taken or sent anything.
+
+        Bytes that are not sent yet; and where the system tells, those that the other end has acknowledged and has sent.
+        """
+        unsent = self._transport.get_write_buffer_size()
+        found = self._transport.get_extra_info("socket")
+        if found is None or found.family == getattr(socket, "AF_UNIX", None) or not hasattr(socket, "TCP_INFO"):
+            return (unsent,)
+        # (Not what the kernel has still to send: while there is more in the buffer it has always the same.)
+        try:
+            info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES.size)
+        except OSError:  # it has just been closed
+            info = b""
+        return unsent, *(_TCP_INFO_BYTES.unpack(info) if len(info) == _TCP_INFO_BYTES.size else ())
+
+    async def begin(self, settings: dict[str, str]) -> bool:
+        """Set up the session; False: there is none of its own, a pooler is in between (and nothing was set).
+
+        One question, which sets what it sets if it finds itself in the process that the start has told of.
+        """
+        self._set_socket()
+        if self.get_server_version().major < _OLDEST_WITH_THESE:
+            return True
+        values = _SESSION | {name: f"'{value}'" for name, value in settings.items()}
+        calls = ", ".join(f"set_config('{name}', {value}, false)" for name, value in values.items())
+        self._session = f"SELECT {calls} WHERE pg_backend_pid() = {self.get_server_pid()}"
+        return await self.execute(self._session, timeout=CONNECT_WITHIN) == "SELECT 1"
+
+    def get_reset_query(self) -> str:
+        """What makes the session like new: as it was set up."""
+        return f"{super().get_reset_query()}\n{self._session}"
+
+    def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
+        """As asyncpg's; where it is cancelled it ends the connection, instead of waiting for a roll-back."""
+        return _Transaction(self, isolation, readonly, deferrable)
+
+    def _set_socket(self) -> None:
+        found = self._transport.get_extra_info("socket")
+        if found is not None and found.family != getattr(socket, "AF_UNIX", None):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _OUR_SOCKET.items():
+                if hasattr(socket, name):  # not every system has all of them
+                    found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class _Wrapped(OwnConnection):
+    """A connection that does something around each statement."""
+
+    def _around(self, *, is_simple: bool) -> AbstractAsyncContextManager[None]:
+        """Around a statement; ``is_simple``: one without arguments, which is one message."""
+        raise NotImplementedError
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - asyncpg's
+        """As asyncpg's."""
+        async with self._around(is_simple=not args):
+            return await super().execute(query, *args, timeout=timeout)
+
+    async def executemany(self, *args: Any, **options: Any) -> None:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            await super().executemany(*args, **options)
+
+    async def fetch(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetch(*args, **options)
+
+    async def fetchval(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetchval(*args, **options)
+
+    async def fetchrow(self, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        async with self._around(is_simple=False):
+            return await super().fetchrow(*args, **options)
+
+
+class PooledConnection(_Wrapped):
+    """A connection to a pooler that gives each transaction any session of the server, as PgBouncer does.
+
+    asyncpg asks more than one question for a statement (what its types are, and then the statement), so each has a
+    transaction around it, in which the session stays the same; and which says how it is isolated, for what the session
+    says is not ours.
+    """
+
+    is_pooled = True
+
+    async def begin(self, settings: dict[str, str]) -> bool:  # noqa: ARG002 - no session to set up
+        """Nothing is set."""
+        self._set_socket()
+        return True
+
+    def get_reset_query(self) -> str:
+        """Nothing: the session that this would reach is another one's."""
+        return ""
+
+    def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
+        """As asyncpg's, but READ COMMITTED where nothing else is said."""
+        if isolation is None and not self.is_in_transaction():
+            isolation = "read_committed"
+        return super().transaction(isolation=isolation, readonly=readonly, deferrable=deferrable)
+
+    def _around(self, *, is_simple: bool) -> AbstractAsyncContextManager[None]:
+        # (One message needs no transaction, and may forbid one, such as VACUUM; or begin and end one.)
+        return nullcontext() if is_simple or self.is_in_transaction() else self.transaction()
+
+
+class TaskConnection(_Wrapped):
+    """A connection of a task, which knows since when it waits for an answer."""
+
+    @asynccontextmanager
+    async def _around(self, *, is_simple: bool) -> AsyncIterator[None]:  # noqa: ARG002 - each
+        self.asked_at = asyncio.get_running_loop().time()
+        self.passed_before = () if self.is_closed() else self.passed
+        try:
+            yield
+        finally:
+            self.asked_at = None
+
+
+class _Transaction(Transaction):
+    """A transaction that never waits for a link that may be silent."""
+
+    _connection: asyncpg.Connection[Any]
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, BREAKS) or (error is not None and self._connection.is_closed()):
+            self._connection.terminate()  # which rolls it back: the server sees the end of the session
+        else:
+            await super().__aexit__(kind, error, trace)
+
+
+def drop(connection: Connection) -> None:
+    """End a connection at once."""
+    with suppress(asyncpg.InterfaceError):  # it is gone already
+        connection.terminate()
