@@ -23,7 +23,8 @@ from joex.core.job import State, TakenJob
 from joex.errors import JoexError
 from joex.runtime.finisher import End
 from joex.runtime.identity import this_process
-from joex.runtime.runner import Defaults, Runner
+from joex.runtime.run import Defaults
+from joex.runtime.runner import Runner
 from joex.runtime.text import storable
 from joex.store import executors, jobs, runs, stats
 from joex.store.executors import Registration

@@ -23,10 +23,10 @@ from joex.core.events import Emit
 from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime import bulk
+from joex.runtime.clock import clock
 from joex.runtime.housekeeping import register_periodic_tasks
 from joex.runtime.identity import is_certainly_gone, this_process
 from joex.runtime.incarnation import Incarnation
-from joex.runtime.lease import clock
 from joex.runtime.waits import wait_for
 from joex.runtime.watchdog import Watchdog
 from joex.store import executors

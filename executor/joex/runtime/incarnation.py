@@ -21,7 +21,8 @@ from joex.runtime.floors import FloorKeeper
 from joex.runtime.housekeeping import Housekeeper
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
 from joex.runtime.notes import NoteWriter
-from joex.runtime.runner import Defaults, Interruption, Runner
+from joex.runtime.run import Defaults, Interruption
+from joex.runtime.runner import Runner
 from joex.runtime.taker import Taker
 from joex.runtime.waits import first_of, wait_for
 from joex.store import executors, runs

@@ -2,9 +2,8 @@
 
 A thread, because a task may block the executor's loop for longer than any lease; its jobs run all the same, and must
 not be taken for dead. The thread has a loop and two connections. On the one the executor holds its session lock, renews
-its heartbeat and hears notifications: nothing else, so that nothing makes a heartbeat late. On the other it does the
-chores that must go on whatever a task does: it asks for what it may have missed, and looks after dead executors and
-overdue runs.
+its heartbeat and hears notifications: nothing else, so that nothing makes a heartbeat late. On the other it does its
+chores (`joex.runtime.chores`).
 
 ::
 
@@ -13,7 +12,7 @@ overdue runs.
        ^                                                     runs are interrupted                if task code still runs
        |               renewed                                   |
        +---------------------------------------------------------+
-       |               refused: somebody has declared us dead
+       |               refused: declared dead by another executor
        +-----------------------------------------------------> ENDED (the executor starts over)
 """
 
@@ -25,83 +24,32 @@ import os
 import random
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 import uvloop
 
-from joex.core.events import DatabaseTrouble, Event, Overdue, Rescued, Woken
+from joex.core.events import DatabaseTrouble, Woken
 from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
+from joex.runtime.chores import Chores
+from joex.runtime.clock import clock
+from joex.runtime.lease_listener import Listener, Teller
 from joex.runtime.text import error_trace
 from joex.runtime.watchdog import Watchdog
-from joex.store import executors, keyed, periodic
-from joex.store.database import borrowed, connect, create_pool, is_pooled
+from joex.store import executors, periodic
+from joex.store.database import connect, is_pooled
 from joex.store.errors import NO_MESSAGE, translated
 
 _RECONNECT_IN = 0.2
 _GRACE = (
     0.25  # seconds for interrupted runs to end, even where fatal_after has passed already (a process that was stopped)
 )
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it is told that the lease has ended
-_REST = 10  # a chore rests for so many times as long as it took,
-_LONGEST_REST = 30.0  # but no more seconds than this
 EXIT_CODE = 75
 """The exit code where the lease is over and task code can't be stopped (EX_TEMPFAIL: start it again)."""
-
-
-def clock() -> float:
-    """Seconds of a clock that is never set, and goes on while the machine is suspended (where there is such a one)."""
-    return time.clock_gettime(_CLOCK)
-
-
-class Listener(Protocol):
-    """Who is told; each call comes on the executor's loop."""
-
-    def on_event(self, event: Event) -> None:
-        """Something to log and count."""
-
-    def on_wake(self) -> None:
-        """There may be work."""
-
-    def on_crowd(self) -> None:
-        """Takes have to walk over what vacuum has not cleared."""
-
-    def on_periodic(self) -> None:
-        """A periodic task has changed."""
-
-    def on_drain(self) -> None:
-        """Somebody asks this executor to drain."""
-
-    def on_cancel(self, job_id: UUID) -> None:
-        """Somebody asks to cancel a job that this executor holds."""
-
-    def on_lost(self, lock_ids: list[UUID]) -> None:
-        """These runs have lost their jobs."""
-
-    def on_trust(self, *, trusted: bool) -> None:
-        """The lease can't be trusted any more, or can be again."""
-
-    def on_ended(self) -> None:
-        """The lease has ended: others have declared this incarnation dead."""
-
-
-class _Told:
-    """What was told of lately: the same trouble is news once in so many seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._at: dict[str, float] = {}
-
-    def is_news(self, text: str) -> bool:
-        now = clock()
-        self._at = {told: at for told, at in self._at.items() if now - at < self._seconds}
-        return self._at.setdefault(text, now) == now
 
 
 class LeaseKeeper:
@@ -118,7 +66,7 @@ class LeaseKeeper:
         executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
         watchdog: watches the process; None: nothing does.
-        listener: who is told.
+        listener: is told of what happens.
     """
 
     def __init__(
@@ -140,23 +88,29 @@ class LeaseKeeper:
         self._executor = executor
         self._queues = queues
         self._lease = lease
-        self._most_losses = most_losses
         self._pooled = pooled
-        self._held = held
         self._executing = executing
         self._watchdog = watchdog
         self._listener = listener
-        self._main = asyncio.get_running_loop()
         self._trusted_until = since + lease.trusted_for
         self._observed = Observation(lease.heartbeat_every)
-        self._beaten = asyncio.Event()  # of the thread's loop
-        self._rescued: Counter[tuple[str, int]] = Counter()  # who holds much is found again and again, and told of once
+        self._teller = Teller(listener, news_for=lease.duration.total_seconds())
+        self._chores = Chores(
+            url,
+            executor=executor,
+            queues=queues,
+            lease=lease,
+            most_losses=most_losses,
+            pooled=pooled,
+            held=held,
+            observed=self._observed,
+            teller=self._teller,
+        )
         self._is_trusted = True
         self._is_over = False
         self._is_started = False
         self._failures = 0  # of sessions, since the last heartbeat that was answered
         self._reconnect_in = _RECONNECT_IN
-        self._told = _Told(lease.duration.total_seconds())
         self._thread = threading.Thread(target=self._run_thread, name="joex lease", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()  # of the thread's loop
@@ -194,15 +148,15 @@ class LeaseKeeper:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._keep())
         except Exception as error:  # noqa: BLE001 - without this thread nothing watches the lease: start over
-            self._tell(self._listener.on_event, DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
-            self._tell(self._listener.on_ended)
+            self._teller.tell_event(DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
+            self._teller.tell(self._listener.on_ended)
         finally:
             if self._watchdog is not None:
                 self._watchdog.rest()
 
     async def _keep(self) -> None:
         self._loop = asyncio.get_running_loop()
-        beside = [asyncio.create_task(work()) for work in (self._watch, self._show_life, self._do_chores)]
+        beside = [asyncio.create_task(work()) for work in (self._watch, self._show_life, self._chores.do)]
         stopped = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set() and not self._is_over:
@@ -246,15 +200,11 @@ class LeaseKeeper:
                 most = min(_RECONNECT_IN * 2.0 ** min(self._failures, 10), self._lease.heartbeat_every)
                 self._reconnect_in = most * random.uniform(0.5, 1)  # noqa: S311 - no secret
             self._failures += 1
-            self._tell_of_trouble("lease", str(error), self._reconnect_in, self._told)
+            self._teller.tell_trouble("lease", str(error), self._reconnect_in)
         finally:
             self._observed.break_off()
             if connection is not None:
                 connection.terminate()
-
-    def _tell_of_trouble(self, service: str, error: str, retry_in: float, told: _Told) -> None:
-        if told.is_news(error):
-            self._tell(self._listener.on_event, DatabaseTrouble(service, error, retry_in))
 
     async def _use(self, connection: Any) -> None:
         broken = asyncio.Event()
@@ -265,7 +215,7 @@ class LeaseKeeper:
                 await connection.add_listener("joex_wake", self._hear_wake)
                 await connection.add_listener("joex_control", self._hear_control)
                 await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
-            self._tell(self._listener.on_periodic)  # what was told while nobody listened is not told again
+            self._teller.tell(self._listener.on_periodic)  # what was told while nobody listened is not told again
         has_lock = pooled
         while not broken.is_set() and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
@@ -280,82 +230,16 @@ class LeaseKeeper:
         beat = await executors.heartbeat(connection, self._executor)
         if beat is None:
             self._distrust()
-            self._tell(self._listener.on_ended)
+            self._teller.tell(self._listener.on_ended)
             self._is_over = True
             return
         self._failures, self._reconnect_in = 0, _RECONNECT_IN
         self._observed.answered(sent, clock(), beat)
-        self._beaten.set()
+        self._chores.has_beaten()
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
             self._is_trusted = True
-            self._tell(lambda: self._listener.on_trust(trusted=True))
-
-    async def _do_chores(self) -> None:
-        """All that is to be done again and again beside heartbeats.
-
-        None of it is urgent. Each chore has a time limit (that of services), and its failure costs the others nothing.
-        It is done again at once while it says that there may be more; and then the more seldom, the longer it takes to
-        find nothing (over what vacuum has not cleared, say).
-        """
-        pool = await create_pool(
-            self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True
-        )
-        not_before = dict.fromkeys((self._check_runs, self._look_for_work, self._rescue, self._recover_overdue), 0.0)
-        told = _Told(self._lease.duration.total_seconds())  # while there is no connection, all fail alike
-        try:
-            while True:
-                for chore in [chore for chore, due in not_before.items() if clock() >= due]:
-                    begin = clock()
-                    try:
-                        async with borrowed(pool) as connection:
-                            while await chore(connection):
-                                begin = clock()
-                    except (JoexError, OSError) as error:
-                        self._tell_of_trouble("chores", str(error), self._lease.heartbeat_every, told)
-                    not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
-                # With each heartbeat, for what it has observed is worth most then; and without any, too.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(2 * self._lease.heartbeat_every):
-                        await self._beaten.wait()
-                self._beaten.clear()
-        finally:
-            pool.terminate()
-
-    async def _check_runs(self, connection: Any) -> bool:
-        held = self._held()
-        found = await executors.check_runs(connection, self._executor, held)
-        locks = dict(held)
-        if found.lost:
-            self._tell(self._listener.on_lost, [locks[job_id] for job_id in found.lost])
-        for job_id in found.cancel:
-            self._tell(self._listener.on_cancel, job_id)
-        if found.draining:
-            self._tell(self._listener.on_drain)
-        if found.crowded:
-            self._tell(self._listener.on_crowd)
-        return False
-
-    async def _look_for_work(self, connection: Any) -> bool:
-        if await executors.has_work(connection, list(self._queues)):
-            self._tell(self._listener.on_wake)
-        return False
-
-    async def _rescue(self, connection: Any) -> bool:
-        found = await executors.rescue(connection, self._observed.marks, self._most_losses)
-        for executor, app_id, jobs in found:
-            self._rescued[app_id, executor] += jobs
-        if not found:
-            for (app_id, executor), jobs in self._rescued.items():
-                self._tell(self._listener.on_event, Rescued(app_id, executor, jobs))
-            self._rescued.clear()
-        return bool(found)
-
-    async def _recover_overdue(self, connection: Any) -> bool:
-        found = await keyed.recover_overdue(connection, self._most_losses)
-        for app_id, jobs in found:
-            self._tell(self._listener.on_event, Overdue(app_id, jobs))
-        return bool(found)
+            self._teller.tell(lambda: self._listener.on_trust(trusted=True))
 
     async def _watch(self) -> None:
         """End the trust in time; and the process, where its tasks can't be stopped in time."""
@@ -379,7 +263,7 @@ class LeaseKeeper:
     def _distrust(self) -> None:
         if self._is_trusted:
             self._is_trusted = False
-            self._tell(lambda: self._listener.on_trust(trusted=False))
+            self._teller.tell(lambda: self._listener.on_trust(trusted=False))
 
     def _exit(self) -> None:
         """End the process at once: its lease is over, others may run its jobs, and its own task code does not stop."""
@@ -398,8 +282,8 @@ class LeaseKeeper:
         except NO_MESSAGE:
             return
         if is_meant:
-            self._tell(self._listener.on_event, Woken(queue))
-            self._tell(self._listener.on_wake)
+            self._teller.tell_event(Woken(queue))
+            self._teller.tell(self._listener.on_wake)
 
     def _hear_control(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         try:
@@ -409,18 +293,14 @@ class LeaseKeeper:
         except NO_MESSAGE:
             return
         if cancelled is not None:
-            self._tell(self._listener.on_cancel, cancelled)
+            self._teller.tell(self._listener.on_cancel, cancelled)
         elif is_meant and message["do"] == "drain":
-            self._tell(self._listener.on_drain)
+            self._teller.tell(self._listener.on_drain)
 
     def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
-        self._tell(self._listener.on_periodic)
+        self._teller.tell(self._listener.on_periodic)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
-
-    def _tell(self, what: Callable[..., None], *args: Any) -> None:
-        with suppress(RuntimeError):  # the executor's loop has ended
-            self._main.call_soon_threadsafe(what, *args)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import enum
 import functools
 import random
 import time
@@ -21,6 +20,7 @@ from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Outcome, decide
 from joex.errors import Cancel, Fail, InvalidJob, JoexError, Retry
 from joex.runtime.finisher import End
+from joex.runtime.run import Defaults, Interruption, Run
 from joex.runtime.text import error_line, error_trace, storable
 from joex.task import App, Task
 
@@ -39,75 +39,6 @@ class Ends(Protocol):
 
     def forget(self, job: TakenJob) -> None:
         """A run has lost its job: nothing of it is written."""
-
-
-class Interruption(enum.Enum):
-    """Why a run is interrupted."""
-
-    CANCEL = enum.auto()  # somebody cancelled the job
-    GIVE_BACK = enum.auto()  # the executor leaves, or can't trust its lease: the job shall run again elsewhere
-    LOST = enum.auto()  # the job is not this run's any more: nothing of it may be written
-
-
-class Run:
-    """A job in a slot."""
-
-    __slots__ = (
-        "args",
-        "context",
-        "interruptible",
-        "interruption",
-        "is_cleaning_up",
-        "is_executing",
-        "job",
-        "started",
-        "task",
-        "worker",
-    )
-
-    def __init__(self, job: TakenJob) -> None:
-        self.job = job
-        self.task: Task[..., Any] | None = None
-        self.worker: asyncio.Task[None] | None = None
-        self.context: Context | None = None
-        self.args: dict[str, Any] = {}
-        self.started: float | None = None
-        self.interruption: Interruption | None = None
-        self.interruptible = False  # the task's code is at an await, and may be interrupted there
-        self.is_executing = False  # the task's code is running, on the loop or in a thread
-        self.is_cleaning_up = False  # its end is written, and its cancel handler runs
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds since the task's code started; None where it has not."""
-        return None if self.started is None else time.monotonic() - self.started
-
-
-class Defaults:
-    """What holds for tasks that don't say it themselves."""
-
-    def __init__(
-        self, retries: int, retry_delay: timedelta, timeout: timedelta | None, retry_jitter: float = 0.0
-    ) -> None:
-        self.retries = retries
-        self.retry_delay = retry_delay
-        self.retry_jitter = retry_jitter
-        self.timeout = timeout
-
-    def retries_of(self, job: TakenJob, task: Task[..., Any] | None) -> int:
-        """The re-runs of a job: its own number, else its task's, else the default."""
-        if job.retries is not None:
-            return job.retries
-        return self.retries if task is None or task.retries is None else task.retries
-
-    def retry_delay_of(self, task: Task[..., Any] | None) -> timedelta:
-        """The first delay of a task."""
-        return self.retry_delay if task is None or task.retry_delay is None else task.retry_delay
-
-    def timeout_of(self, task: Task[..., Any]) -> float | None:
-        """The longest run of a task, in seconds; None: no limit."""
-        limit = task.timeout or self.timeout
-        return limit.total_seconds() if limit else None
 
 
 class Runner:

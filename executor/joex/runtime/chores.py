@@ -1,0 +1,136 @@
+"""What an executor does again and again beside its heartbeats, on a connection of its own.
+
+It asks for what notifications may have missed, and looks after dead executors and overdue runs. None of it is urgent;
+all of it must go on whatever a task does to the executor's loop, so it runs in the thread of the lease. It has another
+connection than heartbeats, so that no chore makes a heartbeat late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any, Never
+from uuid import UUID
+
+from joex.core.events import Overdue, Rescued
+from joex.core.lease import Lease, Observation
+from joex.errors import JoexError
+from joex.runtime.clock import clock
+from joex.runtime.lease_listener import Teller
+from joex.store import executors, keyed
+from joex.store.database import borrowed, create_pool
+
+_REST = 10  # a chore rests for so many times as long as it took,
+_LONGEST_REST = 30.0  # but no more seconds than this
+
+
+class Chores:
+    """The chores of one executor.
+
+    Args:
+        url: the database.
+        executor: the id of the incarnation.
+        queues: those it serves.
+        lease: its times.
+        most_losses: how often a job may be lost before it fails.
+        pooled: a transaction pooler is in between.
+        held: the runs at this moment.
+        observed: what heartbeats have observed of other executors.
+        teller: tells the executor of what was found.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        executor: int,
+        queues: Collection[str],
+        lease: Lease,
+        most_losses: int,
+        pooled: bool,
+        held: Callable[[], list[tuple[UUID, UUID]]],
+        observed: Observation,
+        teller: Teller,
+    ) -> None:
+        self._url = url
+        self._executor = executor
+        self._queues = queues
+        self._lease = lease
+        self._most_losses = most_losses
+        self._pooled = pooled
+        self._held = held
+        self._observed = observed
+        self._teller = teller
+        self._listener = teller.listener
+        self._beaten = asyncio.Event()
+        self._rescued: Counter[tuple[str, int]] = Counter()  # calls take parts; an executor is told of once
+
+    def has_beaten(self) -> None:
+        """A heartbeat was answered: do now what is due, for what it has observed is worth most now."""
+        self._beaten.set()
+
+    async def do(self) -> Never:
+        """Do them all, with each heartbeat, until cancelled; and without heartbeats, too.
+
+        Each chore has a time limit (that of services), and its failure costs the others nothing. It is done again at
+        once while it says that there may be more; and then the more seldom, the longer it takes to find nothing (over
+        what vacuum has not cleared, say).
+        """
+        pool = await create_pool(
+            self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True
+        )
+        not_before = dict.fromkeys((self._check_runs, self._look_for_work, self._rescue, self._recover_overdue), 0.0)
+        try:
+            while True:
+                for chore in [chore for chore, due in not_before.items() if clock() >= due]:
+                    begin = clock()
+                    try:
+                        async with borrowed(pool) as connection:
+                            while await chore(connection):
+                                begin = clock()
+                    except (JoexError, OSError) as error:
+                        self._teller.tell_trouble("chores", str(error), self._lease.heartbeat_every)
+                    not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(2 * self._lease.heartbeat_every):
+                        await self._beaten.wait()
+                self._beaten.clear()
+        finally:
+            pool.terminate()
+
+    async def _check_runs(self, connection: Any) -> bool:
+        held = self._held()
+        found = await executors.check_runs(connection, self._executor, held)
+        locks = dict(held)
+        if found.lost:
+            self._teller.tell(self._listener.on_lost, [locks[job_id] for job_id in found.lost])
+        for job_id in found.cancel:
+            self._teller.tell(self._listener.on_cancel, job_id)
+        if found.draining:
+            self._teller.tell(self._listener.on_drain)
+        if found.crowded:
+            self._teller.tell(self._listener.on_crowd)
+        return False
+
+    async def _look_for_work(self, connection: Any) -> bool:
+        if await executors.has_work(connection, list(self._queues)):
+            self._teller.tell(self._listener.on_wake)
+        return False
+
+    async def _rescue(self, connection: Any) -> bool:
+        found = await executors.rescue(connection, self._observed.marks, self._most_losses)
+        for executor, app_id, jobs in found:
+            self._rescued[app_id, executor] += jobs
+        if not found:
+            for (app_id, executor), jobs in self._rescued.items():
+                self._teller.tell_event(Rescued(app_id, executor, jobs))
+            self._rescued.clear()
+        return bool(found)
+
+    async def _recover_overdue(self, connection: Any) -> bool:
+        found = await keyed.recover_overdue(connection, self._most_losses)
+        for app_id, jobs in found:
+            self._teller.tell_event(Overdue(app_id, jobs))
+        return bool(found)
