@@ -52,57 +52,41 @@ async def test_a_pool_grows_from_zero_to_five_and_back(story: Story) -> None:
     jobs = [await story.submit("shop.hold", "grow", seconds=20) for _ in range(10)]
     with story.timed("five executors are ready"):
         await story.until_ready("grow", 5)
-    for job in await story.finished(*jobs):
-        assert (job["now"], job["attempt"], job["losses"]) == ("success", 1, 0)
+    await story.finished_undisturbed(*jobs)
     with story.timed("all of them are gone again"):
         await story.until_pods("grow", 0)
     await story.drop("grow")
 
 
 async def test_a_killed_process_is_started_again_and_its_job_runs_again(story: Story) -> None:
-    await story.pool("kill", scaling={"minReplicas": 1})
-    pod = await story.pod("kill")
-    job_id = await story.submit("shop.hold", "kill", seconds=3)
-    await story.begun(job_id)
+    pod, job_id = await story.busy("kill", seconds=3)
     with story.timed("from kill -9 to the job's end (it takes 3 s)"):
-        os.kill(story.node.process_of(pod["metadata"]["name"]), signal.SIGKILL)
+        os.kill(story.node.process_of(pod), signal.SIGKILL)
         [job] = await story.finished(job_id)
     assert (job["now"], job["losses"]) == ("success", 1)
     await story.drop("kill")
 
 
 async def test_a_deleted_pod_finishes_its_job(story: Story) -> None:
-    await story.pool("delete", scaling={"minReplicas": 1})
-    pod = await story.pod("delete")
-    job_id = await story.submit("shop.hold", "delete", seconds=8)
-    await story.begun(job_id)
-    story.sh(f"kubectl --namespace {JOBS} delete pod {pod['metadata']['name']} --wait=false")
-    [job] = await story.finished(job_id)
-    assert (job["now"], job["attempt"], job["losses"]) == ("success", 1, 0)
+    pod, job_id = await story.busy("delete", seconds=8)
+    story.sh(f"kubectl --namespace {JOBS} delete pod {pod} --wait=false")
+    await story.finished_undisturbed(job_id)
     await story.drop("delete")
 
 
 async def test_an_evicted_pod_finishes_its_job(story: Story) -> None:
-    await story.pool("evict", scaling={"minReplicas": 1})
-    name = (await story.pod("evict"))["metadata"]["name"]
-    job_id = await story.submit("shop.hold", "evict", seconds=8)
-    await story.begun(job_id)
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": JOBS}}
-    await story.api.request("POST", f"/api/v1/namespaces/{JOBS}/pods/{name}/eviction", eviction)
-    [job] = await story.finished(job_id)
-    assert (job["now"], job["attempt"], job["losses"]) == ("success", 1, 0)
+    pod, job_id = await story.busy("evict", seconds=8)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": JOBS}}
+    await story.api.request("POST", f"/api/v1/namespaces/{JOBS}/pods/{pod}/eviction", eviction)
+    await story.finished_undisturbed(job_id)
     await story.drop("evict")
 
 
 async def test_draining_the_node_lets_jobs_finish(story: Story) -> None:
-    await story.pool("drain", scaling={"minReplicas": 1})
-    await story.pod("drain")
-    job_id = await story.submit("shop.hold", "drain", seconds=10)
-    await story.begun(job_id)
+    _, job_id = await story.busy("drain", seconds=10)
     try:
         story.sh(f"kubectl drain {NODE} --pod-selector=joex.dev/pool=drain --delete-emptydir-data --timeout=90s")
-        [job] = await story.finished(job_id)
-        assert (job["now"], job["attempt"], job["losses"]) == ("success", 1, 0)
+        await story.finished_undisturbed(job_id)
     finally:
         story.sh(f"kubectl uncordon {NODE}")
     await story.until_ready("drain", 1)
@@ -180,12 +164,9 @@ async def test_a_wrong_secret_is_named_and_its_mend_is_noticed(story: Story) -> 
 
 
 async def test_a_suspended_pool_finishes_and_rests(story: Story) -> None:
-    await story.pool("rest", scaling={"minReplicas": 1})
-    job_id = await story.submit("shop.hold", "rest", seconds=6)
-    await story.begun(job_id)
+    _, job_id = await story.busy("rest", seconds=6)
     await story.pool("rest", scaling={"minReplicas": 1}, suspend=True)
-    [job] = await story.finished(job_id)
-    assert (job["now"], job["attempt"]) == ("success", 1)
+    await story.finished_undisturbed(job_id)
     await story.until_pods("rest", 0)
     await story.pool("rest", scaling={"minReplicas": 1}, suspend=False)
     await story.until_ready("rest", 1)
@@ -228,12 +209,9 @@ async def test_a_burst_that_is_called_off_leaves_no_pod_behind(story: Story) -> 
 
 
 async def test_a_busy_pool_that_is_deleted_finishes_what_it_runs(story: Story) -> None:
-    await story.pool("gone", scaling={"minReplicas": 1})
-    job_id = await story.submit("shop.hold", "gone", seconds=8)
-    await story.begun(job_id)
+    _, job_id = await story.busy("gone", seconds=8)
     await story.drop("gone")
-    [job] = await story.finished(job_id)
-    assert (job["now"], job["attempt"], job["losses"]) == ("success", 1, 0)
+    await story.finished_undisturbed(job_id)
 
 
 async def test_a_periodic_task_wakes_a_pool_at_zero(story: Story) -> None:
@@ -269,27 +247,20 @@ async def test_executors_work_while_the_operator_is_restarted(story: Story) -> N
 
 
 async def test_jobs_outlast_an_absence_of_containerd(story: Story) -> None:
-    await story.pool("runtime", scaling={"minReplicas": 1})
-    job_id = await story.submit("shop.hold", "runtime", seconds=20)
-    await story.begun(job_id)
+    _, job_id = await story.busy("runtime", seconds=15)
     story.node.containerd.stop(0)
-    await asyncio.sleep(10)  # as long as it is away
+    await story.finished_undisturbed(job_id)
     story.node.start_runtime()
-    [job] = await story.finished(job_id)
-    assert (job["now"], job["attempt"], job["losses"]) == ("success", 1, 0)
     await story.drop("runtime")
 
 
 async def test_an_upgrade_and_a_rollback_interrupt_nothing(story: Story) -> None:
-    await story.pool("own", scaling={"minReplicas": 1})
-    job_id = await story.submit("shop.hold", "own", seconds=25)
-    await story.begun(job_id)
+    _, job_id = await story.busy("own", seconds=25)
     with story.timed("helm upgrade, until the new operator is ready"):
         story.sh("helm upgrade joex charts/joex --set operator.logLevel=debug --wait --timeout 120s")
     with story.timed("helm rollback, until the old operator is ready"):
         story.sh("helm rollback joex --wait --timeout 120s")
-    [job] = await story.finished(job_id)
-    assert (job["now"], job["attempt"], job["losses"]) == ("success", 1, 0)
+    await story.finished_undisturbed(job_id)
     await story.drop("own")
     await story.nothing_hangs()
 

@@ -211,7 +211,7 @@ def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: No
             output = files.enter_context(tempfile.TemporaryFile())
             lanes.append((_start(command, output, environment), output))
         while any(lane.poll() is None for lane, _ in lanes):
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE)  # what they have done meanwhile is told together
             tell()
         sys.stdout.flush()
         for _, printed in lanes:

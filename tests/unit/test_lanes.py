@@ -121,7 +121,7 @@ def note():
 def meet():
     def wait_for_another_lane():
         while all(path.name.startswith(str(os.getpid())) for path in pathlib.Path({notes!r}).glob("*.note")):
-            time.sleep(0.01)
+            time.sleep(0.01)  # (until a file is there, which another process makes)
     return wait_for_another_lane
 """
 TEST = """
@@ -179,6 +179,7 @@ def project(tmp_path: Path) -> Project:
 def test_each_test_runs_once_those_of_the_cluster_in_one_lane_and_heavy_files_one_after_the_other(project):
     for nr in range(6):
         project.file(f"unit_{nr}", "unit", code="meet()")
+        # (A test that takes a moment: two that ran side by side would be seen to overlap.)
         project.file(f"heavy_{nr}", "faults", "heavy", code="time.sleep(0.02)")
         project.file(f"cluster_{nr}", "cluster", code="time.sleep(0.02)")
     done = project.run()

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.cluster.components import StartError
 from tests.support.cluster.go_build import BuildError, cache_folder
 from tests.support.node import MACHINE, images, machine, packages
 from tests.support.node.images import ImageError
@@ -28,7 +29,7 @@ def main() -> int:
         packages.unpack(folder / "packages", _say)
         node_programs(_say)
         images.build(folder / "packages", folder / "images", _say)
-    except (Missing, BuildError, ImageError) as error:
+    except (Missing, BuildError, ImageError, StartError) as error:
         _say(f"the tier node can NOT run here: {error}")
         return _CAN_NOT_RUN
     _say("the node is prepared; the stories run in namespaces of their own")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from tests.support.cluster.components import Component
 from tests.support.cluster.go_build import Report
 from tests.support.node.packages import archive
 
@@ -42,6 +43,7 @@ class Docker:
         programs = packages / "docker"
         runc = packages / "node" / "usr/sbin"
         self._folder = folder
+        self._programs = programs
         self._socket = f"unix://{folder / 'docker.sock'}"
         self._environment = {
             "PATH": f"{programs / 'usr/bin'}:{programs / 'usr/sbin'}:{runc}:{os.environ['PATH']}",
@@ -60,31 +62,24 @@ class Docker:
         """Start the engine, for the time of a block.
 
         Raises:
-            ImageError: it does not start.
+            StartError: it does not start.
         """
-        folder, log = self._folder, self._folder / "log"
+        folder = self._folder
         options = ("--iptables=false", "--ip6tables=false", "--bridge=none", f"--pidfile={folder / 'docker.pid'}")
         folders = (f"--data-root={folder / 'data'}", f"--exec-root={folder / 'exec'}")
         (folder / "docker.pid").unlink(missing_ok=True)
-        with log.open("wb") as output:
-            engine = subprocess.Popen(
-                ["dockerd", "--host", self._socket, *folders, *options],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        engine = Component(
+            folder,
+            self._programs / "usr/sbin/dockerd",
+            *("--host", self._socket, *folders, *options),
+            variables=self._environment,
+        )
+        engine.start()
         try:
-            give_up = time.monotonic() + _STARTS_WITHIN
-            while self._run(["version"]).returncode:
-                if engine.poll() is not None or time.monotonic() > give_up:
-                    raise ImageError(f"the Docker engine does not start:\n{log.read_text()[-2000:]}")
-                time.sleep(0.1)
+            engine.wait_until(lambda: self._run(["version"]).returncode == 0, _STARTS_WITHIN)
             yield
         finally:
-            engine.terminate()
-            engine.wait(_STARTS_WITHIN)
+            engine.stop(_STARTS_WITHIN)
 
     def __call__(self, *arguments: str) -> str:
         """Run the client.
@@ -128,6 +123,7 @@ def build(packages: Path, folder: Path, report: Report) -> Path:
 
     Raises:
         ImageError: one can't be built.
+        StartError: the Docker engine does not start.
         Missing: this machine has no Debian packages.
     """
     archives = folder / "archives"

@@ -184,6 +184,14 @@ class Story:
         )
         return made
 
+    async def busy(self, name: str, *, seconds: float) -> tuple[str, UUID]:
+        """Make a pool of one executor that has begun a job of so many seconds; returns its pod and that job."""
+        await self.pool(name, scaling={"minReplicas": 1})
+        pod = await self.pod(name)
+        job_id = await self.submit("shop.hold", name, seconds=seconds)
+        await self.begun(job_id)
+        return pod["metadata"]["name"], job_id
+
     async def job(self, job_id: UUID) -> asyncpg.Record:
         """A job as it is."""
         database = await self._connected()
@@ -200,6 +208,11 @@ class Story:
     async def finished(self, *job_ids: UUID) -> list[asyncpg.Record]:
         """Wait until jobs are finished."""
         return [await self._until(job_id, lambda job: job["now"] in _FINISHED) for job_id in job_ids]
+
+    async def finished_undisturbed(self, *job_ids: UUID) -> None:
+        """Wait until jobs have succeeded, each in its first run."""
+        for job in await self.finished(*job_ids):
+            assert (job["now"], job["attempt"], job["losses"]) == ("success", 1, 0)
 
     def note_job(self, what: str, job: asyncpg.Record) -> None:
         """Note how long a job waited for its start."""
