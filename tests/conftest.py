@@ -18,6 +18,7 @@ from joex import Client
 from joex.store.database import connect, create_pool
 from tests.support.cluster.option import pytest_addoption  # noqa: F401 - pytest looks for it here
 from tests.support.postgres import VERSIONS, TestServer, TestServers
+from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster", "node")
@@ -115,6 +116,14 @@ async def database_name(postgres: TestServer) -> AsyncIterator[str]:
 def database_url(postgres: TestServer, database_name: str) -> str:
     """The URL of a database of the test's own, with the schema of Joex."""
     return postgres.url(database_name)
+
+
+@pytest.fixture
+async def proxy(postgres: TestServer, database_name: str) -> AsyncIterator[Proxy]:
+    """A proxy in front of the test's database."""
+    async with Proxy(postgres.port) as proxy:
+        proxy.url = postgres.tcp_url(database_name, port=proxy.port)
+        yield proxy
 
 
 @pytest.fixture

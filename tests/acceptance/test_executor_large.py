@@ -1,7 +1,7 @@
 """Arguments, results and log lines that are large: they have their limits, and nothing else waits for them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -16,7 +16,6 @@ from joex.runtime import bulk, finisher
 from joex.store import runs
 from joex.store.runs import EndedRun
 from tests.support.apps import AnyClient
-from tests.support.postgres import TestServer
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.proxy import At, Proxy
 from tests.support.waiting import PATIENCE, eventually
@@ -40,11 +39,11 @@ def app_of_sizes() -> joex.App:
 
 
 @pytest.fixture
-async def proxy(postgres: TestServer, database_name: str) -> AsyncIterator[Proxy]:
-    """A proxy in front of the test's database."""
-    async with Proxy(postgres.port) as proxy:
-        proxy.url = postgres.tcp_url(database_name, port=proxy.port)
-        yield proxy
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is large has no time to travel, and is tried again soon."""
+    monkeypatch.setattr(bulk, "_BASE", 0.05)
+    monkeypatch.setattr(bulk, "SLOWEST", 10**9)
+    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
 
 
 class Spy:
@@ -146,12 +145,10 @@ async def test_a_job_whose_arguments_hang_on_a_link_keeps_no_other_waiting_and_i
     assert (await client.get(large)).state == "cancelled"
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_job_whose_arguments_never_get_through_is_tried_again_later_and_then_fails(
-    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
-    monkeypatch.setattr(bulk, "_BASE", 0.05)
-    monkeypatch.setattr(bulk, "SLOWEST", 10**9)
-    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=1) as inside:
         await connection.execute("""
             CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql AS
@@ -394,12 +391,10 @@ async def test_an_end_as_cancelled_whose_answer_got_lost_is_told_as_cancelled_an
     assert (await client.get(job_id)).state == "cancelled"
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_an_end_that_was_written_too_late_to_be_heard_of_is_told_as_the_database_has_it(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_BASE", 0.05)
-    monkeypatch.setattr(bulk, "SLOWEST", 10**9)
-    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
     finish_many = runs.finish_many
     first: list[asyncio.Future[Any]] = []
 

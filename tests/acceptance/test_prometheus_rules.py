@@ -24,7 +24,7 @@ SAMPLES_OF_A_HISTOGRAM = re.compile("_(bucket|sum|count)$")
 @pytest.fixture(scope="session")
 def promtool():
     """Runs promtool, which must like what it is given; fails where there is none, and none can be had."""
-    found = subprocess.run([ROOT / "scripts/get_promtool.sh"], check=False, capture_output=True, text=True)
+    found = subprocess.run([ROOT / "scripts/get_program.sh", "promtool"], check=False, capture_output=True, text=True)
     if found.returncode != 0:
         pytest.fail(f"promtool can't be had: {found.stderr}")
 

@@ -6,9 +6,7 @@ import asyncpg
 import pytest
 
 from tests.support.apps import Effects
-from tests.support.postgres import TestServer
 from tests.support.processes import ExecutorProcesses
-from tests.support.proxy import Proxy
 
 
 @pytest.fixture
@@ -24,11 +22,3 @@ async def executors(effects: Effects, database_url: str) -> AsyncIterator[Execut
     """Starts executors as processes; what is left of them is killed after the test."""
     with ExecutorProcesses(effects, database_url) as processes:
         yield processes
-
-
-@pytest.fixture
-async def proxy(postgres: TestServer, database_name: str) -> AsyncIterator[Proxy]:
-    """A proxy in front of the test's database."""
-    async with Proxy(postgres.port) as proxy:
-        proxy.url = postgres.tcp_url(database_name, port=proxy.port)
-        yield proxy

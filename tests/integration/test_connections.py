@@ -16,7 +16,6 @@ from joex.store.task_connections import TaskConnections
 from tests.support.apps import AnyClient
 from tests.support.postgres import VERSIONS, free_port
 from tests.support.processes_inside import LONG, executor_inside
-from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
 
 AT_MOST = 10.0
@@ -33,14 +32,6 @@ async def strict_url(request, postgres, database_name):
         )
         yield postgres.url(database_name)
         await administrator.execute(f"ALTER DATABASE {database_name} RESET ALL")
-
-
-@pytest.fixture
-async def proxy(postgres, database_name):
-    """A proxy in front of the test's database."""
-    async with Proxy(postgres.port) as proxy:
-        proxy.url = postgres.tcp_url(database_name, port=proxy.port)
-        yield proxy
 
 
 def client_of(database, **options) -> AnyClient:

@@ -73,7 +73,7 @@ class PgBouncer:
 
     def _program(self) -> Path:
         found = subprocess.run(
-            [_ROOT / "scripts/get_pgbouncer.sh"], check=False, capture_output=True, text=True, timeout=110
+            [_ROOT / "scripts/get_program.sh", "pgbouncer"], check=False, capture_output=True, text=True, timeout=110
         )
         if found.returncode != 0:
             raise AssertionError(f"PgBouncer can't be had: {found.stderr}")

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# get_program.sh pgbouncer|promtool: print where a program is that some tests run. The one on the PATH is taken; else
+# that of its Debian package, which is unpacked into the user's cache, with the libraries that this system lacks, without
+# being installed: that needs no root. May be repeated, and run twice at once.
+set -euo pipefail
+
+fail() {
+    printf 'get_program: %s\n' "$*" >&2
+    exit 1
+}
+
+program=${1:-}
+case $program in
+pgbouncer) package=pgbouncer path=usr/sbin/pgbouncer ;;
+promtool) package=prometheus path=usr/bin/promtool ;;
+*) fail "say which one: pgbouncer or promtool; got '$program'" ;;
+esac
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/joex/programs
+
+# apt, with folders of our own, so that the system's may be empty, locked, or another user's.
+apt() {
+    apt-get --quiet --quiet --yes --no-install-recommends \
+        -o Dir::State="$work/state" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$work/cache" \
+        -o Debug::NoLocking=true -o APT::Sandbox::User="$(id --user --name)" "$@" >&2
+}
+
+if command -v "$program"; then
+    exit 0
+fi
+if [[ ! -x $cache/$program/run ]]; then
+    for needed in apt-get dpkg-deb; do
+        command -v "$needed" >/dev/null || fail "no $program on the PATH, and no $needed to get it with"
+    done
+    mkdir -p "$cache"
+    work=$(mktemp --directory "$cache/work.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial" "$work/unpacked"
+    apt update || fail "apt-get update failed"
+    apt install --download-only "$package" || fail "apt-get install --download-only $package failed"
+    for archive in "$work"/cache/archives/*.deb; do
+        dpkg-deb --extract "$archive" "$work/unpacked" || fail "$archive can't be unpacked"
+    done
+    find "$work/unpacked" ! -type d ! -path "$work/unpacked/$path" ! -name '*.so*' -delete
+    cat >"$work/unpacked/run" <<RUN
+#!/bin/sh
+here=\$(dirname "\$0")
+libraries=\$(find "\$here/usr/lib" "\$here/lib" -name '*.so.*' -printf '%h:' 2>/dev/null)
+LD_LIBRARY_PATH="\$libraries\${LD_LIBRARY_PATH:-}" exec "\$here/$path" "\$@"
+RUN
+    chmod 755 "$work/unpacked" "$work/unpacked/run"
+    mv --no-target-directory "$work/unpacked" "$cache/$program" 2>/dev/null || [[ -x $cache/$program/run ]] ||
+        fail "$cache/$program can't be written"
+fi
+"$cache/$program/run" --version >/dev/null || fail "$cache/$program/run does not work here; remove it, and install $program"
+printf '%s\n' "$cache/$program/run"
