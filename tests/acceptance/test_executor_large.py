@@ -129,6 +129,23 @@ async def test_arguments_that_get_lost_on_their_way_are_fetched_again(client: An
     assert (job.state, job.result, job.attempt) == ("success", LARGE, 1)
 
 
+async def test_fat_arguments_of_one_tenant_hold_up_no_other_while_they_crawl(
+    client: AnyClient, database_url: str, proxy: Proxy, connection: asyncpg.Connection
+) -> None:
+    proxy.large_answers.clear()
+    fat = [{"task": "measure", "args": {"text": "x" * 3_000_000}, "group": "fat"}] * 20
+    async with executor_inside(app_of_sizes(), proxy.url, lease=LONG, pool_size=21) as inside:
+        ids = await client.submit_many(fat)
+        await eventually(lambda: connection.fetchval("SELECT count(*) = 20 FROM joex.job WHERE executor_id > 0"))
+        for n in range(10):
+            await inside.ended(await client.submit("measure", {"text": "x"}, group=f"small {n}"))
+        assert inside.log.of(RunEnded, lambda event: event.job.group == "fat") == []
+        proxy.large_answers.set()
+        for job_id in ids:
+            await inside.ended(job_id)
+    assert {(job.state, job.attempt) for job in [await client.get(job_id) for job_id in ids]} == {("success", 1)}
+
+
 async def test_a_job_whose_arguments_hang_on_a_link_keeps_no_other_waiting_and_is_cancelled_at_once(
     client: AnyClient, proxy: Proxy
 ) -> None:

@@ -11,6 +11,8 @@ import enum
 from types import TracebackType
 from typing import Self
 
+_SMALL = 100_000
+
 
 class At(enum.Enum):
     """What a trap does to a link, and when."""
@@ -38,12 +40,15 @@ class Proxy:
         port: where it listens itself.
         url: a database, by way of it.
         slowness: seconds that each piece (of 64 KiB at most) takes to the server.
+        large_answers: while this is clear, an answer of the server crawls: what is beyond its first 100 kB waits.
     """
 
     def __init__(self, target: int) -> None:
         self.port = 0
         self.url = ""
         self.slowness = 0.0
+        self.large_answers = asyncio.Event()
+        self.large_answers.set()
         self._target = target
         self._server: asyncio.Server | None = None
         self._links: set[_Link] = set()
@@ -134,6 +139,7 @@ class _Link:
         self._cut = asyncio.Event()
         self._answer_trap: Trap | None = None  # sprung; waits for the statement's execution
         self._is_executed = False
+        self._answered = 0  # bytes since the client sent something
 
     def cut(self) -> None:
         self._cut.set()
@@ -161,6 +167,7 @@ class _Link:
         with contextlib.suppress(OSError):
             while data := await client.read(65536):
                 self._watch_statement(data)
+                self._answered = 0
                 await self.flow.wait()
                 await asyncio.sleep(self._proxy.slowness)
                 if self._cut.is_set():
@@ -177,6 +184,9 @@ class _Link:
                 if self._is_executed and self._answer_trap is not None:
                     self._spring(self._answer_trap, freeze=self._answer_trap.at is At.FREEZE_ANSWER)
                 await self.flow.wait()
+                self._answered += len(data)
+                if self._answered > _SMALL:
+                    await self._proxy.large_answers.wait()
                 if self._cut.is_set():
                     return
                 with contextlib.suppress(OSError):  # the client has gone
