@@ -12,7 +12,7 @@ import pytest
 
 from joex import App
 from joex.config import Settings
-from joex.http import create_api
+from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from tests.support.commands import done, running, started
 from tests.support.waiting import eventually

@@ -17,8 +17,10 @@ from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.counting import CountingScheme
 from joex.core.group_bucket import group_bucket
-from joex.http import RunningJob, create_api, listen, serve
-from joex.http.api import LARGEST_BODY
+from joex.http.api import LARGEST_BODY, create_api
+from joex.http.face import RunningJob
+from joex.http.listening import listen
+from joex.http.server import serve
 from joex.store import executors, runs
 
 pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is

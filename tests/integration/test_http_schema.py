@@ -21,7 +21,9 @@ import joex
 from joex import Client
 from joex.config import Settings
 from joex.core.events import RunStarted
-from joex.http import create_api, listen, serve
+from joex.http.api import create_api
+from joex.http.listening import listen
+from joex.http.server import serve
 from joex.observe.metrics import Metrics
 from joex.runtime.executor import Executor
 from tests.support import schemathesis_hooks

@@ -14,7 +14,9 @@ import pytest
 
 from joex import Client
 from joex.config import Settings
-from joex.http import create_api, listen, serve
+from joex.http.api import create_api
+from joex.http.listening import listen
+from joex.http.server import serve
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is

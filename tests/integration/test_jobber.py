@@ -11,7 +11,7 @@ import pytest
 import joex
 from joex import Client
 from joex.config import Settings
-from joex.http import create_api
+from joex.http.api import create_api
 from tests.support.processes_inside import executor_inside
 from tests.support.typed import let_time_out
 from tests.support.waiting import PATIENCE, eventually

@@ -13,7 +13,7 @@ import pytest
 from joex import App, Client, InvalidJob, NotYours, Priority, check_timer
 from joex.config import Settings
 from joex.core.periodic import NewPeriodicTask
-from joex.http import create_api
+from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from joex.store import periodic
 

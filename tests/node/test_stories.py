@@ -227,7 +227,7 @@ async def test_a_periodic_task_wakes_a_pool_at_zero(story: Story) -> None:
     await story.api.until(
         "periodictasks.joex.dev",
         "often",
-        lambda found: found is not None and found.get("status", {}).get("lastJobState") == "success",
+        lambda found: found is not None and (found.get("status", {}).get("lastJob") or {}).get("state") == "success",
         JOBS,
         timeout=PATIENCE,
     )

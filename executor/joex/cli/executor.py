@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,8 @@ from joex.task import App
 
 if TYPE_CHECKING:
     import socket
+
+    from fastapi import FastAPI
 
     from joex.observe.metrics import Metrics
     from joex.runtime.executor import Executor
@@ -80,7 +83,7 @@ async def _run(app: App, settings: Settings, url: str) -> None:
         services: list[Callable[[], Awaitable[None]]] = []
         if listener is not None:
             client = await stack.enter_async_context(_client(settings, url))
-            services.append(_http(settings, client, running, metrics, listener))
+            services.append(partial(_serve_http, settings, client, running, metrics, listener))
         _drain_on_signals(running, settings)
         stack.callback(_ignore_signals)
         _log.info("%s runs up to %d jobs of %s", running.app_id, settings.pool_size, ", ".join(settings.queues))
@@ -119,7 +122,7 @@ def _listening(settings: Settings) -> Iterator[socket.socket | None]:
     if not settings.http_address:
         yield None
         return
-    from joex.http import listen  # noqa: PLC0415 - FastAPI is slow to import
+    from joex.http.listening import listen  # noqa: PLC0415 - not all executors listen
 
     with listen(settings.http_address) as listener:
         yield listener
@@ -146,14 +149,21 @@ async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
         pool.terminate()  # the calls under way have ended, and whatever has not must not keep the executor
 
 
-def _http(
+async def _serve_http(
     settings: Settings, client: Client, executor: Executor, metrics: Metrics, listener: socket.socket
-) -> Callable[[], Awaitable[None]]:
-    from joex.http import create_api, serve  # noqa: PLC0415
-
+) -> None:
+    # To import FastAPI takes longer than all else of a start. Jobs don't wait for it; calls do, at the open port.
+    create_api, serve = await asyncio.to_thread(_import_http)
     api = create_api(settings, client, executor, metrics.render)
     _log.info("HTTP on http://%s", settings.http_address)
-    return lambda: serve(api, listener)
+    await serve(api, listener)
+
+
+def _import_http() -> tuple[Callable[..., FastAPI], Callable[[FastAPI, socket.socket], Awaitable[None]]]:
+    from joex.http.api import create_api  # noqa: PLC0415
+    from joex.http.server import serve  # noqa: PLC0415
+
+    return create_api, serve
 
 
 def _drain_on_signals(executor: Executor, settings: Settings) -> None:

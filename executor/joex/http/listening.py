@@ -1,0 +1,34 @@
+"""The port of the web server, which is open before FastAPI, slow to import, has been."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from joex.config import split_address
+from joex.errors import ConfigError
+
+_BACKLOG = 128
+
+
+def listen(address: str) -> socket.socket:
+    """Open the port, so that calls wait there until `joex.http.server.serve` answers them. Port 0 means any free one.
+
+    Raises:
+        ConfigError: it is in use, or can't be had; the message names the setting and the mend.
+    """
+    parts = split_address(address)
+    if parts is None:
+        raise ConfigError(f"JOEX_HTTP_ADDRESS: expected host:port, such as 127.0.0.1:7878; got {address!r}")
+    host, port = parts
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    dual = host == "::" and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+    except (OSError, UnicodeError) as error:
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        reason = "another program (another executor?) listens there" if in_use else " ".join(str(error).split())
+        raise ConfigError(
+            f"JOEX_HTTP_ADDRESS: can't listen on {address}: {reason}; "
+            "set another port (0: any free one), or nothing for no HTTP interface"
+        ) from error
