@@ -197,7 +197,7 @@ class PeriodicTasks:
         return await self._enable(task_id, connection, enabled=False, any_owner=any_owner)
 
     async def run_now(self, task_id: str, *, connection: Connection | None = None) -> RunNow:
-        """Make the job of a periodic task now, whatever its timer says, whoever owns it, and though it is disabled.
+        """Make the job of a periodic task now, whatever its timer and its owner are, and though it is disabled.
 
         Raises:
             NotYours: it is Joex's own, and makes no jobs.

@@ -195,8 +195,9 @@ def main(arguments: Sequence[str]) -> int:
 def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: None, **environment: str) -> list[int]:
     """Run commands side by side, tell what they have printed one after the other, and return their exit codes.
 
-    Each has a session of its own: Ctrl-C at the terminal reaches neither them nor what they have started. It is passed
-    on to them alone, who end what is theirs; a second Ctrl-C is too. However this process ends, they end.
+    Each has a session of its own: Ctrl-C at the terminal reaches neither them nor what they have started. This process
+    passes it on to the commands alone, and each ends what it has started; a second Ctrl-C too. However this process
+    ends, the commands end.
     """
     with ExitStack() as files:
         lanes: list[tuple[subprocess.Popen, BinaryIO]] = []

@@ -79,7 +79,7 @@ async def _lent(pool: Pool[Any]) -> AsyncIterator[Connection]:
             yield connection
         except asyncio.CancelledError:
             with suppress(asyncpg.InterfaceError):  # it is gone already
-                connection.terminate()  # nobody waits for what it still brings
+                connection.terminate()  # its answer is of no use any more
             raise
         finally:
             with suppress(TimeoutError):  # then it is terminated

@@ -210,7 +210,7 @@ class Executor:
         while not self.asked_to_drain.is_set():
             sent = clock()
             try:
-                # (Not the registration itself: given up, it would leave an executor that nobody is.)
+                # (Not the registration itself: given up, it would leave the row of an executor that does not exist.)
                 if not await self._unless_drained(_reach(pool)):
                     return None
                 async with borrowed(pool) as connection:

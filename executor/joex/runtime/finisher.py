@@ -162,7 +162,7 @@ class Finisher:
                     await self._write()
                     retry_in = 0.1
                 except (JoexError, OSError) as error:
-                    # Somebody's lock on a row is such an error too: next time locked rows are left out.
+                    # A row that another session has locked is such an error too: next time locked rows are left out.
                     self._careful = True
                     self._emit(DatabaseTrouble("finisher", str(error), retry_in))
                     await asyncio.sleep(retry_in)

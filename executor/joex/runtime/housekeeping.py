@@ -67,7 +67,7 @@ class Housekeeper:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
-        """A connection of its own, without a time limit: long logs take long to delete, and keep nobody waiting."""
+        """A connection of its own, without a time limit: long logs take long to delete, and no other service waits."""
         connection = await connect(self._url, pooled=self._pooled, name=self._name)
         try:
             yield connection
@@ -76,10 +76,10 @@ class Housekeeper:
 
 
 async def clean(connection: Connection) -> None:
-    """Delete old finished jobs and their logs, in batches; and what else nobody needs any more.
+    """Delete old finished jobs and their logs, in batches; and ended executors, idle turns and orphaned log lines.
 
     Raises:
-        ConfigError: somebody has changed the ages in the row of the periodic task.
+        ConfigError: the row of the periodic task was changed by hand, and has no valid ages any more.
     """
     tasks = await periodic.list_tasks(connection, [RETENTION])
     try:

@@ -52,7 +52,7 @@ class Watchdog:
         self._say(watchdog_process.AT_REST)
 
     def close(self) -> None:
-        """End the watching process, and wait for it: left behind, it may have nobody else to do so."""
+        """End the watching process, and reap it: in a container there may be no init process to do so."""
         with suppress(OSError):
             os.close(self._pipe)
         try:

@@ -51,7 +51,7 @@ _SESSION = {
     # A statement does not outlive its client for long; a server on Windows can't look after that.
     "client_connection_check_interval": "CASE WHEN version() ~* 'visual c|msvc|mingw|windows' THEN '0' ELSE '1s' END",
 }
-_OLDEST_WITH_THESE = 14  # what is older is refused, with a reason, by who asks for the schema
+_OLDEST_WITH_THESE = 14  # (`check_schema` and `migrate` refuse older servers, with a reason)
 
 
 class OwnConnection(_Base):

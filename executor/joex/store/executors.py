@@ -92,7 +92,7 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a registration: the new id; or who is in the way, or that the app-id is retired.
+    """The answer to a registration: the new id; or the executor that is in the way, or that the app-id is retired.
 
     ``mark``: the id of the transaction (`joex.core.lease.Observation`).
     """

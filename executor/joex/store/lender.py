@@ -22,9 +22,9 @@ _KEPT_FOR = 1.0
 class Lender:
     """Lends the connections of a pool, for statements that leave nothing in the session.
 
-    Of a pool that is ours alone (``keeps``) one connection that was given back is kept for whoever comes next: to give
-    it to the pool and to get it there costs as much as a short statement. After a second it goes to the pool, which
-    sees to its age; and at once where somebody waits for a connection.
+    With a pool that is ours alone (``keeps``) it keeps one returned connection for the next caller: to release it to
+    the pool and to acquire it again costs as much as a short statement. After a second the connection goes to the pool,
+    which limits its age; and at once when another caller waits for a connection.
     """
 
     def __init__(self, pool: asyncpg.Pool[Any], *, keeps: bool) -> None:

@@ -32,7 +32,7 @@ OLDEST_SERVER = 16
 _PATIENCE = 60.0
 _PAUSE = 1.0
 _LOCK = statement("SELECT pg_advisory_xact_lock(1785685000, 0)")
-# (The server ends a vacuum of its own that is in the way of somebody who has waited for deadlock_timeout.)
+# (The server ends a vacuum of its own once a session has waited for its lock for deadlock_timeout.)
 _WAIT_BRIEFLY = statement("""
     SELECT set_config('lock_timeout', (300 + CASE WHEN $1::boolean THEN
         extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 ELSE 0 END)::integer::text, true)

@@ -1,18 +1,18 @@
-"""One connection, and what it does for all who wait.
+"""One connection, and what it does for all waits of a client.
 
-To wait without missing a change takes care, because a transaction looks for who waits while it is open, and its change
-is seen only after it has committed::
+To wait without missing a change takes care, because a transaction looks for waiting clients while it is open, and its
+change is seen only after it has committed::
 
-    who waits                          the end of a run
-                                       update; nobody waits: no notification
+    a waiting client                   the end of a run
+                                       update; no client waits: no notification
     wait_for (commit)
     look: it runs                      (not committed yet)
-    ...                                commit                              <- nobody tells
+    ...                                commit                              <- without a notification
 
 So after `wait_for` has committed, the jobs are looked at again and again, ever more seldom, until all transactions have
 ended that were open then (`joex.core.looks`). A notification can get lost all the same: hence all jobs are looked at
-whenever the subscription is renewed. Through a pooler none comes: there all jobs are looked at every second, and who
-wants events is refused.
+whenever the subscription is renewed. Through a pooler none comes: there all jobs are looked at every second, and events
+are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The watcher of a client: serves all who wait, on one connection, for as long as somebody does."""
+"""The watcher of a client: serves all waits, on one connection, for as long as there is one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Watcher:
     """Watches jobs and hears events.
 
-    While somebody waits it keeps one connection and one row in joex.subscriber. While the database is away, who waits
-    goes on waiting: the changes of jobs come later, events of that time are lost. Errors that do not pass, such as a
-    wrong URL or a missing schema, come to all who wait.
+    During a wait it keeps one connection and one row in joex.subscriber. While the database is away, waits go on: the
+    changes of jobs come later, events of that time are lost. An error that does not pass, such as a wrong URL or a
+    missing schema, ends all waits.
 
     Args:
         connect: gives a connection.
@@ -119,7 +119,7 @@ class Watcher:
 
 
 def time_limit(timeout: timedelta | float | str | None) -> timedelta | None:
-    """How long somebody waits at most, as given."""
+    """The longest wait, as given; None: no limit."""
     try:
         return None if timeout is None else parse_duration(timeout)
     except ValueError as error:

@@ -25,7 +25,7 @@ class WatchSession:
     """Makes the session, anew whenever kopf wants it, and knows how the watches fare. One for each run of kopf.
 
     Args:
-        client: whose credentials and TLS are used.
+        client: gives the credentials and the TLS settings.
         paths: that are to be watched.
     """
 

@@ -32,6 +32,6 @@ def fill(ctx: joex.Context, megabytes: int, seconds: float) -> None:
 
 @app.task("shop.look", retries=0)
 def look(_ctx: joex.Context) -> dict[str, Any]:
-    """Who runs here, and where may it write?"""
+    """Which user runs the task, and where may it write?"""
     writable = [path for path in ("/app", "/opt/joex", "/tmp", "/", "/var/tmp") if os.access(path, os.W_OK)]  # noqa: S108
     return {"uid": os.getuid(), "gid": os.getgid(), "pid": os.getpid(), "writable": writable}
