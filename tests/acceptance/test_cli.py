@@ -817,6 +817,12 @@ def test_the_command_line_loads_nothing_heavy_before_it_is_needed():
     assert not {"fastapi", "uvicorn", "uvloop", "rich.table", "prometheus_client", "structlog"} & set(loaded)
 
 
+def test_an_executor_takes_jobs_without_waiting_for_what_its_http_interface_loads():
+    code = "import sys, joex.cli.executor, joex.http.listening, joex.runtime.executor; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"fastapi", "uvicorn", "starlette"} & set(loaded)
+
+
 async def _is(client: Client, job_id: Any, state: str) -> bool:
     job = await client.get(job_id)
     return job is not None and job.state == state

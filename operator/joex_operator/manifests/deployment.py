@@ -108,7 +108,8 @@ def _container(pool: Pool, index: int, image: str) -> dict[str, Any]:
         "args": ["executor", "--app", literal(pool.spec.app)],
         "env": environment(pool, index),
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        "startupProbe": _probe("/healthz", every=1, failures=300, patience=2),
+        # (By then its port is open, as a rule, and the probe waits there: a refused one is a warning at each start.)
+        "startupProbe": {**_probe("/healthz", every=1, failures=300, patience=5), "initialDelaySeconds": 2},
         # A task that holds up the loop must not get its executor killed, unless it does so for minutes.
         "livenessProbe": _probe("/healthz", every=15, failures=20, patience=10),
         "readinessProbe": _probe("/readyz", every=5, failures=2, patience=5),

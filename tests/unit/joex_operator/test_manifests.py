@@ -124,7 +124,8 @@ def test_the_deployment_of_a_slot():
                                 "httpGet": {"path": "/healthz", "port": "http"},
                                 "periodSeconds": 1,
                                 "failureThreshold": 300,
-                                "timeoutSeconds": 2,
+                                "timeoutSeconds": 5,
+                                "initialDelaySeconds": 2,
                             },
                             "livenessProbe": {
                                 "httpGet": {"path": "/healthz", "port": "http"},
