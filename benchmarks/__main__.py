@@ -21,6 +21,7 @@ from benchmarks import (
     periodic,
     pinned,
     pools,
+    rescue,
     simulate,
     take,
 )
@@ -37,6 +38,7 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "drain": executor.measure_drain,
     "idle": executor.measure_idle,
     "recovery": executor.measure_recovery,
+    "rescue": rescue.measure,
     "bystanders": bystanders.measure,
     "fairness": fairness.measure,
     "footprint": footprint.measure,
