@@ -35,7 +35,6 @@ _CONNECTIONS = 4
 _LISTEN_AGAIN_IN = 1.0
 _ASK_EVERY = 2.0
 _LINK_WITHIN = 10.0
-_CHECK_POOLER_EVERY = 60.0  # the URL may lead straight to the server by then
 _TRY_AGAIN_IN = 1.0
 
 Heard = Callable[[str, str], None]
@@ -172,7 +171,10 @@ class Database:
             connection.terminate()
 
     async def _listen(self) -> None:
-        """Hear notifications, for as long as this lives. Behind a transaction pooler nothing is heard, only polled."""
+        """Hear notifications, for as long as this lives, and observe executors.
+
+        Behind a transaction pooler nothing is heard, only polled; executors are observed there, too.
+        """
         told = ""
         while True:
             try:
@@ -186,17 +188,14 @@ class Database:
     async def _listen_once(self) -> None:
         connection = await connect(self._url, name="joex operator listen", within=_LINK_WITHIN)
         try:
-            if await is_pooled(connection):
-                connection.terminate()
-                await asyncio.sleep(_CHECK_POOLER_EVERY)
-                return
             broken = asyncio.Event()
             connection.add_termination_listener(lambda _: broken.set())
-            with translated():
-                await connection.add_listener(pools.CHANNEL, self._hear)
-                await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
-            self._heard("all", "")
-            self.periodic_changed()
+            if not await is_pooled(connection):
+                with translated():
+                    await connection.add_listener(pools.CHANNEL, self._hear)
+                    await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
+                self._heard("all", "")
+                self.periodic_changed()
             while not broken.is_set():
                 sent = time.monotonic()  # a link that has gone silent is noticed so
                 mark = await executors.horizon(connection)

@@ -20,9 +20,10 @@ from joex.errors import ConfigError
 from joex.store.database import connect
 from joex.store.migrate import check_schema, migrate
 from tests.integration.test_periodic_operator import running_operator
-from tests.support.apps import AnyClient
+from tests.support.apps import AnyClient, Effects
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import TestServer
+from tests.support.processes import SHORT, ExecutorProcesses
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
@@ -241,6 +242,23 @@ async def test_the_operator_measures_and_makes_the_jobs_of_periodic_tasks(
         assert operator.status("ticks")["lastJob"] == {"id": str(job["id"]), "state": "waiting"}
         listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
         assert await connection.fetchval(listening) == 0
+
+
+async def test_the_operator_finds_the_only_executor_dead_and_its_jobs_move_on(
+    url: str, client: AnyClient, connection: asyncpg.Connection, pool: asyncpg.Pool, database_url: str
+) -> None:
+    """No executor is left that could notice."""
+    effects = Effects(pool, database_url)
+    await effects.prepare()
+    async with running_operator(url, poll=0.2) as operator:
+        operator.pool()
+        with ExecutorProcesses(effects, url) as executors:
+            executor = await executors.start("the only one", lease=SHORT)
+            job_id = await client.submit("hold", {"flag": "go"})
+            await effects.begun(job_id)
+            await executor.kill()
+            waits = "SELECT state = 'waiting' AND losses = 1 FROM joex.job WHERE id = $1"
+            await eventually(lambda: connection.fetchval(waits, job_id), why="the job waits again")
 
 
 async def test_the_schema_is_brought_up_to_date(

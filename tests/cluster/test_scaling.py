@@ -153,10 +153,11 @@ async def test_pools_on_two_databases(system: System, other_database: Client) ->
     for name in ("here", "there"):
         await system.until_reason("AtZero", name=name)
 
-    there = await other_database.submit("effect")
+    there = await other_database.submit("hold", {"flag": "there"})
     assert there is not None
     await system.effects.begun(there)
     assert await system.slots() == {"there-0"}
+    await system.effects.flag("there")
     here = await system.submit("hold", flag="go")
     await system.effects.begun(here)
     assert await system.executor_of(here) == "here-0"

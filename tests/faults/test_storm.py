@@ -1,7 +1,6 @@
 """All at once: work, kills, restarts."""
 
 import asyncio
-import random
 
 import asyncpg
 import pytest
@@ -19,19 +18,18 @@ _JOBS = 2000
 async def test_each_of_two_thousand_jobs_succeeds_once_while_executors_are_killed_and_restarted(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    chance = random.Random(7)
-    names = ("one", "two", "three")
-    alive = {name: executors.launch(name, pool_size=5, most_losses=1000) for name in names}
+    alive = {name: executors.launch(name, pool_size=5, most_losses=1000) for name in ("one", "two", "three")}
     ids = await client.submit_many([{"task": "transaction", "group": f"g{n % 10}"} for n in range(_JOBS)])
-    done = 0
     for step in range(1, 11):
-        # Each kill at another tenth of the work, so that all of them meet executors at work.
-        done = await _finished(connection, _JOBS * step // 11)
-        name = chance.choice(names)
+        # Each kill at another tenth of the work, and in the middle of a transaction.
+        await _finished(connection, _JOBS * step // 11)
+        ids.append(await client.submit("transaction", {"flag": f"step {step}"}, group="held"))
+        run = await effects.begun(ids[-1])
+        name = next(name for name, executor in alive.items() if executor.pid == run["pid"])
         await alive[name].kill()
         alive[name] = executors.launch(name, pool_size=5, most_losses=1000)
-    assert done < _JOBS
-    assert await effects.all_finished(ids) == {"success": _JOBS}
+        await effects.flag(f"step {step}")
+    assert await effects.all_finished(ids) == {"success": len(ids)}
     assert await effects.committed() == dict.fromkeys(ids, 1)
     assert await effects.overlapping() == []
     assert await connection.fetchval("SELECT sum(failures) FROM joex.job") == 0
@@ -52,12 +50,9 @@ async def test_each_job_succeeds_once_while_the_server_crashes_and_executors_are
     assert await effects.overlapping() == []
 
 
-async def _finished(connection: asyncpg.Connection, enough: int) -> int:
-    async def finished() -> int:
-        found = await connection.fetchval("SELECT count(*) FROM joex.job WHERE finished_at IS NOT NULL")
-        return int(found) if found >= enough else 0
-
-    return int(await eventually(finished, why=f"{enough} jobs are finished"))
+async def _finished(connection: asyncpg.Connection, enough: int) -> None:
+    query = "SELECT count(*) >= $1 FROM joex.job WHERE finished_at IS NOT NULL"
+    await eventually(lambda: connection.fetchval(query, enough), why=f"{enough} jobs are finished")
 
 
 async def _committed(effects: Effects, enough: int) -> None:
