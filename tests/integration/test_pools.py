@@ -169,6 +169,14 @@ async def _waits(watcher: asyncpg.Connection, other: asyncpg.Connection) -> bool
     return bool(await watcher.fetchval(query, other.get_server_pid()))
 
 
+async def test_in_which_pods_an_executor_had_registered_whether_it_lives_or_not(bench) -> None:
+    await bench.executor("p/a-0", pod_uid="pod-1")
+    await bench.executor("p/a-1", pod_uid="pod-2")
+    await pools.pod_gone(bench.connection, "pod-2", 5)
+    await bench.executor("p/a-2", pod_uid=None)
+    assert await pools.registered_in(bench.connection, ["pod-1", "pod-2", "pod-3"]) == {"pod-1", "pod-2"}
+
+
 async def test_an_executor_that_holds_a_suspect_is_full(bench) -> None:
     """It takes nothing beside it, so that its free slots are no capacity."""
     executor = await bench.executor("p/a-0", pool_size=4)
