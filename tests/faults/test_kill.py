@@ -208,15 +208,14 @@ async def test_a_suspect_waits_until_all_else_has_ended_and_nothing_is_taken_bes
     assert "slots_busy" in {reason.reason for reason in await client.why(later)}
     await effects.flag("first")
     run = await effects.begun(suspect)
-    [before] = await effects.of(beside)
+    before = await _ended_run(effects, beside)
     assert before["ended"] <= run["started"]
     # It is marked before its code has started.
     assert (await client.get(suspect)).state == "running"
     assert (await client.get(later)).state == "waiting"
     await effects.flag("second")
     assert await effects.all_finished([beside, suspect, later]) == {"success": 3}
-    [suspects_run], [laters_run] = await effects.of(suspect), await effects.of(later)
-    assert suspects_run["ended"] <= laters_run["started"]
+    assert (await _ended_run(effects, suspect))["ended"] <= (await effects.begun(later))["started"]
     assert executor.is_alive
 
 
@@ -285,7 +284,8 @@ async def test_of_suspects_that_were_taken_at_once_each_runs_alone(
         others = [await client.submit("effect", group="another tenant", connection=connection) for _ in range(4)]
     await executors.start("one", pool_size=4)
     assert await effects.all_finished(suspects + others) == {"success": 8}
-    runs = sorted([(await effects.of(job_id))[0] for job_id in suspects + others], key=lambda run: run["started"])
+    runs = [await _ended_run(effects, job_id) for job_id in suspects + others]
+    runs.sort(key=lambda run: run["started"])
     for run, following in itertools.pairwise(runs):
         if run["job_id"] in suspects or following["job_id"] in suspects:
             assert run["ended"] <= following["started"]
@@ -306,6 +306,13 @@ async def _has_ended(client: AnyClient, job_id: UUID, executor: ExecutorProcess)
 
 async def _ended(effects: Effects, job_id: UUID) -> bool:
     return all(run["ended"] for run in await effects.of(job_id))
+
+
+async def _ended_run(effects: Effects, job_id: UUID) -> asyncpg.Record:
+    """The run of a job that has run once. (Its end is written by a thread, maybe after that of its job.)"""
+    await eventually(partial(_ended, effects, job_id), why=f"the end of the run of {job_id} is written")
+    [run] = await effects.of(job_id)
+    return run
 
 
 async def _waits_for_lock(client: AnyClient) -> Any:
