@@ -223,12 +223,14 @@ async def test_what_comes_while_an_executor_runs_a_suspect_is_run_by_another_one
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """The one that runs it has slots free, and was the last to fall asleep: it would be the first to be woken."""
-    # (No heartbeat looks for work that nobody was woken for.)
-    await executors.start_all("one", "another", pool_size=4, lease="1h")
+    await executors.start_all("one", "another", pool_size=4)
     async with connection.transaction():
         suspect = await client.submit("hold", {"flag": "go"}, connection=connection)
         await connection.execute("UPDATE joex.job SET suspect = true WHERE id = $1", suspect)
     run = await effects.begun(suspect)
+    # Else the others would wait for a heartbeat to find them.
+    asleep = "SELECT asleep_since IS NOT NULL FROM joex.executor WHERE pid = $1"
+    assert not await connection.fetchval(asleep, run["pid"])
     others = [await client.submit("effect") for _ in range(8)]
     assert await effects.all_finished(others) == {"success": 8}
     assert run["pid"] not in [(await effects.of(job_id))[0]["pid"] for job_id in others]
