@@ -139,6 +139,7 @@ class _Slot:
                 notes=slot,
                 connections=connections,
                 fetch=lambda job: runs.arguments(connection, job.id, job.lock_id),
+                start_alone=lambda job: runs.start_alone(connection, job.id, job.lock_id),
                 largest_result=limits.result,
                 is_trusted=lambda: True,
                 emit=lambda _: None,

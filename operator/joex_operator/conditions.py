@@ -9,7 +9,7 @@ from joex_operator.actions import CreateSlot
 from joex_operator.objects import Pool, SpecError
 from joex_operator.reconcile import Decision, Seen, may_be_missing
 from joex_operator.scaling import Limit, Mode
-from joex_operator.slots import Phase, Slot, draining, ready, takers
+from joex_operator.slots import Phase, Slot, crashing, draining, ready, takers
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ def _ready(pool: Pool, seen: Seen, decision: Decision) -> Condition:
 
 
 def _working(name: str, pool: Pool, seen: Seen, target: int) -> Condition:
-    failing = [slot for slot in seen.slots if slot.phase is Phase.PENDING and slot.problem is not None]
+    waiting = (Phase.PENDING, Phase.CRASHING)
+    failing = [slot for slot in seen.slots if slot.phase in waiting and slot.problem is not None]
     if failing:
         return Condition(name, "False", "ExecutorFailing", _failure(failing), bad=True)
     there = [slot for slot in [*takers(seen.slots), *draining(seen.slots)] if slot.uid is not None]
@@ -136,6 +137,8 @@ def _scaling_limited(pool: Pool, seen: Seen, decision: Decision) -> Condition:
     created = sum(isinstance(action, CreateSlot) for action in decision.actions)
     if draining(seen.slots) and sizing.target > len(takers(seen.slots)) + created:
         return Condition(name, "True", "WaitingForDrain", "executors that drain take up the room until they are gone")
+    if crashing(seen.slots) and sizing.target > len(takers(seen.slots)) + created:
+        return Condition(name, "True", "ExecutorsCrashing", "executors that crash take up the room", bad=True)
     match sizing.limit:
         case Limit.MOST:
             most = f"the work calls for more than maxReplicas ({scaling.max_replicas})"

@@ -17,7 +17,7 @@ from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, Forg
 from joex_operator.history import History
 from joex_operator.objects import Pool
 from joex_operator.scaling import Demand, Load, Mode, Sizing, longest_period, size
-from joex_operator.slots import Phase, Slot, draining, first_to_leave, free_indices, ready, takers
+from joex_operator.slots import Phase, Slot, crashing, draining, first_to_leave, free_indices, ready, takers
 
 _OVERTIME = timedelta(seconds=15)
 """What an executor has beyond its drain's time to give its jobs back by itself, before its pod is ended."""
@@ -74,7 +74,7 @@ def decide(pool: Pool, seen: Seen, history: History, now: datetime) -> Decision:
     surplus = _surplus(seen, sizing)
     outdated = _outdated(pool, seen, sizing, surplus)
     created = _created(seen, sizing, leaving=len(surplus) + len(outdated))
-    asked = [*surplus, *outdated, *_lost(seen)]
+    asked = [*surplus, *outdated, *_crashing(seen, sizing), *_lost(seen)]
     actions = (*_reports(seen), *_deletions(pool, seen, now), *_repairs(seen), *asked, *created)
     return Decision(
         actions=actions,
@@ -86,7 +86,9 @@ def decide(pool: Pool, seen: Seen, history: History, now: datetime) -> Decision:
 
 def _load(seen: Seen) -> Load:
     staying, leaving = takers(seen.slots), draining(seen.slots)
-    return Load(seen.demand, len(staying), sum(slot.held for slot in staying), sum(slot.held for slot in leaving))
+    # What an executor that crashes still holds will wait for another one, as soon as the database has found out.
+    held = sum(slot.held for slot in [*staying, *crashing(seen.slots)])
+    return Load(seen.demand, len(staying), held, sum(slot.held for slot in leaving))
 
 
 def _surplus(seen: Seen, sizing: Sizing) -> list[AskDrain]:
@@ -120,6 +122,19 @@ def may_be_missing(pool: Pool, target: int) -> int:
     return given if isinstance(given, int) else max(1, target * int(given.removesuffix("%")) // 100)
 
 
+def _crashing(seen: Seen, sizing: Sizing) -> list[AskDrain]:
+    """Give up slots whose executors crash, where these are not wanted any more, or have an outdated template.
+
+    Else they stay, though others do their work: their pods say why they crash, and their back-off is a brake.
+    """
+    unwanted = sizing.target == 0 or len(takers(seen.slots)) > sizing.target
+    return [
+        AskDrain(slot.name, only_if_idle=False, why=Why(sizing.mode) if unwanted else Why.TEMPLATE)
+        for slot in crashing(seen.slots)
+        if unwanted or slot.template != seen.template
+    ]
+
+
 def _lost(seen: Seen) -> list[AskDrain]:
     """Give up slots on silent nodes, whose executors are dead: should such a node come back, nothing is taken there."""
     lost = [slot for slot in seen.slots if slot.phase is Phase.LOST]
@@ -127,10 +142,10 @@ def _lost(seen: Seen) -> list[AskDrain]:
 
 
 def _created(seen: Seen, sizing: Sizing, *, leaving: int) -> list[CreateSlot]:
-    """Make what is missing, as far as there is room: who drains takes up room until it is gone."""
+    """Make what is missing, as far as there is room: who drains, or crashes, takes up room until it is gone."""
     staying = len(takers(seen.slots))
     missing = sizing.target - (staying - leaving)
-    room = sizing.most - staying - len(draining(seen.slots))
+    room = sizing.most - staying - len(draining(seen.slots)) - len(crashing(seen.slots))
     indices = islice(free_indices(seen.slots), max(min(missing, room), 0))
     return [CreateSlot(index, Why(sizing.mode)) for index in indices]
 

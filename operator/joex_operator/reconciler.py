@@ -109,17 +109,19 @@ class Reconciler:
         database = None
         try:
             database = self._databases.get(await self._fleet.database_url(pool))
-            known, demand = await self._ask(pool, database)
+            known, demand, worked = await self._ask(pool, database)
         except UrlUnknown as error:
             silent = Trouble(error.reason, error.message)
         except (JoexError, OSError) as error:
             self._fleet.doubt_url(pool)
             silent = trouble(error)
         else:
-            return Seen(tuple(_joined(pool, self._fleet.slots(pool), known)), demand, template), database
+            found = [_judged(slot, worked) for slot in self._fleet.slots(pool)]
+            return Seen(tuple(_joined(pool, found, known)), demand, template), database
         return Seen(tuple(self._fleet.slots(pool)), None, template, silent), database
 
-    async def _ask(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand]:
+    async def _ask(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand, set[str]]:
+        """What the database knows: of app-ids, by slot; the work; in which pods that crash executors had registered."""
         watch, name = self._watch(pool), app_id(pool.namespace, pool.name)
         spec = pool.spec
         can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
@@ -137,8 +139,10 @@ class Reconciler:
                 pass
             prefix = app_id(pool.namespace, slot_name(pool.name, 0))[:-1]
             runnable, next_due, known = await pools.look(connection, spec.queues, scaling.most_counted(spec), prefix)
+            pods = [uid for slot in self._fleet.slots(pool) if slot.crashing for uid in slot.pods]
+            worked = await pools.registered_in(connection, pods) if pods else set()
         indices = {slot_of(pool.namespace, pool.name, one.app_id): one for one in known}
-        return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due)
+        return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due), worked
 
     def _watch(self, pool: Pool) -> Watch:
         return self._watches.setdefault((pool.namespace, pool.name), Watch(_WATCH_POLLS * self._poll))
@@ -210,6 +214,11 @@ class Reconciler:
 
 def _by_demand(pool: Pool) -> bool:
     return pool.spec.replicas is None and not pool.spec.suspend and pool.deleted_at is None
+
+
+def _judged(slot: Slot, worked: set[str]) -> Slot:
+    """A slot that crashes for what it ran. One that never registered fails for its template, and so would the next."""
+    return replace(slot, crashing=slot.crashing and not worked.isdisjoint(slot.pods))
 
 
 def _joined(pool: Pool, found: Sequence[Slot], known: Mapping[int, Known]) -> list[Slot]:

@@ -4,7 +4,7 @@ A slot is a Deployment of one executor, the pods it has made, and what the datab
 database has the last word on whether an executor may be stopped: it *retires* an app-id in one transaction, and from
 then on nobody takes a job under that name, nor registers under it, until the name is forgotten again::
 
-    PENDING --> IDLE <--> BUSY          somebody takes jobs, or will
+    PENDING --> IDLE <--> BUSY          somebody takes jobs, or will (CRASHING: not before it is started again)
        |          |         |
        |    (retired: nobody takes a job under this name any more)
        |          |         v
@@ -33,6 +33,7 @@ class Phase(enum.StrEnum):
     PENDING = "pending"  # nobody has registered, or not again
     IDLE = "idle"
     BUSY = "busy"
+    CRASHING = "crashing"  # its executor dies again and again, and is started again only after a while
     DRAINING = "draining"  # it takes nothing more, and finishes what it runs
     RETIRED = "retired"  # nobody lives under its name, and nobody will: its Deployment may go
     LOST = "lost"  # nobody lives, and its node is silent
@@ -73,6 +74,7 @@ class Slot:
         replicas: of its Deployment; anything but 1 is somebody else's doing.
         problem: why its pod does not start, in a few words; None: nothing is wrong.
         lost: its pod's node is silent.
+        crashing: its executor had registered and dies again and again: it waits to be started again, or to be ready.
         pods: uids of the pods that exist, terminating ones included.
         gone: uids of pods that certainly do not run any more (deleted or terminal, as the API server itself says).
         executor: what the database knows; None: it is silent.
@@ -86,6 +88,7 @@ class Slot:
     replicas: int = 1
     problem: str | None = None
     lost: bool = False
+    crashing: bool = False
     pods: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     executor: Executor | None = None
@@ -99,14 +102,14 @@ class Slot:
         executor = self.executor
         if executor is None:
             return Phase.GOING if self.uid is None else Phase.UNKNOWN
-        if executor.lives:
-            if self.uid is None or executor.draining or executor.retired_at is not None:
-                return Phase.DRAINING
-            return Phase.BUSY if executor.held else Phase.IDLE
         if self.uid is None:
-            return Phase.GOING
-        if executor.retired_at is not None:
-            return Phase.RETIRED
+            return Phase.DRAINING if executor.lives else Phase.GOING
+        if executor.retired_at is not None or (executor.lives and executor.draining):
+            return Phase.DRAINING if executor.lives else Phase.RETIRED
+        if self.crashing and not self.lost:  # (the database may not have found out yet)
+            return Phase.CRASHING
+        if executor.lives:
+            return Phase.BUSY if executor.held else Phase.IDLE
         return Phase.LOST if self.lost else Phase.PENDING
 
     @property
@@ -123,6 +126,11 @@ class Slot:
 def takers(slots: Iterable[Slot]) -> list[Slot]:
     """The slots that take jobs, or will: those that start count as if they were there."""
     return [slot for slot in slots if slot.phase in _TAKERS]
+
+
+def crashing(slots: Iterable[Slot]) -> list[Slot]:
+    """The slots that are no capacity for now, and take up room: others are made beside them."""
+    return [slot for slot in slots if slot.phase is Phase.CRASHING]
 
 
 def draining(slots: Iterable[Slot]) -> list[Slot]:

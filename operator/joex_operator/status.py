@@ -15,7 +15,7 @@ from joex_operator.conditions import Condition, conditions
 from joex_operator.names import selector
 from joex_operator.objects import Pool
 from joex_operator.reconcile import Decision, Seen
-from joex_operator.slots import draining, ready, takers
+from joex_operator.slots import crashing, draining, ready, takers
 
 
 def pool_status(
@@ -28,7 +28,7 @@ def pool_status(
     staying, leaving = takers(seen.slots), draining(seen.slots)
     status = {
         "observedGeneration": pool.generation,
-        "replicas": len(staying) + len(leaving),
+        "replicas": len(staying) + len(leaving) + len(crashing(seen.slots)),
         "desiredReplicas": decision.sizing.target,
         "readyReplicas": len(ready(seen.slots)) if seen.trouble is None else previous.get("readyReplicas", 0),
         "updatedReplicas": sum(slot.template == seen.template for slot in staying),

@@ -248,6 +248,16 @@ async def test_a_killed_executor_is_started_again_in_place_and_has_its_jobs_back
     assert await effects.all_finished([job]) == {"success": 1}
 
 
+async def test_an_executor_that_crashes_again_and_again_has_another_one_beside_it(up, client, effects):
+    await up.write(pool(poolSize=4, mostLosses=1000, scaling={"maxReplicas": 2, "behavior": {}})).start()
+    await client.submit("kill")
+    await up.told("Added", "docs-0")
+    # One job calls for one executor: the second one is there for what the first one does not do while it waits.
+    await up.told("Added", "docs-1")
+    other = await client.submit("effect", group="another tenant")
+    assert await effects.all_finished([other]) == {"success": 1}
+
+
 async def test_kill_9_of_joex_up_leaves_no_process_and_loses_nothing(up, client, effects, tmp_path, environment):
     await up.write(pool(scaling={"maxReplicas": 2})).start()
     jobs = await hold(client, *["go"] * 4)

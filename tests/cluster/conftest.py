@@ -129,10 +129,13 @@ async def namespace(namespaces: Namespaces) -> str:
 
 
 @pytest.fixture
-async def own_node(local_cluster: LocalCluster, api: Api) -> AsyncIterator[LocalNode]:
-    """A node of the test's own, to be broken. Pods come to it by its `pod_selector`."""
+async def own_node(request: pytest.FixtureRequest, local_cluster: LocalCluster, api: Api) -> AsyncIterator[LocalNode]:
+    """A node of the test's own, to be broken, with the parameter as settings of its kubelet.
+
+    Pods come to it by its `pod_selector`.
+    """
     name = f"node-{secrets.token_hex(4)}"
-    node = local_cluster.add_node(name)
+    node = local_cluster.add_node(name, **getattr(request, "param", {}))
     await api.until("nodes", name, is_ready)
     yield node
     local_cluster.drop_node(name)

@@ -110,6 +110,24 @@ async def test_a_pod_that_somebody_deletes_finishes_its_job(system: System) -> N
     await system.until_slots()
 
 
+@pytest.mark.parametrize("own_node", [{"restart_delay": 600.0, "most_restart_delay": 600.0}], indirect=True)
+async def test_a_job_that_kills_its_executors_takes_no_other_tenant_down(system: System, own_node: LocalNode) -> None:
+    """The first executor dies twice, and is started again in ten minutes; until then others take its place."""
+    system.operator()
+    await system.pool(poolSize=4, scaling={"minReplicas": 1, "maxReplicas": 3}, template=near(own_node))
+    await system.pod_of("pool-0")
+    await system.api.patch("nodes", own_node.name, {"spec": {"unschedulable": True}})
+    poison = await system.submit("kill")
+    await system.until_pool(
+        lambda pool: condition(pool, "Ready", what="message").startswith("pool-0: "),
+        why="the pool says that pool-0 crashes",
+    )
+    other = await system.client.submit("effect", group="another tenant")
+
+    assert await system.effects.all_finished([other, poison]) == {"success": 1, "failed": 1}
+    assert (await job(system, poison))["losses"] == 6
+
+
 @pytest.mark.parametrize("how", ["deleted", "evicted"])
 async def test_the_jobs_of_a_pod_that_has_ended_move_on_at_once(
     system: System, local_cluster: LocalCluster, how: str

@@ -1,5 +1,7 @@
 """An executor is killed (kill -9) in each phase of a job: nothing is lost, nothing is committed twice."""
 
+import itertools
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -7,7 +9,7 @@ import asyncpg
 import pytest
 
 from tests.support.apps import AnyClient, Effects
-from tests.support.processes import SHORT, ExecutorProcesses
+from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
 
 
@@ -163,6 +165,134 @@ async def test_a_poison_job_that_kills_its_executors_fails_with_a_line_that_says
     assert last.is_alive
 
 
+async def test_a_job_that_is_lost_beside_the_one_that_kills_its_executors_runs_alone_and_succeeds(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """Both are lost twice together. From then on each runs alone, and the losses are those of the one that kills."""
+    async with connection.transaction():  # both are taken at once, the innocent one first
+        innocent = await client.submit("hold", {"flag": "go"}, connection=connection)
+        poison = await client.submit("kill", connection=connection)
+    for losses in (1, 2):
+        assert await executors.launch("one", pool_size=4).exited() == -9
+        both = [await client.get(job_id) for job_id in (innocent, poison)]
+        assert [job.losses for job in both] == [losses - 1] * 2  # this one's loss is found by its successor
+    third = executors.launch("one", pool_size=4)
+    await effects.begun(innocent, pid=third.pid)
+    other = await client.submit("quick", group="another tenant")
+    await effects.flag("go")
+    assert await effects.all_finished([innocent, other]) == {"success": 2}
+    assert await third.exited() == -9
+    while (await client.get(poison)).state != "failed":
+        last = executors.launch("one", pool_size=4)
+        await eventually(partial(_has_ended, client, poison, last), why="the poison job fails, or its executor dies")
+    job = await client.get(poison)
+    assert (job.losses, job.error) == (6, "lost 6 times: its executor died each time it held this job")
+    assert [(await client.get(job_id)).losses for job_id in (innocent, other)] == [2, 0]
+    assert len(await effects.of(poison)) == 6
+    assert last.is_alive
+
+
+async def test_a_suspect_waits_until_all_else_has_ended_and_nothing_is_taken_beside_it(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    executor = await executors.start("one", pool_size=4)
+    beside = await client.submit("hold", {"flag": "first"})
+    await effects.begun(beside)
+    async with connection.transaction():
+        suspect = await client.submit("hold", {"flag": "second"}, connection=connection)
+        await connection.execute("UPDATE joex.job SET losses = 2, suspect = true WHERE id = $1", suspect)
+    await _state(client, suspect, "scheduled")
+    later = await client.submit("effect", group="another tenant")
+    why = {reason.reason: reason.message for reason in await client.why(suspect)}
+    assert "as soon as nothing else runs there" in why["scheduled"]
+    assert "slots_busy" in {reason.reason for reason in await client.why(later)}
+    await effects.flag("first")
+    run = await effects.begun(suspect)
+    before = await _ended_run(effects, beside)
+    assert before["ended"] <= run["started"]
+    # It is marked before its code has started.
+    assert (await client.get(suspect)).state == "running"
+    assert (await client.get(later)).state == "waiting"
+    await effects.flag("second")
+    assert await effects.all_finished([beside, suspect, later]) == {"success": 3}
+    assert (await _ended_run(effects, suspect))["ended"] <= (await effects.begun(later))["started"]
+    assert executor.is_alive
+
+
+async def test_what_comes_while_an_executor_runs_a_suspect_is_run_by_another_one(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """The one that runs it has slots free, and was the last to fall asleep: it would be the first to be woken."""
+    await executors.start_all("one", "another", pool_size=4)
+    async with connection.transaction():
+        suspect = await client.submit("hold", {"flag": "go"}, connection=connection)
+        await connection.execute("UPDATE joex.job SET suspect = true WHERE id = $1", suspect)
+    run = await effects.begun(suspect)
+    # Else the others would wait for a heartbeat to find them.
+    asleep = "SELECT asleep_since IS NOT NULL FROM joex.executor WHERE pid = $1"
+    assert not await connection.fetchval(asleep, run["pid"])
+    others = [await client.submit("effect") for _ in range(8)]
+    assert await effects.all_finished(others) == {"success": 8}
+    assert run["pid"] not in [(await effects.of(job_id))[0]["pid"] for job_id in others]
+    await effects.flag("go")
+    assert await effects.all_finished([suspect]) == {"success": 1}
+
+
+async def test_a_suspect_that_has_not_started_is_not_charged_with_the_death_of_its_executor(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    executor = await executors.start("one", pool_size=4)
+    beside = await client.submit("hold", {"flag": "go"})
+    await effects.begun(beside)
+    async with connection.transaction():
+        suspect = await client.submit("effect", connection=connection)
+        await connection.execute("UPDATE joex.job SET losses = 5, suspect = true WHERE id = $1", suspect)
+    await _state(client, suspect, "scheduled")
+    await executor.kill()
+    await effects.flag("go")
+    await executors.start("one", pool_size=4)
+    assert await effects.all_finished([beside, suspect]) == {"success": 2}
+    assert [(await client.get(job_id)).losses for job_id in (beside, suspect)] == [1, 5]
+
+
+async def test_a_suspect_that_waits_to_run_alone_can_be_cancelled_and_a_drain_gives_it_back(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    executor = await executors.start("one", pool_size=4)
+    beside = await client.submit("hold", {"flag": "go"})
+    await effects.begun(beside)
+    for how in ("cancelled", "waiting"):
+        async with connection.transaction():
+            suspect = await client.submit("effect", connection=connection)
+            await connection.execute("UPDATE joex.job SET losses = 2, suspect = true WHERE id = $1", suspect)
+        await _state(client, suspect, "scheduled")
+        if how == "cancelled":
+            await client.cancel(suspect)
+        else:
+            executor.terminate()
+        job = await _state(client, suspect, how)
+        assert (job.losses, await effects.of(suspect)) == (2, [])
+    await effects.flag("go")
+    assert await executor.exited() == 0
+    assert await effects.all_finished([beside]) == {"success": 1}
+
+
+async def test_of_suspects_that_were_taken_at_once_each_runs_alone(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    async with connection.transaction():
+        suspects = [await client.submit("sleep", {"milliseconds": 50}, connection=connection) for _ in range(4)]
+        await connection.execute("UPDATE joex.job SET losses = 2, suspect = true")
+        others = [await client.submit("effect", group="another tenant", connection=connection) for _ in range(4)]
+    await executors.start("one", pool_size=4)
+    assert await effects.all_finished(suspects + others) == {"success": 8}
+    runs = [await _ended_run(effects, job_id) for job_id in suspects + others]
+    runs.sort(key=lambda run: run["started"])
+    for run, following in itertools.pairwise(runs):
+        if run["job_id"] in suspects or following["job_id"] in suspects:
+            assert run["ended"] <= following["started"]
+
+
 async def test_a_job_that_calls_sys_exit_ends_only_itself(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
@@ -172,8 +302,19 @@ async def test_a_job_that_calls_sys_exit_ends_only_itself(
     assert executor.is_alive
 
 
+async def _has_ended(client: AnyClient, job_id: UUID, executor: ExecutorProcess) -> bool:
+    return executor.exit_code is not None or (await client.get(job_id)).state == "failed"
+
+
 async def _ended(effects: Effects, job_id: UUID) -> bool:
     return all(run["ended"] for run in await effects.of(job_id))
+
+
+async def _ended_run(effects: Effects, job_id: UUID) -> asyncpg.Record:
+    """The run of a job that has run once. (Its end is written by a thread, maybe after that of its job.)"""
+    await eventually(partial(_ended, effects, job_id), why=f"the end of the run of {job_id} is written")
+    [run] = await effects.of(job_id)
+    return run
 
 
 async def _waits_for_lock(client: AnyClient) -> Any:

@@ -12,6 +12,7 @@ from joex.core.counting import CountingScheme
 from joex.core.lease import Mark
 from joex.store import executors, jobs, runs
 from joex.store.errors import translated
+from tests.support.waiting import eventually
 
 HOUR = timedelta(hours=1)
 
@@ -343,11 +344,95 @@ async def test_a_job_that_has_been_lost_too_often_fails_because_it_may_be_what_k
     job_id = await bench.submit()
     for nr in range(3):
         executor = await bench.executor(f"e{nr}")
-        await bench.take_one(executor)
+        await bench.start(await bench.take_one(executor))
         await end(bench, executor, "dead", most_losses=2)
     job = await bench.job(job_id)
     assert (job.state, job.losses, job.failures) == ("failed", 3, 0)
     assert "lost 3 times" in (job.error or "")
+
+
+async def lost(bench, nr, *, start=True):
+    """An executor takes all that waits, and dies; returns what it has taken."""
+    executor = await bench.executor(f"lost-{nr}")
+    taken = await bench.take(executor, 10)
+    if start:
+        await bench.start(*taken)
+    await end(bench, executor)
+    return taken
+
+
+async def test_a_job_that_executors_died_with_twice_is_a_suspect_whether_it_had_started_or_not(bench):
+    job_id = await bench.submit()
+    for nr in range(2):
+        assert [job.suspect for job in await lost(bench, nr, start=nr == 0)] == [False]
+    [taken] = await bench.take(await bench.executor())
+    assert (taken.id, taken.suspect) == (job_id, True)
+    lines = [line.message for line in await jobs.job_log(bench.connection, job_id)]
+    assert [line.endswith("; it runs alone from now on") for line in lines] == [False, True]
+
+
+async def test_a_suspect_is_charged_with_the_death_of_an_executor_on_which_it_had_started_and_with_no_other(bench):
+    job_id = await bench.submit()
+    for nr, (start, losses) in enumerate([(True, 1), (True, 2), (False, 2), (False, 2), (True, 3), (False, 3)]):
+        [job] = await lost(bench, nr, start=start)
+        assert (job.id, (await bench.job(job_id)).losses) == (job_id, losses)
+    assert "given back" not in str(await jobs.job_log(bench.connection, job_id))
+
+
+async def test_a_job_that_was_put_back_for_its_timeout_alone_is_no_suspect(bench):
+    await bench.connection.execute("SELECT joex.set_timeout('a', '1h')")
+    await bench.submit()
+    executor = await bench.executor()
+    for _ in range(3):
+        assert not (await bench.take_one(executor)).suspect
+        await bench.connection.execute("UPDATE joex.job SET overdue_at = now()")
+        await bench.connection.execute("SELECT joex.recover_overdue(5)")
+
+
+async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_worker_when_it_accepts(bench):
+    await bench.connection.execute("SELECT joex.set_timeout('a', '1h')")
+    job_id = await bench.submit()
+    await bench.connection.execute("UPDATE joex.job SET suspect = true")
+    taken = await bench.take_one(await bench.executor())
+
+    async def timeout():
+        return await bench.connection.fetchval(
+            "SELECT round(extract(epoch FROM overdue_at - clock_timestamp())) FROM joex.job"
+        )
+
+    assert await timeout() is None
+    assert not await runs.start_alone(bench.connection, job_id, uuid4())
+    assert await runs.start_alone(bench.connection, job_id, taken.lock_id)
+    assert not await runs.start_alone(bench.connection, job_id, taken.lock_id)
+    job = await bench.job(job_id)
+    assert (job.state, job.attempt) == ("running", 1)
+    assert 3500 < await timeout() <= 3600
+    assert await bench.finish(taken, "waiting", age=1.0) == []
+    assert (await bench.job(job_id)).attempt == 0
+    await bench.connection.execute("SELECT joex.accept('default')")
+    assert 3500 < await timeout() <= 3600
+
+
+@pytest.mark.parametrize("statement", ["joex.retry($1)", "joex.resubmit($1)"])
+async def test_a_job_that_is_run_anew_by_hand_is_no_suspect_any_more(bench, statement):
+    job_id = await bench.job_in("failed", await bench.executor())
+    await bench.connection.execute("UPDATE joex.job SET losses = 6, suspect = true")
+    await bench.connection.execute(f"SELECT {statement}", job_id)
+    assert not (await bench.take_one(await bench.executor("another"))).suspect
+
+
+async def test_an_executor_that_stands_aside_is_not_woken_and_others_are_for_what_waits(bench, another_connection):
+    me, other = await bench.executor("me"), await bench.executor("other")
+    for executor in (other, me):
+        await executors.fall_asleep(bench.connection, executor)
+    listener = await another_connection()
+    heard = []
+    await listener.add_listener("joex_wake", lambda *arguments: heard.append(json.loads(arguments[-1])["executors"]))
+    await bench.submit()
+    await executors.stand_aside(bench.connection, me, ["default"])
+    await bench.submit()
+    await eventually(lambda: len(heard) == 3)
+    assert heard == [[me], [other], [other]]
 
 
 async def test_an_orderly_leave_is_no_loss(bench):

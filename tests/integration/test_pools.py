@@ -169,6 +169,24 @@ async def _waits(watcher: asyncpg.Connection, other: asyncpg.Connection) -> bool
     return bool(await watcher.fetchval(query, other.get_server_pid()))
 
 
+async def test_in_which_pods_an_executor_had_registered_whether_it_lives_or_not(bench) -> None:
+    await bench.executor("p/a-0", pod_uid="pod-1")
+    await bench.executor("p/a-1", pod_uid="pod-2")
+    await pools.pod_gone(bench.connection, "pod-2", 5)
+    await bench.executor("p/a-2", pod_uid=None)
+    assert await pools.registered_in(bench.connection, ["pod-1", "pod-2", "pod-3"]) == {"pod-1", "pod-2"}
+
+
+async def test_an_executor_that_holds_a_suspect_is_full(bench) -> None:
+    """It takes nothing beside it, so that its free slots are no capacity."""
+    executor = await bench.executor("p/a-0", pool_size=4)
+    await bench.submit()
+    await bench.take(executor)
+    assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
+    await bench.connection.execute("UPDATE joex.job SET suspect = true")
+    assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
+
+
 class TestGonePods:
     async def test_the_jobs_of_its_executor_move_on_at_once(self, bench) -> None:
         executor = await bench.executor("p/a-0", pod_uid="pod-1")

@@ -572,7 +572,8 @@ async def test_runs_that_are_lost_or_left_behind_have_their_line(bench, me):
     lost = "lost: its executor died each time it held this job"
     assert await log_of(bench, job_id) == [
         (1, "info", "given back: this run does not count"),
-        *((attempt, "warning", lost) for attempt in range(2, 7)),
+        (2, "warning", lost),
+        *((attempt, "warning", f"{lost}; it runs alone from now on") for attempt in range(3, 7)),
         (7, "error", "failed: lost 6 times: its executor died each time it held this job"),
     ]
 

@@ -147,6 +147,8 @@ CALLS = {
     "retry": f"joex.retry({NO_JOB})",
     "retry_failed": "joex.retry_failed()",
     "ring": "joex.ring('a')",
+    "stand_aside": "joex.stand_aside(1, '{default}')",
+    "start_alone": f"joex.start_alone({NO_JOB}, {NO_JOB})",
     "room": "joex.room('default', 1, 1)",
     "sees_the_latest": "joex.sees_the_latest()",
     "serve_queue": "joex.serve_queue('another')",

@@ -41,6 +41,15 @@ async def test_a_job_in_whose_way_nothing_stands_is_next(bench, executor) -> Non
     assert [job.id for job in await bench.take(executor)] == [job_id]
 
 
+async def test_a_suspect_that_is_held_runs_alone_and_what_waits_finds_all_slots_busy(bench, executor) -> None:
+    suspect = await bench.submit()
+    await bench.connection.execute("UPDATE joex.job SET suspect = true")
+    await bench.take(executor)
+    (reason,) = await jobs.why(bench.connection, suspect)
+    assert reason.detail["alone"]
+    assert set(await reasons(bench, await bench.submit())) == {"slots_busy"}
+
+
 async def test_a_job_that_is_held_and_one_that_is_finished(bench, executor) -> None:
     job_id = await bench.submit()
     await bench.take(executor)

@@ -6,10 +6,16 @@ import pytest
 
 from joex.core.why import Reason
 
-HELD = {"app_id": "prod/documents-0", "since": "2026-01-01T00:00:00+00:00", "cancel_requested": False}
+HELD = {"app_id": "prod/documents-0", "since": "2026-01-01T00:00:00+00:00", "cancel_requested": False, "alone": False}
+STARTS = "it is about to start on prod/documents-0 since 2026-01-01T00:00:00+00:00"
 SAID: list[tuple[str, dict[str, Any], str]] = [
     ("finished", {"state": "success", "at": "noon", "error": "an old one"}, "it is finished: success at noon"),
-    ("scheduled", HELD, "it is about to start on prod/documents-0 since 2026-01-01T00:00:00+00:00"),
+    ("scheduled", HELD, STARTS),
+    (
+        "scheduled",
+        {**HELD, "alone": True},
+        f"{STARTS}, as soon as nothing else runs there, for executors died with it",
+    ),
     (
         "running",
         {**HELD, "cancel_requested": True},

@@ -181,7 +181,7 @@ class TakenJob(NamedTuple):
     (A tuple, because the rows of the database are such, and there are thousands a second.)
 
     ``args`` is JSON; None: they are large, and the run asks for them. ``waited``: seconds from when it could be taken
-    until it was.
+    until it was. ``suspect``: executors died while they held it; it runs with nothing beside it.
     """
 
     id: UUID
@@ -198,6 +198,7 @@ class TakenJob(NamedTuple):
     failures: int
     retries: int | None
     waited: float
+    suspect: bool = False
 
 
 def priority_of(text: str) -> Priority:

@@ -30,10 +30,11 @@ def _finished(detail: Detail) -> str:
     return f"it is finished: {detail['state']} at {detail['at']}{error}"
 
 
-def _held(what: str) -> Callable[[Detail], str]:
+def _held(what: str, alone_too: str) -> Callable[[Detail], str]:
     def say(detail: Detail) -> str:
         cancel = ", and is to be cancelled" if detail["cancel_requested"] else ""
-        return f"it {what} {detail['app_id']} since {detail['since']}{cancel}"
+        alone = f", {alone_too}, for executors died with it" if detail["alone"] else ""
+        return f"it {what} {detail['app_id']} since {detail['since']}{alone}{cancel}"
 
     return say
 
@@ -79,8 +80,8 @@ def _executors(detail: Detail) -> str:
 _SENTENCES: dict[str, Callable[[Detail], str]] = {
     "not_found": lambda _: "there is no such job",
     "finished": _finished,
-    "scheduled": _held("is about to start on"),
-    "running": _held("runs on"),
+    "scheduled": _held("is about to start on", "as soon as nothing else runs there"),
+    "running": _held("runs on", "with nothing beside it"),
     "not_due": _not_due,
     "no_executor": _no_executor,
     "unknown_task": lambda detail: (

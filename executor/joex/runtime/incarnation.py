@@ -66,6 +66,7 @@ class Incarnation:
             notes=self.notes,
             connections=executor.task_connections,
             fetch=self._fetch,
+            start_alone=self._start_alone,
             largest_result=executor.limits.result,
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
@@ -176,6 +177,11 @@ class Incarnation:
         """The arguments of a job that are too large to come with others."""
         pool, largest = self._executor.bulk_pool, self._executor.limits.args
         return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._emit)
+
+    async def _start_alone(self, job: TakenJob) -> bool:
+        """Mark the run of a suspect."""
+        async with borrowed(self._pool) as connection:
+            return await runs.start_alone(connection, job.id, job.lock_id)
 
     async def _until_idle(self) -> None:
         while self.runner.runs:

@@ -1,4 +1,8 @@
-"""Running the code of tasks, and turning how it ends into an `Outcome`."""
+"""Running the code of tasks, and turning how it ends into an `Outcome`.
+
+A suspect, a job that executors died with, keeps its slot unstarted until all else that runs here has ended, and nothing
+is taken until it has ended itself: should this executor die too, it is known of which job (docs/adr/0030).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ import contextvars
 import functools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from joex.context import Connections, Context, Notes
@@ -23,6 +27,8 @@ from joex.runtime.finisher import End
 from joex.runtime.run import Defaults, Interruption, Run
 from joex.runtime.text import error_line, error_trace, storable
 from joex.task import App, Task
+
+T = TypeVar("T")
 
 _RETURNED = Outcome(Ending.RETURNED)
 _SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # whatever these are
@@ -53,13 +59,15 @@ class Runner:
         finisher: Ends,
         notes: Notes,
         connections: Connections,
-        fetch: Callable[[TakenJob], Awaitable[str | None]],
+        fetch: Callable[[TakenJob], Coroutine[Any, Any, str | None]],
+        start_alone: Callable[[TakenJob], Awaitable[bool]],
         largest_result: int,
         is_trusted: Callable[[], bool],
         emit: Emit,
     ) -> None:
         self._app = app
         self._fetch = fetch  # the arguments that did not come with the job; None: it has lost the job
+        self._start_alone = start_alone  # marks the run of a suspect; False: it has lost the job
         self._largest_result = largest_result
         self._slots = slots
         self._defaults = defaults
@@ -71,11 +79,13 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
+        self._suspect: Run | None = None  # the one that is to run alone, or does
+        self._is_alone = asyncio.Event()
 
     @property
     def free(self) -> int:
-        """Slots without a job."""
-        return self._slots - len(self.runs)
+        """Slots that may have another job: none while a suspect has one."""
+        return self._slots - len(self.runs) if self._suspect is None else 0
 
     @property
     def executing(self) -> int:
@@ -83,9 +93,18 @@ class Runner:
         return sum(run.is_executing for run in list(self.runs.values()))
 
     def start(self, job: TakenJob) -> None:
-        """Run a job in a free slot."""
+        """Run a job in a free slot.
+
+        Of several suspects that were taken at once one is kept: the others are given back, so that between two of them
+        there is a take, and the jobs of all groups have their turn.
+        """
         run = Run(job)
         self.runs[job.lock_id] = run
+        if job.suspect:
+            if self._suspect is None:
+                self._suspect = run
+            else:
+                run.interruption = Interruption.GIVE_BACK
         run.worker = self._loop.create_task(self._run(run))
 
     def release(self, jobs: Iterable[TakenJob]) -> None:
@@ -94,6 +113,10 @@ class Runner:
             run = self.runs.get(job.lock_id)
             if run is not None and not run.is_cleaning_up:
                 del self.runs[job.lock_id]
+                if run is self._suspect:
+                    self._suspect = None
+        if len(self.runs) == 1:
+            self._is_alone.set()
 
     def clean_up(self, job: TakenJob, done: Callable[[list[TakenJob]], None]) -> None:
         """The job has ended as cancelled, though its run did not know of the request: call the task's cancel handler.
@@ -150,7 +173,9 @@ class Runner:
         The code is awaited right here: there are thousands of runs a second, and each coroutine that stood in between
         would be one more for each of them.
         """
-        args = await self._fetched(run) if run.job.args is None else run.job.args
+        args: str | Outcome | None = await self._until_alone(run) if run.job.suspect else run.job.args
+        if args is None:
+            args = await self._fetched(run)
         if isinstance(args, Outcome):
             self._end(run, args)
             return
@@ -178,22 +203,24 @@ class Runner:
 
     async def _fetched(self, run: Run) -> str | Outcome:
         """The arguments of a job that came without them; or why there are none."""
-        if run.interruption is not None:
-            return _interrupted(run)
-        run.interruptible = True
         try:
-            args = await self._fetch(run.job)
-        except asyncio.CancelledError:
-            _uncancel()
-            return _interrupted(run)
+            return await _before_it_starts(run, self._fetch(run.job))
         except JoexError as error:
             return Outcome(Ending.RAISED, f"args: {error_line(error)}")
-        finally:
-            run.interruptible = False
-        if args is None:
-            run.interruption = Interruption.LOST
+
+    async def _until_alone(self, run: Run) -> str | Outcome | None:
+        """Wait until nothing else runs here, and mark the run of a suspect; returns the arguments that came with it."""
+        try:
+            marked = await _before_it_starts(run, self._marked(run.job))
+        except JoexError:
             return Outcome(Ending.GIVEN_BACK)
-        return args
+        return marked if isinstance(marked, Outcome) else run.job.args
+
+    async def _marked(self, job: TakenJob) -> bool | None:
+        while len(self.runs) > 1:
+            self._is_alone.clear()
+            await self._is_alone.wait()
+        return await self._start_alone(job) or None
 
     async def _settle_cancel(self, run: Run, task: Task[..., Any], outcome: Outcome) -> Outcome:
         """What becomes of a run that was interrupted, or cancels itself.
@@ -319,6 +346,25 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return call(), None
     except BaseException as error:  # noqa: BLE001 - see above
         return None, error
+
+
+async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T | Outcome:
+    """What a run needs before its code starts; or why it does not start. None: it has lost its job."""
+    if run.interruption is not None:
+        asked.close()
+        return _interrupted(run)
+    run.interruptible = True
+    try:
+        found = await asked
+    except asyncio.CancelledError:
+        _uncancel()
+        return _interrupted(run)
+    finally:
+        run.interruptible = False
+    if found is None:
+        run.interruption = Interruption.LOST
+        return Outcome(Ending.GIVEN_BACK)
+    return found
 
 
 async def _within(limit: float, called: Awaitable[Any]) -> Any:

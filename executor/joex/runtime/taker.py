@@ -132,6 +132,14 @@ class Taker:
                 asyncio.get_running_loop().call_soon(self._start, taken)
                 taken = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
                 self._emit(Taken(asked, len(taken), time.perf_counter() - begin))
+                if any(job.suspect for job in taken):
+                    # Nothing is taken until it has ended, with slots free: others must be woken for what comes.
+                    self._is_declared = False
+                    try:
+                        await executors.stand_aside(connection, self._executor, self._queues)
+                    finally:
+                        self._start(taken)
+                    return 0
                 if len(taken) < asked:
                     self._start(taken)
                     await asyncio.sleep(0)  # nothing of what follows is in a hurry: let the jobs begin

@@ -35,6 +35,7 @@ _RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::float8[]
 _END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
 _GIVE_BACK_UNKNOWN = statement("SELECT joex.give_back_unknown($1::integer, $2::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
+_STAND_ASIDE = statement("SELECT joex.stand_aside($1::integer, $2::text[])")
 _LOOK = statement("SELECT next_due, oldest_xid FROM joex.look($1::text[])")
 _HORIZON = statement("SELECT joex.horizon()")
 _SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
@@ -236,6 +237,12 @@ async def fall_asleep(connection: Connection, executor: int) -> None:
     """Say that this executor wants to be woken."""
     with translated():
         await connection.execute(_FALL_ASLEEP, executor)
+
+
+async def stand_aside(connection: Connection, executor: int, queues: Sequence[str]) -> None:
+    """Say that this executor takes nothing for a while, and wake others for what waits."""
+    with translated():
+        await connection.execute(_STAND_ASIDE, executor, queues)
 
 
 async def look(connection: Connection, queues: Sequence[str]) -> Look:

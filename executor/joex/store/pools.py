@@ -16,6 +16,7 @@ CHANNEL = "joex_operator"
 _PROMOTE = statement("SELECT joex.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex.demand($1::text[], $2::integer)")
 _SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex.slots($1::text)")
+_REGISTERED_IN = statement("SELECT DISTINCT pod_uid FROM joex.executor WHERE pod_uid = ANY ($1::text[])")
 _WATCH = statement("SELECT joex.watch($1::text, $2::text[], $3::interval)")
 _OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 _RETIRE = statement("SELECT joex.retire($1::text, $2::boolean)")
@@ -57,6 +58,12 @@ async def slots(connection: Connection, prefix: str) -> list[Known]:
     """The app-ids that begin with ``prefix``, living or retired."""
     with translated():
         return [Known(*row) for row in await connection.fetch(_SLOTS, prefix)]
+
+
+async def registered_in(connection: Connection, pod_uids: Sequence[str]) -> set[str]:
+    """In which of these pods an executor had registered, whether it lives or not."""
+    with translated():
+        return {row[0] for row in await connection.fetch(_REGISTERED_IN, pod_uids)}
 
 
 async def watch(connection: Connection, name: str, queues: Sequence[str], seconds: float) -> None:

@@ -13,9 +13,10 @@ from joex.store.statement import Connection, column, statement
 
 _TAKE = statement("""
     SELECT id, lock_id, seq, queue, grp, task, args, priority::text, subject, submitter, attempt, failures,
-           retries, waited
+           retries, waited, suspect
     FROM joex.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
 """)
+_START_ALONE = statement("SELECT joex.start_alone($1::uuid, $2::uuid)")
 _START = statement("SELECT joex.start_many($1::uuid[], $2::uuid[], $3::float8[])")
 _FINISH_MANY = statement("""
     SELECT nr, answer
@@ -115,6 +116,12 @@ async def forget_turns(connection: Connection) -> None:
     """Remove what takes that met have left of their counting schemes."""
     with translated():
         await connection.execute(_FORGET_TURNS)
+
+
+async def start_alone(connection: Connection, job_id: UUID, lock_id: UUID) -> bool:
+    """Mark the run of a suspect as running, before its code starts. False: it has lost the job."""
+    with translated():
+        return bool(await connection.fetchval(_START_ALONE, job_id, lock_id))
 
 
 async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, float]]) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from joex_operator.manifests.overlay import EXECUTOR
 from joex_operator.names import POOL_LABEL, SLOT_LABEL, TEMPLATE_ANNOTATION, slot_index
 from joex_operator.slots import Slot
 
 _TERMINAL = ("Succeeded", "Failed")
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _LONGEST = 300
+_RESTARTS = 2  # before the second a container has waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class FoundPod:
         deleting: it is being deleted.
         lost: its node is silent.
         problem: why it does not start.
+        crashing: its executor has ended again and again: it waits to be started again, or has been and is not ready.
     """
 
     namespace: str
@@ -48,6 +51,7 @@ class FoundPod:
     deleting: bool
     lost: bool
     problem: str | None
+    crashing: bool
 
 
 def deployment(body: Mapping[str, Any]) -> FoundDeployment:
@@ -81,6 +85,7 @@ def pod(body: Mapping[str, Any]) -> FoundPod:
         deleting="deletionTimestamp" in metadata,
         lost=_is_lost(status),
         problem=_problem(status),
+        crashing=_is_crashing(status),
     )
 
 
@@ -133,6 +138,7 @@ def _slot(name: str, index: int, made: FoundDeployment | None, pods: list[FoundP
         replicas=made.replicas,
         problem=next((pod.problem for pod in staying if pod.problem), made.problem),
         lost=any(pod.lost for pod in pods) and not any(not pod.lost for pod in staying),
+        crashing=any(pod.crashing for pod in staying),
         pods=there,
     )
 
@@ -154,6 +160,16 @@ def _is_lost(status: Mapping[str, Any]) -> bool:
     containers = status.get("containerStatuses") or []
     said_ready = bool(containers) and all(one.get("ready") for one in containers)
     return said_ready and _conditions({"status": status}).get("Ready", {}).get("status") == "False"
+
+
+def _is_crashing(status: Mapping[str, Any]) -> bool:
+    executors = [one for one in status.get("containerStatuses") or [] if one.get("name") == EXECUTOR]
+    return any(
+        one.get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff"
+        # Started again after a back-off: it may die of the same at once, and is not reckoned with before it is ready.
+        or (one.get("restartCount", 0) >= _RESTARTS and not one.get("ready"))
+        for one in executors
+    )
 
 
 def _problem(status: Mapping[str, Any]) -> str | None:

@@ -67,6 +67,7 @@ class _Entry:
             uid=None if self.is_deleted else self.uid,
             template=self.template,
             problem=self.process.problem,
+            crashing=self.process.is_backing_off,
             pods=() if has_ended else (self.uid,),
             gone=(self.uid,) if has_ended else (),
         )

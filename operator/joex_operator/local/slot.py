@@ -43,6 +43,7 @@ class SlotProcess:
 
     Attributes:
         is_running: there is a process.
+        is_backing_off: it has failed more than once, and waits to be started again.
         has_ended: it was asked to end, and there is no process any more.
         exit_code: of the last process that has ended; negative: the signal that has killed it.
     """
@@ -57,6 +58,7 @@ class SlotProcess:
     ) -> None:
         self.slot = slot
         self.has_ended = False
+        self.is_backing_off = False
         self.exit_code: int | None = None
         self._arguments = arguments
         self._lifeline = lifeline
@@ -113,9 +115,11 @@ class SlotProcess:
         self._problem = problem if is_failure else None
         # One that has left in order was most likely told to, by somebody who is about to end it.
         delay = max(restart_delay(failures), 1.0 if self.exit_code == 0 else 0.0)
+        self.is_backing_off = failures > 1
         self._watcher.failed(self.slot, problem, delay)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), delay)
+        self.is_backing_off = False
 
     async def _run(self) -> str:
         """Run it once, to its end; returns how it ended."""

@@ -49,12 +49,12 @@ class LocalCluster:
             self.close()
             raise
 
-    def add_node(self, name: str, labels: Mapping[str, str] | None = None) -> LocalNode:
-        """Start another node."""
+    def add_node(self, name: str, labels: Mapping[str, str] | None = None, **kubelet: Any) -> LocalNode:
+        """Start another node; ``kubelet``: of its `Settings`."""
         assert self._made_nodes < _MOST_NODES
         self._made_nodes += 1
         network = f"{self._network}.{self._made_nodes}"
-        node = LocalNode(self.control_plane, self.folder, name, network, labels or {})
+        node = LocalNode(self.control_plane, self.folder, name, network, labels or {}, **kubelet)
         self.nodes[name] = node
         self._closing.callback(node.crash)
         node.start()

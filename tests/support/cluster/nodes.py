@@ -24,7 +24,13 @@ class LocalNode:
     """A node of the local cluster: a kubelet and the processes of its pods."""
 
     def __init__(
-        self, control_plane: ControlPlane, folder: Path, name: str, network: str, labels: Mapping[str, str]
+        self,
+        control_plane: ControlPlane,
+        folder: Path,
+        name: str,
+        network: str,
+        labels: Mapping[str, str],
+        **kubelet: Any,
     ) -> None:
         self.name = name
         self._mark = f"{NODE_MARK}={folder / name}"
@@ -40,6 +46,7 @@ class LocalNode:
             path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             marks=marks,
             labels=dict(labels),
+            **kubelet,
         )
         self._process: subprocess.Popen[str] | None = None
 

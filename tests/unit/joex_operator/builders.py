@@ -43,6 +43,7 @@ def slot(index: int, phase: Phase = Phase.IDLE, held: int = 0, *, since: timedel
         Phase.UNKNOWN: None,
         Phase.PENDING: Executor(),
         Phase.LOST: Executor(),
+        Phase.CRASHING: Executor(),
         Phase.IDLE: Executor(lives=True, pod_uid=f"pod-{index}"),
         Phase.BUSY: Executor(lives=True, held=held or 1, pod_uid=f"pod-{index}"),
         Phase.DRAINING: Executor(lives=True, held=held, draining=True, retired_at=NOW - since, pod_uid=f"pod-{index}"),
@@ -55,6 +56,7 @@ def slot(index: int, phase: Phase = Phase.IDLE, held: int = 0, *, since: timedel
         "pods": (f"pod-{index}",),
         "executor": executors[phase],
         "lost": phase is Phase.LOST,
+        "crashing": phase is Phase.CRASHING,
         **more,
     }
     return Slot(f"documents-{index}", index, **given)

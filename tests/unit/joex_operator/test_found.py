@@ -1,12 +1,13 @@
 """What Deployments and pods say of slots, and how the mirror keeps them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from joex_operator.cluster import found
 from joex_operator.cluster.mirror import Mirror
-from joex_operator.slots import Slot
+from joex_operator.slots import Executor, Phase, Slot
 
 LABELS = {"joex.dev/pool": "p", "joex.dev/slot": "p-0"}
 
@@ -126,6 +127,25 @@ class TestLostPods:
     def test_one_with_a_successor_elsewhere_is_not_what_the_slot_is_about(self) -> None:
         lost = pod("old", metadata=DELETED, conditions=self.NOT_READY, containerStatuses=[container()])
         assert not slot_of(deployment(), lost, pod("new")).lost
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "phase"),
+    [
+        ("executor", {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}, Phase.CRASHING),
+        ("executor", {"state": {"waiting": {"reason": "ContainerCreating"}}}, Phase.PENDING),
+        ("executor", {"restartCount": 1, "ready": False}, Phase.PENDING),
+        ("executor", {"restartCount": 2, "ready": False}, Phase.CRASHING),
+        ("executor", {"restartCount": 2, "ready": True}, Phase.PENDING),
+        ("sidecar", {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}, Phase.PENDING),
+    ],
+)
+def test_a_slot_crashes_when_its_executor_is_started_again_only_after_a_while_until_it_is_ready(
+    name: str, more: dict[str, Any], phase: Phase
+) -> None:
+    one = {**container(), "name": name, **more}
+    found = slot_of(deployment(), pod(containerStatuses=[one]))
+    assert replace(found, executor=Executor()).phase is phase
 
 
 class TestProblems:

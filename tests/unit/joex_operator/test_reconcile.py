@@ -256,6 +256,44 @@ def test_what_is_too_much_goes_first_and_counts_for_the_rollout():
     ]
 
 
+# Executors that crash.
+
+
+def test_a_slot_that_crashes_is_no_capacity_and_another_one_is_made():
+    assert actions(seen(slot(0, Phase.CRASHING), runnable=1)) == [CreateSlot(1, Why.DEMAND)]
+    assert actions(seen(slot(0, Phase.CRASHING), slot(1, Phase.PENDING), runnable=1)) == []
+
+
+def test_what_its_executor_holds_calls_for_another_one_before_the_database_knows_that_it_is_dead():
+    dead = Executor(lives=True, held=2, pod_uid="pod-0")
+    assert actions(seen(slot(0, Phase.CRASHING, executor=dead))) == [CreateSlot(1, Why.DEMAND)]
+
+
+def test_it_takes_up_room():
+    found = seen(slot(0, Phase.CRASHING), slot(1, Phase.CRASHING), runnable=20)
+    assert created(actions(found, scaling=autoscaled(most=3))) == [2]
+    assert actions(found, scaling=autoscaled(most=2)) == []
+    assert actions(seen(slot(0, Phase.CRASHING)), replicas=1) == []
+
+
+def test_it_stays_while_there_is_work_for_those_that_stand_in_for_it():
+    assert actions(seen(slot(0, Phase.CRASHING), slot(1, held=2))) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "spec"),
+    [
+        (seen(slot(0, Phase.CRASHING)), {}),
+        (seen(slot(0, Phase.CRASHING), runnable=1), {"suspend": True}),
+        (seen(slot(0, Phase.CRASHING), runnable=1), {"deleted_at": NOW}),
+        (seen(slot(0, Phase.CRASHING), slot(1), slot(2)), {"replicas": 1}),
+        (seen(slot(0, Phase.CRASHING, template="old"), slot(1, held=2)), {}),
+    ],
+)
+def test_it_is_let_go_where_it_is_not_wanted(found, spec):
+    assert "documents-0" in asked(actions(found, **spec))
+
+
 # Without the database.
 
 

@@ -29,6 +29,17 @@ def test_an_executor_that_lives_on_a_silent_node_is_not_lost():
     assert slot(1, Phase.BUSY, lost=True).phase is Phase.BUSY
 
 
+def test_an_executor_that_crashes_is_none_though_the_database_has_not_found_out():
+    assert slot(1, Phase.BUSY, crashing=True).phase is Phase.CRASHING
+    assert slot(1, Phase.PENDING, crashing=True).phase is Phase.CRASHING
+
+
+def test_one_that_crashes_may_be_lost_or_retired_all_the_same():
+    assert slot(1, Phase.LOST, crashing=True).phase is Phase.LOST
+    assert slot(1, Phase.RETIRED, crashing=True).phase is Phase.RETIRED
+    assert slot(1, Phase.DRAINING, crashing=True).phase is Phase.DRAINING
+
+
 def test_an_executor_drains_whoever_asked_it_to():
     by_hand = Executor(lives=True, draining=True)
     assert slot(1, executor=by_hand).phase is Phase.DRAINING

@@ -69,6 +69,15 @@ def test_a_failing_executor_is_named_with_its_problem():
     assert condition.bad
 
 
+def test_executors_that_crash_are_counted_and_named_and_it_is_said_that_they_keep_others_from_coming():
+    found = seen(*slots(2, Phase.CRASHING, problem="OOMKilled: exit code 137"), runnable=1)
+    conditions = told(found, scaling=autoscaled(most=2))
+    assert conditions["Ready"].reason == "ExecutorFailing"
+    assert conditions["Ready"].message == "documents-0: OOMKilled: exit code 137 (and 1 more)"
+    assert conditions["ScalingLimited"].reason == "ExecutorsCrashing"
+    assert told(found, scaling=autoscaled(most=3))["ScalingLimited"].reason == "DesiredWithinRange"
+
+
 ACTIVE = [
     (seen(), {}, "True", "ByDemand"),
     (seen(), {"replicas": 1}, "False", "FixedReplicas"),

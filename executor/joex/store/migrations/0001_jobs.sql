@@ -127,7 +127,8 @@ CREATE TABLE joex.job (
     app_id           text,                                  -- the executor of the latest run
     attempt          integer NOT NULL DEFAULT 0,            -- runs that were started
     failures         integer NOT NULL DEFAULT 0,            -- runs that failed since the submission or the last retry by hand
-    losses           integer NOT NULL DEFAULT 0,            -- times its executor died while holding it
+    losses           integer NOT NULL DEFAULT 0,            -- times its executor died while holding it; of a suspect, while it ran
+    suspect          boolean NOT NULL DEFAULT false,        -- it was lost twice: executors run it with nothing beside it
     retries          joex.job_retries,                      -- re-runs allowed; null: the task's or the executor's default
     cancel_requested boolean NOT NULL DEFAULT false,
     resubmit_requested boolean NOT NULL DEFAULT false,      -- it goes round once more when its run ends

@@ -131,10 +131,10 @@ CREATE OR REPLACE FUNCTION joex.floors_are_on() RETURNS boolean LANGUAGE sql STA
 -- The jobs that are held. (Whether floors are on is asked once: they may be switched at any moment, and each job belongs to one part.)
 CREATE OR REPLACE VIEW joex.held AS
 WITH floors AS MATERIALIZED (SELECT joex.floors_are_on() AS are_on)
-SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since FROM joex.job
+SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since, suspect FROM joex.job
 WHERE executor_id IS NOT NULL AND NOT (SELECT are_on FROM floors)
 UNION ALL
-SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since FROM joex.by_floors(true)
+SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since, suspect FROM joex.by_floors(true)
 WHERE (SELECT are_on FROM floors);
 
 -- The jobs that an executor holds.

@@ -118,7 +118,7 @@ END $$;
 DO $do$ BEGIN
     CREATE TYPE joex.taken AS (
         id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args text, priority joex.job_priority,
-        subject text, submitter text, attempt integer, failures integer, retries integer, waited float8);
+        subject text, submitter text, attempt integer, failures integer, retries integer, waited float8, suspect boolean);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 DO $do$ BEGIN
     CREATE TYPE joex.mixed_group AS (
@@ -541,18 +541,20 @@ BEGIN
                     UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = v_executor.app_id,
                            lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
                            held_since = (SELECT coalesce(pg_sequence_last_value('joex.job_seq_seq'), 0)),
+                           -- (An executor may hold a suspect for long before it starts: see start_alone.)
                            (overdue_at, renew_by) = (
                                SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                               FROM joex.task_timeout o WHERE v_timed AND o.task = j.task)
+                               FROM joex.task_timeout o
+                               WHERE v_timed AND o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
                     FROM unnest(v_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
                     RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
                               j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
-                              extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, c.nr,
+                              extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect, c.nr,
                               -- (what is compressed is larger on its way)
                               pg_column_size(j.args) * CASE WHEN pg_column_compression(j.args) IS NULL THEN 1 ELSE 8 END AS size
                 ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
                          CASE WHEN t.size <= 16384 AND (a.size <= 1000000 OR t.size <= 1000000 / a.jobs) THEN t.args::text END,
-                         t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited
+                         t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited, t.suspect
                 FROM taken t CROSS JOIN (SELECT sum(t.size) AS size, count(*) AS jobs FROM taken t) a
                 ORDER BY t.nr;
                 EXIT WHEN v_want = 0;

@@ -24,6 +24,22 @@ BEGIN
     PERFORM joex.announce('job-started', v_ids);
 END $$;
 
+-- The code of a suspect (see put_back) is about to start, with nothing beside it: scheduled -> running, before that code runs, for a
+-- loss is charged to a suspect whose run is marked. Its timeout begins here. False: the job is not this run's any more.
+CREATE OR REPLACE FUNCTION joex.start_alone(id uuid, lock_id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    UPDATE joex.job j SET
+        state = 'running', attempt = j.attempt + 1, started_at = clock_timestamp(),
+        (overdue_at, renew_by) = (SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
+                                  FROM joex.task_timeout o WHERE o.task = j.task)
+    WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled';
+    IF FOUND THEN
+        PERFORM joex.announce('job-started', ARRAY[id]);
+    END IF;
+    RETURN FOUND;
+END $$;
+
 -- What becomes of a job whose run ends so: it goes round once more where that was asked for, whatever its end; else a cancel
 -- request ends it as cancelled.
 CREATE OR REPLACE FUNCTION joex.state_after(p_state text, p_cancel boolean, p_resubmit boolean) RETURNS text
@@ -145,6 +161,7 @@ BEGIN
             failures = CASE WHEN j.resubmit_requested THEN 0
                             ELSE j.failures + CASE WHEN g.state IN ('stuck', 'failed') THEN 1 ELSE 0 END END,
             losses = CASE WHEN j.resubmit_requested THEN 0 ELSE j.losses END,
+            suspect = j.suspect AND NOT j.resubmit_requested,
             started_at = CASE WHEN j.state = 'running' THEN j.started_at
                               ELSE v_now - make_interval(secs => g.age) END,
             progress = CASE WHEN j.resubmit_requested THEN 0 WHEN g.state = 'success' THEN 100 ELSE j.progress END,
@@ -307,9 +324,14 @@ BEGIN
 END $$;
 
 -- Put back jobs whose runs are over without having said how: waiting again, at their old place in the line. The caller has
--- locked the rows. Those that were lost so more than p_most_losses times fail (null: none does), for they may be what kills
--- their executors; p_lost: how many times more they are lost now; p_why says how. Returns how many.
-CREATE OR REPLACE FUNCTION joex.put_back(p_ids uuid[], p_lost integer, p_most_losses integer, p_why text) RETURNS bigint
+-- locked the rows. p_lost: how many times more they are lost now; p_why says how. Those that were lost so more than p_most_losses
+-- times fail (null: none does).
+-- p_died: their executor has died, and each of them may have killed it. One that was lost before is a suspect from then on: executors run
+-- it with nothing beside it (see start_alone), so that its next death tells which job it was. A suspect that had not started is
+-- given back: whatever its executor died of, it was not that. So no job fails for what its neighbours do. Returns how many.
+CREATE OR REPLACE FUNCTION joex.put_back(
+    p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false
+) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_queue record;
@@ -320,28 +342,33 @@ BEGIN
             UPDATE joex.job j SET
                 executor_id = NULL, lock_id = NULL, overdue_at = NULL, resubmit_requested = false,
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
-                runnable_since = clock_timestamp(), losses = j.losses + p_lost, state = x.state::joex.job_state,
+                runnable_since = clock_timestamp(), losses = j.losses + x.lost, state = x.state::joex.job_state,
+                suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
                 lane = CASE x.state WHEN 'waiting' THEN joex.lane(j.priority) END,
                 finished_at = CASE WHEN x.state <> 'waiting' THEN clock_timestamp() END,
-                error = CASE x.state WHEN 'failed' THEN format('lost %s times: %s', j.losses + p_lost, p_why) ELSE j.error END
-            FROM (SELECT k.id, k.state AS was,
-                         joex.state_after(CASE WHEN k.losses + p_lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
+                error = CASE x.state WHEN 'failed' THEN format('lost %s times: %s', j.losses + x.lost, p_why) ELSE j.error END
+            FROM (SELECT k.id, k.state AS was, l.lost,
+                         joex.state_after(CASE WHEN k.losses + l.lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
                                           k.cancel_requested, k.resubmit_requested) AS state
-                  FROM joex.job k WHERE k.id = ANY (p_ids)) x
-            WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error,
-                                        x.was = 'running' OR p_lost > 0 AS is_run,
+                  FROM joex.job k
+                  CROSS JOIN LATERAL (SELECT CASE WHEN k.suspect AND k.state = 'scheduled' THEN 0 ELSE p_lost END AS lost) l
+                  WHERE k.id = ANY (p_ids)) x
+            WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error, x.lost, j.suspect,
+                                        x.was = 'running' OR x.lost > 0 AS is_run,
                                         j.attempt + CASE x.was WHEN 'running' THEN 0 ELSE 1 END AS attempt
         ) SELECT b.queue AS name, count(*) AS jobs,
                  array_agg(b.id) FILTER (WHERE b.lane IS NULL) AS ended, array_agg(b.id) FILTER (WHERE b.lane IS NOT NULL) AS open,
                  array_agg(b.id) FILTER (WHERE b.remove_requested) AS removed,
                  -- (what is given back before it has started is no run)
                  array_agg(b.id) FILTER (WHERE b.is_run) AS runs, array_agg(b.attempt) FILTER (WHERE b.is_run) AS attempts,
-                 array_agg(CASE b.state WHEN 'failed' THEN 'error' ELSE CASE p_lost WHEN 0 THEN 'info' ELSE 'warning' END END)
+                 array_agg(CASE b.state WHEN 'failed' THEN 'error' ELSE CASE b.lost WHEN 0 THEN 'info' ELSE 'warning' END END)
                      FILTER (WHERE b.is_run) AS levels,
                  array_agg(CASE b.state WHEN 'failed' THEN 'failed: ' || b.error
                                         WHEN 'cancelled' THEN 'cancelled on request'
-                                        ELSE CASE p_lost WHEN 0 THEN 'given back: this run does not count'
-                                                         ELSE 'lost: ' || p_why END END)
+                                        ELSE CASE b.lost WHEN 0 THEN 'given back: this run does not count'
+                                                         ELSE 'lost: ' || p_why
+                                                              || CASE WHEN b.suspect THEN '; it runs alone from now on' ELSE '' END
+                                             END END)
                      FILTER (WHERE b.is_run) AS lines
         FROM back b GROUP BY b.queue
     LOOP

@@ -69,7 +69,8 @@ BEGIN
     UPDATE joex.job j SET
         lane = CASE WHEN j.state = 'stuck' THEN 0 ELSE joex.lane(j.priority) END,
         state = CASE WHEN j.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex.job_state,
-        due_at = NULL, finished_at = NULL, runnable_since = clock_timestamp(), failures = 0, losses = 0, cancel_requested = false
+        due_at = NULL, finished_at = NULL, runnable_since = clock_timestamp(), failures = 0, losses = 0, suspect = false,
+        cancel_requested = false
     WHERE j.id = id AND j.state IN ('failed', 'cancelled', 'stuck') RETURNING j.queue INTO v_queue;
     IF NOT FOUND THEN
         RETURN false;
@@ -101,7 +102,7 @@ BEGIN
             state = CASE WHEN v_job.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex.job_state,
             lane = CASE WHEN v_job.state = 'stuck' THEN 0 ELSE joex.lane(j.priority) END,
             seq = nextval('joex.job_seq_seq'), due_at = NULL, finished_at = NULL, runnable_since = clock_timestamp(),
-            failures = 0, losses = 0, cancel_requested = false, progress = 0, progress_message = NULL
+            failures = 0, losses = 0, suspect = false, cancel_requested = false, progress = 0, progress_message = NULL
         WHERE j.id = id;
         PERFORM joex.wake(v_job.queue, 1);
     END IF;

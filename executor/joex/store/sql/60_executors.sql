@@ -13,7 +13,7 @@
 
 -- End an incarnation and put its jobs back: waiting again, at their old place in the line, what merely was
 -- scheduled and what ran alike. A job that was lost so more than p_most_losses times is failed, for it may be what kills
--- executors. Jobs whose row somebody has locked, and those beyond p_jobs, follow with the next rescue (orphans). Returns how many jobs.
+-- executors (see put_back). Jobs whose row somebody has locked, and those beyond p_jobs, follow with the next rescue (orphans). Returns how many jobs.
 CREATE OR REPLACE FUNCTION joex.end_executor(p_id integer, p_ending text, p_most_losses integer, p_jobs integer DEFAULT 5000)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -65,7 +65,7 @@ BEGIN
               LIMIT p_jobs FOR UPDATE SKIP LOCKED) k
         JOIN joex.executor e ON e.id = k.executor_id GROUP BY 1 LOOP
         PERFORM joex.put_back(v_batch.ids, CASE WHEN v_batch.in_order THEN 0 ELSE 1 END, p_most_losses,
-                              'its executor died each time it held this job');
+                              'its executor died each time it held this job', NOT v_batch.in_order);
         v_from := v_from || v_batch.executors;
     END LOOP;
     UPDATE joex.executor e SET orphans = false
@@ -263,6 +263,14 @@ END $$;
 -- seeing that somebody sleeps (see joex.look).
 CREATE OR REPLACE FUNCTION joex.fall_asleep(p_id integer) RETURNS void LANGUAGE sql VOLATILE AS $$
     UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
+
+-- An executor that runs a suspect takes nothing until that has ended, whichever slots are free: no submission is to wake it, and what waits
+-- wakes others.
+CREATE OR REPLACE FUNCTION joex.stand_aside(p_id integer, p_queues text[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE joex.executor SET asleep_since = NULL WHERE id = p_id;
+    PERFORM joex.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex.has_runnable(n.name);
+END $$;
 
 -- What a sleeper must know: the seconds until the next job of its queues is due (null: none is waiting for its time), and
 -- the oldest transaction id that is open: all transactions below a joex.horizon have ended when it has reached that.

@@ -1,0 +1,162 @@
+"""A runner holds a suspect back until nothing else runs, and takes nothing beside it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+import joex
+from joex.core.events import RunStarted
+from joex.core.job import TakenJob
+from joex.errors import JoexError
+from joex.runtime.finisher import End
+from joex.runtime.run import Defaults, Interruption
+from joex.runtime.runner import Runner
+
+app = joex.App()
+
+
+@app.task("t")
+async def task(ctx: joex.Context) -> None: ...
+
+
+def taken(*, suspect: bool, args: str | None = "{}") -> TakenJob:
+    return TakenJob(
+        uuid4(), uuid4(), 1, "default", "default", "t", args, "low", "", "", 0, 0, None, 0.0, suspect=suspect
+    )
+
+
+class Slots:
+    """A runner of four slots, with what it said. Ends are not written until a test says so."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, UUID]] = []
+        self.marking: Any = lambda: True  # what the database answers to a mark
+        nothing: Any = None
+        self.runner = Runner(
+            app,
+            4,
+            Defaults(0, timedelta(), None),
+            finisher=self,
+            notes=nothing,
+            connections=nothing,
+            fetch=self._fetch,
+            start_alone=self._start_alone,
+            largest_result=1000,
+            is_trusted=lambda: True,
+            emit=lambda event: self._say("begins", event.job) if isinstance(event, RunStarted) else None,
+        )
+
+    def start(self, *, suspect: bool, args: str | None = "{}") -> TakenJob:
+        job = taken(suspect=suspect, args=args)
+        self.runner.start(job)
+        return job
+
+    def of(self, job: TakenJob) -> list[str]:
+        return [what for what, job_id in self.said if job_id == job.id]
+
+    async def settled(self) -> None:
+        """Let all go on that can (nothing here waits for anything outside of the loop)."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def started(self, job: TakenJob, at: float) -> None: ...
+
+    def ended(self, end: End) -> None:
+        self._say(end.state, end.job)
+
+    def forget(self, job: TakenJob) -> None:
+        self._say("forgotten", job)
+
+    def _say(self, what: str, job: TakenJob) -> None:
+        self.said.append((what, job.id))
+
+    async def _fetch(self, job: TakenJob) -> str:
+        self._say("fetched", job)
+        return "{}"
+
+    async def _start_alone(self, job: TakenJob) -> bool:
+        self._say("marked", job)
+        return bool(self.marking())
+
+
+@pytest.fixture
+async def slots() -> AsyncIterator[Slots]:
+    slots = Slots()
+    yield slots
+    slots.runner.close()
+
+
+async def test_a_suspect_starts_when_the_ends_of_all_others_are_written_and_no_slot_is_free_until_its_own_is(
+    slots: Slots,
+) -> None:
+    first = slots.start(suspect=False)
+    suspect = slots.start(suspect=True)
+    second = slots.start(suspect=False)
+    await slots.settled()
+    assert (slots.of(first), slots.of(second), slots.of(suspect)) == (["begins", "success"], ["begins", "success"], [])
+    slots.runner.release([first])
+    await slots.settled()
+    assert slots.of(suspect) == []
+    slots.runner.release([second])
+    await slots.settled()
+    assert slots.of(suspect) == ["marked", "begins", "success"]
+    assert slots.runner.free == 0
+    slots.runner.release([suspect])
+    assert slots.runner.free == 4
+
+
+async def test_of_several_suspects_one_is_kept_and_the_others_are_given_back(slots: Slots) -> None:
+    kept, *others = [slots.start(suspect=True) for _ in range(3)]
+    await slots.settled()
+    assert [slots.of(job) for job in (kept, *others)] == [[], ["waiting"], ["waiting"]]
+    slots.runner.release(others)
+    await slots.settled()
+    assert slots.of(kept) == ["marked", "begins", "success"]
+
+
+async def test_large_arguments_of_a_suspect_are_fetched_when_it_is_marked(slots: Slots) -> None:
+    suspect = slots.start(suspect=True, args=None)
+    await slots.settled()
+    assert slots.of(suspect) == ["marked", "fetched", "begins", "success"]
+
+
+async def test_a_suspect_that_was_lost_while_it_waited_does_not_start(slots: Slots) -> None:
+    slots.marking = lambda: False
+    suspect = slots.start(suspect=True)
+    await slots.settled()
+    assert slots.of(suspect) == ["marked", "forgotten"]
+
+
+async def test_a_suspect_that_can_not_be_marked_is_given_back(slots: Slots) -> None:
+    """Unmarked it could kill any number of executors."""
+
+    def fail() -> bool:
+        raise JoexError("the database is away")
+
+    slots.marking = fail
+    suspect = slots.start(suspect=True)
+    await slots.settled()
+    assert slots.of(suspect) == ["marked", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("why", "becomes"),
+    [
+        (Interruption.CANCEL, ["cancelled"]),
+        (Interruption.GIVE_BACK, ["waiting"]),
+        (Interruption.LOST, ["forgotten"]),
+    ],
+)
+async def test_a_suspect_that_waits_can_be_interrupted(slots: Slots, why: Interruption, becomes: list[str]) -> None:
+    other, suspect = slots.start(suspect=False), slots.start(suspect=True)
+    await slots.settled()
+    slots.runner.interrupt(slots.runner.runs[suspect.lock_id], why)
+    await slots.settled()
+    assert slots.of(suspect) == becomes
+    slots.runner.release([suspect])
+    assert slots.runner.free == 3
+    slots.runner.release([other])
