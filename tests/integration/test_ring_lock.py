@@ -182,7 +182,7 @@ async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_
         await eventually(lambda: waits_for(kind), why=f"the take waits for the {kind}")
         await bench.connection.execute("SELECT pg_cancel_backend($1)", pid)
 
-    async with taker.transaction():
+    async with taker.transaction(isolation="read_committed"):
         try:
             async with taker.transaction():  # a savepoint
                 task = asyncio.ensure_future(runs.take(taker, executor, ["default"], 2, FOUR_ONE))
