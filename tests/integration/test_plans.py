@@ -379,6 +379,19 @@ async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, e
     assert_bounded(reading, 200)
 
 
+async def test_noting_turns_costs_as_much_as_there_are_groups_though_statistics_are_of_an_empty_table(bench):
+    groups, entries = 50, "SELECT pg_stat_get_xact_tuples_returned('joex.counting_pkey'::regclass)"
+    fill = "INSERT INTO joex.counting (queue, ring, position) SELECT 'default', nr, 1 FROM generate_series(1, 20000) nr"
+    for statement in (fill, "DELETE FROM joex.counting", "ANALYZE joex.counting", fill):
+        await bench.connection.execute(statement)
+    before = await bench.connection.fetchval(entries)
+    await bench.connection.execute(
+        "SELECT joex.count_turns('default', array_agg(nr), array_agg(2)) FROM generate_series(1, $1::bigint) nr", groups
+    )
+    assert await bench.connection.fetchval(entries) - before <= 4 * groups
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.counting") == 20_000
+
+
 # (Where the backlog is unknown, the server makes one plan for all pages, and each reads those before it again.)
 @pytest.mark.parametrize("large_database_url", [True], ids=["known backlog"], indirect=True)
 async def test_any_page_of_the_list_of_all_jobs_costs_as_much_as_it_shows(bench, executor):

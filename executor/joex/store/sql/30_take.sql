@@ -208,11 +208,11 @@ BEGIN
         INSERT INTO joex.counting AS k (queue, ring, position)
         SELECT p_queue, c.ring, c.position FROM unnest(p_rings, p_positions) AS c(ring, position) RETURNING k.ring
     )   -- (What another taker removes, whose transaction is open, is left; see forget_turns.)
-    DELETE FROM joex.counting k
-    USING counted c CROSS JOIN LATERAL (
-        SELECT o.at FROM joex.counting o WHERE o.queue = p_queue AND o.ring = c.ring
-        ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old
-    WHERE k.queue = p_queue AND k.ring = c.ring AND k.at = old.at;
+    -- (An array, not a join, as there.)
+    DELETE FROM joex.counting k WHERE k.ctid = ANY (ARRAY(
+        SELECT old.place FROM counted c CROSS JOIN LATERAL (
+            SELECT o.ctid AS place FROM joex.counting o WHERE o.queue = p_queue AND o.ring = c.ring
+            ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old));
 END $$;
 
 -- One pass over the ring of one queue; the caller holds the ring. Chooses and locks jobs, and moves the cursor; says where they
