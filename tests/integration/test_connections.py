@@ -1,11 +1,15 @@
 """Connections: how they are isolated, what they do on silent links, and where they lead."""
 
 import asyncio
+import contextlib
 import socket
+import ssl
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import asyncpg
 import pytest
+import uvloop
 
 import joex
 from joex import Client
@@ -14,6 +18,7 @@ from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store.database import close_pool, connect, create_pool, lent
 from joex.store.task_connections import TaskConnections
 from tests.support.apps import AnyClient
+from tests.support.cluster.pki import Authority, Certificate
 from tests.support.postgres import VERSIONS, free_port
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, eventually
@@ -264,6 +269,7 @@ async def _none(count):
 @pytest.mark.parametrize("first", ["refuses", "says nothing"])
 async def test_of_several_hosts_one_may_be_dead(postgres, database_name, monkeypatch, first):
     monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 4.0)
+    monkeypatch.setattr("joex.store.database._latest", {})
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         if first == "says nothing":
@@ -284,6 +290,129 @@ async def test_of_several_hosts_one_may_be_dead(postgres, database_name, monkeyp
         async with client_of(url) as client, executor_inside(app, url):
             job = await client.wait(await client.submit("a"), timeout=PATIENCE)
             assert job.state == "success"
+
+
+NAME = "database.test"
+
+
+@pytest.fixture
+def resolver(monkeypatch):
+    """What names lead to; each loop asks this one."""
+    addresses = {NAME: ["127.0.0.2", "127.0.0.1"]}
+
+    async def getaddrinfo(_loop, host, port, **_options):
+        name = host.decode() if isinstance(host, bytes) else host
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port or 0)) for one in addresses.get(name, [name])]
+
+    for loop in (asyncio.BaseEventLoop, uvloop.Loop):
+        monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 4.0)
+    monkeypatch.setattr("joex.store.database._latest", {})
+    return addresses
+
+
+@contextlib.contextmanager
+def dead_address(port, how):
+    """127.0.0.2, where the same port belongs to a server that does not answer."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.2", port))
+        if how != "refuses":
+            server.listen(0)
+        for _ in range(8 if how == "is unreachable" else 0):  # the kernel has no room for one more, and drops it
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)  # noqa: FBT003 - that is its signature
+            filler.connect_ex(("127.0.0.2", port))
+        yield
+
+
+@pytest.mark.parametrize("how", ["refuses", "says nothing", "is unreachable"])
+async def test_of_several_addresses_of_a_host_one_may_be_dead(postgres, database_name, resolver, how):
+    url = f"postgresql://postgres@{NAME}:{postgres.port}/{database_name}"
+    app = joex.App()
+
+    @app.task("a")
+    async def a(_ctx):
+        pass
+
+    with dead_address(postgres.port, how):
+        async with client_of(url) as client, executor_inside(app, url, lease=LONG):
+            job = await client.wait(await client.submit("a"), timeout=PATIENCE)
+            assert job.state == "success"
+
+
+async def test_of_several_addresses_the_next_is_tried_where_the_first_starts_up(postgres, database_name, resolver):
+    """It answers, but not as it should."""
+
+    async def start_up(reader, writer):
+        await reader.read(8)  # may it be TLS?
+        writer.write(b"N")
+        await reader.read(1024)
+        fields = b"SFATAL\0C57P03\0Mthe database system is starting up\0\0"
+        writer.write(b"E" + (len(fields) + 4).to_bytes(4) + fields)
+        writer.close()
+
+    async with await asyncio.start_server(start_up, "127.0.0.2", postgres.port):
+        connection = await connect(f"postgresql://postgres@{NAME}:{postgres.port}/{database_name}")
+        assert await connection.fetchval("SELECT 1") == 1
+        await connection.close()
+
+
+async def test_a_statement_is_cancelled_at_the_address_where_it_runs(postgres, database_name, resolver):
+    """Its time limit asks the server to end it; while that one does not, the transaction can't go on."""
+    with dead_address(postgres.port, "says nothing"):
+        connection = await connect(f"postgresql://postgres@{NAME}:{postgres.port}/{database_name}")
+        transaction = connection.transaction()
+        await transaction.start()
+        with pytest.raises(TimeoutError):
+            await connection.fetchval("SELECT pg_sleep(3600)", timeout=0.1)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(asyncpg.InFailedSQLTransactionError):
+                await connection.fetchval("SELECT 1")
+            await transaction.rollback()
+            assert await connection.fetchval("SELECT 1") == 1
+        await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def tls_in_front_of(postgres, certificate: Certificate) -> AsyncIterator[int]:
+    """A port where the server is reached by TLS alone, with this certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+
+    async def forward(reader, writer):
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(65536):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            assert (await reader.readexactly(8))[4:] == (80877103).to_bytes(4)  # SSLRequest
+            writer.write(b"S")
+            await writer.start_tls(context)
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", postgres.port)
+            await asyncio.gather(forward(reader, inner_writer), forward(inner_reader, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_tls_verifies_the_name_of_the_host_whatever_its_address_is(postgres, database_name, resolver, tmp_path):
+    authority = Authority(tmp_path)
+    verified = f"sslmode=verify-full&sslrootcert={authority.own.certificate}"
+    async with (
+        tls_in_front_of(postgres, authority.server("right", f"DNS:{NAME}")) as right,
+        tls_in_front_of(postgres, authority.server("wrong", "IP:127.0.0.1", "IP:127.0.0.2")) as wrong,
+    ):
+        with dead_address(right, "says nothing"):
+            connection = await connect(f"postgresql://postgres@{NAME}:{right}/{database_name}?{verified}")
+            assert await connection.fetchval("SELECT 1") == 1
+            await connection.close()
+        with pytest.raises(DatabaseUnavailable, match=f"Hostname mismatch.*'{NAME}'"):
+            await connect(f"postgresql://postgres@{NAME}:{wrong}/{database_name}?{verified}")
 
 
 async def test_a_statement_that_takes_long_is_left_alone_where_the_others_go_to_another_host(

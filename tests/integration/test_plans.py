@@ -362,7 +362,10 @@ async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
     assert entries <= kept + ENTRIES[0] + ENTRIES[1] * 20 * 200
 
 
-async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, executor):
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["no statistics", "statistics of an empty table"])
+async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, executor, is_analyzed):
+    if is_analyzed:  # as autovacuum does when it likes
+        await bench.connection.execute("ANALYZE joex.counting")
     await bench.take(executor, 200)  # of groups in which both priorities wait
     await bench.connection.execute("""
         INSERT INTO joex.counting (queue, ring, position) SELECT 'default', joex.ring('gone ' || nr), 1
@@ -374,6 +377,19 @@ async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, e
     last, reading = await read_by(bench, jobs.forget_lines(bench.connection, UUID(int=0), 200))
     assert last is not None
     assert_bounded(reading, 200)
+
+
+async def test_noting_turns_costs_as_much_as_there_are_groups_though_statistics_are_of_an_empty_table(bench):
+    groups, entries = 50, "SELECT pg_stat_get_xact_tuples_returned('joex.counting_pkey'::regclass)"
+    fill = "INSERT INTO joex.counting (queue, ring, position) SELECT 'default', nr, 1 FROM generate_series(1, 20000) nr"
+    for statement in (fill, "DELETE FROM joex.counting", "ANALYZE joex.counting", fill):
+        await bench.connection.execute(statement)
+    before = await bench.connection.fetchval(entries)
+    await bench.connection.execute(
+        "SELECT joex.count_turns('default', array_agg(nr), array_agg(2)) FROM generate_series(1, $1::bigint) nr", groups
+    )
+    assert await bench.connection.fetchval(entries) - before <= 4 * groups
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.counting") == 20_000
 
 
 # (Where the backlog is unknown, the server makes one plan for all pages, and each reads those before it again.)

@@ -19,7 +19,10 @@ ROLES = ("joex_test_one", "joex_test_two")
 async def login(
     postgres: TestServer, database_url: str, connection: asyncpg.Connection
 ) -> AsyncIterator[Callable[[str], Awaitable[asyncpg.Connection]]]:
-    """Logs in as one of two roles that may use the schema, its tables and its sequences, and no more."""
+    """Logs in as one of two roles that may use the schema, its tables and its sequences, and no more.
+
+    Both say READ COMMITTED, as each executor and worker does that is not Joex's own.
+    """
     async with AsyncExitStack() as stack:
         for role in ROLES:
             await connection.execute(f"""
@@ -29,7 +32,8 @@ async def login(
                 GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA joex TO {role}""")
 
         async def log_in(role: str) -> asyncpg.Connection:
-            made = await asyncpg.connect(database_url, user=role)
+            settings = {"default_transaction_isolation": "read committed"}
+            made = await asyncpg.connect(database_url, user=role, server_settings=settings)
             stack.push_async_callback(made.close)
             return made
 

@@ -560,6 +560,42 @@ async def test_arguments_over_the_limit_are_refused_in_sql_too(connection):
         await connection.fetch("SELECT joex.set_args($1, $2::text::jsonb)", job_id, data)
 
 
+@pytest.mark.parametrize("numbers", [200, 9000], ids=["26 MB", "more than a text can have"])
+async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_are_stored_in_few_bytes(
+    connection, numbers
+):
+    """One such row would keep each list of jobs from being read."""
+    await connection.execute("CREATE TABLE document (args jsonb)")
+    await connection.execute(
+        "INSERT INTO document SELECT ('{\"x\": [' || repeat('1e131071,', $1) || '0]}')::jsonb", numbers
+    )
+    job_id = await connection.fetchval("SELECT joex.submit('a')")
+    for call in (
+        "SELECT joex.submit('a', args) FROM document",
+        "SELECT joex.submit('a', args, tracker => 'one') FROM document",
+        "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', args]) FROM document",
+        "INSERT INTO joex.job (task, args, lane) SELECT 'a', args, 2 FROM document",
+        "SELECT joex.set_args((SELECT id FROM joex.job), args) FROM document",
+        "SELECT joex.add('typed', 'two', args) FROM document",
+        "SELECT joex.put_periodic_task('a', 't', 'daily', args => args) FROM document",
+    ):
+        with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got \d+: keep it") as refused:
+            await connection.fetch(call)
+        assert refused.value.sqlstate == "JX003"
+    with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: keep it elsewhere"):
+        await connection.fetch("SELECT joex.add('typed', 'two', opts => args) FROM document")
+    assert [job.id for job in (await list_jobs(connection, Filter(), None, 20)).jobs] == [job_id]
+
+
+async def test_a_result_whose_text_is_over_the_limit_is_refused(typed, client, connection):
+    await typed.add("a", 1)
+    job = await typed.accept("a")
+    finish = "SELECT joex.finish($1, $2, result => ('[' || repeat('1e131071,', 200) || '0]')::jsonb)"
+    with pytest.raises(asyncpg.PostgresError, match=r"^result: at most 16000000 bytes; got 26"):
+        await connection.fetch(finish, job.job, job.lock_id)
+    assert (await client.get(job.job)).state == "running"
+
+
 async def test_the_default_limit_of_arguments_is_sixteen_million_bytes(connection):
     assert await connection.fetchval("SELECT joex.largest('args')") == 16_000_000
     await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('args', NULL)")

@@ -108,6 +108,14 @@ def test_trouble_is_counted(metrics):
     assert value(metrics, "joex_database_trouble_total", service="taker") == 1
 
 
+def test_runs_of_which_the_start_or_the_end_is_not_written_are_counted_from_the_start_on(metrics):
+    assert value(metrics, "joex_runs_not_written_total", what="start") == 0
+    assert value(metrics, "joex_runs_not_written_total", what="end") == 0
+    metrics(events.RunNotWritten(UUID(int=1), "mail.send", "end", "permission denied"))
+    assert value(metrics, "joex_runs_not_written_total", what="start") == 0
+    assert value(metrics, "joex_runs_not_written_total", what="end") == 1
+
+
 def test_what_a_database_answers_is_no_label(metrics):
     metrics(events.LogLinesDropped(3, 'relation "joex.job_log" does not exist'))
     metrics(events.LogLinesDropped(4, "permission denied"))
@@ -161,7 +169,7 @@ def test_every_number_has_the_prefix_and_no_label_is_unbounded(metrics):
     assert content_type.startswith("text/plain")
     assert all(family.name.startswith("joex_") for family in families)
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels == {"task", "queue", "group_bucket", "result", "cause", "reason", "service", "outcome", "le"}
+    assert labels == {"task", "queue", "group_bucket", "result", "cause", "reason", "service", "outcome", "what", "le"}
 
 
 def test_an_event_that_moves_no_number_is_welcome(metrics):

@@ -49,6 +49,7 @@ class Metrics:
             events.RunStarted: self._run_started,
             events.RunEnded: self._run_ended,
             events.WorkerConflict: lambda _: self._conflicts.inc(),
+            events.RunNotWritten: lambda event: self._not_written.labels(event.what).inc(),
             events.Rescued: self._rescued,
             events.Overdue: lambda event: self._overdue.inc(event.jobs),
             events.Repeated: lambda event: self._repeated.labels(event.outcome).inc(),
@@ -71,6 +72,14 @@ class Metrics:
         self._conflicts = self._counter(
             "joex_worker_conflicts", "Runs that had lost their job: their result was dropped."
         )
+        self._not_written = self._counter(
+            "joex_runs_not_written",
+            "Runs whose start or end the database refused to store, and which were given up; the job of such an end is "
+            "held until this executor leaves.",
+            "what",
+        )
+        for what in ("start", "end"):  # there from the start, so that their first increase is seen
+            self._not_written.labels(what)
         self._overdue = self._counter(
             "joex_runs_overdue", "Runs put back, of whatever executor or worker, that did not report in time."
         )

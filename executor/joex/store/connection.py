@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -54,6 +55,41 @@ _SESSION = {
 _OLDEST_WITH_THESE = 14  # (`check_schema` and `migrate` refuse older servers, with a reason)
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A server: as a URL names it, and the address that is meant if its name has several."""
+
+    name: str
+    port: int | None
+    address: str | None = None
+
+    @property
+    def is_socket(self) -> bool:
+        """Whether it is a Unix socket of this machine."""
+        return self.name.startswith(("/", "@"))
+
+
+class Towards:
+    """An event loop whose connections lead to one address, whatever host they are made to.
+
+    asyncpg takes the name of a host and tries its addresses without a limit of time for each. So it gets the name,
+    which TLS verifies, and this; also for what it connects later, for a request to cancel must reach the very server.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
+        self._loop = loop
+        self._address = address
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(self, protocol: Any, host: str, port: int, **options: Any) -> Any:
+        """As the loop's."""
+        if options.get("ssl"):
+            options["server_hostname"] = host
+        return await self._loop.create_connection(protocol, self._address, port, **options)
+
+
 class OwnConnection(_Base):
     """A connection that was made here, straight to the server."""
 
@@ -65,16 +101,14 @@ class OwnConnection(_Base):
     _transport: asyncio.WriteTransport
 
     @property
-    def peer(self) -> object:
+    def peer(self) -> Any:
         """The server that it is connected to."""
         return self._transport.get_extra_info("peername")
 
     @property
-    def host(self) -> dict[str, Any]:
-        """The same, as arguments of asyncpg's that lead there alone; none with a Unix socket."""
-        if isinstance(self._addr, str):
-            return {}
-        return {"host": self._addr[0], "port": self._addr[1], "target_session_attrs": "any"}
+    def host(self) -> Host | None:
+        """The same, to connect to it again; None with a Unix socket."""
+        return None if isinstance(self._addr, str) else Host(*self._addr, address=self.peer[0])
 
     @property
     def passed(self) -> tuple[int, ...]:

@@ -7,15 +7,26 @@ it yet, makes up the process id that it tells at the start.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from joex.core.url import check_database_url, database_hosts
 from joex.errors import ConfigError, JoexError
-from joex.store.connection import BREAKS, CONNECT_WITHIN, OwnConnection, PooledConnection, TaskConnection, drop
+from joex.store.connection import (
+    BREAKS,
+    CONNECT_WITHIN,
+    Host,
+    OwnConnection,
+    PooledConnection,
+    TaskConnection,
+    Towards,
+    drop,
+)
 from joex.store.errors import translated
 from joex.store.statement import Connection
 
@@ -30,6 +41,12 @@ SERVICE_WITHIN = 5.0
 
 _CLOSE_WITHIN = 5.0
 
+_latest: dict[frozenset[Host | None], Host | None] = {}
+"""Of several hosts, or addresses of one, the one that answered last: those before it would take their time again.
+
+Of the whole process, for what has its own connections, such as the lease, begins anew with each.
+"""
+
 
 class _Connector:
     """Makes connections to one database, and remembers what it has found out about it."""
@@ -43,7 +60,7 @@ class _Connector:
         *,
         pooled: bool,
         direct: type[OwnConnection] = OwnConnection,
-        host: dict[str, Any] | None = None,
+        host: Host | None = None,
     ) -> None:
         self._url = url
         self._name = name
@@ -56,11 +73,9 @@ class _Connector:
             hosts = database_hosts(url)
         except ValueError as error:
             raise ConfigError(f"database URL: {error}") from None
-        self._hosts: list[dict[str, Any]] = [{}]  # as the URL says
-        if host:
-            self._hosts = [host]
-        elif len(hosts) > 1:
-            self._hosts = [{"host": host, "port": port} for host, port in hosts]
+        self._is_given = host is not None
+        # None: where the URL says else, or nothing, such as a Unix socket
+        self._hosts = [host] if host else [Host(name, port) if name else None for name, port in hosts] or [None]
 
     async def __call__(self, *_: object, **__: object) -> OwnConnection:
         """A connection; a pool asks for them with arguments that say nothing new."""
@@ -76,24 +91,25 @@ class _Connector:
         return await self._connected()
 
     async def _connected(self) -> OwnConnection:
-        """A connection to the first host that there is; each has its time, for one that is dead may not even refuse."""
-        failures = []
-        for host in list(self._hosts):
-            try:
-                async with asyncio.timeout(CONNECT_WITHIN / len(self._hosts)):
-                    connection = await self._connected_to(host)
-            except (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched) as error:
-                failures.append(error)
-            else:
-                self._hosts.remove(host)
-                self._hosts.insert(0, host)  # those before it would take their time again
-                return connection
-        raise failures[-1]
+        return await _first(self._hosts, self._connected_to, asyncio.get_running_loop().time() + CONNECT_WITHIN)
 
-    async def _connected_to(self, host: dict[str, Any]) -> OwnConnection:
+    async def _connected_to(self, host: Host | None, until: float) -> OwnConnection:
+        """A connection to a host, at one of its addresses."""
+        if host is None or host.is_socket or host.address:
+            return await self._connected_at(host, until)
+        found = await asyncio.get_running_loop().getaddrinfo(host.name, None, type=socket.SOCK_STREAM)
+        addresses = dict.fromkeys(str(address[0]) for *_, address in found)
+        return await _first([replace(host, address=one) for one in addresses], self._connected_at, until)
+
+    async def _connected_at(self, host: Host | None, _until: float) -> OwnConnection:
+        loop = asyncio.get_running_loop()
+        where: dict[str, Any] = {"host": host.name, "port": host.port} if host else {}
+        if self._is_given:
+            where["target_session_attrs"] = "any"
         made: Any = await asyncpg.connect(
             self._url,
-            **host,
+            **where,
+            loop=Towards(loop, host.address) if host and host.address else loop,  # type: ignore[arg-type]
             server_settings={"application_name": self._name},
             command_timeout=self._within,
             statement_cache_size=0 if self._is_pooled else 100,
@@ -103,13 +119,36 @@ class _Connector:
         return connection
 
 
+async def _first(
+    candidates: Sequence[Host | None],
+    connected: Callable[[Host | None, float], Awaitable[OwnConnection]],
+    until: float,
+) -> OwnConnection:
+    """A connection to the first of these that answers; each has its time, for one that is dead may not even refuse."""
+    now = asyncio.get_running_loop().time
+    all_of_them = frozenset(candidates)
+    latest = _latest.get(all_of_them)
+    failures = []
+    for nr, one in enumerate(sorted(candidates, key=lambda one: one != latest)):
+        within = now() + (until - now()) / (len(candidates) - nr)
+        try:
+            async with asyncio.timeout_at(within):
+                connection = await connected(one, within)
+        except (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched) as error:
+            failures.append(error)
+        else:
+            _latest[all_of_them] = one
+            return connection
+    raise failures[-1]
+
+
 async def connect(
     url: str,
     *,
     pooled: bool = False,
     name: str = "joex",
     within: float | None = None,
-    host: dict[str, Any] | None = None,
+    host: Host | None = None,
     **settings: str,
 ) -> OwnConnection:
     """A connection of one's own.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from joex.errors import JoexError
-from joex.store.connection import drop
+from joex.store.connection import Host, drop
 from joex.store.database import SERVICE_WITHIN, borrowed, connect, lent
 from joex.store.errors import translated
 from joex.store.statement import statement
@@ -93,7 +93,7 @@ class _Seen:
     pid: int
     """Of its process of the server."""
     peer: Any
-    host: dict[str, Any] = field(compare=False)
+    host: Host | None = field(compare=False)
     passed: tuple[int, ...]
     passed_before: tuple[int, ...]
     """The statement."""

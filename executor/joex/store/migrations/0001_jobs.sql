@@ -157,8 +157,8 @@ CREATE TABLE joex.job (
 -- For rows that are not made by the functions of Joex.
 CREATE FUNCTION joex.place_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF pg_column_size(NEW.args) > 8000 THEN
-        PERFORM joex.check_size('args', pg_column_size(NEW.args));
+    IF joex.is_large(NEW.args) THEN
+        PERFORM joex.check_size('args', NEW.args);
     END IF;
     NEW.ring := joex.ring(NEW.grp);
     RETURN NEW;

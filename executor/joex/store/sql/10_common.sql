@@ -11,9 +11,10 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685000 + n';
 CREATE OR REPLACE FUNCTION joex.lane(priority joex.job_priority) RETURNS smallint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN 1::smallint ELSE 2::smallint END $$;
 
--- The bytes that arguments ('args') or a result ('result') may have: of its jsonb, as the database stores it.
+-- The bytes that arguments ('args') or a result ('result') may have, as jsonb and as the text that clients get. Free fields ('opts')
+-- have the limit of arguments.
 CREATE OR REPLACE FUNCTION joex.largest(p_field text) RETURNS integer LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT s.bytes FROM joex.size_limit s WHERE s.field = p_field), 16000000) $$;
+    SELECT coalesce((SELECT s.bytes FROM joex.size_limit s WHERE s.field = CASE p_field WHEN 'opts' THEN 'args' ELSE p_field END), 16000000) $$;
 
 -- Set this limit, from 8,000 bytes to 32 million (see ADR 26); null: the default. Executors that run hear of it when they start the next time.
 CREATE OR REPLACE FUNCTION joex.set_largest(p_field text, p_bytes bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
@@ -32,13 +33,33 @@ BEGIN
     END IF;
 END $$;
 
--- Refuse what is larger. Callers ask for what has more than 8,000 bytes, which no limit refuses: so most jobs cost no look at
--- the limits.
-CREATE OR REPLACE FUNCTION joex.check_size(p_field text, p_size bigint) RETURNS void LANGUAGE plpgsql STABLE AS $$
+-- Whether a value has more than 8,000 bytes, which no limit refuses: so most jobs cost no look at the limits. (#> '{}' is the value
+-- itself, not as a table has compressed it. The text may be 8,000 times as long: 1e131071 has 16 bytes. No planner may work it out before
+-- the size: one statement for each.)
+CREATE OR REPLACE FUNCTION joex.is_large(p_value jsonb) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
-    IF p_size > joex.largest(p_field) THEN
+    IF pg_column_size(p_value #> '{}') > 8000 THEN
+        RETURN true;
+    END IF;
+    RETURN octet_length(p_value::text) > 8000;
+END $$;
+
+-- Refuse a value that is larger than its limit. Callers ask for what joex.is_large.
+CREATE OR REPLACE FUNCTION joex.check_size(p_field text, p_value jsonb) RETURNS void LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_largest integer := joex.largest(p_field);
+    v_size integer := pg_column_size(p_value #> '{}');
+BEGIN
+    IF v_size <= v_largest THEN
+        BEGIN
+            v_size := greatest(v_size, octet_length(p_value::text));
+        EXCEPTION WHEN program_limit_exceeded THEN
+            v_size := 2 ^ 30;   -- more than a text can have: no statement could read it
+        END;
+    END IF;
+    IF v_size > v_largest THEN
         RAISE EXCEPTION '%: at most % bytes; got %: keep it elsewhere and give a reference, or raise the limit by joex.set_largest',
-            p_field, joex.largest(p_field), p_size USING ERRCODE = 'JX003';
+            p_field, v_largest, v_size USING ERRCODE = 'JX003';
     END IF;
 END $$;
 

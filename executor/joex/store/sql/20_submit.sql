@@ -40,13 +40,12 @@ DECLARE
     v_made bigint := cardinality(tasks);     -- jobs: those that were skipped call for no executor
     -- Ids in the order given: chance and time once for all of them, and a number for each. (An array has fewer than 2^28 elements.
     -- Chance has its price: without OpenSSL the server opens the kernel's device for each random number.)
+    v_suspect integer := joex.largest('args') / 10000;
     v_stem text := left(joex.uuid7()::text, 29);
     v_ids uuid[] := ARRAY(SELECT (v_stem || lpad(to_hex(i), 7, '0'))::uuid FROM generate_series(1, cardinality(tasks)) i);
 BEGIN
-    -- (Only a batch that is larger than one job may be can have one that is too large.)
-    IF pg_column_size(args) > 8000 AND pg_column_size(args) > joex.largest('args') THEN
-        PERFORM joex.check_size('args', max(pg_column_size(a.one))) FROM unnest(args) a(one);
-    END IF;
+    -- (No text has 10,000 times the bytes of its value; which, out of an array, is not compressed.)
+    PERFORM joex.check_size('args', a.one) FROM unnest(args) a(one) WHERE pg_column_size(a.one) > v_suspect;
     -- (An insert that may meet a conflict costs a tenth more, and writes each row to the log twice.)
     IF trackers IS NULL THEN
         INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
@@ -101,8 +100,8 @@ BEGIN
     IF tracker IS NOT NULL THEN
         RETURN joex.submit_many(ARRAY[task], ARRAY[args], ARRAY[grp], ARRAY[queue], ARRAY[priority], ARRAY[subject],
                                 ARRAY[submitter], ARRAY[not_before], ARRAY[tracker], ARRAY[retries]);
-    ELSIF pg_column_size(args) > 8000 THEN
-        PERFORM joex.check_size('args', pg_column_size(args));
+    ELSIF joex.is_large(args) THEN
+        PERFORM joex.check_size('args', args);
     END IF;
     INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, retries, submitted_at,
                           runnable_since)
@@ -137,8 +136,11 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_id uuid;
 BEGIN
-    IF pg_column_size(data) > 8000 THEN
-        PERFORM joex.check_size('args', pg_column_size(data));
+    IF joex.is_large(data) THEN
+        PERFORM joex.check_size('args', data);
+    END IF;
+    IF joex.is_large(opts) THEN
+        PERFORM joex.check_size('opts', opts);
     END IF;
     INSERT INTO joex.job AS j (task, key, args, opts, rank, queue, grp, ring, priority, subject, submitter, state, lane,
                                finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since)

@@ -208,11 +208,11 @@ BEGIN
         INSERT INTO joex.counting AS k (queue, ring, position)
         SELECT p_queue, c.ring, c.position FROM unnest(p_rings, p_positions) AS c(ring, position) RETURNING k.ring
     )   -- (What another taker removes, whose transaction is open, is left; see forget_turns.)
-    DELETE FROM joex.counting k
-    USING counted c CROSS JOIN LATERAL (
-        SELECT o.at FROM joex.counting o WHERE o.queue = p_queue AND o.ring = c.ring
-        ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old
-    WHERE k.queue = p_queue AND k.ring = c.ring AND k.at = old.at;
+    -- (An array, not a join, as there.)
+    DELETE FROM joex.counting k WHERE k.ctid = ANY (ARRAY(
+        SELECT old.place FROM counted c CROSS JOIN LATERAL (
+            SELECT o.ctid AS place FROM joex.counting o WHERE o.queue = p_queue AND o.ring = c.ring
+            ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old));
 END $$;
 
 -- One pass over the ring of one queue; the caller holds the ring. Chooses and locks jobs, and moves the cursor; says where they
@@ -377,15 +377,16 @@ CREATE OR REPLACE FUNCTION joex.highest_rank() RETURNS bytea LANGUAGE sql IMMUTA
 -- for the jobs of a group would walk over all that vacuum has not cleared.)
 CREATE OR REPLACE FUNCTION joex.forget_turns() RETURNS void
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-    DELETE FROM joex.counting k USING (
-        SELECT o.queue, o.ring, o.at FROM joex.counting o
+    -- (An array, not a join: with statistics of a time when the table was empty, a join would choose them anew for each row. No row
+    -- is ever updated, so that its ctid stays.)
+    DELETE FROM joex.counting k WHERE k.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM joex.counting o
         WHERE EXISTS (SELECT FROM joex.counting n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at OFFSET 0)
               OR NOT joex.floors_are_on()
                  AND NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = o.queue AND j.ring = o.ring AND j.lane IS NOT NULL OFFSET 0)
                  AND NOT EXISTS (SELECT FROM joex.job j
                                  WHERE j.queue = o.queue AND j.ring = o.ring AND j.executor_id IS NOT NULL OFFSET 0)
-        FOR UPDATE SKIP LOCKED) old
-    WHERE k.queue = old.queue AND k.ring = old.ring AND k.at = old.at $$;
+        FOR UPDATE SKIP LOCKED)) $$;
 
 -- How many of the next p_jobs turns of a counting scheme are for high priority, from position p_turn on.
 CREATE OR REPLACE FUNCTION joex.turns(p_turn integer, p_jobs integer, p_high integer, p_low integer) RETURNS integer

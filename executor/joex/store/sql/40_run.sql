@@ -276,8 +276,8 @@ CREATE OR REPLACE FUNCTION joex.finish(
 DECLARE
     v_cancel boolean;
 BEGIN
-    IF pg_column_size(result) > 8000 THEN
-        PERFORM joex.check_size('result', pg_column_size(result));
+    IF joex.is_large(result) THEN
+        PERFORM joex.check_size('result', result);
     END IF;
     SELECT j.cancel_requested INTO v_cancel FROM joex.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
@@ -303,8 +303,11 @@ CREATE OR REPLACE FUNCTION joex.update(
 DECLARE
     v_cancel boolean;
 BEGIN
-    IF pg_column_size(data) > 8000 THEN
-        PERFORM joex.check_size('args', pg_column_size(data));
+    IF joex.is_large(data) THEN
+        PERFORM joex.check_size('args', data);
+    END IF;
+    IF joex.is_large(opts) THEN
+        PERFORM joex.check_size('opts', opts);
     END IF;
     SELECT j.cancel_requested INTO v_cancel FROM joex.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;

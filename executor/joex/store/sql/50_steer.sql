@@ -48,8 +48,8 @@ CREATE OR REPLACE FUNCTION joex.set_args(id uuid, args jsonb) RETURNS boolean LA
 BEGIN
     IF args IS NULL THEN
         RAISE EXCEPTION 'args: must be a JSON object; got NULL' USING ERRCODE = '22004';
-    ELSIF pg_column_size(args) > 8000 THEN
-        PERFORM joex.check_size('args', pg_column_size(args));
+    ELSIF joex.is_large(args) THEN
+        PERFORM joex.check_size('args', args);
     END IF;
     -- One statement: where a taker holds the row, this waits and then judges what the taker has made of it.
     UPDATE joex.job j SET args = args WHERE j.id = id AND j.state = 'waiting';

@@ -53,8 +53,8 @@ CREATE OR REPLACE FUNCTION joex.put_periodic_task(
 DECLARE
     v_owner text;
 BEGIN
-    IF pg_column_size(args) > 8000 THEN
-        PERFORM joex.check_size('args', pg_column_size(args));
+    IF joex.is_large(args) THEN
+        PERFORM joex.check_size('args', args);
     END IF;
     INSERT INTO joex.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
                                          starting_deadline, enabled, owner)
