@@ -41,10 +41,11 @@ SERVICE_WITHIN = 5.0
 
 _CLOSE_WITHIN = 5.0
 
-_latest: dict[frozenset[Host | None], Host | None] = {}
-"""Of several hosts, or addresses of one, the one that answered last: those before it would take their time again.
+_latest: dict[tuple[Host | None, ...] | Host, Host | None] = {}
+"""Of several hosts, or of the addresses of one, the one that answered last: those before it would take their time again.
 
-Of the whole process, for what has its own connections, such as the lease, begins anew with each.
+Of the whole process, for what has its own connections, such as the lease, begins anew with each. By what URLs name, for
+there are ever new addresses.
 """
 
 
@@ -91,7 +92,8 @@ class _Connector:
         return await self._connected()
 
     async def _connected(self) -> OwnConnection:
-        return await _first(self._hosts, self._connected_to, asyncio.get_running_loop().time() + CONNECT_WITHIN)
+        until = asyncio.get_running_loop().time() + CONNECT_WITHIN
+        return await _first(tuple(self._hosts), self._hosts, self._connected_to, until)
 
     async def _connected_to(self, host: Host | None, until: float) -> OwnConnection:
         """A connection to a host, at one of its addresses."""
@@ -99,7 +101,7 @@ class _Connector:
             return await self._connected_at(host, until)
         found = await asyncio.get_running_loop().getaddrinfo(host.name, None, type=socket.SOCK_STREAM)
         addresses = dict.fromkeys(str(address[0]) for *_, address in found)
-        return await _first([replace(host, address=one) for one in addresses], self._connected_at, until)
+        return await _first(host, [replace(host, address=one) for one in addresses], self._connected_at, until)
 
     async def _connected_at(self, host: Host | None, _until: float) -> OwnConnection:
         loop = asyncio.get_running_loop()
@@ -120,14 +122,17 @@ class _Connector:
 
 
 async def _first(
+    named: tuple[Host | None, ...] | Host,
     candidates: Sequence[Host | None],
     connected: Callable[[Host | None, float], Awaitable[OwnConnection]],
     until: float,
 ) -> OwnConnection:
-    """A connection to the first of these that answers; each has its time, for one that is dead may not even refuse."""
+    """A connection to the first of these that answers; each has its time, for one that is dead may not even refuse.
+
+    ``named``: the hosts that they are, or the host whose addresses they are.
+    """
     now = asyncio.get_running_loop().time
-    all_of_them = frozenset(candidates)
-    latest = _latest.get(all_of_them)
+    latest = _latest.get(named)
     failures = []
     for nr, one in enumerate(sorted(candidates, key=lambda one: one != latest)):
         within = now() + (until - now()) / (len(candidates) - nr)
@@ -137,7 +142,7 @@ async def _first(
         except (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched) as error:
             failures.append(error)
         else:
-            _latest[all_of_them] = one
+            _latest[named] = one
             return connection
     raise failures[-1]
 

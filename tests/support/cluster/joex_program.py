@@ -18,11 +18,11 @@ from joex.cli import main
 
 
 class Loop(uvloop.Loop):
-    """The loop of Joex, which connects to services by their names."""
+    """The loop of Joex, which knows the addresses of services."""
 
-    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         """As that of any loop."""
-        return await super().create_connection(protocol_factory, _addresses().get(host, host), port, **options)
+        return await super().getaddrinfo(_addresses().get(host, host), port, **options)
 
 
 def _addresses() -> dict[str, str]:
