@@ -42,7 +42,7 @@ SERVICE_WITHIN = 5.0
 _CLOSE_WITHIN = 5.0
 
 _latest: dict[tuple[Host | None, ...] | Host, Host | None] = {}
-"""Of several hosts, or of the addresses of one, the one that answered last: those before it would take their time again.
+"""Of several hosts, or of the addresses of one, that which answered last: those before it would take their time again.
 
 Of the whole process, for what has its own connections, such as the lease, begins anew with each. By what URLs name, for
 there are ever new addresses.
