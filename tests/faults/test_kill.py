@@ -182,6 +182,7 @@ async def test_a_job_that_is_lost_beside_the_one_that_kills_its_executors_runs_a
     await effects.flag("go")
     assert await effects.all_finished([innocent, other]) == {"success": 2}
     assert await third.exited() == -9
+    last = third
     while (await client.get(poison)).state != "failed":
         last = executors.launch("one", pool_size=4)
         await eventually(partial(_has_ended, client, poison, last), why="the poison job fails, or its executor dies")
