@@ -142,6 +142,7 @@ class _Slot:
                 start_alone=lambda job: runs.start_alone(connection, job.id, job.lock_id),
                 largest_result=limits.result,
                 is_trusted=lambda: True,
+                on_room=lambda: None,
                 emit=lambda _: None,
             )
 

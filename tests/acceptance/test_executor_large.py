@@ -85,6 +85,24 @@ async def test_a_result_over_the_limit_fails_its_job_at_once_with_a_line_that_na
     assert (await client.get(small)).state == "success"
 
 
+async def test_a_result_that_is_over_the_limit_as_the_databases_text_alone_fails_its_job(
+    client: AnyClient, database_url: str
+) -> None:
+    """Python writes 1e+308, PostgreSQL 309 digits."""
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> list[float]:
+        return [1e308] * 100_000
+
+    async with executor_inside(app, database_url, retries=5) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+    job = await client.get(job_id)
+    assert (job.state, job.attempt, job.result) == ("failed", 1, None)
+    assert "result: at most 16000000 bytes; got 31" in job.error
+
+
 @pytest.mark.parametrize("text", ["x" * 9000, [1] * 4000], ids=["as JSON text", "as jsonb alone"])
 async def test_a_result_over_the_limit_in_a_transaction_rolls_it_back_and_fails_the_job_at_once(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, text: object

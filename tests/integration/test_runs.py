@@ -628,6 +628,12 @@ async def test_a_take_brings_no_more_than_its_budget_of_bytes_whatever_waits(ben
     assert all(job.args is not None for job in again)
 
 
+async def test_a_take_brings_no_arguments_whose_text_is_long_and_whose_stored_bytes_are_few(bench, me):
+    for _ in range(3):
+        await bench.submit(args={"x": [1e308] * 7300})  # 2 MB as text
+    assert [job.args for job in await bench.take(me, 3)] == [None] * 3
+
+
 async def test_a_run_that_has_lost_its_job_is_not_given_its_arguments(bench, me):
     await bench.submit(args={"x": str(list(range(20_000)))})
     taken = await bench.take_one(me)

@@ -587,6 +587,25 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
     assert [job.id for job in (await list_jobs(connection, Filter(), None, 20)).jobs] == [job_id]
 
 
+async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_within_the_limit(connection):
+    """Takes bring arguments by the bytes of their values: the text of such a job would be 10,000 times as long."""
+    await connection.execute(
+        "CREATE TABLE document AS SELECT ('{\"x\": [' || repeat('1e131071,', 100) || '0]}')::jsonb AS args"
+    )
+    for call in (
+        "SELECT joex.submit('a', args) FROM document",
+        "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', args]) FROM document",
+        "INSERT INTO joex.job (task, args, lane) SELECT 'a', args, 2 FROM document",
+    ):
+        with pytest.raises(
+            asyncpg.PostgresError, match=r"^args: has numbers of too many digits \(13\d+ bytes"
+        ) as refused:
+            await connection.fetch(call)
+        assert refused.value.sqlstate == "JX003"
+    floats = "SELECT joex.submit('a', jsonb_build_object('x', array_fill(1e308::float8, ARRAY[$1::integer])))"
+    assert await connection.fetchval(floats, 50_000) is not None
+
+
 async def test_a_result_whose_text_is_over_the_limit_is_refused(typed, client, connection):
     await typed.add("a", 1)
     job = await typed.accept("a")

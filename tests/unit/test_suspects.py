@@ -12,9 +12,11 @@ import joex
 from joex.core.events import RunStarted
 from joex.core.job import TakenJob
 from joex.errors import JoexError
+from joex.runtime import runner
 from joex.runtime.finisher import End
 from joex.runtime.run import Defaults, Interruption
 from joex.runtime.runner import Runner
+from tests.support.waiting import eventually
 
 app = joex.App()
 
@@ -35,6 +37,7 @@ class Slots:
     def __init__(self) -> None:
         self.said: list[tuple[str, UUID]] = []
         self.marking: Any = lambda: True  # what the database answers to a mark
+        self.room = asyncio.Event()
         nothing: Any = None
         self.runner = Runner(
             app,
@@ -47,6 +50,7 @@ class Slots:
             start_alone=self._start_alone,
             largest_result=1000,
             is_trusted=lambda: True,
+            on_room=self.room.set,
             emit=lambda event: self._say("begins", event.job) if isinstance(event, RunStarted) else None,
         )
 
@@ -107,6 +111,19 @@ async def test_a_suspect_starts_when_the_ends_of_all_others_are_written_and_no_s
     assert slots.runner.free == 0
     slots.runner.release([suspect])
     assert slots.runner.free == 4
+
+
+async def test_a_suspect_that_others_wait_for_starts_beside_them_after_a_time_and_lets_them_in(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may wait for the job of another one: for ever, if the suspect waits for that run."""
+    monkeypatch.setattr(runner, "_ALONE_FOR", 0.05)
+    other = slots.start(suspect=False)
+    suspect = slots.start(suspect=True)
+    await eventually(lambda: "begins" in slots.of(suspect))
+    await slots.room.wait()
+    assert slots.runner.free == 2
+    slots.runner.release([other])
 
 
 async def test_of_several_suspects_one_is_kept_and_the_others_are_given_back(slots: Slots) -> None:

@@ -19,7 +19,7 @@ from joex.cli.load import load_app
 from joex.client import Client
 from joex.config import Settings, load_settings
 from joex.core.lease import Lease
-from joex.errors import DatabaseUnavailable, JoexError, SchemaError
+from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.store.database import connect, create_pool
 from joex.store.migrate import check_schema
 from joex.task import App
@@ -153,7 +153,18 @@ async def _serve_http(
     settings: Settings, client: Client, executor: Executor, metrics: Metrics, listener: socket.socket
 ) -> None:
     # To import FastAPI takes longer than all else of a start. Jobs don't wait for it; calls do, at the open port.
-    create_api, serve = await asyncio.to_thread(_import_http)
+    try:
+        create_api, serve = await asyncio.to_thread(_import_http)
+    except Exception as error:
+        # Runs may have begun: they are given back, for an executor that just ended would lose them.
+        executor.stop()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"JOEX_HTTP_ADDRESS: the HTTP interface can't be loaded: {reason}; "
+            "install joex anew, or set nothing for no HTTP interface"
+        ) from error
     api = create_api(settings, client, executor, metrics.render)
     _log.info("HTTP on http://%s", settings.http_address)
     await serve(api, listener)

@@ -67,6 +67,7 @@ class Incarnation:
             connections=executor.task_connections,
             fetch=self._fetch,
             start_alone=self._start_alone,
+            on_room=self.on_wake,
             largest_result=executor.limits.result,
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,

@@ -1,7 +1,8 @@
 """Running the code of tasks, and turning how it ends into an `Outcome`.
 
 A suspect, a job that executors died with, keeps its slot unstarted until all else that runs here has ended, and nothing
-is taken until it has ended itself: should this executor die too, it is known of which job (docs/adr/0030).
+is taken until it has ended itself: should this executor die too, it is known of which job (docs/adr/0030). Each of the
+two has a limit of time, for runs may wait for each other's jobs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -30,6 +32,7 @@ from joex.task import App, Task
 
 T = TypeVar("T")
 
+_ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _RETURNED = Outcome(Ending.RETURNED)
 _SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # whatever these are
 
@@ -63,6 +66,7 @@ class Runner:
         start_alone: Callable[[TakenJob], Awaitable[bool]],
         largest_result: int,
         is_trusted: Callable[[], bool],
+        on_room: Callable[[], None],
         emit: Emit,
     ) -> None:
         self._app = app
@@ -75,6 +79,7 @@ class Runner:
         self._notes = notes
         self._connections = connections
         self._is_trusted = is_trusted
+        self._on_room = on_room  # told where slots become free without the end of a run
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
@@ -217,10 +222,20 @@ class Runner:
         return marked if isinstance(marked, Outcome) else run.job.args
 
     async def _marked(self, job: TakenJob) -> bool | None:
-        while len(self.runs) > 1:
-            self._is_alone.clear()
-            await self._is_alone.wait()
-        return await self._start_alone(job) or None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ALONE_FOR):
+                while len(self.runs) > 1:
+                    self._is_alone.clear()
+                    await self._is_alone.wait()
+        if not await self._start_alone(job):
+            return None
+        self._loop.call_later(_ALONE_FOR, self._let_others_in, job)
+        return True
+
+    def _let_others_in(self, job: TakenJob) -> None:
+        if self._suspect is not None and self._suspect.job is job:
+            self._suspect = None
+            self._on_room()
 
     async def _settle_cancel(self, run: Run, task: Task[..., Any], outcome: Outcome) -> Outcome:
         """What becomes of a run that was interrupted, or cancels itself.

@@ -49,17 +49,23 @@ CREATE OR REPLACE FUNCTION joex.check_size(p_field text, p_value jsonb) RETURNS 
 DECLARE
     v_largest integer := joex.largest(p_field);
     v_size integer := pg_column_size(p_value #> '{}');
+    v_text integer;
 BEGIN
     IF v_size <= v_largest THEN
         BEGIN
-            v_size := greatest(v_size, octet_length(p_value::text));
+            v_text := octet_length(p_value::text);
         EXCEPTION WHEN program_limit_exceeded THEN
-            v_size := 2 ^ 30;   -- more than a text can have: no statement could read it
+            v_text := 2 ^ 30;   -- more than a text can have: no statement could read it
         END;
+        v_size := greatest(v_size, v_text);
     END IF;
     IF v_size > v_largest THEN
         RAISE EXCEPTION '%: at most % bytes; got %: keep it elsewhere and give a reference, or raise the limit by joex.set_largest',
             p_field, v_largest, v_size USING ERRCODE = 'JX003';
+    ELSIF v_text > 40 * pg_column_size(p_value #> '{}') THEN
+        -- What a take brings has a budget in bytes of values. (The text of a float has 309 digits at most, 26 times the bytes of its value.)
+        RAISE EXCEPTION '%: has numbers of too many digits (% bytes as text): give numbers of more than 300 digits as text', p_field, v_text
+            USING ERRCODE = 'JX003';
     END IF;
 END $$;
 

@@ -40,12 +40,11 @@ DECLARE
     v_made bigint := cardinality(tasks);     -- jobs: those that were skipped call for no executor
     -- Ids in the order given: chance and time once for all of them, and a number for each. (An array has fewer than 2^28 elements.
     -- Chance has its price: without OpenSSL the server opens the kernel's device for each random number.)
-    v_suspect integer := joex.largest('args') / 10000;
     v_stem text := left(joex.uuid7()::text, 29);
     v_ids uuid[] := ARRAY(SELECT (v_stem || lpad(to_hex(i), 7, '0'))::uuid FROM generate_series(1, cardinality(tasks)) i);
 BEGIN
-    -- (No text has 10,000 times the bytes of its value; which, out of an array, is not compressed.)
-    PERFORM joex.check_size('args', a.one) FROM unnest(args) a(one) WHERE pg_column_size(a.one) > v_suspect;
+    -- (The text of so few bytes is not large.)
+    PERFORM joex.check_size('args', a.one) FROM unnest(args) a(one) WHERE pg_column_size(a.one) > 40 AND joex.is_large(a.one);
     -- (An insert that may meet a conflict costs a tenth more, and writes each row to the log twice.)
     IF trackers IS NULL THEN
         INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,

@@ -551,8 +551,10 @@ BEGIN
                     RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
                               j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
                               extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect, c.nr,
-                              -- (what is compressed is larger on its way)
-                              pg_column_size(j.args) * CASE WHEN pg_column_compression(j.args) IS NULL THEN 1 ELSE 8 END AS size
+                              -- (#> '{}': as it is, and not as the table has compressed it; read only where that is small)
+                              CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args)
+                                   WHEN pg_column_size(j.args) < 8000 THEN pg_column_size(j.args #> '{}')
+                                   ELSE 8 * pg_column_size(j.args) END AS size
                 ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
                          CASE WHEN t.size <= 16384 AND (a.size <= 1000000 OR t.size <= 1000000 / a.jobs) THEN t.args::text END,
                          t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited, t.suspect

@@ -131,6 +131,10 @@ DECLARE
     v_others uuid[] := '{}';      -- runs that are not ended here
     v_now timestamptz := clock_timestamp();
 BEGIN
+    IF results IS NOT NULL THEN     -- (as with submissions)
+        PERFORM joex.check_size('result', r.one) FROM unnest(results) r(one)
+        WHERE pg_column_size(r.one) > 40 AND joex.is_large(r.one);
+    END IF;
     IF skip_locked THEN
         SELECT array_agg(k.id) INTO v_free FROM (
             SELECT j.id FROM joex.job j WHERE j.id = ANY (ids) FOR UPDATE SKIP LOCKED) k;
