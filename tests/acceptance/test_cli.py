@@ -817,6 +817,35 @@ def test_the_command_line_loads_nothing_heavy_before_it_is_needed():
     assert not {"fastapi", "uvicorn", "uvloop", "rich.table", "prometheus_client", "structlog"} & set(loaded)
 
 
+async def test_an_executor_whose_http_interface_can_not_be_loaded_loses_no_job(joex: Joex, client: Client):
+    """Jobs begin before it is loaded. An executor that just ended would be charged to all of them."""
+    (joex.folder / "slow.py").write_text("""
+import asyncio, pathlib
+import joex
+app = joex.App()
+@app.task("slow")
+async def slow(ctx):
+    pathlib.Path("begun").touch()
+    await asyncio.Event().wait()
+""")
+    (joex.folder / "fastapi.py").write_text("""
+import pathlib, time
+while not pathlib.Path("begun").exists():
+    time.sleep(0.01)  # (in a thread, beside the job)
+raise ImportError("an image that is broken")
+""")
+    job_id = await client.submit("slow")
+    assert job_id is not None
+    process = await joex.start("executor", "--app", "slow:app", "--http-address", "127.0.0.1:0")
+    _, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    last = err.decode().splitlines()[-1]
+    assert last.startswith("joex: JOEX_HTTP_ADDRESS: the HTTP interface can't be loaded: ImportError: an image that is")
+    assert process.returncode == 2
+    job = await client.get(job_id)
+    assert job is not None
+    assert (job.state, job.losses) == ("waiting", 0)
+
+
 def test_an_executor_takes_jobs_without_waiting_for_what_its_http_interface_loads():
     code = "import sys, joex.cli.executor, joex.http.listening, joex.runtime.executor; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
