@@ -23,6 +23,8 @@ from joex import Client
 from joex.cli import main
 from joex.config import Settings
 from joex.core.group_bucket import group_bucket
+from joex.store.database import connect
+from joex.store.embedded import EmbeddedServer
 from joex.store.executors import Registration, register
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
@@ -615,6 +617,16 @@ async def test_without_a_database_url_an_embedded_server_is_used_and_migrated(fo
     assert submitted.complaint == (f"no database URL is given: using the embedded PostgreSQL in {folder_for_a_server}")
     listed = await joex("jobs", "--json", JOEX_EMBEDDED_DIR=str(folder_for_a_server))
     assert [job["id"] for job in listed.json] == [submitted.out.strip()]
+
+
+async def test_a_client_reaches_the_embedded_server_by_the_folder_of_its_data(folder_for_a_server):
+    server = EmbeddedServer(folder_for_a_server)
+    try:
+        connection = await connect(f"postgresql://postgres@/postgres?host={folder_for_a_server}/pg18/data")
+        assert await connection.fetchval("SELECT 1") == 1
+        await connection.close()
+    finally:
+        server.close()
 
 
 async def test_an_executor_runs_jobs_until_it_is_asked_to_drain(joex, client):
