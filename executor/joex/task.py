@@ -216,6 +216,8 @@ class App:
         Raises:
             ConfigError: something is wrong; the message names it.
         """
+        if not isinstance(timer, str):  # likewise
+            raise ConfigError(f'periodic: expected a timer; write @app.periodic("Mon..Fri 08:00"); got {shown(timer)}')
 
         def register(task: Task[P, R]) -> Task[P, R]:
             if not isinstance(task, Task):

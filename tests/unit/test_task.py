@@ -50,6 +50,11 @@ def test_a_decorator_without_parentheses_is_told_what_it_lacks(app):
     with pytest.raises(ConfigError, match=r'^task: expected a name; write @app.task\("name"\); got <function .*send'):
         app.task(send)
     assert app.names == []
+    task = app.task("send")(send)
+    with pytest.raises(
+        ConfigError, match=r'^periodic: expected a timer; write @app.periodic\("Mon..Fri 08:00"\); got <'
+    ):
+        app.periodic(task)
 
 
 def test_a_task_can_be_called_as_the_function_that_it_is(app):
