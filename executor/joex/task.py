@@ -12,7 +12,8 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from joex.core.duration import parse_duration
-from joex.core.job import check_name
+from joex.core.job import check_name, check_retries
+from joex.core.json_values import shown
 from joex.core.periodic import NewPeriodicTask
 from joex.errors import ConfigError, InvalidJob
 
@@ -54,8 +55,11 @@ class Task(Generic[P, R]):
         self.timeout = _duration(name, "timeout", timeout)
         self.is_async = inspect.iscoroutinefunction(function)
         self.cancel_handler: Callable[..., Any] | None = None
-        if retries is not None and retries < 0:
-            raise ConfigError(f"task {name!r}: retries: expected 0 or more; got {retries}")
+        if retries is not None:
+            try:
+                check_retries("retries", retries)
+            except ValueError as error:
+                raise ConfigError(f"task {name!r}: {error}") from error
         self._arguments = _arguments(function, name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102 - the function's own docstring says it
@@ -170,6 +174,8 @@ class App:
         Raises:
             ConfigError: the name is taken, or a setting is wrong.
         """
+        if not isinstance(name, str):  # @app.task without parentheses: it is the function
+            raise ConfigError(f'task: expected a name; write @app.task("name"); got {shown(name)}')
 
         def register(function: Callable[P, R]) -> Task[P, R]:
             task = Task(function, name, queue=queue, retries=retries, retry_delay=retry_delay, timeout=timeout)
@@ -210,6 +216,8 @@ class App:
         Raises:
             ConfigError: something is wrong; the message names it.
         """
+        if not isinstance(timer, str):  # likewise
+            raise ConfigError(f'periodic: expected a timer; write @app.periodic("Mon..Fri 08:00"); got {shown(timer)}')
 
         def register(task: Task[P, R]) -> Task[P, R]:
             if not isinstance(task, Task):

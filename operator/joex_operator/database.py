@@ -177,10 +177,11 @@ class Database:
         """
         told = ""
         while True:
+            migrates_first = self._migrate and not self._is_prepared
             try:
                 await self._listen_once()
             except (JoexError, OSError) as error:
-                if str(error) != told:
+                if str(error) != told and not (migrates_first and isinstance(error, SchemaError)):
                     told = str(error)
                     _log.warning("listening for work: %s", told)
             await asyncio.sleep(_LISTEN_AGAIN_IN)

@@ -23,6 +23,8 @@ from joex import Client
 from joex.cli import main
 from joex.config import Settings
 from joex.core.group_bucket import group_bucket
+from joex.store.database import connect
+from joex.store.embedded import EmbeddedServer
 from joex.store.executors import Registration, register
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
@@ -531,21 +533,38 @@ async def test_an_app_that_cannot_be_found_is_explained_part_by_part(joex, folde
     (folder / "lacks.py").write_text("import os\nimport numpie\n")
     (folder / "wrong.py").write_text("def f(:")
     (folder / "twice.py").write_text(TASKS + "\napp.add(echo)\n")
+    (folder / "typo.py").write_text(TASKS + "\n@app.task('z', retrys=3)\ndef z(ctx): ...\n")
+    (folder / "deep.py").write_text("import json\njson.loads('[')\n")
+    (folder / "bare.py").write_text("import joex\n\napp = joex.App()\n\n\n@app.task\ndef send(ctx): ...\n")
+    typo_at = TASKS.count("\n") + 2
     wrong = {
         "tasks": "--app: expected module:attribute, such as shop.tasks:app; got 'tasks'",
         "nowhere:app": f"--app: there is no module 'nowhere' (looked in {folder} and the installed packages)",
         "tasks.nowhere:app": "--app: there is no module 'tasks.nowhere'",
         "./tasks:app": "--app: './tasks' is not the name of a module",
-        "lacks:app": f"--app: importing lacks failed: No module named 'numpie' ({folder}/lacks.py, line 2)",
+        "lacks:app": f"--app: importing lacks failed: No module named 'numpie' ({folder}/lacks.py, line 2; ",
         "wrong:app": f"--app: {folder}/wrong.py, line 1: invalid syntax",
         "tasks:ap": "--app: module tasks has no 'ap'; it has app",
         "tasks:not_an_app": "--app: tasks:not_an_app is a str, not a joex.App; it has app",
         "twice:app": "task 'echo': there is one with this name already",
+        "typo:app": "--app: importing typo failed: TypeError: App.task() got an unexpected keyword argument 'retrys' "
+        f"({folder}/typo.py, line {typo_at}; python -c 'import typo' shows the traceback)",
+        "deep:app": "--app: importing deep failed: JSONDecodeError: Expecting value: line 1 column 2 (char 1) "
+        f"({folder}/deep.py, line 2; ",
+        "bare:app": 'task: expected a name; write @app.task("name"); got <function send',
     }
     answers = await asyncio.gather(*(joex("executor", "--app", place) for place in wrong))
     for (place, expected), answer in zip(wrong.items(), answers, strict=True):
         assert (answer.code, answer.out) == (2, ""), place
         assert answer.complaint.startswith(expected), place
+
+
+async def test_an_executor_of_an_app_without_tasks_says_so_at_its_start(joex, folder):
+    (folder / "empty.py").write_text("import joex\n\napp = joex.App()\n")
+    answer = await joex("executor", "--app", "empty:app", "--database-url", "postgresql://127.0.0.1:1/d")
+    assert "the app has no tasks" in answer.err
+    some = await joex("executor", "--app", "tasks:app", "--database-url", "postgresql://127.0.0.1:1/d")
+    assert "the app has no tasks" not in some.err
 
 
 async def test_what_cannot_be_done_is_one_line_and_exit_code_1(joex, client):
@@ -598,6 +617,16 @@ async def test_without_a_database_url_an_embedded_server_is_used_and_migrated(fo
     assert submitted.complaint == (f"no database URL is given: using the embedded PostgreSQL in {folder_for_a_server}")
     listed = await joex("jobs", "--json", JOEX_EMBEDDED_DIR=str(folder_for_a_server))
     assert [job["id"] for job in listed.json] == [submitted.out.strip()]
+
+
+async def test_a_client_reaches_the_embedded_server_by_the_folder_of_its_data(folder_for_a_server):
+    server = EmbeddedServer(folder_for_a_server)
+    try:
+        connection = await connect(f"postgresql://postgres@/postgres?host={folder_for_a_server}/pg18/data")
+        assert await connection.fetchval("SELECT 1") == 1
+        await connection.close()
+    finally:
+        server.close()
 
 
 async def test_an_executor_runs_jobs_until_it_is_asked_to_drain(joex, client):

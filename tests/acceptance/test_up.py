@@ -460,6 +460,10 @@ def test_a_wrong_file_is_one_line_and_nothing_is_started(tmp_path):
             ["-f", "examples/joexpool.yaml", "--database", "joex-db=mysql://x"],
             "--database joex-db: expected postgresql://",
         ),
+        (
+            ["-f", "examples/joexpool.yaml", "--database", "joexdb=postgresql://h/d"],
+            "--database joexdb: no pool has this secretName; those of the files: joex-db",
+        ),
         (["-f", "examples/joexpool.yaml", "--database-url", "nonsense"], "--database-url: expected postgresql://"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -454,12 +455,49 @@ async def test_the_same_trouble_is_told_of_once_in_a_lease(proxy):
         await proxy.accept()
 
 
-async def test_where_all_hosts_are_dead_no_password_is_told():
-    url = f"postgresql://u:secret@127.0.0.1:{free_port()},127.0.0.1:{free_port()}/shop"
+async def test_where_all_hosts_are_dead_each_is_told_with_its_reason_and_no_password():
+    first, second = free_port(), free_port()
+    url = f"postgresql://u:secret@127.0.0.1:{first},nowhere.invalid:{second}/shop"
     async with client_of(url) as client:
         with pytest.raises(DatabaseUnavailable) as caught:
             await client.submit("a")
-    assert "secret" not in str(caught.value) + repr(caught.value.__cause__)
+    told = str(caught.value)
+    assert told.startswith(f"the database is not available: 127.0.0.1:{first}: Connection refused; nowhere.invalid:")
+    assert f"; nowhere.invalid:{second}: " in told
+    assert "\n" not in told
+    assert "Errno" not in told
+    assert "secret" not in told + repr(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://u@[::1]:1/d", "[::1]:1"),
+        ("postgresql://u@/d?host=127.0.0.1&port=1", "127.0.0.1:1"),
+        ("postgresql://u@/d?host=/nowhere", "/nowhere"),
+    ],
+)
+async def test_a_server_that_does_not_answer_is_named_however_the_url_names_it(url, place):
+    with pytest.raises(DatabaseUnavailable, match=f"^the database is not available: {re.escape(place)}: "):
+        await connect(url)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("sslmod=require", "there is no parameter 'sslmod'"),
+        ("statement_timeout=soon", 'invalid value for parameter "statement_timeout": "soon"'),
+        ("max_connections=3", 'parameter "max_connections" cannot be changed without restarting the server'),
+    ],
+)
+async def test_a_parameter_of_the_url_that_the_server_does_not_take_is_a_wrong_url(
+    postgres, database_name, query, said
+):
+    with pytest.raises(ConfigError, match=f"^database URL: {said}"):
+        await connect(f"{postgres.tcp_url(database_name)}?{query}")
+    connection = await connect(f"{postgres.tcp_url(database_name)}?work_mem=5MB")
+    assert await connection.fetchval("SHOW work_mem") == "5MB"
+    await connection.close()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The schema comes up, once, whoever brings it and however many do."""
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -12,6 +13,8 @@ from joex.store.database import connect
 from joex.store.jobs import json_text
 from joex.store.migrate import check_schema, definitions, migrate, migrations, schema_version
 from joex.store.runs import finish
+from joex_operator.database import Database
+from tests.support.waiting import eventually
 
 NEWEST = migrations()[-1].number
 
@@ -225,6 +228,28 @@ async def test_a_database_without_the_schema_is_named_with_what_to_do(empty):
 async def test_whoever_uses_a_database_without_the_schema_is_told_to_migrate(empty):
     with pytest.raises(SchemaError, match=r"run 'joex migrate'"):
         await finish(empty, uuid4(), uuid4(), None, None)
+
+
+async def test_an_operator_that_migrates_a_database_asks_nobody_to_do_so(empty_database_url, caplog):
+    class Nothing:
+        def wake(self):
+            """Woken by whatever comes on the channel of periodic tasks."""
+
+        async def close(self):
+            """It has nothing to close."""
+
+    nothing: Any = Nothing()
+    begun: list[str] = []
+    database = Database(
+        empty_database_url, lambda kind, _name: begun.append(kind), migrate=True, repeat=lambda _pool, _name: nothing
+    )
+    try:
+        await eventually(lambda: len(begun) > 1, why="it has listened, found no schema, and listened again")
+        async with database.connection() as connection:
+            assert await connection.fetchval("SELECT count(*) FROM joex.job") == 0
+    finally:
+        await database.close()
+    assert "joex migrate" not in caplog.text
 
 
 async def test_an_error_about_a_table_of_the_users_own_is_not_taken_for_a_missing_schema(connection):

@@ -4,6 +4,7 @@ import os
 from datetime import timedelta
 
 import pytest
+from asyncpg.connect_utils import SessionAttribute
 
 from joex.config import Settings, load_settings, split_address
 from joex.core.counting import CountingScheme
@@ -161,6 +162,19 @@ def test_a_wrong_database_url_is_refused_and_its_password_never_shown(monkeypatc
     message = problem()
     assert message.startswith("JOEX_DATABASE_URL: expected postgresql://user:password@host:port/database")
     assert "secret" not in message
+
+
+def test_a_kind_of_server_that_there_is_none_of_is_told_with_those_that_there_are(monkeypatch):
+    monkeypatch.setenv("JOEX_DATABASE_URL", "postgresql://u:secret@a,b/d?target_session_attrs=readwrite")
+    assert problem() == (
+        "JOEX_DATABASE_URL: target_session_attrs: expected one of any, primary, standby, prefer-standby, read-write, "
+        "read-only; got 'readwrite'"
+    )
+
+
+def test_each_kind_of_server_that_the_driver_knows_is_accepted():
+    for kind in SessionAttribute:
+        check_database_url(f"postgresql://a,b/d?target_session_attrs={kind.value}")
 
 
 def test_neither_password_nor_token_is_shown_with_the_settings():

@@ -44,6 +44,19 @@ def test_a_name_must_fit_into_the_database(app, name):
         app.task(name)(lambda _ctx: None)
 
 
+def test_a_decorator_without_parentheses_is_told_what_it_lacks(app):
+    def send(ctx): ...
+
+    with pytest.raises(ConfigError, match=r'^task: expected a name; write @app.task\("name"\); got <function .*send'):
+        app.task(send)
+    assert app.names == []
+    task = app.task("send")(send)
+    with pytest.raises(
+        ConfigError, match=r'^periodic: expected a timer; write @app.periodic\("Mon..Fri 08:00"\); got <'
+    ):
+        app.periodic(task)
+
+
 def test_a_task_can_be_called_as_the_function_that_it_is(app):
     @app.task("add")
     def add(_ctx, a: int, b: int) -> int:
@@ -72,11 +85,12 @@ def test_defaults_of_a_task_are_kept_with_it(app):
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ({"retries": -1}, "task 'a': retries: expected 0 or more; got -1"),
+        ({"retries": -1}, "task 'a': retries: expected 0 to 1000000; got -1"),
+        ({"retries": "3"}, "task 'a': retries: expected 0 to 1000000; got '3'"),
         ({"timeout": "soon"}, "task 'a': timeout: expected something like '30s'"),
         ({"retry_delay": -1}, "task 'a': retry_delay: expected 0 to 3650 days"),
     ],
-    ids=["retries", "timeout", "retry_delay"],
+    ids=["retries", "retries as text", "timeout", "retry_delay"],
 )
 def test_a_wrong_default_is_refused_when_the_task_is_made(app, setting, problem):
     with pytest.raises(ConfigError, match=problem):

@@ -71,6 +71,8 @@ async def _run(app: App, settings: Settings, url: str) -> None:
     from joex.runtime.watchdog import Watchdog  # noqa: PLC0415
 
     capture_logging(settings)
+    if not app.names:
+        _log.warning("the app has no tasks: each job that this executor takes is stuck, and fails after its retries")
     await _check(settings, url)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_listening(settings))

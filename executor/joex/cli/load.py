@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
-from joex.errors import ConfigError
+from joex.errors import ConfigError, JoexError
 from joex.task import App
 
 
@@ -17,9 +17,7 @@ def load_app(place: str) -> App:
     """Import the `joex.App` that ``module:attribute`` names; the current folder is looked through first.
 
     Raises:
-        ConfigError: there is none; the message says what is wrong with which part. Other errors of the user's own
-            module are let through, because their traceback is what helps.
-
+        ConfigError: there is none, or its module raises an error; the message says what is wrong with which part.
     """
     module_name, colon, attribute = place.partition(":")
     if not (colon and module_name and attribute):
@@ -45,21 +43,25 @@ def _import(name: str) -> ModuleType:
             looked = f"looked in {Path.cwd()} and the installed packages"
             raise ConfigError(f"--app: there is no module {error.name!r} ({looked})") from error
         raise _failed(name, error) from error
-    except ImportError as error:
-        raise _failed(name, error) from error
     except SyntaxError as error:
         raise ConfigError(f"--app: {error.filename}, line {error.lineno}: {error.msg}") from error
-    except (ValueError, TypeError) as error:
-        if name.startswith(".") or ".." in name or name.endswith("."):
-            raise ConfigError(f"--app: {name!r} is not the name of a module") from error
+    except JoexError:  # it names the task and the mend
         raise
+    except Exception as error:
+        if isinstance(error, ValueError | TypeError) and (name.startswith(".") or ".." in name or name.endswith(".")):
+            raise ConfigError(f"--app: {name!r} is not the name of a module") from error
+        raise _failed(name, error) from error
 
 
-def _failed(name: str, error: ImportError) -> ConfigError:
-    """The user's module is there, but something that it imports is not."""
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
-    return ConfigError(f"--app: importing {name} failed: {error}{where}")
+def _failed(name: str, error: Exception) -> ConfigError:
+    """The user's module is there, but does not come to its end: the line of the user's own package that is to mend."""
+    package = name.partition(".")[0]
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+            where = f" ({frame.f_code.co_filename}, line {line}; python -c 'import {name}' shows the traceback)"
+    kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+    return ConfigError(f"--app: importing {name} failed: {kind}{error}{where}")
 
 
 def _apps_of(module: ModuleType) -> str:

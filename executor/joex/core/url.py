@@ -7,19 +7,29 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 _EXPECTED = "expected postgresql://user:password@host:port/database"
 _LAST_PORT = 65535
+_SESSIONS = ("any", "primary", "standby", "prefer-standby", "read-write", "read-only")
 
 
 def check_database_url(url: str) -> None:
     """Check the form of a database URL.
 
     Raises:
-        ValueError: it is not a PostgreSQL URL. The message never shows a part that may be a password.
+        ValueError: it is not a PostgreSQL URL, or wants servers of a kind that there is none of. The message never
+            shows a part that may be a password.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("postgresql", "postgres"):
         got = f"a URL with the scheme {scheme!r}" if re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) else "something else"
         raise ValueError(f"{_EXPECTED}; got {got}")
     database_hosts(url)
+    wanted = parameters(url).get("target_session_attrs", "any")
+    if wanted not in _SESSIONS:
+        raise ValueError(f"target_session_attrs: expected one of {', '.join(_SESSIONS)}; got {wanted!r}")
+
+
+def parameters(url: str) -> dict[str, str]:
+    """The parameters of a good database URL, which stand after its question mark; the last one of a name."""
+    return {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
 
 
 def database_hosts(url: str) -> list[tuple[str, int | None]]:

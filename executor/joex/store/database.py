@@ -7,6 +7,8 @@ it yet, makes up the process id that it tells at the start.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from joex.core.url import check_database_url, database_hosts
+from joex.core.url import check_database_url, database_hosts, parameters
 from joex.errors import ConfigError, JoexError
 from joex.store.connection import (
     BREAKS,
@@ -27,7 +29,7 @@ from joex.store.connection import (
     Towards,
     drop,
 )
-from joex.store.errors import translated
+from joex.store.errors import reason, translated
 from joex.store.statement import Connection
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ SERVICE_WITHIN = 5.0
 """Seconds that a statement of a service may take, so that a link that has gone silent is noticed."""
 
 _CLOSE_WITHIN = 5.0
+_PORT = 5432
+_WRONG_VALUE = (asyncpg.DataError, asyncpg.CantChangeRuntimeParamError)
+"""What a server answers to a URL with a setting of its own that has a wrong value, or can't be set by a session."""
 
 _latest: dict[tuple[Host | None, ...] | Host, Host | None] = {}
 """Of several hosts, or of the addresses of one, that which answered last: those before it would take their time again.
@@ -93,7 +98,22 @@ class _Connector:
 
     async def _connected(self) -> OwnConnection:
         until = asyncio.get_running_loop().time() + CONNECT_WITHIN
-        return await _first(tuple(self._hosts), self._hosts, self._connected_to, until)
+        try:
+            return await _first(tuple(self._hosts), self._hosts, self._connected_to, until)
+        except _NoneAnswers as none:
+            told = "; ".join(f"{self._place(host)}: {reason(error)}" for host, error in none.failures)
+            # (Callers tell what took too long from what failed.)
+            kind = TimeoutError if isinstance(none.latest, TimeoutError) else ConnectionError
+            raise kind(told) from none.latest
+
+    def _place(self, host: Host | None) -> str:
+        """What is told of a server that does not answer: its host and port, or its socket."""
+        given = parameters(self._url)
+        name = host.name if host else given.get("host") or os.environ.get("PGHOST") or "this machine"
+        port = host.port if host and host.port else given.get("port") or os.environ.get("PGPORT") or _PORT
+        if name.startswith(("/", "@")):
+            return name
+        return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
     async def _connected_to(self, host: Host | None, until: float) -> OwnConnection:
         """A connection to a host, at one of its addresses."""
@@ -101,24 +121,45 @@ class _Connector:
             return await self._connected_at(host, until)
         found = await asyncio.get_running_loop().getaddrinfo(host.name, None, type=socket.SOCK_STREAM)
         addresses = dict.fromkeys(str(address[0]) for *_, address in found)
-        return await _first(host, [replace(host, address=one) for one in addresses], self._connected_at, until)
+        try:
+            return await _first(host, [replace(host, address=one) for one in addresses], self._connected_at, until)
+        except _NoneAnswers as none:
+            raise none.latest from None
 
     async def _connected_at(self, host: Host | None, _until: float) -> OwnConnection:
         loop = asyncio.get_running_loop()
         where: dict[str, Any] = {"host": host.name, "port": host.port} if host else {}
         if self._is_given:
             where["target_session_attrs"] = "any"
-        made: Any = await asyncpg.connect(
-            self._url,
-            **where,
-            loop=Towards(loop, host.address) if host and host.address else loop,  # type: ignore[arg-type]
-            server_settings={"application_name": self._name},
-            command_timeout=self._within,
-            statement_cache_size=0 if self._is_pooled else 100,
-            connection_class=PooledConnection if self._is_pooled else self._direct,
-        )
+        try:
+            made: Any = await asyncpg.connect(
+                self._url,
+                **where,
+                loop=Towards(loop, host.address) if host and host.address else loop,  # type: ignore[arg-type]
+                server_settings={"application_name": self._name},
+                command_timeout=self._within,
+                statement_cache_size=0 if self._is_pooled else 100,
+                connection_class=PooledConnection if self._is_pooled else self._direct,
+            )
+        except asyncpg.UndefinedObjectError as error:  # asyncpg takes what it does not know for a server's setting
+            name = re.search(r'"(.*)"', str(error))
+            raise ConfigError(
+                f"database URL: there is no parameter {name[1] if name else str(error)!r}; after the ? stand sslmode, "
+                "target_session_attrs and the like, or settings of the server"
+            ) from error
+        except _WRONG_VALUE as error:
+            raise ConfigError(f"database URL: {error}") from error
         connection: OwnConnection = made
         return connection
+
+
+class _NoneAnswers(Exception):
+    """None of the candidates gave a connection: each with its error, in the order in which they were tried."""
+
+    def __init__(self, failures: list[tuple[Host | None, Exception]]) -> None:
+        super().__init__()
+        self.failures = failures
+        self.latest = failures[-1][1]
 
 
 async def _first(
@@ -130,21 +171,24 @@ async def _first(
     """A connection to the first of these that answers; each has its time, for one that is dead may not even refuse.
 
     ``named``: the hosts that they are, or the host whose addresses they are.
+
+    Raises:
+        _NoneAnswers: none does.
     """
     now = asyncio.get_running_loop().time
     latest = _latest.get(named)
-    failures = []
+    failures: list[tuple[Host | None, Exception]] = []
     for nr, one in enumerate(sorted(candidates, key=lambda one: one != latest)):
         within = now() + (until - now()) / (len(candidates) - nr)
         try:
             async with asyncio.timeout_at(within):
                 connection = await connected(one, within)
         except (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched) as error:
-            failures.append(error)
+            failures.append((one, error))
         else:
             _latest[named] = one
             return connection
-    raise failures[-1]
+    raise _NoneAnswers(failures)
 
 
 async def connect(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import ssl
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -83,7 +86,7 @@ def translated() -> AbstractContextManager[None]:
 
 def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line for each meaning
     """The error of ours that an error of the database layer means."""
-    text = "no answer in time" if isinstance(error, TimeoutError) and not str(error) else _one_line(error)
+    text = reason(error)
     if isinstance(error, _UNAVAILABLE):
         return DatabaseUnavailable(f"the database is not available: {text}")
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate in _OURS:
@@ -107,6 +110,16 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
     return JoexError(f"the database refused a statement: {text}")
 
 
+def reason(error: BaseException) -> str:
+    """What an error of the database layer says, in one line for people."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    # Each event loop has its own words for what the system says, and its own way to say where (which we do).
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno:
+        return str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno)
+    return " ".join((str(error) or type(error).__name__).split())
+
+
 def is_about_the_statement(error: JoexError) -> bool:
     """Whether the database refused what a statement says, so that others may succeed, and this one hardly ever will.
 
@@ -128,8 +141,3 @@ def _data_error(error: BaseException, text: str) -> str:
     if "\\u0000" in text or "unicode escape" in text.lower() or "0x00" in text:
         return f"args: must not contain a NUL character (PostgreSQL can't store it): {text}"
     return text
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return " ".join(text.split())

@@ -103,10 +103,14 @@ def _urls(databases: Sequence[str]) -> dict[str, str]:
 def _default(configured: str | None, documents: Documents, urls: Mapping[str, str]) -> Iterator[str | None]:
     """The URL of all pools whose secret has none; that of the embedded server only if one needs it."""
     from joex.cli.database import database  # noqa: PLC0415
+    from joex.errors import ConfigError  # noqa: PLC0415
     from joex_operator.spec import JoexPoolSpec  # noqa: PLC0415
 
     specs = [document.spec for document in documents.values()]
     secrets = {spec.database.secret_name for spec in specs if isinstance(spec, JoexPoolSpec)}
+    if unused := sorted(urls.keys() - secrets):
+        there = ", ".join(sorted(secrets)) or "none"
+        raise ConfigError(f"--database {unused[0]}: no pool has this secretName; those of the files: {there}")
     if configured is None and secrets <= urls.keys():
         yield None
         return
