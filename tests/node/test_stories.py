@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -224,13 +225,14 @@ async def test_a_periodic_task_wakes_a_pool_at_zero(story: Story) -> None:
         "spec": {"pool": "clock", "task": "shop.hold", "timer": "*-*-* *:*:00/15", "args": {"seconds": 0.1}},
     }
     await story.api.apply(task)
-    await story.api.until(
+    made = await story.api.until(
         "periodictasks.joex.dev",
         "often",
-        lambda found: found is not None and (found.get("status", {}).get("lastJob") or {}).get("state") == "success",
+        lambda found: found is not None and found.get("status", {}).get("lastJob"),
         JOBS,
         timeout=PATIENCE,
     )
+    await story.finished_undisturbed(UUID(made["status"]["lastJob"]["id"]))
     await story.api.delete("periodictasks.joex.dev", "often", JOBS)
     await story.drop("clock")
 
