@@ -142,7 +142,7 @@ def _lost(seen: Seen) -> list[AskDrain]:
 
 
 def _created(seen: Seen, sizing: Sizing, *, leaving: int) -> list[CreateSlot]:
-    """Make what is missing, as far as there is room: who drains, or crashes, takes up room until it is gone."""
+    """Make what is missing, as far as there is room: a slot that drains, or crashes, takes up room until it is gone."""
     staying = len(takers(seen.slots))
     missing = sizing.target - (staying - leaving)
     room = sizing.most - staying - len(draining(seen.slots)) - len(crashing(seen.slots))

@@ -4,9 +4,9 @@ A slot is a Deployment of one executor, the pods it has made, and what the datab
 database has the last word on whether an executor may be stopped: it *retires* an app-id in one transaction, and from
 then on nobody takes a job under that name, nor registers under it, until the name is forgotten again::
 
-    PENDING --> IDLE <--> BUSY          somebody takes jobs, or will (CRASHING: not before it is started again)
+    PENDING --> IDLE <--> BUSY          its executor takes jobs, or will (CRASHING: not before it is started again)
        |          |         |
-       |    (retired: nobody takes a job under this name any more)
+       |    (retired: no executor takes a job under this name any more)
        |          |         v
        |          |      DRAINING       it finishes what it runs
        v          v         v

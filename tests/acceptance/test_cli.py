@@ -854,15 +854,15 @@ import joex
 app = joex.App()
 @app.task("slow")
 async def slow(ctx):
-    pathlib.Path("begun").touch()
+    await asyncio.to_thread(pathlib.Path("begun").write_text, "now")
     await asyncio.Event().wait()
 """)
     (joex.folder / "fastapi.py").write_text("""
-import pathlib, time
-while not pathlib.Path("begun").exists():
-    time.sleep(0.01)  # (in a thread, beside the job)
+import pathlib
+pathlib.Path("begun").read_text()
 raise ImportError("an image that is broken")
 """)
+    os.mkfifo(joex.folder / "begun")  # the import waits in its thread until the job has begun
     job_id = await client.submit("slow")
     assert job_id is not None
     process = await joex.start("executor", "--app", "slow:app", "--http-address", "127.0.0.1:0")

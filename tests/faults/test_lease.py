@@ -169,7 +169,7 @@ async def test_the_watchdog_of_an_executor_is_replaced_when_it_dies_and_goes_whe
 
 
 async def test_an_executor_that_leaves_in_order_leaves_no_watchdog_behind(executors: ExecutorProcesses) -> None:
-    """Not even one that has ended and waits for a parent: in a container there may be nobody to look after it."""
+    """Not even one that has ended and waits for a parent: in a container there may be no process that waits for it."""
     executor = await executors.start("one")
     [watchdog] = await eventually(lambda: _children(executor.pid))
     executor.terminate()

@@ -390,7 +390,7 @@ async def test_a_truncate_that_is_rolled_back_leaves_floors_that_hold(bench, exe
 
 @pytest.mark.parametrize("first", [1, 2], ids=["off", "on"])
 async def test_floors_that_are_switched_while_an_executor_ends_leave_no_job_with_it(bench, another_connection, first):
-    """They are switched each time that somebody asks whether they are on: each job that is held is seen, once."""
+    """Another session switches them whenever this one asks whether they are on: each held job is seen once."""
     executor, other = await bench.executor(), await another_connection()
     locked, free = await bench.job_in("running", executor), await bench.job_in("running", executor)
     await bench.connection.execute(f"""

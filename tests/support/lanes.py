@@ -26,7 +26,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
@@ -211,9 +211,11 @@ def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: No
         for command in commands:
             output = files.enter_context(tempfile.TemporaryFile())
             lanes.append((_start(command, output, environment), output))
-        while any(lane.poll() is None for lane, _ in lanes):
-            time.sleep(_PAUSE)  # what they have done meanwhile is told together
-            tell()
+        for lane, _ in lanes:
+            while lane.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    lane.wait(_PAUSE)
+                tell()
         sys.stdout.flush()
         for _, printed in lanes:
             printed.seek(0)

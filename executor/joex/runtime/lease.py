@@ -215,7 +215,9 @@ class LeaseKeeper:
                 await connection.add_listener("joex_wake", self._hear_wake)
                 await connection.add_listener("joex_control", self._hear_control)
                 await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
-            self._teller.tell(self._listener.on_periodic)  # what was told while nobody listened is not told again
+            self._teller.tell(
+                self._listener.on_periodic
+            )  # no notification comes again that came before this session listened
         has_lock = pooled
         while not broken.is_set() and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.

@@ -67,7 +67,7 @@ async def registered_in(connection: Connection, pod_uids: Sequence[str]) -> set[
 
 
 async def watch(connection: Connection, name: str, queues: Sequence[str], seconds: float) -> None:
-    """Want to hear of work that finds nobody asleep, for so long; see joex.watch in sql/65_pools.sql."""
+    """Ask to be notified, for so long, of work that finds no executor asleep; see joex.watch in sql/65_pools.sql."""
     with translated():
         await connection.execute(_WATCH, name, queues, timedelta(seconds=seconds))
 

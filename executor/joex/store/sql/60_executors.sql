@@ -13,7 +13,8 @@
 
 -- End an incarnation and put its jobs back: waiting again, at their old place in the line, what merely was
 -- scheduled and what ran alike. A job that was lost so more than p_most_losses times is failed, for it may be what kills
--- executors (see put_back). Jobs whose row somebody has locked, and those beyond p_jobs, follow with the next rescue (orphans). Returns how many jobs.
+-- executors (see put_back). Jobs whose row another session has locked, and those beyond p_jobs, follow with the next rescue (orphans).
+-- Returns how many jobs.
 CREATE OR REPLACE FUNCTION joex.end_executor(p_id integer, p_ending text, p_most_losses integer, p_jobs integer DEFAULT 5000)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -157,7 +158,7 @@ END $$;
 -- Register a new incarnation of an executor. An earlier incarnation with the same app-id is replaced, and its jobs
 -- put back, where it is certainly gone: it ran in the same pod, or it is p_gone (the caller saw that its process does not
 -- exist any more), or it is dead for silence that the caller has observed (p_ages, p_marks). Where it may live, nothing is done: the answer
--- has no id, but who is in the way; and neither where the app-id is retired (see joex.retire). silent: for people; null where
+-- has no id, but the executor that is in the way; and neither where the app-id is retired (see joex.retire). silent: for people; null where
 -- the row of the lease is missing. mark: the caller's next one.
 CREATE OR REPLACE FUNCTION joex.register(
     p_app_id text, p_pod_uid text, p_host text, p_boot_id text, p_pid integer, p_process_start text, p_version text,
