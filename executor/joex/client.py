@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -17,10 +16,8 @@ from joex.core.why import Reason
 from joex.errors import ConfigError, InvalidJob
 from joex.periodic_tasks import PeriodicTasks
 from joex.store import executors, jobs, keyed
-from joex.store.connection import BREAKS
-from joex.store.database import borrowed, close_pool, create_pool, reset
+from joex.store.client_connections import ClientConnections
 from joex.store.jobs import Job, LogEntry
-from joex.store.lender import Lender
 from joex.store.statement import Connection
 from joex.store.watching import ExecutorEvent, JobEvent, read_jobs
 from joex.submissions import columns_of_any, time_of
@@ -42,7 +39,7 @@ class Client:
     Each method takes an optional ``connection`` (asyncpg): it then works inside that connection's transaction, so that
     a job exists if and only if the transaction commits. Without one it uses its pool, in a transaction of its own.
 
-    While somebody waits for jobs or hears events it holds one connection of its pool, for all of them together.
+    While callers wait for jobs or hear events it holds one connection of its pool, for all of them together.
 
     Args:
         database: a PostgreSQL URL (the client then has a pool of its own, made at first use and closed with it), or an
@@ -58,13 +55,10 @@ class Client:
     """
 
     def __init__(self, database: str | asyncpg.Pool[Any], *, timeout: timedelta | float | str | None = "30s") -> None:
-        self._within = _seconds(timeout)
-        self._url = database if isinstance(database, str) else None
-        self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
-        self._lender: Lender | None = None
-        self.watcher = Watcher(self._borrow)
+        self._connections = ClientConnections(database, _seconds(timeout))
+        self.watcher = Watcher(self._connections.borrow)
         """What `wait`, `subscribe` and `events` are made of."""
-        self.bell = Bell(self._borrow)
+        self.bell = Bell(self._connections.borrow)
         """What an accept that waits is made of."""
 
     @property
@@ -78,7 +72,7 @@ class Client:
         return PeriodicTasks(self)
 
     async def __aenter__(self) -> Self:
-        await self._get_pool()
+        await self._connections.open()
         return self
 
     async def __aexit__(
@@ -90,12 +84,7 @@ class Client:
         """End all waiting, and close the pool, if it is the client's own."""
         await self.watcher.close()
         await self.bell.close()
-        if self._url is not None and self._pool is not None:
-            pool, lender = self._pool, self._lender
-            self._pool = self._lender = None
-            if lender is not None:
-                await lender.close()
-            await close_pool(pool)
+        await self._connections.close()
 
     async def submit(
         self,
@@ -294,68 +283,20 @@ class Client:
         async with self.using(connection) as used:
             return await jobs.job_log(used, job_id, after=after)
 
-    @asynccontextmanager
-    async def acquire(self, connection: Connection | None = None) -> AsyncIterator[Connection]:
+    def acquire(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one of the pool, for statements of yours.
 
         What they leave in the session (settings, listeners, an open transaction) ends with the block; a pool of yours
         sees to that itself. A block that is cancelled, or ends with a `TimeoutError`, ends the connection.
         """
-        async with self.using(connection) as used:
-            try:
-                yield used
-            finally:
-                if connection is None and self._url is not None and not isinstance(sys.exception(), BREAKS):
-                    await reset(used)
+        return self._connections.acquire(connection)
 
     def using(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one of the pool, for statements that leave nothing in the session, as Joex's own.
 
         It is not reset, which would be one more question to the server each time.
         """
-        return _Using(self, connection)
-
-    @asynccontextmanager
-    async def _borrow(self) -> AsyncIterator[Connection]:
-        async with borrowed(await self._get_pool()) as connection:
-            yield connection
-
-    async def get_lender(self) -> Lender:
-        """What lends the connections of the pool."""
-        pool = await self._get_pool()
-        if self._lender is None:
-            self._lender = Lender(pool, keeps=self._url is not None)
-        return self._lender
-
-    async def _get_pool(self) -> asyncpg.Pool[Any]:
-        if self._pool is None:
-            if self._url is None:
-                raise RuntimeError("this client is closed")
-            self._pool = await create_pool(self._url, most=10, name="joex client", within=self._within, resets=False)
-        return self._pool
-
-
-class _Using:
-    """A connection for the time of a block (no generator: this surrounds each submission)."""
-
-    __slots__ = ("_client", "_given", "_lender", "_lent")
-
-    def __init__(self, client: Client, given: Connection | None) -> None:
-        self._client = client
-        self._given = given
-
-    async def __aenter__(self) -> Connection:
-        if self._given is not None:
-            return self._given
-        self._lender = await self._client.get_lender()
-        self._lent = await self._lender.borrow()
-        return self._lent
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._given is None:
-            await self._lender.give_back(self._lent, may_keep=kind is None, error=error)
+        return self._connections.using(connection)
 
 
 def _seconds(timeout: timedelta | float | str | None) -> float | None:

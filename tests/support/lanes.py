@@ -216,6 +216,7 @@ def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: No
                 with suppress(subprocess.TimeoutExpired):
                     lane.wait(_PAUSE)
                 tell()
+        tell()
         sys.stdout.flush()
         for _, printed in lanes:
             printed.seek(0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
 from joex.core.events import DatabaseTrouble, Emit, RunEnded, RunNotWritten, WorkerConflict
@@ -89,6 +89,19 @@ class End(EndedRun):
         self.state, self.error, self.exhausted, self.delay = State.FAILED, why, None, None
         self.result = self.message = None
         self.size = _ROW_BYTES
+
+
+class Ends(Protocol):
+    """Where starts and ends of runs are written."""
+
+    def started(self, job: TakenJob, at: float) -> None:
+        """The code of a run has started, at this time of the monotonic clock."""
+
+    def ended(self, end: End) -> None:
+        """A run has ended."""
+
+    def forget(self, job: TakenJob) -> None:
+        """A run has lost its job: nothing of it is written."""
 
 
 class Finisher:

@@ -1,4 +1,4 @@
-"""Running the code of tasks, and turning how it ends into an `Outcome`.
+"""Runs of jobs in the slots of an executor, from their start to the `Outcome` that is written.
 
 A suspect, a job that executors died with, keeps its slot unstarted until all else that runs here has ended, and nothing
 is taken until it has ended itself: should this executor die too, it is known of which job (docs/adr/0030). Each of the
@@ -8,15 +8,12 @@ two has a limit of time, for runs may wait for each other's jobs.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import functools
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from joex.context import Connections, Context, Notes
@@ -25,7 +22,8 @@ from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Outcome, decide
 from joex.errors import Cancel, Fail, InvalidJob, JoexError, Retry
-from joex.runtime.finisher import End
+from joex.runtime.calling import Caller
+from joex.runtime.finisher import End, Ends
 from joex.runtime.run import Defaults, Interruption, Run
 from joex.runtime.text import error_line, error_trace, storable
 from joex.task import App, Task
@@ -35,19 +33,6 @@ T = TypeVar("T")
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _RETURNED = Outcome(Ending.RETURNED)
 _SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # whatever these are
-
-
-class Ends(Protocol):
-    """Where starts and ends of runs are written."""
-
-    def started(self, job: TakenJob, at: float) -> None:
-        """The code of a run has started, at this time of the monotonic clock."""
-
-    def ended(self, end: End) -> None:
-        """A run has ended."""
-
-    def forget(self, job: TakenJob) -> None:
-        """A run has lost its job: nothing of it is written."""
 
 
 class Runner:
@@ -82,7 +67,7 @@ class Runner:
         self._on_room = on_room  # told where slots become free without the end of a run
         self._emit = emit
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
+        self._caller = Caller(slots, defaults, notes)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
         self._suspect: Run | None = None  # the one that is to run alone, or does
         self._is_alone = asyncio.Event()
@@ -137,7 +122,7 @@ class Runner:
     async def _clean_up(self, run: Run, task: Task[..., Any], done: Callable[[list[TakenJob]], None]) -> None:
         run.is_executing = True
         try:
-            await self._call_cancel_handler(run, task)
+            await self._caller.call_cancel_handler(run, task)
         finally:
             run.is_executing = run.is_cleaning_up = False
             done([run.job])
@@ -170,7 +155,7 @@ class Runner:
 
     def close(self) -> None:
         """Let the threads go."""
-        self._threads.shutdown(wait=False)
+        self._caller.close()
 
     async def _run(self, run: Run) -> None:
         """Run the code of a job, and hand over how that ended.
@@ -193,7 +178,7 @@ class Runner:
         try:
             run.interruptible = task.is_async
             try:
-                value = await self._call(run, task)
+                value = await self._caller.call(run, task)
             finally:
                 run.interruptible = False
             outcome, result, message = _RETURNED, self._result(run, value), _message(run)
@@ -249,7 +234,7 @@ class Runner:
         if run.interruption is Interruption.CANCEL:
             outcome = Outcome(Ending.CANCELLED)
         if outcome.ending is Ending.CANCELLED:
-            await self._call_cancel_handler(run, task)
+            await self._caller.call_cancel_handler(run, task)
         return outcome
 
     def _begin(self, run: Run, args: str) -> Task[..., Any] | Outcome:
@@ -304,31 +289,6 @@ class Runner:
     def _result(self, run: Run, value: Any) -> str | None:
         return None if value is None or run.context is None else run.context.result_text(value)
 
-    def _call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
-        """Call the task's code: what is to be awaited for its value."""
-        limit = self._defaults.timeout_of(task)
-        if not task.is_async:
-            return self._call_in_thread(run, task.function, limit)
-        called: Awaitable[Any] = task.function(run.context, **run.args)
-        return called if limit is None else _within(limit, called)
-
-    async def _call_in_thread(self, run: Run, function: Callable[..., Any], limit: float | None = None) -> Any:
-        """Run code in a thread. It can't be interrupted: after the limit it is asked to end, and still waited for.
-
-        To give its slot, or its job, to somebody else while it runs would run two at once.
-        """
-        call = functools.partial(contextvars.copy_context().run, function, run.context, **run.args)
-        future = self._loop.run_in_executor(self._threads, _caught, call)
-        done, _ = await asyncio.wait({future}, timeout=limit)
-        if not done and run.context is not None:
-            run.context.ask_to_end()
-        value, error = await future
-        if error is None:
-            return value
-        if not done:
-            raise _TimedOut(limit or 0) from error
-        raise error
-
     def _judge(self, run: Run, error: BaseException) -> Outcome:
         """How a run ended that raised."""
         if isinstance(error, asyncio.CancelledError | Cancel) and run.interruption is not None:
@@ -341,26 +301,6 @@ class Runner:
             return Outcome(Ending.RAISED, error_line(error), _delay(error))
         self._notes.log(run.job, "error", error_trace(error))
         return Outcome(Ending.RAISED, error_line(error))
-
-    async def _call_cancel_handler(self, run: Run, task: Task[..., Any]) -> None:
-        handler = task.cancel_handler
-        if handler is None:
-            return
-        try:
-            if asyncio.iscoroutinefunction(handler):
-                await handler(run.context, **run.args)
-            else:
-                await self._call_in_thread(run, handler)
-        except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
-            self._notes.log(run.job, "error", f"its on_cancel handler failed: {error_trace(error)}")
-
-
-def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What a call gives, or what it raises: a future can't carry every exception (StopIteration, for one)."""
-    try:
-        return call(), None
-    except BaseException as error:  # noqa: BLE001 - see above
-        return None, error
 
 
 async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T | Outcome:
@@ -380,25 +320,6 @@ async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T
         run.interruption = Interruption.LOST
         return Outcome(Ending.GIVEN_BACK)
     return found
-
-
-async def _within(limit: float, called: Awaitable[Any]) -> Any:
-    """Wait for so many seconds at most."""
-    clock = asyncio.timeout(limit)
-    try:
-        async with clock:
-            return await called
-    except TimeoutError:
-        if clock.expired():
-            raise _TimedOut(limit) from None
-        raise
-
-
-class _TimedOut(JoexError):
-    """A run took longer than it may."""
-
-    def __init__(self, limit: float) -> None:
-        super().__init__(f"timed out after {limit:g} s")
 
 
 def _uncancel() -> None:

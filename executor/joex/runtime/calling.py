@@ -1,0 +1,95 @@
+"""Calling the code of tasks: async functions on the executor's loop, plain ones in threads, with a limit of time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from joex.context import Notes
+from joex.errors import JoexError
+from joex.runtime.run import Defaults, Run
+from joex.runtime.text import error_trace
+from joex.task import Task
+
+
+class Caller:
+    """Calls the code of tasks, in as many threads as there are slots."""
+
+    def __init__(self, slots: int, defaults: Defaults, notes: Notes) -> None:
+        self._defaults = defaults
+        self._notes = notes
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False)
+
+    def call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
+        """Call the task's code: what is to be awaited for its value."""
+        limit = self._defaults.timeout_of(task)
+        if not task.is_async:
+            return self._in_thread(run, task.function, limit)
+        called: Awaitable[Any] = task.function(run.context, **run.args)
+        return called if limit is None else _within(limit, called)
+
+    async def _in_thread(self, run: Run, function: Callable[..., Any], limit: float | None = None) -> Any:
+        """Run code in a thread. It can't be interrupted: after the limit it is asked to end, and still waited for.
+
+        To give its slot, or its job, to another run meanwhile would run two at once.
+        """
+        call = functools.partial(contextvars.copy_context().run, function, run.context, **run.args)
+        future = self._loop.run_in_executor(self._threads, _caught, call)
+        done, _ = await asyncio.wait({future}, timeout=limit)
+        if not done and run.context is not None:
+            run.context.ask_to_end()
+        value, error = await future
+        if error is None:
+            return value
+        if not done:
+            raise _TimedOut(limit or 0) from error
+        raise error
+
+    async def call_cancel_handler(self, run: Run, task: Task[..., Any]) -> None:
+        """Call what the task has for a run that was cancelled, if it has anything; its errors go to the job's log."""
+        handler = task.cancel_handler
+        if handler is None:
+            return
+        try:
+            if asyncio.iscoroutinefunction(handler):
+                await handler(run.context, **run.args)
+            else:
+                await self._in_thread(run, handler)
+        except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
+            self._notes.log(run.job, "error", f"its on_cancel handler failed: {error_trace(error)}")
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What a call gives, or what it raises: a future can't carry every exception (StopIteration, for one)."""
+    try:
+        return call(), None
+    except BaseException as error:  # noqa: BLE001 - see above
+        return None, error
+
+
+async def _within(limit: float, called: Awaitable[Any]) -> Any:
+    """Wait for so many seconds at most."""
+    clock = asyncio.timeout(limit)
+    try:
+        async with clock:
+            return await called
+    except TimeoutError:
+        if clock.expired():
+            raise _TimedOut(limit) from None
+        raise
+
+
+class _TimedOut(JoexError):
+    """A run took longer than it may."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(f"timed out after {limit:g} s")
