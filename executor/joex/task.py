@@ -6,16 +6,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from uuid import UUID
 
-from pydantic import TypeAdapter, ValidationError
-
+from joex.arguments import Arguments
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_retries
 from joex.core.json_values import shown
 from joex.core.periodic import NewPeriodicTask
-from joex.errors import ConfigError, InvalidJob
+from joex.errors import ConfigError
 
 if TYPE_CHECKING:
     from joex.client import Client
@@ -60,7 +59,7 @@ class Task(Generic[P, R]):
                 check_retries("retries", retries)
             except ValueError as error:
                 raise ConfigError(f"task {name!r}: {error}") from error
-        self._arguments = _arguments(function, name)
+        self._arguments = Arguments(function, name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102 - the function's own docstring says it
         return self.function(*args, **kwargs)
@@ -76,13 +75,7 @@ class Task(Generic[P, R]):
         Raises:
             InvalidJob: they don't fit the signature; the message names each wrong one.
         """
-        if args == "{}" and not self._arguments.has_parameters:  # nothing to check: the usual small job
-            return {}
-        try:
-            return self._arguments.validate(args)
-        except ValidationError as error:
-            problems = "; ".join(_problem(problem) for problem in error.errors(include_url=False))
-            raise InvalidJob(f"arguments of task {self.name!r}: {problems}") from None
+        return self._arguments.parse(args)
 
     async def submit(self, client: Client, **args: Any) -> UUID | None:
         """Submit a job for this task with these arguments; `options` says more about it. Returns as `Client.submit`."""
@@ -296,54 +289,6 @@ def _periodic(name: str, task: Task[..., Any], *, starting_deadline: Any, **fiel
         return NewPeriodicTask(id=name, task=task.name, starting_deadline=deadline, submitter="joex", **fields)
     except ValueError as error:
         raise ConfigError(f"periodic task {name!r}: {error}") from error
-
-
-class _Arguments:
-    """Checks arguments against a signature."""
-
-    def __init__(self, adapter: TypeAdapter[Any], *, has_parameters: bool) -> None:
-        self._adapter = adapter
-        self.has_parameters = has_parameters
-
-    def validate(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
-        if isinstance(args, str):
-            return dict(self._adapter.validate_json(args))
-        return dict(self._adapter.validate_python(dict(args)))
-
-
-def _arguments(function: Callable[..., Any], name: str) -> _Arguments:
-    """The checker for the arguments of a function, without the context that comes first."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters or parameters[0].kind not in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    ):
-        raise ConfigError(f"task {name!r}: the function needs a first parameter for the context: def task(ctx, ...)")
-    if any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in parameters[1:]):
-        raise ConfigError(f"task {name!r}: arguments come by name, so positional-only and *args can't be filled")
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise ConfigError(f"task {name!r}: an annotation can't be resolved: {error}") from error
-
-    def collect(**arguments: Any) -> dict[str, Any]:
-        return arguments
-
-    # pydantic checks calls by the signature, and this one returns what it was called with.
-    by_name = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
-    by_name = [p.replace(annotation=hints.get(p.name, Any)) for p in by_name]
-    collect.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
-    collect.__annotations__ = {p.name: p.annotation for p in by_name}
-    try:
-        checker: TypeAdapter[Any] = TypeAdapter(collect)  # type: ignore[arg-type] # pydantic takes functions too
-        return _Arguments(checker, has_parameters=bool(by_name))
-    except Exception as error:
-        raise ConfigError(f"task {name!r}: arguments can't be checked: {error}") from error
-
-
-def _problem(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    return f"{where}: {problem['msg']}" if where else str(problem["msg"])
 
 
 def _duration(task: str, name: str, value: timedelta | float | str | None) -> timedelta | None:

@@ -1,0 +1,74 @@
+"""Checks a job's arguments against the signature of the function that it calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from joex.errors import ConfigError, InvalidJob
+
+
+class Arguments:
+    """The arguments that a task's function takes by name: all of its parameters but the first, the context.
+
+    Raises:
+        ConfigError: no job can call this function; the message names the task.
+    """
+
+    def __init__(self, function: Callable[..., Any], task: str) -> None:
+        self._task = task
+        parameters = _by_name(function, task)
+        self._has_parameters = bool(parameters)
+
+        def collect(**arguments: Any) -> dict[str, Any]:
+            return arguments
+
+        # pydantic checks calls by the signature, and this one returns what it was called with.
+        collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        collect.__annotations__ = {p.name: p.annotation for p in parameters}
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(collect)  # type: ignore[arg-type] # pydantic takes functions too
+        except Exception as error:
+            raise ConfigError(f"task {task!r}: arguments can't be checked: {error}") from error
+
+    def parse(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments from JSON text, or from values, as the function wants them.
+
+        Raises:
+            InvalidJob: they don't fit the signature; the message names each wrong one.
+        """
+        if args == "{}" and not self._has_parameters:  # nothing to check: the usual small job
+            return {}
+        try:
+            if isinstance(args, str):
+                return dict(self._adapter.validate_json(args))
+            return dict(self._adapter.validate_python(dict(args)))
+        except ValidationError as error:
+            problems = "; ".join(_problem(problem) for problem in error.errors(include_url=False))
+            raise InvalidJob(f"arguments of task {self._task!r}: {problems}") from None
+
+
+def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]:
+    """The parameters after the context's, each with the type that its annotation means."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        raise ConfigError(f"task {task!r}: the function needs a first parameter for the context: def task(ctx, ...)")
+    if any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in parameters[1:]):
+        raise ConfigError(f"task {task!r}: arguments come by name, so positional-only and *args can't be filled")
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ConfigError(f"task {task!r}: an annotation can't be resolved: {error}") from error
+    by_name = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
+    return [p.replace(annotation=hints.get(p.name, Any)) for p in by_name]
+
+
+def _problem(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where}: {problem['msg']}" if where else str(problem["msg"])
