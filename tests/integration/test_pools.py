@@ -178,13 +178,17 @@ async def test_in_which_pods_an_executor_had_registered_whether_it_lives_or_not(
 
 
 async def test_an_executor_that_holds_a_suspect_is_full(bench) -> None:
-    """It takes nothing beside it, so that its free slots are no capacity."""
+    """It takes nothing beside it in its first minute, so that its free slots are no capacity."""
     executor = await bench.executor("p/a-0", pool_size=4)
     await bench.submit()
     await bench.take(executor)
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
     await bench.connection.execute("UPDATE joex.job SET suspect = true")
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
+    await bench.connection.execute("UPDATE joex.job SET state = 'running', started_at = clock_timestamp()")
+    assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
+    await bench.connection.execute("UPDATE joex.job SET started_at = clock_timestamp() - interval '61 seconds'")
+    assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
 
 
 class TestGonePods:

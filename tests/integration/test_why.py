@@ -48,6 +48,12 @@ async def test_a_suspect_that_is_held_runs_alone_and_what_waits_finds_all_slots_
     (reason,) = await jobs.why(bench.connection, suspect)
     assert reason.detail["alone"]
     assert set(await reasons(bench, await bench.submit())) == {"slots_busy"}
+    await bench.connection.execute(
+        "UPDATE joex.job SET state = 'running', started_at = clock_timestamp() - interval '61 seconds' WHERE suspect"
+    )
+    (reason,) = await jobs.why(bench.connection, suspect)
+    assert not reason.detail["alone"]
+    assert "slots_busy" not in await reasons(bench, await bench.submit())
 
 
 async def test_a_job_that_is_held_and_one_that_is_finished(bench, executor) -> None:

@@ -40,6 +40,11 @@ BEGIN
     RETURN FOUND;
 END $$;
 
+-- Whether the executor of this suspect takes nothing beside it: until its code has run for a minute (_ALONE_FOR in runtime/runner.py).
+CREATE OR REPLACE FUNCTION joex.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
+    FROM joex.job j WHERE j.id = p_id $$;
+
 -- What becomes of a job whose run ends so: it goes round once more where that was asked for, whatever its end; else a cancel
 -- request ends it as cancelled.
 CREATE OR REPLACE FUNCTION joex.state_after(p_state text, p_cancel boolean, p_resubmit boolean) RETURNS text

@@ -48,8 +48,8 @@ BEGIN
             FROM joex.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL);
 END $$;
 
--- The executors whose app-id begins with this, living or retired: a row for each app-id. held: an executor with a suspect is full, for it
--- runs nothing beside it.
+-- The executors whose app-id begins with this, living or retired: a row for each app-id. held: an executor that takes nothing beside a
+-- suspect is full.
 CREATE OR REPLACE FUNCTION joex.slots(p_prefix text)
 RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
@@ -57,7 +57,7 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
            coalesce(e.draining, false), r.retired_at
     FROM (SELECT x.* FROM joex.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
     FULL JOIN (SELECT x.* FROM joex.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
-    LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect) AS alone FROM joex.held j GROUP BY j.executor_id) h
+    LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex.runs_alone(j.id)) AS alone FROM joex.held j GROUP BY j.executor_id) h
         ON h.executor_id = e.id $$;
 
 -- Move all due jobs of these queues to their lane, as a take does it, and put back runs that are overdue there, as executors do

@@ -1,5 +1,5 @@
 -- Why a job is not running: a row for each reason. What stands in its way comes first, then its place in line:
---   not_found; finished (state, at, error); scheduled or running (app_id, since, cancel_requested, alone: it is a suspect): nothing
+--   not_found; finished (state, at, error); scheduled or running (app_id, since, cancel_requested, alone: nothing is taken beside it): nothing
 --     else is said then
 --   not_due (at, seconds, retry: it waits for one, failures)
 --   no_executor (queue, draining), unknown_task (task, executors), slots_busy (slots, executors)
@@ -38,7 +38,7 @@ BEGIN
         RETURN;
     ELSIF v_job.executor_id IS NOT NULL THEN
         RETURN QUERY SELECT v_job.state::text, jsonb_build_object(
-            'app_id', v_job.app_id, 'cancel_requested', v_job.cancel_requested, 'alone', v_job.suspect AND v_job.executor_id <> 0,
+            'app_id', v_job.app_id, 'cancel_requested', v_job.cancel_requested, 'alone', joex.runs_alone(v_job.id) AND v_job.executor_id <> 0,
             'since', CASE v_job.state WHEN 'running' THEN v_job.started_at ELSE v_job.scheduled_at END);
         RETURN;
     END IF;
@@ -65,9 +65,9 @@ BEGIN
         RETURN QUERY SELECT 'unknown_task', jsonb_build_object('task', v_job.task, 'executors', v_serving.executors);
     END IF;
     IF v_serving.executors > 0 AND NOT v_workers AND v_serving.slots <= (
-            -- (One that runs a suspect takes nothing beside it.)
+            -- (One that takes nothing beside a suspect has no free slot.)
             SELECT sum(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END))
-            FROM (SELECT j.executor_id AS id, count(*) AS held, bool_or(j.suspect) AS alone
+            FROM (SELECT j.executor_id AS id, count(*) AS held, bool_or(j.suspect AND joex.runs_alone(j.id)) AS alone
                   FROM joex.job j WHERE j.executor_id = ANY (v_serving.ids) AND j.executor_id IS NOT NULL GROUP BY 1) h
             JOIN joex.executor e USING (id)) THEN
         v_is_next := false;
