@@ -16,7 +16,7 @@ from datetime import timedelta
 from importlib.metadata import version
 from uuid import uuid4
 
-from joex.client import Client
+from joex.client.client import Client
 from joex.context import Connections
 from joex.core.counting import CountingScheme
 from joex.core.job import State, TakenJob

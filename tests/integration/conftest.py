@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from joex import Client, TypedJobs
+from joex import Client, KeyedJobs
 from joex.core.counting import CountingScheme
 from joex.core.job import NewJob, Priority, TakenJob
 from joex.core.lease import Mark
@@ -186,9 +186,9 @@ async def _waiting_for_a_lock(observer: asyncpg.Connection, blocked: Awaitable[A
 
 
 @pytest.fixture
-def typed(client: Client) -> TypedJobs:
+def keyed(client: Client) -> KeyedJobs:
     """The API of jobs whose ids are the caller's own."""
-    return client.typed
+    return client.keyed
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 
 from joex import Client, NewJob
 from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, keyed, runs, stats
+from joex.store import executors, floors, jobs, runs, stats
+from joex.store import keyed as keyed_store
 
 FOUR_ONE = CountingScheme(4, 1)
 WORKERS = 16
@@ -20,7 +21,7 @@ async def submit(connection: asyncpg.Connection, *groups: str) -> None:
 
 async def accept(connection: asyncpg.Connection, number: int = 1) -> list[str]:
     """The groups of the jobs that a worker is given."""
-    return [job.group for job in await keyed.accept(connection, "new", number, "worker", None)]
+    return [job.group for job in await keyed_store.accept(connection, "new", number, "worker", None)]
 
 
 @pytest.mark.parametrize("groups", [1, WORKERS])
@@ -51,7 +52,7 @@ async def test_beside_a_first_accept_whose_transaction_stays_open_others_get_job
     await submit(bench.connection, "a", "b", "c")
     async with bench.connection.transaction():
         assert len(await accept(bench.connection)) == 1
-        assert await client.typed.accept("new", wait="30s") is not None
+        assert await client.keyed.accept("new", wait="30s") is not None
         call = "SELECT id FROM joex.register('me', NULL, 'h', '', 1, '', '0', '{new}', '{a}', 4, NULL, '1h', false, 5)"
         executor = await asyncio.wait_for(other.fetchval(call), 30)
         assert len(await runs.take(other, executor, ["new"], 4, FOUR_ONE)) == 1

@@ -8,7 +8,8 @@ import asyncpg
 import pytest
 
 from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, keyed, runs
+from joex.store import executors, floors, jobs, runs
+from joex.store import keyed as keyed_store
 from tests.support.postgres import TestServer
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -48,7 +49,7 @@ async def test_each_of_two_roles_takes_from_a_queue_that_the_other_was_the_first
         queue = f"queue {nr}"
         for group in ("a", "b", "c"):
             await bench.submit(group, queue=queue)
-        assert len(await keyed.accept(first, queue, 1, "worker", None)) == 1
+        assert len(await keyed_store.accept(first, queue, 1, "worker", None)) == 1
         call = "SELECT id FROM joex.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$1], '{a}', 4, NULL, '1h', false, 5)"
         executor = await second.fetchval(call, queue)
         [job] = await runs.take(second, executor, [queue], 1, FOUR_ONE)

@@ -407,7 +407,9 @@ async def test_those_who_wait_for_a_job_read_it_together(bench, me, client, wait
         return await read_jobs(connection, ids)
 
     async def wait():
-        return await client.watcher.wait([job_id], reading, lambda job: job.cancel_requested, states=["cancelled"])
+        return await client.connections.watcher.wait(
+            [job_id], reading, lambda job: job.cancel_requested, states=["cancelled"]
+        )
 
     async with (
         client.subscribe(job_id) as changes,
@@ -430,7 +432,7 @@ async def test_who_waits_sleeps_between_the_looks_while_an_old_transaction_is_op
             rings.append(self)
             super().clear()
 
-    client.watcher._streams.ring = Ring()
+    client.connections.watcher._streams.ring = Ring()
     job_id, another = await bench.submit(), await bench.submit()
     old = await another_connection()
     async with old.transaction():

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException, Query, Request, Security, params, status
 from fastapi.security import HTTPBearer
 
-from joex.client import Client
+from joex.client.client import Client
 from joex.http.bodies import Name
 from joex.http.face import ExecutorFace
 from joex.http.problems import cut, problems

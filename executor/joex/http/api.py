@@ -10,15 +10,15 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 
-from joex.client import Client
+from joex.client.client import Client
+from joex.client.keyed_jobs import KeyedJobs
 from joex.config import Settings
 from joex.http import executor as of_executor
-from joex.http import jobs, periodic, queues, typed, workers
+from joex.http import jobs, keyed, periodic, queues, workers
 from joex.http.access import refuse_unknown_parameters
 from joex.http.face import ExecutorFace
 from joex.http.guard import Guard
 from joex.http.problems import add_handlers, problems
-from joex.typed import TypedJobs
 
 LARGEST_BODY = 10_000_000
 """Bytes of a body."""
@@ -54,10 +54,13 @@ def create_api(
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
     api.state.closing = asyncio.Event()  # it stops: calls that wait end (see joex.http.patience)
-    api.state.typed = TypedJobs(
-        client, retries=settings.retries, retry_delay=settings.retry_delay, retry_jitter=settings.retry_jitter
+    api.state.keyed = KeyedJobs(
+        client.connections,
+        retries=settings.retries,
+        retry_delay=settings.retry_delay,
+        retry_jitter=settings.retry_jitter,
     )
-    for part in (of_executor, jobs, typed, workers, queues, periodic):
+    for part in (of_executor, jobs, keyed, workers, queues, periodic):
         api.include_router(part.routes)
     add_handlers(api)
     # An empty token counts as none: it would let everybody in.

@@ -1,6 +1,6 @@
 """The bodies of calls about jobs with types and ids of their callers' own, and of workers' calls.
 
-What opts may say is judged by `joex.typed`, whose messages name the field.
+What opts may say is judged by `joex.client.keyed_model`, whose messages name the field.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from joex.core.job import Columns, NewJob, columns_of, priority_of
 from joex.core.json_values import as_dict, find_fault
-from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store.errors import translated
 from joex.store.statement import Connection, column, statement
@@ -285,11 +284,11 @@ async def get_job(connection: Connection, job_id: UUID) -> Job | None:
     return None if row is None else job_of(row)
 
 
-async def why(connection: Connection, job_id: UUID) -> list[Reason]:
-    """Why a job is not running, what stands in its way first."""
+async def why(connection: Connection, job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
+    """Why a job is not running, what stands in its way first: words and details, as sql/75_why.sql lists them."""
     with translated():
         rows = await connection.fetch(_WHY, job_id)
-    return [Reason(row["reason"], from_json(row["detail"])) for row in rows]
+    return [(row["reason"], from_json(row["detail"])) for row in rows]
 
 
 async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most: int = 10_000) -> list[LogEntry]:

@@ -67,7 +67,7 @@ _WATCH = statement("SELECT joex.watch_for_workers($1::text, $2::text, $3::interv
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedJob:
+class KeyedRow:
     """A job as its caller, or a worker, sees it. ``key``: None for a submitted job; ``lock_id``: of the latest run."""
 
     id: UUID
@@ -158,7 +158,7 @@ async def find_many(connection: Connection, job_type: str, keys: Sequence[bytes]
         return [row[0] for row in await connection.fetch(_FIND_MANY, job_type, keys)]
 
 
-async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedJob]:
+async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedRow]:
     """Jobs; one that is gone is left out."""
     with translated():
         return [_job_of(row) for row in await connection.fetch(_READ, list(ids))]
@@ -176,14 +176,14 @@ async def resubmit(connection: Connection, job_id: UUID) -> str:
         return str(await connection.fetchval(_RESUBMIT, job_id))
 
 
-async def get(connection: Connection, job_id: UUID) -> KeyedJob | None:
+async def get(connection: Connection, job_id: UUID) -> KeyedRow | None:
     """A job, or None."""
     with translated():
         row = await connection.fetchrow(_GET, job_id)
     return None if row is None else _job_of(row)
 
 
-async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedJob]:
+async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedRow]:
     """Take the next jobs of a queue for a worker; none whose rank is above ``max_rank``."""
     with translated():
         rows = await connection.fetch(_ACCEPT, queue, most, worker, max_rank)
@@ -219,7 +219,7 @@ async def finish(
 
 async def list_keyed(
     connection: Connection, job_type: str, after: bytes | None, states: Sequence[str] | None, most: int
-) -> list[KeyedJob]:
+) -> list[KeyedRow]:
     """The jobs of a type in the order of their ids, after one of them."""
     with translated():
         rows = await connection.fetch(_LIST, job_type, after, states, most)
@@ -277,10 +277,10 @@ async def watch_no_more(connection: Connection, name: str) -> None:
         await connection.execute(_WATCH, name, "", timedelta(0))
 
 
-def _job_of(row: Any) -> KeyedJob:
+def _job_of(row: Any) -> KeyedRow:
     values = dict(row)
     values["type"], values["group"] = values.pop("task"), values.pop("grp")
     values["data"] = read_json(values.pop("args"))
     opts = values["opts"]
     values["opts"] = {} if opts is None else read_json(opts)
-    return KeyedJob(**values)
+    return KeyedRow(**values)

@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from joex.cli.demo.orders import TENANTS
-from joex.client import Client
+from joex.client.client import Client
 from joex.core.job import NewJob
 from joex.store.executors import Executor, list_executors
 from joex.store.jobs import Job, job_log

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joex.client.submissions import new_job
 from joex.core.job import NewJob
-from joex.submissions import new_job
 
 LIBRARY = "library"
 ACME, GLOBEX, INITECH = "acme", "globex", "initech"

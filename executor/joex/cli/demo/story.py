@@ -14,7 +14,7 @@ from joex.cli.demo.orders import ACME, EACH, GLOBEX, INITECH, LIBRARY, Orders, m
 from joex.cli.demo.pool import FILE, POOL, Event, Up, send, slot
 from joex.cli.demo.stage import Stage, counted
 from joex.cli.demo.summary import Kill, Summary, summarise
-from joex.client import Client
+from joex.client.client import Client
 from joex.errors import JoexError
 from joex.store.executors import Executor
 

@@ -13,7 +13,7 @@ import joex
 from joex.core import tuples
 from joex.core.events import Overdue, RunEnded, RunStarted, WorkerConflict
 from joex.core.job import State
-from joex.store import keyed
+from joex.store import keyed as keyed_store
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, EventLog, eventually
@@ -24,10 +24,10 @@ NAME = tuples.to_name("type", TYPE)
 
 
 @pytest.fixture
-def typed(client: AnyClient) -> joex.TypedJobs:
+def keyed(client: AnyClient) -> joex.KeyedJobs:
     """The API."""
-    typed: joex.TypedJobs = client.typed
-    return typed
+    keyed: joex.KeyedJobs = client.keyed
+    return keyed
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ async def time_out(connection: asyncpg.Connection) -> Callable[[UUID], Awaitable
     return let_it
 
 
-async def _state(typed: joex.TypedJobs, job_id: Any) -> str | None:
-    job = await typed.get_job(TYPE, job_id)
+async def _state(keyed: joex.KeyedJobs, job_id: Any) -> str | None:
+    job = await keyed.get_job(TYPE, job_id)
     return None if job is None else job.state
 
 
 async def test_an_executor_runs_the_jobs_of_a_type_in_the_order_of_their_priorities(
-    typed: joex.TypedJobs, client: AnyClient, database_url: str
+    keyed: joex.KeyedJobs, client: AnyClient, database_url: str
 ) -> None:
     app, order = joex.App(), []
 
@@ -65,17 +65,17 @@ async def test_an_executor_runs_the_jobs_of_a_type_in_the_order_of_their_priorit
         order.append(source)
         return {"known": [ctx.task, ctx.queue, ctx.group, ctx.subject, ctx.attempt], "changes": changes}
 
-    job = await typed.add(TYPE, ("doc", 7), {"priority": 2, "data": {"source": "late", "changes": 5}})
-    await typed.add(TYPE, ("doc", 8), {"priority": 1, "data": {"source": "early"}})
+    job = await keyed.add(TYPE, ("doc", 7), {"priority": 2, "data": {"source": "late", "changes": 5}})
+    await keyed.add(TYPE, ("doc", 8), {"priority": 1, "data": {"source": "early"}})
     async with executor_inside(app, database_url, queues=[NAME], pool_size=1) as inside:
         await inside.log.wait_for(RunEnded, count=2)
     assert order == ["early", "late"]
-    assert await typed.count(TYPE) == {"pending": 0, "running": 0, "finished": 2}
+    assert await keyed.count(TYPE) == {"pending": 0, "running": 0, "finished": 2}
     assert (await client.get(job)).result == {"known": [NAME, NAME, NAME, '["doc",7]', 1], "changes": 5}
 
 
 async def test_a_job_that_an_executor_runs_is_resubmitted_once_more_while_it_runs(
-    typed: joex.TypedJobs, database_url: str
+    keyed: joex.KeyedJobs, database_url: str
 ) -> None:
     app, go_on = joex.App(), asyncio.Event()
 
@@ -84,20 +84,20 @@ async def test_a_job_that_an_executor_runs_is_resubmitted_once_more_while_it_run
         await go_on.wait()
 
     async with executor_inside(app, database_url, queues=[NAME]) as inside:
-        job = await typed.add(TYPE, 1)
+        job = await keyed.add(TYPE, 1)
         await inside.log.wait_for(RunStarted)
-        assert [await typed.resubmit(TYPE, 1) for _ in range(2)] == ["ok", "ok"]
+        assert [await keyed.resubmit(TYPE, 1) for _ in range(2)] == ["ok", "ok"]
         go_on.set()
         await inside.log.wait_for(RunEnded, count=2)
     ends = [event.verdict.state for event in inside.log.of(RunEnded)]
     assert ends == [State.WAITING, State.SUCCESS]
-    found = await typed.get_job(TYPE, 1)
+    found = await keyed.get_job(TYPE, 1)
     assert found is not None
     assert (found.job, found.state, found.attempt) == (job, "finished", 2)
 
 
 async def test_a_run_that_has_committed_its_end_has_lost_nothing_when_its_job_goes_round_again(
-    typed: joex.TypedJobs, database_url: str
+    keyed: joex.KeyedJobs, database_url: str
 ) -> None:
     app, go_on, again = joex.App(), asyncio.Event(), asyncio.Event()
 
@@ -112,16 +112,16 @@ async def test_a_run_that_has_committed_its_end_has_lost_nothing_when_its_job_go
         await again.wait()
 
     async with executor_inside(app, database_url, queues=[NAME]) as inside:
-        await typed.add(TYPE, 1)
+        await keyed.add(TYPE, 1)
         await inside.log.wait_for(RunStarted)
-        await typed.resubmit(TYPE, 1)
+        await keyed.resubmit(TYPE, 1)
         go_on.set()
         await inside.log.wait_for(RunEnded, count=2)
     assert inside.log.of(WorkerConflict) == []
 
 
 async def test_a_job_that_is_removed_while_an_executor_runs_it_is_stopped_and_then_gone(
-    typed: joex.TypedJobs, client: AnyClient, database_url: str
+    keyed: joex.KeyedJobs, client: AnyClient, database_url: str
 ) -> None:
     app, stopped = joex.App(), asyncio.Event()
 
@@ -133,18 +133,18 @@ async def test_a_job_that_is_removed_while_an_executor_runs_it_is_stopped_and_th
             stopped.set()
 
     async with executor_inside(app, database_url, queues=[NAME], lease=LONG) as inside:
-        job = await typed.add(TYPE, 1)
+        job = await keyed.add(TYPE, 1)
         await inside.log.wait_for(RunStarted)
-        assert await typed.remove(TYPE, 1) == "ok"
+        assert await keyed.remove(TYPE, 1) == "ok"
         end = await inside.ended(job)
     assert stopped.is_set()
     assert end.verdict.state is State.CANCELLED
-    assert await typed.get_job(TYPE, 1) is None
+    assert await keyed.get_job(TYPE, 1) is None
     assert await client.get(job) is None
 
 
 async def test_a_run_that_hangs_is_put_back_and_run_elsewhere_and_its_late_result_is_dropped(
-    typed: joex.TypedJobs, client: AnyClient, database_url: str, time_out: Callable[[UUID], Awaitable[None]]
+    keyed: joex.KeyedJobs, client: AnyClient, database_url: str, time_out: Callable[[UUID], Awaitable[None]]
 ) -> None:
     app, wakes_up = joex.App(), threading.Event()
 
@@ -155,10 +155,10 @@ async def test_a_run_that_hangs_is_put_back_and_run_elsewhere_and_its_late_resul
             return "late"
         return "in time"
 
-    await typed.set_timeout(TYPE, activity="1h")
+    await keyed.set_timeout(TYPE, activity="1h")
     one, other = EventLog(), EventLog()
     async with executor_inside(app, database_url, queues=[NAME], pool_size=1, log=one) as hanging:
-        job = await typed.add(TYPE, 1)
+        job = await keyed.add(TYPE, 1)
         await one.wait_for(RunStarted)
         await time_out(job)
         async with executor_inside(app, database_url, queues=[NAME], log=other):
@@ -173,7 +173,7 @@ async def test_a_run_that_hangs_is_put_back_and_run_elsewhere_and_its_late_resul
 
 
 async def test_a_run_that_reports_progress_is_left_alone_and_one_that_does_not_is_put_back(
-    typed: joex.TypedJobs, client: AnyClient, database_url: str
+    keyed: joex.KeyedJobs, client: AnyClient, database_url: str
 ) -> None:
     app, go_on = joex.App(), asyncio.Event()
 
@@ -184,10 +184,10 @@ async def test_a_run_that_reports_progress_is_left_alone_and_one_that_does_not_i
                 ctx.progress(50)
             await asyncio.sleep(0.05)
 
-    await typed.set_timeout(TYPE, activity="5s")
+    await keyed.set_timeout(TYPE, activity="5s")
     async with executor_inside(app, database_url, queues=[NAME]) as inside:
-        silent = await typed.add(TYPE, 1, {"data": {"reports": False}})
-        reporting = await typed.add(TYPE, 2, {"data": {"reports": True}})
+        silent = await keyed.add(TYPE, 1, {"data": {"reports": False}})
+        reporting = await keyed.add(TYPE, 2, {"data": {"reports": True}})
         await inside.log.wait_for(Overdue)
         await inside.ended(silent)
         go_on.set()
@@ -199,7 +199,7 @@ async def test_a_run_that_reports_progress_is_left_alone_and_one_that_does_not_i
 
 
 async def test_a_visibility_timeout_puts_a_run_back_though_it_reports_progress(
-    typed: joex.TypedJobs, client: AnyClient, database_url: str, time_out: Callable[[UUID], Awaitable[None]]
+    keyed: joex.KeyedJobs, client: AnyClient, database_url: str, time_out: Callable[[UUID], Awaitable[None]]
 ) -> None:
     """A report would make the time of the run last for another hour."""
     app = joex.App()
@@ -210,9 +210,9 @@ async def test_a_visibility_timeout_puts_a_run_back_though_it_reports_progress(
             ctx.progress(50)
             await asyncio.sleep(0.05)
 
-    await typed.set_timeout(TYPE, visibility="1h")
+    await keyed.set_timeout(TYPE, visibility="1h")
     async with executor_inside(app, database_url, queues=[NAME]) as inside:
-        job = await typed.add(TYPE, 1)
+        job = await keyed.add(TYPE, 1)
         await time_out(job)
         await inside.log.wait_for(Overdue)
         await inside.ended(job)
@@ -221,7 +221,7 @@ async def test_a_visibility_timeout_puts_a_run_back_though_it_reports_progress(
 
 
 async def test_a_task_that_hangs_again_and_again_fails_in_the_end(
-    typed: joex.TypedJobs, client: AnyClient, database_url: str, time_out: Callable[[UUID], Awaitable[None]]
+    keyed: joex.KeyedJobs, client: AnyClient, database_url: str, time_out: Callable[[UUID], Awaitable[None]]
 ) -> None:
     app = joex.App()
 
@@ -229,9 +229,9 @@ async def test_a_task_that_hangs_again_and_again_fails_in_the_end(
     async def replicate(ctx: joex.Context) -> None:
         await asyncio.Event().wait()
 
-    await typed.set_timeout(TYPE, activity="1h")
+    await keyed.set_timeout(TYPE, activity="1h")
     async with executor_inside(app, database_url, queues=[NAME], most_losses=1) as inside:
-        job = await typed.add(TYPE, 1)
+        job = await keyed.add(TYPE, 1)
         for count in (1, 2):
             await inside.log.wait_for(RunStarted, count=count)
             await time_out(job)
@@ -239,7 +239,7 @@ async def test_a_task_that_hangs_again_and_again_fails_in_the_end(
         await inside.log.wait_for(WorkerConflict, count=2)
     stored = await client.get(job)
     assert (stored.state, stored.error) == ("failed", "lost 2 times: its runs did not report in time")
-    assert await _state(typed, 1) == "finished"
+    assert await _state(keyed, 1) == "finished"
 
 
 @pytest.fixture
@@ -248,18 +248,18 @@ async def crowd(connection: asyncpg.Connection) -> int:
     number = 1201
     keys = "SELECT joex.add($1, '\\x17' || substr(int4send(65536 + nr), 2)) FROM generate_series(1, $2) nr"
     await connection.execute(keys, NAME, number)
-    assert len(await keyed.accept(connection, NAME, number, "gone", None)) == number
+    assert len(await keyed_store.accept(connection, NAME, number, "gone", None)) == number
     await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp()")
     return number
 
 
 async def test_all_that_is_overdue_is_put_back_by_executors_that_do_not_serve_its_queue_though_a_row_is_locked(
-    typed: joex.TypedJobs, database_url: str, connection: asyncpg.Connection, crowd: int
+    keyed: joex.KeyedJobs, database_url: str, connection: asyncpg.Connection, crowd: int
 ) -> None:
     log = EventLog()
 
     async def are_back(expected: int) -> bool:
-        return (await typed.count(TYPE))["pending"] == expected
+        return (await keyed.count(TYPE))["pending"] == expected
 
     transaction = connection.transaction()
     await transaction.start()
@@ -275,16 +275,16 @@ async def test_all_that_is_overdue_is_put_back_by_executors_that_do_not_serve_it
 
 
 async def test_where_no_executor_lives_those_who_accept_put_back_what_is_overdue(
-    typed: joex.TypedJobs, crowd: int
+    keyed: joex.KeyedJobs, crowd: int
 ) -> None:
     accepted = []
-    while (job := await typed.accept(TYPE)) is not None:
+    while (job := await keyed.accept(TYPE)) is not None:
         accepted.append(job.id)
     assert sorted(accepted) == list(range(65537, 65537 + crowd))
 
 
 async def test_executors_and_workers_share_the_jobs_of_a_type_and_each_runs_once(
-    typed: joex.TypedJobs, client: AnyClient, database_url: str
+    keyed: joex.KeyedJobs, client: AnyClient, database_url: str
 ) -> None:
     app = joex.App()
 
@@ -293,13 +293,13 @@ async def test_executors_and_workers_share_the_jobs_of_a_type_and_each_runs_once
         async with ctx.transaction() as connection:
             await connection.execute("SELECT 1")
 
-    jobs = [await typed.add(TYPE, nr) for nr in range(200)]
+    jobs = [await keyed.add(TYPE, nr) for nr in range(200)]
 
     async def work() -> int:
         done = 0
-        while (job := await typed.accept(TYPE)) is not None:
+        while (job := await keyed.accept(TYPE)) is not None:
             assert job.lock_id is not None
-            assert await typed.finish(TYPE, job.id, {}, job.lock_id) == "ok"
+            assert await keyed.finish(TYPE, job.id, {}, job.lock_id) == "ok"
             done += 1
         return done
 

@@ -1,4 +1,4 @@
-"""The connections of a client: its own pool, made at first use, or a pool of the caller's."""
+"""The connections of a client, and what waits on them for changes: the jobs' watcher, the workers' bell."""
 
 from __future__ import annotations
 
@@ -9,27 +9,35 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from joex.store.connection import BREAKS
+from joex.store.connection_cache import ConnectionCache
 from joex.store.database import borrowed, close_pool, create_pool, reset
-from joex.store.lender import Lender
 from joex.store.statement import Connection
+from joex.watching.bell import Bell
+from joex.watching.watcher import Watcher
 
 if TYPE_CHECKING:
     import asyncpg
 
 
-class ClientConnections:
-    """Lends connections of one database.
+class Connections:
+    """The connections of one database: a client's own pool, made at first use, or a pool of the caller's.
 
     Args:
         database: a PostgreSQL URL, or an asyncpg pool of the caller's, which stays open.
         within: seconds that a statement may take on the client's own connections; None: no limit.
+
+    Attributes:
+        watcher: what waits for jobs and hears events.
+        bell: what waits for work.
     """
 
     def __init__(self, database: str | asyncpg.Pool[Any], within: float | None) -> None:
         self._url = database if isinstance(database, str) else None
         self._within = within
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
-        self._lender: Lender | None = None
+        self._cache: ConnectionCache | None = None
+        self.watcher = Watcher(self._borrow)
+        self.bell = Bell(self._borrow)
 
     async def open(self) -> asyncpg.Pool[Any]:
         """The pool, which is made where there is none yet."""
@@ -40,33 +48,29 @@ class ClientConnections:
         return self._pool
 
     async def close(self) -> None:
-        """Close the pool, if it is the client's own."""
+        """End all waiting, and close the pool, if it is the client's own."""
+        await self.watcher.close()
+        await self.bell.close()
         if self._url is not None and self._pool is not None:
-            pool, lender = self._pool, self._lender
-            self._pool = self._lender = None
-            if lender is not None:
-                await lender.close()
+            pool, cache = self._pool, self._cache
+            self._pool = self._cache = None
+            if cache is not None:
+                await cache.close()
             await close_pool(pool)
 
-    async def lender(self) -> Lender:
-        """What lends the connections of the pool."""
+    async def cache(self) -> ConnectionCache:
+        """The connections of the pool, for statements that leave nothing in the session."""
         pool = await self.open()
-        if self._lender is None:
-            self._lender = Lender(pool, keeps=self._url is not None)
-        return self._lender
+        if self._cache is None:
+            self._cache = ConnectionCache(pool, keeps=self._url is not None)
+        return self._cache
 
-    @asynccontextmanager
-    async def borrow(self) -> AsyncIterator[Connection]:
-        """A connection of the pool, for as long as it is wanted."""
-        async with borrowed(await self.open()) as connection:
-            yield connection
-
-    def using(self, given: Connection | None) -> AbstractAsyncContextManager[Connection]:
+    def using(self, given: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one of the pool, which is not reset afterwards."""
         return _Using(self, given)
 
     @asynccontextmanager
-    async def acquire(self, given: Connection | None) -> AsyncIterator[Connection]:
+    async def acquire(self, given: Connection | None = None) -> AsyncIterator[Connection]:
         """The given connection, or one of the pool, which is reset afterwards if the pool is the client's own."""
         async with self.using(given) as used:
             try:
@@ -75,25 +79,30 @@ class ClientConnections:
                 if given is None and self._url is not None and not isinstance(sys.exception(), BREAKS):
                     await reset(used)
 
+    @asynccontextmanager
+    async def _borrow(self) -> AsyncIterator[Connection]:
+        async with borrowed(await self.open()) as connection:
+            yield connection
+
 
 class _Using:
     """A connection for the time of a block (no generator: this surrounds each submission)."""
 
-    __slots__ = ("_connections", "_given", "_lender", "_lent")
+    __slots__ = ("_cache", "_connections", "_given", "_used")
 
-    def __init__(self, connections: ClientConnections, given: Connection | None) -> None:
+    def __init__(self, connections: Connections, given: Connection | None) -> None:
         self._connections = connections
         self._given = given
 
     async def __aenter__(self) -> Connection:
         if self._given is not None:
             return self._given
-        self._lender = await self._connections.lender()
-        self._lent = await self._lender.borrow()
-        return self._lent
+        self._cache = await self._connections.cache()
+        self._used = await self._cache.borrow()
+        return self._used
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._given is None:
-            await self._lender.give_back(self._lent, may_keep=kind is None, error=error)
+            await self._cache.give_back(self._used, may_keep=kind is None, error=error)

@@ -9,21 +9,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from uuid import UUID
 
+from joex.client.connections import Connections
+from joex.client.explain import Reason
+from joex.client.keyed_jobs import KeyedJobs
+from joex.client.periodic import PeriodicTasks
+from joex.client.submissions import columns_of_any, time_of
 from joex.core.duration import parse_duration
 from joex.core.job import NewJob, Priority, State
 from joex.core.json_values import shown
-from joex.core.why import Reason
 from joex.errors import ConfigError, InvalidJob
-from joex.periodic_tasks import PeriodicTasks
 from joex.store import executors, jobs, keyed
-from joex.store.client_connections import ClientConnections
 from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
 from joex.store.watching import ExecutorEvent, JobEvent, read_jobs
-from joex.submissions import columns_of_any, time_of
-from joex.typed import TypedJobs
-from joex.watching.bell import Bell
-from joex.watching.watcher import Watcher
 
 if TYPE_CHECKING:
     import asyncpg
@@ -55,24 +53,21 @@ class Client:
     """
 
     def __init__(self, database: str | asyncpg.Pool[Any], *, timeout: timedelta | float | str | None = "30s") -> None:
-        self._connections = ClientConnections(database, _seconds(timeout))
-        self.watcher = Watcher(self._connections.borrow)
-        """What `wait`, `subscribe` and `events` are made of."""
-        self.bell = Bell(self._connections.borrow)
-        """What an accept that waits is made of."""
+        self.connections = Connections(database, _seconds(timeout))
+        """Of the database, for all parts of the client."""
 
     @property
-    def typed(self) -> TypedJobs:
+    def keyed(self) -> KeyedJobs:
         """Jobs with ids of the caller's own, and workers with loops of their own."""
-        return TypedJobs(self)
+        return KeyedJobs(self.connections)
 
     @property
     def periodic(self) -> PeriodicTasks:
         """Periodic tasks: their jobs are made again and again, as timers say."""
-        return PeriodicTasks(self)
+        return PeriodicTasks(self.connections)
 
     async def __aenter__(self) -> Self:
-        await self._connections.open()
+        await self.connections.open()
         return self
 
     async def __aexit__(
@@ -82,9 +77,7 @@ class Client:
 
     async def close(self) -> None:
         """End all waiting, and close the pool, if it is the client's own."""
-        await self.watcher.close()
-        await self.bell.close()
-        await self._connections.close()
+        await self.connections.close()
 
     async def submit(
         self,
@@ -245,7 +238,9 @@ class Client:
     ) -> list[Job | None]:
         """Wait until each of these jobs is, or was meanwhile, in one of these states; as `wait`, in the order given."""
         ids, wanted = list(job_ids), _states(states)
-        found = await self.watcher.wait(ids, read_jobs, lambda job: job.state in wanted, states=wanted, timeout=timeout)
+        found = await self.connections.watcher.wait(
+            ids, read_jobs, lambda job: job.state in wanted, states=wanted, timeout=timeout
+        )
         return [found[job_id] for job_id in ids]
 
     def subscribe(self, *job_ids: UUID) -> AbstractAsyncContextManager[AsyncIterator[tuple[UUID, Job | None]]]:
@@ -259,7 +254,7 @@ class Client:
         ...     async for job_id, job in changes:
         ...         print(job_id, job and job.state)
         """
-        return self.watcher.watch(job_ids, read_jobs)
+        return self.connections.watcher.watch(job_ids, read_jobs)
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[JobEvent | ExecutorEvent]]:
         """Hear all events, for the time of an ``async with`` block: it gives an async iterator.
@@ -271,12 +266,12 @@ class Client:
         ...     async for event in events:
         ...         print(event.kind)
         """
-        return self.watcher.events()
+        return self.connections.watcher.events()
 
     async def why(self, job_id: UUID, *, connection: Connection | None = None) -> list[Reason]:
         """Why a job is not running, what stands in its way first; its ``message`` says it in a sentence."""
         async with self.using(connection) as used:
-            return await jobs.why(used, job_id)
+            return [Reason(*reason) for reason in await jobs.why(used, job_id)]
 
     async def log(self, job_id: UUID, *, after: int = 0, connection: Connection | None = None) -> list[LogEntry]:
         """The log of all attempts of a job; ``after`` is the seq of the last line already known."""
@@ -289,14 +284,14 @@ class Client:
         What they leave in the session (settings, listeners, an open transaction) ends with the block; a pool of yours
         sees to that itself. A block that is cancelled, or ends with a `TimeoutError`, ends the connection.
         """
-        return self._connections.acquire(connection)
+        return self.connections.acquire(connection)
 
     def using(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one of the pool, for statements that leave nothing in the session, as Joex's own.
 
         It is not reset, which would be one more question to the server each time.
         """
-        return self._connections.using(connection)
+        return self.connections.using(connection)
 
 
 def _seconds(timeout: timedelta | float | str | None) -> float | None:

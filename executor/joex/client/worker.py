@@ -11,33 +11,67 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from joex.client.connections import Connections
+from joex.client.keyed_model import (
+    NO_LIMIT,
+    Answer,
+    KeyedJob,
+    check_lock,
+    check_texts,
+    checked,
+    found,
+    invalid,
+    keyed_job,
+    name_of,
+    pack,
+)
 from joex.core.duration import parse_duration
-from joex.core.job import check_name
+from joex.core.job import check_name, check_retries
+from joex.core.json_values import shown
 from joex.core.outcome import Ending, Outcome, decide
-from joex.errors import DatabaseUnavailable, InvalidJob, JoexError
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError
 from joex.store import keyed
 from joex.store.errors import translated
 from joex.store.jobs import json_text
 from joex.store.statement import Connection
-from joex.typed.face import Face
-from joex.typed.job import (
-    NO_LIMIT,
-    Answer,
-    TypedJob,
-    check_lock,
-    check_texts,
-    checked,
-    invalid,
-    name_of,
-    pack,
-    typed_job,
-)
 
 _RETRY_IN = 1.0  # seconds
 
 
-class Working(Face):
-    """Accept jobs, report, and end runs."""
+class Worker:
+    """Accepts jobs, reports, and ends runs.
+
+    Args:
+        connections: of the database.
+        retries: re-runs of a failed job whose submission says no number.
+        retry_delay: the delay before the first of them.
+        retry_jitter: the part of the delay, 0 to 1, that is chance.
+
+    Raises:
+        ConfigError: one of these is wrong.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        *,
+        retries: int = 5,
+        retry_delay: timedelta | float | str = timedelta(minutes=1),
+        retry_jitter: float = 0.1,
+    ) -> None:
+        try:
+            check_retries("retries", retries)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        try:
+            self._retry_delay = parse_duration(retry_delay)
+        except ValueError as error:
+            raise ConfigError(f"retry_delay: {error}") from error
+        if not isinstance(retry_jitter, int | float) or not 0 <= retry_jitter <= 1:  # type: ignore[redundant-expr] # a caller
+            raise ConfigError(f"retry_jitter: expected 0 to 1; got {shown(retry_jitter)}")
+        self._connections = connections
+        self._retries = retries
+        self._retry_jitter = retry_jitter
 
     async def accept(
         self,
@@ -47,7 +81,7 @@ class Working(Face):
         wait: timedelta | float | str = 0,
         worker: str = "worker",
         connection: Connection | None = None,
-    ) -> TypedJob | None:
+    ) -> KeyedJob | None:
         """Take the next job of a type for a run of one's own, or None: there is none.
 
         The run has the job to itself, as long as it calls `update` within the type's timeout (see `set_timeout`; 60
@@ -79,13 +113,13 @@ class Working(Face):
 
     async def _accept(
         self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
-    ) -> TypedJob | None:
+    ) -> KeyedJob | None:
         """Take a job, or nothing: where this is cancelled in the middle, what was taken is given back."""
 
-        async def take() -> TypedJob | None:
-            async with self._client.using(connection) as used:
+        async def take() -> KeyedJob | None:
+            async with self._connections.using(connection) as used:
                 found = await keyed.accept(used, queue, 1, worker, limit)
-            return replace(typed_job(found[0]), lock_id=found[0].lock_id) if found else None
+            return replace(keyed_job(found[0]), lock_id=found[0].lock_id) if found else None
 
         if connection is not None:
             return await take()
@@ -99,8 +133,8 @@ class Working(Face):
                     await self.give_back(job.type, job.id, job.lock_id)
             raise
 
-    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> TypedJob | None:
-        async with self._client.bell.waiting(queue, limit) as bell:
+    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> KeyedJob | None:
+        async with self._connections.bell.waiting(queue, limit) as bell:
             while True:
                 look_at = deadline
                 try:
@@ -108,7 +142,7 @@ class Working(Face):
                 except DatabaseUnavailable:
                     found, look_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:
-                    self._client.bell.ring(queue)  # there may be more, for the next in line
+                    self._connections.bell.ring(queue)  # there may be more, for the next in line
                     return found
                 try:
                     async with asyncio.timeout_at(look_at):
@@ -145,10 +179,10 @@ class Working(Face):
         """
         said = checked(opts, progress=progress, message=message)
         check_lock(lock_id)
-        async with self._found(job_type, job_id, connection) as (used, found):
-            if found is None:
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            if job is None:
                 return Answer("worker_conflict")
-            answer, resubmit = await keyed.update(used, found, lock_id, said)
+            answer, resubmit = await keyed.update(used, job, lock_id, said)
             return Answer(answer, resubmit=resubmit)
 
     async def resubmit(
@@ -164,8 +198,8 @@ class Working(Face):
         """
         if lock_id is not None:
             return await self.update(job_type, job_id, {"resubmit": True}, lock_id, connection=connection)
-        async with self._found(job_type, job_id, connection) as (used, found):
-            return "ok" if found is not None and await keyed.resubmit(used, found) == "ok" else "not_found"
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            return "ok" if job is not None and await keyed.resubmit(used, job) == "ok" else "not_found"
 
     async def finish(
         self,
@@ -201,11 +235,11 @@ class Working(Face):
         check_lock(lock_id)
         check_texts(message=message, error=error)
         text = None if result is None else json_text("result", result)
-        async with self._found(job_type, job_id, connection) as (used, found), _transaction(used) as is_ours:
-            row = None if found is None else await keyed.get(used, found)
-            if row is None or found is None:
+        async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
+            row = None if job is None else await keyed.get(used, job)
+            if row is None or job is None:
                 return Answer("worker_conflict")
-            answer = (await keyed.update(used, found, lock_id, said))[0] if opts else "ok"
+            answer = (await keyed.update(used, job, lock_id, said))[0] if opts else "ok"
             if answer == "ok":
                 verdict = decide(
                     _outcome(error, retry=retry),
@@ -217,7 +251,7 @@ class Working(Face):
                 )
                 answer = await keyed.finish(
                     used,
-                    found,
+                    job,
                     lock_id,
                     verdict.state,
                     result=text,
@@ -226,7 +260,7 @@ class Working(Face):
                     delay=verdict.delay,
                     exhausted=verdict.exhausted,
                 )
-            return await _end_canceled(used, found, lock_id, answer) if is_ours else Answer(answer)
+            return await _end_canceled(used, job, lock_id, answer) if is_ours else Answer(answer)
 
     async def give_back(
         self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
@@ -236,11 +270,11 @@ class Working(Face):
         Where the job was cancelled, it is as with `finish`.
         """
         check_lock(lock_id)
-        async with self._found(job_type, job_id, connection) as (used, found), _transaction(used) as is_ours:
-            if found is None:
+        async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
+            if job is None:
                 return Answer("worker_conflict")
-            answer = await keyed.finish(used, found, lock_id, "waiting")
-            return await _end_canceled(used, found, lock_id, answer) if is_ours else Answer(answer)
+            answer = await keyed.finish(used, job, lock_id, "waiting")
+            return await _end_canceled(used, job, lock_id, answer) if is_ours else Answer(answer)
 
 
 def _outcome(error: str | None, *, retry: bool) -> Outcome:
@@ -249,10 +283,10 @@ def _outcome(error: str | None, *, retry: bool) -> Outcome:
     return Outcome(Ending.RAISED if retry else Ending.FAILED, error)
 
 
-async def _end_canceled(used: Connection, found: UUID, lock_id: UUID, answer: str) -> Answer:
+async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str) -> Answer:
     """The answer to the end of a run, which has ended even so where its job was cancelled."""
     if answer == "canceled":
-        await keyed.finish(used, found, lock_id, "cancelled")
+        await keyed.finish(used, job, lock_id, "cancelled")
     return Answer(answer)
 
 

@@ -1,4 +1,10 @@
-"""The calls of who creates jobs (the RFC's "Job Creation API"), and of who looks at them."""
+"""Jobs whose types, ids and priorities are the caller's own, and workers with loops of their own: ``client.keyed``.
+
+The job API of CouchDB's background jobs (its RFC "Background jobs with FoundationDB"), on the table of all other jobs:
+executors run these jobs too, groups take turns, the views show them. What it calls pending is waiting, scheduled or
+stuck here. This module has its "Job Creation API", `joex.client.worker` its "Worker Implementation API", and
+`joex.client.keyed_waits` its watches.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,22 @@ from datetime import timedelta
 from typing import Any, Literal
 from uuid import UUID
 
+from joex.client.keyed_model import (
+    NO_LIMIT,
+    STATES,
+    JobState,
+    KeyedJob,
+    TypeTimeout,
+    checked,
+    found,
+    invalid,
+    keyed_job,
+    name_of,
+    pack,
+    to_text,
+)
+from joex.client.keyed_waits import KeyedWaits
+from joex.client.worker import Worker
 from joex.core import tuples
 from joex.core.duration import parse_duration
 from joex.core.job import LONGEST_NAME, LONGEST_SUBJECT, check_name, check_text
@@ -14,26 +36,20 @@ from joex.errors import InvalidJob, JobExists
 from joex.store import jobs, keyed
 from joex.store.keyed import NewKeyedJob
 from joex.store.statement import Connection
-from joex.typed.face import Face
-from joex.typed.job import (
-    NO_LIMIT,
-    STATES,
-    JobState,
-    TypedJob,
-    TypeTimeout,
-    checked,
-    invalid,
-    name_of,
-    pack,
-    to_text,
-    typed_job,
-)
 
 _MOST_LISTED = 1_000_000
 
 
-class Creating(Face):
-    """Add, remove, cancel, read, list and count jobs; set timeouts."""
+class KeyedJobs(Worker, KeyedWaits):
+    """The keyed jobs of a database: ``client.keyed``.
+
+    Types, ids and priorities are any values that FoundationDB's tuple layer orders: None, texts, bytes, numbers,
+    booleans, UUIDs, and tuples of them. A type is also a task's name and a queue's (`joex.core.tuples.to_name`), so
+    that executors that serve the queue and know the task run its jobs, with ``data`` as arguments.
+
+    With ``connection``, a call works in that connection's transaction. Wrong values raise `InvalidJob`, which names the
+    field.
+    """
 
     async def add(
         self,
@@ -92,31 +108,31 @@ class Creating(Face):
             cancel=opts.get("cancel", False),
             resubmit=said.resubmit,
         )
-        async with self._client.using(connection) as used:
-            found = await keyed.add(used, new)
-        if found is None:
+        async with self._connections.using(connection) as used:
+            job = await keyed.add(used, new)
+        if job is None:
             raise JobExists(f"id: the type {job_type!r} has a job {job_id!r} already")
-        return found
+        return job
 
     async def remove(
         self, job_type: Any, job_id: Any, *, connection: Connection | None = None
     ) -> Literal["ok", "not_found"]:
         """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
-        async with self._found(job_type, job_id, connection) as (used, found):
-            return "not_found" if found is None else await keyed.remove(used, found)
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            return "not_found" if job is None else await keyed.remove(used, job)
 
     async def cancel(
         self, job_type: Any, job_id: Any, *, connection: Connection | None = None
     ) -> Literal["ok", "not_found"]:
         """Cancel a job: it is finished, or will be when its run has stopped. It stays, and may be resubmitted."""
-        async with self._found(job_type, job_id, connection) as (used, found):
-            return "ok" if found is not None and await jobs.cancel(used, found) != "not_found" else "not_found"
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            return "ok" if job is not None and await jobs.cancel(used, job) != "not_found" else "not_found"
 
-    async def get_job(self, job_type: Any, job_id: Any, *, connection: Connection | None = None) -> TypedJob | None:
+    async def get_job(self, job_type: Any, job_id: Any, *, connection: Connection | None = None) -> KeyedJob | None:
         """A job, or None."""
-        async with self._found(job_type, job_id, connection) as (used, found):
-            row = None if found is None else await keyed.get(used, found)
-        return None if row is None else typed_job(row)
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            row = None if job is None else await keyed.get(used, job)
+        return None if row is None else keyed_job(row)
 
     async def list_jobs(
         self,
@@ -126,7 +142,7 @@ class Creating(Face):
         after: Any = NO_LIMIT,
         most: int = 1000,
         connection: Connection | None = None,
-    ) -> list[TypedJob]:
+    ) -> list[KeyedJob]:
         """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the page before.
 
         A page costs what it shows; with ``state``, also what it passes over: for running ones see `active`.
@@ -137,9 +153,9 @@ class Creating(Face):
             raise InvalidJob(f"most: expected 1 to {_MOST_LISTED}; got {most!r}")
         states = None if state is None else [ours for ours, theirs in STATES.items() if theirs == state]
         start = None if after is NO_LIMIT else pack("after", after)
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             return [
-                typed_job(row) for row in await keyed.list_keyed(used, name_of("type", job_type), start, states, most)
+                keyed_job(row) for row in await keyed.list_keyed(used, name_of("type", job_type), start, states, most)
             ]
 
     async def count(
@@ -147,17 +163,17 @@ class Creating(Face):
     ) -> dict[str, int]:
         """How many jobs of a type are pending, running and finished; with ``max_priority``, of those not above it."""
         limit = None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             return await keyed.count(used, name_of("type", job_type), limit)
 
     async def active(self, job_type: Any, *, connection: Connection | None = None) -> list[Any]:
         """The ids of the jobs of a type that run."""
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             return [tuples.unpack(key) for key in await keyed.active(used, name_of("type", job_type))]
 
     async def timeouts(self, *, connection: Connection | None = None) -> list[TypeTimeout]:
         """The types that have a timeout."""
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             return [_timeout(one) for one in await keyed.timeouts(used)]
 
     async def set_timeout(
@@ -185,7 +201,7 @@ class Creating(Face):
             timeout = None if given is None else parse_duration(given)
             if timeout is not None and timeout <= timedelta(0):
                 raise ValueError(f"expected more than 0; got {given!r}")
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             await keyed.set_timeout(used, name_of("type", job_type), timeout, renewable=activity is not None)
 
 

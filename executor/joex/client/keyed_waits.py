@@ -9,29 +9,31 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from joex.client.connections import Connections
+from joex.client.keyed_model import STATES, JobState, KeyedJob, keyed_job, name_of, pack
 from joex.core.duration import format_duration
 from joex.errors import DatabaseUnavailable
 from joex.store import keyed
 from joex.store.statement import Connection
-from joex.typed.face import Face
-from joex.typed.job import STATES, JobState, TypedJob, name_of, pack, typed_job
 from joex.watching.watcher import time_limit
 
 _ALL = tuple(STATES)
 _RETRY_IN = 0.5  # seconds
 
 
-class Waiting(Face):
-    """Wait for states of jobs, and hear of their changes."""
+class KeyedWaits:
+    """Waits for states of jobs, and tells their changes."""
+
+    _connections: Connections
 
     async def wait(
         self,
         job_type: Any,
         job_id: Any,
-        until: JobState | Callable[[TypedJob], bool] = "finished",
+        until: JobState | Callable[[KeyedJob], bool] = "finished",
         *,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - it reads like the other durations
-    ) -> TypedJob | None:
+    ) -> KeyedJob | None:
         """Wait until a job is in a state; None: it is gone, or was never there.
 
         Args:
@@ -51,10 +53,10 @@ class Waiting(Face):
         self,
         job_type: Any,
         job_ids: Iterable[Any],
-        until: JobState | Callable[[TypedJob], bool] = "finished",
+        until: JobState | Callable[[KeyedJob], bool] = "finished",
         *,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - likewise
-    ) -> list[TypedJob | None]:
+    ) -> list[KeyedJob | None]:
         """Wait until each of these jobs of a type is, or was meanwhile, as it should be; in the order given.
 
         While the database is away, the wait goes on.
@@ -74,17 +76,21 @@ class Waiting(Face):
             limit = max(limit - passed, timedelta())
         states = [ours for ours, theirs in STATES.items() if theirs == until] or _ALL
 
-        def is_reached(job: TypedJob) -> bool:
+        def is_reached(job: KeyedJob) -> bool:
             return until(job) if callable(until) else job.state == until
 
         there = {job for job in found if job is not None}
-        seen = await self._client.watcher.wait(there, _read, is_reached, states=states, timeout=limit) if there else {}
+        seen = (
+            await self._connections.watcher.wait(there, _read, is_reached, states=states, timeout=limit)
+            if there
+            else {}
+        )
         return [None if job is None else seen[job] for job in found]
 
     @asynccontextmanager
     async def subscribe(
         self, job_type: Any, *job_ids: Any
-    ) -> AsyncIterator[AsyncIterator[tuple[Any, TypedJob | None]]]:
+    ) -> AsyncIterator[AsyncIterator[tuple[Any, KeyedJob | None]]]:
         """Hear of each change of these jobs of a type, for the time of an ``async with`` block.
 
         It gives an async iterator over ids and jobs: first each job as it is, then as it has become; the latest only,
@@ -97,12 +103,12 @@ class Waiting(Face):
         }
 
         async def named(
-            changes: AsyncIterator[tuple[UUID, TypedJob | None]],
-        ) -> AsyncIterator[tuple[Any, TypedJob | None]]:
-            async for job, typed in changes:
-                yield found[job], typed
+            changes: AsyncIterator[tuple[UUID, KeyedJob | None]],
+        ) -> AsyncIterator[tuple[Any, KeyedJob | None]]:
+            async for uuid, job in changes:
+                yield found[uuid], job
 
-        async with self._client.watcher.watch(found, _read) as changes:
+        async with self._connections.watcher.watch(found, _read) as changes:
             yield named(changes)
 
     async def _find_in_any_case(self, job_type: Any, job_ids: list[Any]) -> list[UUID | None]:
@@ -115,9 +121,9 @@ class Waiting(Face):
 
     async def _find(self, job_type: Any, job_ids: Iterable[Any]) -> list[UUID | None]:
         name, keys = name_of("type", job_type), [pack("id", job_id) for job_id in job_ids]
-        async with self._client.using() as used:
+        async with self._connections.using() as used:
             return await keyed.find_many(used, name, keys)
 
 
-async def _read(connection: Connection, ids: Collection[UUID]) -> Mapping[UUID, TypedJob]:
-    return {row.id: typed_job(row) for row in await keyed.read(connection, ids)}
+async def _read(connection: Connection, ids: Collection[UUID]) -> Mapping[UUID, KeyedJob]:
+    return {row.id: keyed_job(row) for row in await keyed.read(connection, ids)}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Self
 from uuid import UUID
 
+from joex.client.connections import Connections
 from joex.core import tuples
 from joex.core.job import check_name, check_text
 from joex.errors import InvalidJob
+from joex.store import keyed
 from joex.store.jobs import json_text
-from joex.store.keyed import KeyedJob, Report
+from joex.store.keyed import KeyedRow, Report
+from joex.store.statement import Connection
 
 JobState = Literal["pending", "running", "finished"]
 """Where a job is. A type's own states (completed, failed, ...) are kept in its data."""
@@ -55,7 +59,7 @@ class TypeTimeout:
 
 
 @dataclass(frozen=True, slots=True)
-class TypedJob:
+class KeyedJob:
     """A job.
 
     Attributes:
@@ -82,7 +86,7 @@ class TypedJob:
         return data
 
 
-def typed_job(row: KeyedJob) -> TypedJob:
+def keyed_job(row: KeyedRow) -> KeyedJob:
     """A job as its caller sees it."""
     opts: dict[str, Any] = {**row.opts, "data": row.data}
     if row.rank:
@@ -92,7 +96,7 @@ def typed_job(row: KeyedJob) -> TypedJob:
     if row.resubmit_requested:
         opts["resubmit"] = True
     job_id = row.id if row.key is None else tuples.unpack(row.key)
-    return TypedJob(tuples.from_name(row.type), job_id, opts, STATES[row.state], row.id, row.attempt)
+    return KeyedJob(tuples.from_name(row.type), job_id, opts, STATES[row.state], row.id, row.attempt)
 
 
 def to_text(value: Any) -> str:
@@ -172,3 +176,13 @@ def name_of(field: str, value: Any) -> str:
         name = tuples.to_name(field, value)
         check_name(field, name)
         return name
+
+
+@asynccontextmanager
+async def found(
+    connections: Connections, job_type: Any, job_id: Any, connection: Connection | None
+) -> AsyncIterator[tuple[Connection, UUID | None]]:
+    """For the time of a block a connection, the given one or another, and the UUID of a job, or None."""
+    name, key = name_of("type", job_type), pack("id", job_id)
+    async with connections.using(connection) as used:
+        yield used, await keyed.find(used, name, key)

@@ -12,24 +12,25 @@ from fastapi import APIRouter, Depends, Request, Response, status
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
-from joex.client import Client
+from joex.client.client import Client
+from joex.client.keyed_jobs import KeyedJobs
+from joex.client.keyed_model import JobState, KeyedJob, keyed_job
 from joex.errors import JobExists
 from joex.http.access import CHANGING, TheClient, refusals
 from joex.http.problems import Problem, problem
 from joex.http.values import Shown
 from joex.http.worker_bodies import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
-from joex.typed import JobState, TypedJob, TypedJobs, typed_job
 
 routes = APIRouter(tags=["jobs with ids of your own"])
 
 
-async def _jobs(request: Request) -> TypedJobs:
-    jobs: TypedJobs = request.app.state.typed
+async def _jobs(request: Request) -> KeyedJobs:
+    jobs: KeyedJobs = request.app.state.keyed
     return jobs
 
 
-TheJobs = Annotated[TypedJobs, Depends(_jobs)]
+TheJobs = Annotated[KeyedJobs, Depends(_jobs)]
 
 
 class Ok(BaseModel):
@@ -115,12 +116,12 @@ _WORDS = {
 
 
 def answered(answer: str) -> Ok | Response:
-    """An answer of the typed API, with its status."""
+    """An answer of a call about keyed jobs, with its status."""
     return Ok() if answer == "ok" else refused(answer)
 
 
 def refused(answer: str) -> Response:
-    """An answer of the typed API that is not ok, with its status."""
+    """An answer of a call about keyed jobs that is not ok, with its status."""
     code = status.HTTP_404_NOT_FOUND if answer == "not_found" else status.HTTP_409_CONFLICT
     return JSONResponse({"answer": answer, "detail": _WORDS[answer]}, code)
 
@@ -133,12 +134,12 @@ async def named(client: Client, body: JobNameBody) -> tuple[Any, Any] | None:
         row = await keyed.get(connection, body.uuid)
     if row is None:
         return None
-    job = typed_job(row)
+    job = keyed_job(row)
     return job.type, job.id
 
 
 @routes.post(
-    "/api/v1/typed/add",
+    "/api/v1/keyed/add",
     status_code=status.HTTP_201_CREATED,
     response_model=Added,
     dependencies=CHANGING,
@@ -162,7 +163,7 @@ async def add_job(body: AddBody, jobs: TheJobs) -> Added | Response:
 
 
 @routes.post(
-    "/api/v1/typed/remove", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
+    "/api/v1/keyed/remove", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
 )
 async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
     """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
@@ -171,16 +172,16 @@ async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok 
 
 
 @routes.post(
-    "/api/v1/typed/cancel", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
+    "/api/v1/keyed/cancel", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
 )
-async def cancel_typed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
     """Cancel a job: it is finished, or will be when its run has stopped. It stays, and may be resubmitted."""
     name = await named(client, body)
     return answered("not_found" if name is None else await jobs.cancel(*name))
 
 
 @routes.post(
-    "/api/v1/typed/resubmit",
+    "/api/v1/keyed/resubmit",
     response_model=Ok,
     dependencies=CHANGING,
     responses=refusals(400, 503) | _NOT_FOUND | _CONFLICT,
@@ -194,13 +195,13 @@ async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient) -> 
 
 
 @routes.post(
-    "/api/v1/typed/get",
+    "/api/v1/keyed/get",
     response_model=ShownJob,
     response_model_exclude_unset=True,
     dependencies=CHANGING,
     responses=refusals(400, 503) | _NOT_FOUND,
 )
-async def get_typed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> ShownJob | Response:
+async def get_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> ShownJob | Response:
     """Read a job."""
     name = await named(client, body)
     job = None if name is None else await jobs.get_job(*name)
@@ -210,32 +211,32 @@ async def get_typed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> 
 
 
 @routes.post(
-    "/api/v1/typed/list",
+    "/api/v1/keyed/list",
     response_model=JobsOfType,
     response_model_exclude_unset=True,
     dependencies=CHANGING,
     responses=refusals(400, 503),
 )
-async def list_typed_jobs(body: ListBody, jobs: TheJobs) -> JobsOfType:
+async def list_keyed_job(body: ListBody, jobs: TheJobs) -> JobsOfType:
     """List the jobs of a type in the order of their ids."""
     after = {"after": body.after} if "after" in body.model_fields_set else {}
     found = await jobs.list_jobs(body.type, state=body.state, most=body.limit + 1, **after)
     return JobsOfType(jobs=[_shown(job) for job in found[: body.limit]], more=len(found) > body.limit)
 
 
-@routes.post("/api/v1/typed/count", dependencies=CHANGING, responses=refusals(400, 503))
-async def count_typed_jobs(body: CountBody, jobs: TheJobs) -> Counts:
+@routes.post("/api/v1/keyed/count", dependencies=CHANGING, responses=refusals(400, 503))
+async def count_keyed_job(body: CountBody, jobs: TheJobs) -> Counts:
     """Count the jobs of a type."""
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     return Counts(**await jobs.count(body.type, **limit))
 
 
-@routes.post("/api/v1/typed/active", dependencies=CHANGING, responses=refusals(400, 503))
+@routes.post("/api/v1/keyed/active", dependencies=CHANGING, responses=refusals(400, 503))
 async def list_active_jobs(body: TypeBody, jobs: TheJobs) -> ActiveIds:
     """List the ids of the jobs of a type that run."""
     return ActiveIds(ids=await jobs.active(body.type))
 
 
-def _shown(job: TypedJob) -> ShownJob:
+def _shown(job: KeyedJob) -> ShownJob:
     opts = ShownOpts.model_validate(job.opts)
     return ShownJob(job=job.job, state=job.state, attempt=job.attempt, type=job.type, id=job.id, opts=opts)

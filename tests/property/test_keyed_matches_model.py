@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joex import Client, JobExists, TypedJobs
-from joex.store import keyed
+from joex import Client, JobExists, KeyedJobs
+from joex.store import keyed as keyed_store
 
 TYPES = ("a", ("a", 1))
 RETRIES = 1
@@ -248,9 +248,9 @@ class Model:
 class Sides:
     """The model, and the database."""
 
-    def __init__(self, typed: TypedJobs, connection: asyncpg.Connection) -> None:
+    def __init__(self, keyed: KeyedJobs, connection: asyncpg.Connection) -> None:
         self.model = Model()
-        self.typed = typed
+        self.keyed = keyed
         self.connection = connection
         self.locks: list[UUID] = []
 
@@ -263,7 +263,7 @@ class Sides:
             case Add():
                 await self._add(step)
             case Say():
-                answer = await getattr(self.typed, step.what)(TYPES[step.type], step.id)
+                answer = await getattr(self.keyed, step.what)(TYPES[step.type], step.id)
                 assert answer == self.model.say(step)
             case Accept():
                 await self._accept(step)
@@ -277,7 +277,7 @@ class Sides:
 
     async def _add(self, step: Add) -> None:
         try:
-            await self.typed.add(TYPES[step.type], step.id, step.opts)
+            await self.keyed.add(TYPES[step.type], step.id, step.opts)
             answer = "ok"
         except JobExists:
             answer = "exists"
@@ -285,7 +285,7 @@ class Sides:
 
     async def _accept(self, step: Accept) -> None:
         limit = () if step.highest is None else (step.highest,)
-        job = await self.typed.accept(TYPES[step.type], *limit, worker=f"worker {len(self.locks)}")
+        job = await self.keyed.accept(TYPES[step.type], *limit, worker=f"worker {len(self.locks)}")
         assert (None if job is None else job.id) == self.model.accept(step)
         if job is not None:
             assert job.lock_id is not None
@@ -297,19 +297,19 @@ class Sides:
         lock_id = self.locks[run]
         match step:
             case Update(_, opts):
-                assert await self.typed.update(*given, opts, lock_id) == self.model.update(run, opts)
+                assert await self.keyed.update(*given, opts, lock_id) == self.model.update(run, opts)
             case Finish(_, opts, error, retry):
-                answer = await self.typed.finish(*given, opts, lock_id, error=error, retry=retry)
+                answer = await self.keyed.finish(*given, opts, lock_id, error=error, retry=retry)
                 assert answer == self.model.finish(run, step)
             case GiveBack():
-                assert await self.typed.give_back(*given, lock_id) == self.model.give_back(run)
+                assert await self.keyed.give_back(*given, lock_id) == self.model.give_back(run)
 
     async def _lose(self, lost: set[int]) -> None:
         await self.connection.execute(
             "UPDATE joex.job SET overdue_at = clock_timestamp() WHERE executor_id IS NOT NULL AND lock_id = ANY ($1)",
             [self.locks[run] for run in lost],
         )
-        await keyed.recover_overdue(self.connection, 5)
+        await keyed_store.recover_overdue(self.connection, 5)
         for run in lost:
             self.model.lose(run)
 
@@ -323,13 +323,13 @@ class Sides:
     async def compare(self) -> None:
         for number, job_type in enumerate(TYPES):
             expected = {job_id: job for (its, job_id), job in sorted(self.model.jobs.items()) if its == number}
-            listed = await self.typed.list_jobs(job_type)
+            listed = await self.keyed.list_jobs(job_type)
             assert {job.id: _seen(job) for job in listed} == {job_id: job.seen() for job_id, job in expected.items()}
             states = [job.state for job in expected.values()]
             counted = {state: states.count(state) for state in ("pending", "running", "finished")}
-            assert await self.typed.count(job_type) == counted
+            assert await self.keyed.count(job_type) == counted
             active = [job_id for job_id, job in expected.items() if job.state == "running"]
-            assert await self.typed.active(job_type) == active
+            assert await self.keyed.active(job_type) == active
 
     async def accept_all(self) -> None:
         """What still waits comes in the order of the model."""
@@ -348,11 +348,11 @@ def _seen(job: Any) -> tuple[Any, ...]:
 async def database(client: Client, connection: asyncpg.Connection) -> Callable[[], Any]:
     """Makes both sides, with nothing in them."""
     await connection.execute("SET synchronous_commit = off")
-    typed = TypedJobs(client, retries=RETRIES, retry_delay=timedelta(hours=1), retry_jitter=0)
+    keyed = KeyedJobs(client.connections, retries=RETRIES, retry_delay=timedelta(hours=1), retry_jitter=0)
 
     async def make() -> Sides:
         await connection.execute("TRUNCATE joex.job, joex.job_log")
-        return Sides(typed, connection)
+        return Sides(keyed, connection)
 
     return make
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+from joex.client.connections import Connections
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_text, priority_of
 from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask
@@ -17,9 +18,6 @@ from joex.errors import InvalidJob, NotYours
 from joex.store import periodic
 from joex.store.periodic import PeriodicTask
 from joex.store.statement import Connection
-
-if TYPE_CHECKING:
-    from joex.client import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
 
 
 class PeriodicTasks:
-    """The periodic tasks of a database, through a client: ``client.periodic``.
+    """The periodic tasks of a database: ``client.periodic``.
 
     Each has an owner: people (`user`), an app (`app:...`), a pool of Kubernetes (`kubernetes:...`), or Joex itself
     (`joex`). All are seen here, and all can be run now. What is set here is owned by people; to change what others own
@@ -83,8 +81,8 @@ class PeriodicTasks:
     field.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
 
     async def list(
         self,
@@ -106,13 +104,13 @@ class PeriodicTasks:
             for field, name in (("owner", owner), ("after", after)):
                 if name is not None:
                     check_name(field, name)
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             return await periodic.list_tasks(used, owner=owner, after=after, most=most)
 
     async def get(self, task_id: str, *, connection: Connection | None = None) -> PeriodicTask | None:
         """A periodic task, or None."""
         _check_id(task_id)
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             return await _get(used, task_id)
 
     async def put(
@@ -171,7 +169,7 @@ class PeriodicTasks:
             starting_deadline=starting_deadline,
             enabled=enabled,
         )
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             answer = await periodic.put(used, new, USER)
             await _check_answer(used, answer, task_id, "choose another id")
         return answer == "set"
@@ -183,7 +181,7 @@ class PeriodicTasks:
             NotYours: somebody else owns it, and ``any_owner`` was not said.
         """
         _check_id(task_id)
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             answer = await periodic.remove(used, task_id, USER, any_owner=any_owner)
             await _check_answer(used, answer, task_id)
         return answer == "removed"
@@ -203,14 +201,14 @@ class PeriodicTasks:
             NotYours: it is Joex's own, and makes no jobs.
         """
         _check_id(task_id)
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             answer, job = await periodic.run_now(used, task_id)
             await _check_answer(used, answer, task_id, "executors do this themselves, when it is due")
         return RunNow(answer, job)  # type: ignore[arg-type] # what joex.run_periodic_task answers
 
     async def _enable(self, task_id: str, connection: Connection | None, *, enabled: bool, any_owner: bool) -> bool:
         _check_id(task_id)
-        async with self._client.using(connection) as used:
+        async with self._connections.using(connection) as used:
             answer = await periodic.enable(used, task_id, USER, enabled=enabled, any_owner=any_owner)
             await _check_answer(used, answer, task_id)
         return answer != "not_found"

@@ -1,4 +1,4 @@
-"""Lending the connections of a pool, for less than it costs to get them from there and to give them back."""
+"""A cache of one connection before a pool: cheaper than to acquire one from the pool and to release it each time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _KEPT_FOR = 1.0
 
 
-class Lender:
-    """Lends the connections of a pool, for statements that leave nothing in the session.
+class ConnectionCache:
+    """Connections of a pool, for statements that leave nothing in the session.
 
     With a pool that is ours alone (``keeps``) it keeps one returned connection for the next caller: to release it to
     the pool and to acquire it again costs as much as a short statement. After a second the connection goes to the pool,

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import asyncpg
 
-from joex import TypedJobs
-from joex.store import keyed
+from joex import KeyedJobs
+from joex.store import keyed as keyed_store
 
 T = "replication"
 """A type."""
@@ -35,7 +35,7 @@ async def let_time_out(connection: asyncpg.Connection, *ids: UUID) -> None:
 async def lose(connection: asyncpg.Connection, *ids: UUID) -> list[tuple[str, int]]:
     """Let the time of runs be over, and the monitor look."""
     await let_time_out(connection, *ids)
-    return await keyed.recover_overdue(connection, MOST_LOSSES)
+    return await keyed_store.recover_overdue(connection, MOST_LOSSES)
 
 
 async def make_due(connection: asyncpg.Connection) -> None:
@@ -43,35 +43,35 @@ async def make_due(connection: asyncpg.Connection) -> None:
     await connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
 
 
-async def run(typed: TypedJobs, job_type: Any = T, opts: dict[str, Any] | None = None, **more: Any) -> Any:
+async def run(keyed: KeyedJobs, job_type: Any = T, opts: dict[str, Any] | None = None, **more: Any) -> Any:
     """Accept the next job, and finish it; returns its id."""
-    job = await typed.accept(job_type)
+    job = await keyed.accept(job_type)
     assert job is not None
     assert job.lock_id is not None
-    assert await typed.finish(job.type, job.id, opts or {}, job.lock_id, **more) == "ok"
+    assert await keyed.finish(job.type, job.id, opts or {}, job.lock_id, **more) == "ok"
     return job.id
 
 
-async def state(typed: TypedJobs, job_id: Any, job_type: Any = T) -> str | None:
+async def state(keyed: KeyedJobs, job_id: Any, job_type: Any = T) -> str | None:
     """The state of a job; None: there is none."""
-    job = await typed.get_job(job_type, job_id)
+    job = await keyed.get_job(job_type, job_id)
     return None if job is None else job.state
 
 
-async def in_work(typed: TypedJobs) -> Any:
+async def in_work(keyed: KeyedJobs) -> Any:
     """The job 1, which runs: as it was accepted."""
-    await typed.add(T, 1)
-    return await typed.accept(T)
+    await keyed.add(T, 1)
+    return await keyed.accept(T)
 
 
-async def canceled(typed: TypedJobs) -> Any:
+async def canceled(keyed: KeyedJobs) -> Any:
     """The job 1, which runs, and is to stop."""
-    job = await in_work(typed)
-    await typed.cancel(T, 1)
+    job = await in_work(keyed)
+    await keyed.cancel(T, 1)
     return job
 
 
-async def lose_once(typed: TypedJobs, connection: asyncpg.Connection) -> None:
+async def lose_once(keyed: KeyedJobs, connection: asyncpg.Connection) -> None:
     """Accept a job, and never be heard of again."""
-    assert await typed.accept(T) is not None
+    assert await keyed.accept(T) is not None
     await lose(connection)
