@@ -41,7 +41,7 @@ class Notes(Protocol):
         """Keep the latest progress for writing."""
 
 
-class Connections(Protocol):
+class ConnectionSource(Protocol):
     """Where connections come from."""
 
     def acquire(self) -> AbstractAsyncContextManager[Any]:
@@ -103,7 +103,7 @@ class Context:
     """
 
     def __init__(
-        self, job: TakenJob, *, retries: int, notes: Notes, connections: Connections, largest_result: int
+        self, job: TakenJob, *, retries: int, notes: Notes, connections: ConnectionSource, largest_result: int
     ) -> None:
         self._job = job
         self._largest_result = largest_result

@@ -16,7 +16,7 @@ from joex.core.job import NewJob, Priority, TakenJob
 from joex.core.lease import Mark
 from joex.store import executors, jobs, runs
 from joex.store.database import connect
-from joex.store.executors import Registered, Registration
+from joex.store.executors import NewExecutor, Registered
 from tests.support.waiting import eventually
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -71,7 +71,7 @@ class Bench:
             "locks": False,
             **more,
         }
-        me = Registration(**fields)
+        me = NewExecutor(**fields)
         return await executors.register(self.connection, me, MOST_LOSSES, gone, marks=marks(watched))
 
     async def executor(self, app_id: str = "me", **more: Any) -> int:

@@ -62,7 +62,7 @@ async def test_a_submission_whose_transaction_was_open_before_anybody_waited_is_
     await transaction.start()
     await client.submit("mail.send", queue="mail", connection=connection)
     worker = waiting(client)
-    async with joex.Client(client._url) as other, other.acquire() as another:
+    async with joex.Client(client.connections._url) as other, other.acquire() as another:
 
         async def is_watched() -> bool:
             return bool(await another.fetchval("SELECT count(*) FROM joex.watch") == 1)

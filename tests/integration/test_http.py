@@ -100,7 +100,7 @@ async def alone(nowhere: Client, executor: Executor) -> AsyncIterator[httpx.Asyn
 
 async def take(client: Client, free: int = 100) -> list[Any]:
     """Take jobs of the queue default, as an executor does."""
-    me = executors.Registration(
+    me = executors.NewExecutor(
         app_id="host", pod_uid=None, host="host", boot_id="", pid=1, process_start="", version="0", queues=["default"],
         tasks=[], pool_size=free, http_address=None, lease=timedelta(minutes=5), locks=False,
     )  # fmt: skip

@@ -36,7 +36,7 @@ from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime.chores import Chores
 from joex.runtime.clock import clock
-from joex.runtime.lease_listener import Listener, Teller
+from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.text import error_trace
 from joex.runtime.watchdog import Watchdog
 from joex.store import executors, periodic
@@ -66,7 +66,7 @@ class LeaseKeeper:
         executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
         watchdog: watches the process; None: nothing does.
-        listener: is told of what happens.
+        callbacks: called when something happens.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LeaseKeeper:
         executing: Callable[[], int],
         since: float,
         watchdog: Watchdog | None,
-        listener: Listener,
+        callbacks: LeaseCallbacks,
     ) -> None:
         self._url = url
         self._executor = executor
@@ -91,10 +91,10 @@ class LeaseKeeper:
         self._pooled = pooled
         self._executing = executing
         self._watchdog = watchdog
-        self._listener = listener
+        self._callbacks = callbacks
         self._trusted_until = since + lease.trusted_for
         self._observed = Observation(lease.heartbeat_every)
-        self._teller = Teller(listener, news_for=lease.duration.total_seconds())
+        self._notifier = Notifier(callbacks, news_for=lease.duration.total_seconds())
         self._chores = Chores(
             url,
             executor=executor,
@@ -104,7 +104,7 @@ class LeaseKeeper:
             pooled=pooled,
             held=held,
             observed=self._observed,
-            teller=self._teller,
+            notifier=self._notifier,
         )
         self._is_trusted = True
         self._is_over = False
@@ -148,8 +148,8 @@ class LeaseKeeper:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._keep())
         except Exception as error:  # noqa: BLE001 - without this thread nothing watches the lease: start over
-            self._teller.tell_event(DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
-            self._teller.tell(self._listener.on_ended)
+            self._notifier.emit(DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
+            self._notifier.notify_executor(self._callbacks.on_ended)
         finally:
             if self._watchdog is not None:
                 self._watchdog.rest()
@@ -200,7 +200,7 @@ class LeaseKeeper:
                 most = min(_RECONNECT_IN * 2.0 ** min(self._failures, 10), self._lease.heartbeat_every)
                 self._reconnect_in = most * random.uniform(0.5, 1)  # noqa: S311 - no secret
             self._failures += 1
-            self._teller.tell_trouble("lease", str(error), self._reconnect_in)
+            self._notifier.report_trouble("lease", str(error), self._reconnect_in)
         finally:
             self._observed.break_off()
             if connection is not None:
@@ -215,8 +215,8 @@ class LeaseKeeper:
                 await connection.add_listener("joex_wake", self._hear_wake)
                 await connection.add_listener("joex_control", self._hear_control)
                 await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
-            self._teller.tell(
-                self._listener.on_periodic
+            self._notifier.notify_executor(
+                self._callbacks.on_periodic
             )  # no notification comes again that came before this session listened
         has_lock = pooled
         while not broken.is_set() and not self._is_over:
@@ -232,7 +232,7 @@ class LeaseKeeper:
         beat = await executors.heartbeat(connection, self._executor)
         if beat is None:
             self._distrust()
-            self._teller.tell(self._listener.on_ended)
+            self._notifier.notify_executor(self._callbacks.on_ended)
             self._is_over = True
             return
         self._failures, self._reconnect_in = 0, _RECONNECT_IN
@@ -241,7 +241,7 @@ class LeaseKeeper:
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
             self._is_trusted = True
-            self._teller.tell(lambda: self._listener.on_trust(trusted=True))
+            self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=True))
 
     async def _watch(self) -> None:
         """End the trust in time; and the process, where its tasks can't be stopped in time."""
@@ -265,7 +265,7 @@ class LeaseKeeper:
     def _distrust(self) -> None:
         if self._is_trusted:
             self._is_trusted = False
-            self._teller.tell(lambda: self._listener.on_trust(trusted=False))
+            self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=False))
 
     def _exit(self) -> None:
         """End the process at once: its lease is over, others may run its jobs, and its own task code does not stop."""
@@ -284,8 +284,8 @@ class LeaseKeeper:
         except NO_MESSAGE:
             return
         if is_meant:
-            self._teller.tell_event(Woken(queue))
-            self._teller.tell(self._listener.on_wake)
+            self._notifier.emit(Woken(queue))
+            self._notifier.notify_executor(self._callbacks.on_wake)
 
     def _hear_control(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         try:
@@ -295,12 +295,12 @@ class LeaseKeeper:
         except NO_MESSAGE:
             return
         if cancelled is not None:
-            self._teller.tell(self._listener.on_cancel, cancelled)
+            self._notifier.notify_executor(self._callbacks.on_cancel, cancelled)
         elif is_meant and message["do"] == "drain":
-            self._teller.tell(self._listener.on_drain)
+            self._notifier.notify_executor(self._callbacks.on_drain)
 
     def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
-        self._teller.tell(self._listener.on_periodic)
+        self._notifier.notify_executor(self._callbacks.on_periodic)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

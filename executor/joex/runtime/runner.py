@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from joex.context import Connections, Context, Notes
+from joex.context import ConnectionSource, Context, Notes
 from joex.core.duration import parse_duration
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
@@ -46,7 +46,7 @@ class Runner:
         *,
         finisher: Ends,
         notes: Notes,
-        connections: Connections,
+        connections: ConnectionSource,
         fetch: Callable[[TakenJob], Coroutine[Any, Any, str | None]],
         start_alone: Callable[[TakenJob], Awaitable[bool]],
         largest_result: int,

@@ -52,7 +52,7 @@ _FORGET = statement("""
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class NewExecutor:
     """What an executor says of itself when it starts.
 
     Attributes:
@@ -145,7 +145,7 @@ class Executor:
 
 
 async def register(
-    connection: Connection, me: Registration, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
+    connection: Connection, me: NewExecutor, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
 ) -> Registered:
     """Register a new incarnation.
 

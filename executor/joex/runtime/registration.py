@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from joex.config import Settings
 from joex.core import events
-from joex.core.events import Event
+from joex.core.events import Emit, Event
 from joex.core.job import TakenJob
 from joex.core.lease import Lease
 from joex.errors import JoexError, LeaseLost
@@ -25,28 +28,61 @@ from joex.runtime.run import Defaults, Interruption
 from joex.runtime.runner import Runner
 from joex.runtime.taker import Taker
 from joex.runtime.waits import first_of, wait_for
+from joex.runtime.watchdog import Watchdog
 from joex.store import executors, runs
 from joex.store.database import borrowed
+from joex.store.runs import SizeLimits
+from joex.store.task_connections import TaskConnections
+from joex.task import App
 
 if TYPE_CHECKING:
     import asyncpg
-
-    from joex.runtime.executor import Executor
 
 _FLUSH_FOR = 5.0  # seconds for the last log lines to be written
 _GRACE = 2.0  # seconds for runs to react when they are given back
 
 
-class Incarnation:
-    """One registration of an executor, with its services. It is also the lease's `Listener`."""
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What all registrations of an executor share.
 
-    def __init__(self, executor: Executor, pool: asyncpg.Pool[Any], executor_id: int, since: float) -> None:
-        settings = executor.settings
-        poll_interval = executor.poll_interval
-        self._executor = executor
+    Attributes:
+        app, settings, url, emit, watchdog: as for `joex.runtime.executor.Executor`.
+        pool: connections for the services.
+        bulk_pool: connections for arguments and results that are too large to travel with others.
+        task_connections: connections for the tasks.
+        limits: the largest arguments and results.
+        poll_interval: seconds between two takes where nothing is heard; None: it listens.
+        asked_to_drain: set when the executor is to take no more jobs.
+        asked_to_stop: set when it is to interrupt those that run, too.
+        drain: called when the database asks the executor to drain.
+    """
+
+    app: App
+    settings: Settings
+    url: str
+    emit: Emit
+    watchdog: Watchdog | None
+    pool: asyncpg.Pool[Any]
+    bulk_pool: asyncpg.Pool[Any]
+    task_connections: TaskConnections
+    limits: SizeLimits
+    poll_interval: float | None
+    asked_to_drain: asyncio.Event
+    asked_to_stop: asyncio.Event
+    drain: Callable[[], None]
+
+
+class Registration:
+    """One registration of an executor, with its services. It also has the lease's callbacks."""
+
+    def __init__(self, resources: Resources, executor_id: int, since: float) -> None:
+        settings, pool, poll_interval = resources.settings, resources.pool, resources.poll_interval
+        app_id = settings.effective_app_id
+        self._resources = resources
         self._pool = pool
         self._id = executor_id
-        self._emit = executor.emit
+        self._emit = resources.emit
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
         self.notes = NoteWriter(pool, settings.log_buffer_size, self._emit)
@@ -55,20 +91,20 @@ class Incarnation:
             self.notes,
             self._emit,
             self._written,
-            bulk=executor.bulk_pool,
+            bulk=resources.bulk_pool,
             canceled=lambda job: self.runner.clean_up(job, self._written),
         )
         self.runner = Runner(
-            executor.app,
+            resources.app,
             settings.pool_size,
             Defaults(settings.retries, settings.retry_delay, settings.timeout, settings.retry_jitter),
             finisher=self.finisher,
             notes=self.notes,
-            connections=executor.task_connections,
+            connections=resources.task_connections,
             fetch=self._fetch,
             start_alone=self._start_alone,
             on_room=self.on_wake,
-            largest_result=executor.limits.result,
+            largest_result=resources.limits.result,
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
@@ -84,17 +120,15 @@ class Incarnation:
             emit=self._emit,
         )
         self.housekeeper = Housekeeper(
-            executor.url,
+            resources.url,
             pooled=poll_interval is not None,
-            name=f"joex housekeeping {executor.app_id}",
+            name=f"joex housekeeping {app_id}",
             emit=self._emit,
         )
-        self.repeater = Repeater(
-            pool, executor.app_id, self._emit, housekeep=self.housekeeper.wake, poll_every=poll_interval
-        )
+        self.repeater = Repeater(pool, app_id, self._emit, housekeep=self.housekeeper.wake, poll_every=poll_interval)
         self.floors = FloorKeeper(pool, self._emit)
         self.keeper = LeaseKeeper(
-            executor.url,
+            resources.url,
             executor=executor_id,
             queues=settings.queues,
             lease=Lease(settings.lease),
@@ -103,8 +137,8 @@ class Incarnation:
             held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
             executing=lambda: self.runner.executing,
             since=since,
-            watchdog=executor.watchdog,
-            listener=self,
+            watchdog=resources.watchdog,
+            callbacks=self,
         )
 
     async def run(self) -> bool:
@@ -139,18 +173,16 @@ class Incarnation:
             self.on_ended()
 
     async def _until_over(self, taking: asyncio.Task[None]) -> None:
-        executor = self._executor
-        await first_of(executor.asked_to_drain.wait(), self._ended.wait())
-        if executor.asked_to_drain.is_set():
-            executor.phase = "draining"
+        resources = self._resources
+        await first_of(resources.asked_to_drain.wait(), self._ended.wait())
         self.taker.stop()
         await taking
         with suppress(JoexError, OSError):  # for people to see: nothing depends on it
             async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
                 await executors.show_drain(connection, self._id)
         self.runner.give_back_unstarted()  # what was taken at the last moment
-        limit = executor.settings.drain_timeout
-        patience = wait_for(executor.asked_to_stop, None if limit is None else limit.total_seconds())
+        limit = resources.settings.drain_timeout
+        patience = wait_for(resources.asked_to_stop, None if limit is None else limit.total_seconds())
         # Runs that have ended may wait for the database, to be written. With the lease over that is not worth waiting.
         await first_of(patience, self._ended.wait(), self._until_idle(), self.keeper.until_over())
         if self.runner.runs:
@@ -164,7 +196,7 @@ class Incarnation:
         if not self._ended.is_set() and not stubborn:
             with suppress(JoexError, OSError):
                 async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
-                    given_back = await executors.leave(connection, self._id, self._executor.settings.most_losses)
+                    given_back = await executors.leave(connection, self._id, self._resources.settings.most_losses)
                 self._emit(events.Left(self._id, given_back))
         if stubborn:
             # Code in threads that does not look at ctx.cancelled. While it runs its jobs can't be given to others, so
@@ -176,7 +208,7 @@ class Incarnation:
 
     async def _fetch(self, job: TakenJob) -> str | None:
         """The arguments of a job that are too large to come with others."""
-        pool, largest = self._executor.bulk_pool, self._executor.limits.args
+        pool, largest = self._resources.bulk_pool, self._resources.limits.args
         return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._emit)
 
     async def _start_alone(self, job: TakenJob) -> bool:
@@ -215,7 +247,7 @@ class Incarnation:
 
     def on_drain(self) -> None:
         """Drain."""
-        self._executor.drain()
+        self._resources.drain()
 
     def on_cancel(self, job_id: UUID) -> None:
         """Interrupt a run whose job was cancelled."""
@@ -239,5 +271,5 @@ class Incarnation:
             self.runner.interrupt_all(Interruption.GIVE_BACK)
 
     def on_ended(self) -> None:
-        """This incarnation is over."""
+        """This registration is over."""
         self._ended.set()
