@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from joex.store.jobs import Job, LogEntry
     from joex.store.periodic import PeriodicTask
-    from joex.store.watching import ExecutorEvent, JobEvent
+    from joex.store.subscriptions import ExecutorEvent, JobEvent
     from joex.task import App, Task
 
     __version__: str
@@ -43,11 +43,11 @@ _MODULES = {
     "ConfigError": "joex.errors",
     "Context": "joex.context",
     "DatabaseUnavailable": "joex.errors",
-    "ExecutorEvent": "joex.store.watching",
+    "ExecutorEvent": "joex.store.subscriptions",
     "Fail": "joex.errors",
     "InvalidJob": "joex.errors",
     "Job": "joex.store.jobs",
-    "JobEvent": "joex.store.watching",
+    "JobEvent": "joex.store.subscriptions",
     "JobExists": "joex.errors",
     "JobLog": "joex.context",
     "JoexError": "joex.errors",

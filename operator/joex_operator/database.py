@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.lease import Mark, Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
-from joex.store import executors, periodic, pools, stats
+from joex.store import periodic, pools, stats
 from joex.store.database import borrowed, connect, create_pool, is_pooled
 from joex.store.errors import NO_MESSAGE, translated
+from joex.store.horizon import horizon
 from joex.store.migrate import check_schema, migrate
 from joex.store.stats import QueueStats, Shares
 from joex_operator.metrics import database_name
@@ -199,7 +200,7 @@ class Database:
                 self.periodic_changed()
             while not broken.is_set():
                 sent = time.monotonic()  # a link that has gone silent is noticed so
-                mark = await executors.horizon(connection)
+                mark = await horizon(connection)
                 self._observed.answered(sent, time.monotonic(), mark)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_ASK_EVERY):

@@ -15,6 +15,7 @@ from typing import Any
 
 from joex.errors import JoexError
 from joex.store import executors, pools
+from joex.store.horizon import horizon, oldest_transaction
 from joex.store.pools import Known
 from joex_operator import scaling
 from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot
@@ -131,9 +132,9 @@ class Reconciler:
                 watch.disarmed()
             if can_grow and watch.wants_arming(time.monotonic()):
                 await pools.watch(connection, name, spec.queues, watch.length)
-                watch.armed(time.monotonic(), await executors.horizon(connection))
+                watch.armed(time.monotonic(), await horizon(connection))
             if watch.horizon is not None:  # before the look, which then sees all that they have done
-                watch.settle(await pools.oldest_transaction(connection))
+                watch.settle(await oldest_transaction(connection))
             # Where no executor is left, nobody else notices that the last one has died.
             while await executors.rescue(connection, database.observed, spec.most_losses):
                 pass

@@ -157,7 +157,7 @@ async def test_who_waits_sleeps_between_the_looks_when_those_at_another_queue_ha
 
     async with asyncpg.create_pool(database_url, min_size=0, max_size=3, init=count) as pool:
         client = joex.Client(pool)
-        client.connections.bell._changed = Ring()
+        client.connections.accept_waiters.changed = Ring()
         async with connection.transaction():
             await connection.fetchval("SELECT pg_current_xact_id()")  # as long as this is open, there are looks
             gone, stays = waiting(client, "another"), waiting(client)

@@ -315,7 +315,7 @@ async def test_a_worker_that_hangs_up_while_it_waits_takes_nothing(call, client)
                 f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
             )
             await waits(client)
-        await eventually(lambda: not client.connections.bell._waiting, why="nobody waits any more")
+        await eventually(lambda: not client.connections.accept_waiters.waiting, why="nobody waits any more")
         await call.add(1)
         assert (await call.accept())["attempt"] == 1
 

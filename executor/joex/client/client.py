@@ -21,7 +21,7 @@ from joex.errors import ConfigError, InvalidJob
 from joex.store import executors, jobs, keyed
 from joex.store.jobs import Job, LogEntry
 from joex.store.statement import Connection
-from joex.store.watching import ExecutorEvent, JobEvent, read_jobs
+from joex.store.subscriptions import ExecutorEvent, JobEvent, read_jobs
 
 if TYPE_CHECKING:
     import asyncpg

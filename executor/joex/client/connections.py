@@ -1,4 +1,4 @@
-"""The connections of a client, and what waits on them for changes: the jobs' watcher, the workers' bell."""
+"""The connections of a client, and what waits on them for notifications."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from joex.notifications.accept_waiters import AcceptWaiters
+from joex.notifications.watcher import Watcher
 from joex.store.connection import BREAKS
 from joex.store.connection_cache import ConnectionCache
 from joex.store.database import borrowed, close_pool, create_pool, reset
 from joex.store.statement import Connection
-from joex.watching.bell import Bell
-from joex.watching.watcher import Watcher
 
 if TYPE_CHECKING:
     import asyncpg
@@ -27,8 +27,8 @@ class Connections:
         within: seconds that a statement may take on the client's own connections; None: no limit.
 
     Attributes:
-        watcher: what waits for jobs and hears events.
-        bell: what waits for work.
+        watcher: waits for changes of jobs, and for events.
+        accept_waiters: the workers that wait for work.
     """
 
     def __init__(self, database: str | asyncpg.Pool[Any], within: float | None) -> None:
@@ -37,7 +37,7 @@ class Connections:
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
         self._cache: ConnectionCache | None = None
         self.watcher = Watcher(self._borrow)
-        self.bell = Bell(self._borrow)
+        self.accept_waiters = AcceptWaiters(self._borrow)
 
     async def open(self) -> asyncpg.Pool[Any]:
         """The pool, which is made where there is none yet."""
@@ -50,7 +50,7 @@ class Connections:
     async def close(self) -> None:
         """End all waiting, and close the pool, if it is the client's own."""
         await self.watcher.close()
-        await self.bell.close()
+        await self.accept_waiters.close()
         if self._url is not None and self._pool is not None:
             pool, cache = self._pool, self._cache
             self._pool = self._cache = None

@@ -13,9 +13,9 @@ from joex.client.connections import Connections
 from joex.client.keyed_model import STATES, JobState, KeyedJob, keyed_job, name_of, pack
 from joex.core.duration import format_duration
 from joex.errors import DatabaseUnavailable
+from joex.notifications.watcher import time_limit
 from joex.store import keyed
 from joex.store.statement import Connection
-from joex.watching.watcher import time_limit
 
 _ALL = tuple(STATES)
 _RETRY_IN = 0.5  # seconds

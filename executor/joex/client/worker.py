@@ -134,7 +134,7 @@ class Worker:
             raise
 
     async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> KeyedJob | None:
-        async with self._connections.bell.waiting(queue, limit) as bell:
+        async with self._connections.accept_waiters.wait(queue, limit) as waiter:
             while True:
                 look_at = deadline
                 try:
@@ -142,11 +142,11 @@ class Worker:
                 except DatabaseUnavailable:
                     found, look_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:
-                    self._connections.bell.ring(queue)  # there may be more, for the next in line
+                    self._connections.accept_waiters.wake(queue)  # there may be more, for the next in line
                     return found
                 try:
                     async with asyncio.timeout_at(look_at):
-                        await bell.rung()
+                        await waiter.woken()
                 except TimeoutError:
                     if look_at == deadline:
                         return None

@@ -33,15 +33,16 @@ import uvloop
 
 from joex.core.events import DatabaseTrouble, Woken
 from joex.core.lease import Lease, Observation
-from joex.errors import JoexError
+from joex.errors import DatabaseUnavailable, JoexError
+from joex.notifications.listener import Listener
 from joex.runtime.chores import Chores
 from joex.runtime.clock import clock
 from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.text import error_trace
 from joex.runtime.watchdog import Watchdog
 from joex.store import executors, periodic
-from joex.store.database import connect, is_pooled
-from joex.store.errors import NO_MESSAGE, translated
+from joex.store.database import connect
+from joex.store.errors import NO_MESSAGE
 
 _RECONNECT_IN = 0.2
 _GRACE = (
@@ -207,25 +208,20 @@ class LeaseKeeper:
                 connection.terminate()
 
     async def _use(self, connection: Any) -> None:
-        broken = asyncio.Event()
-        connection.add_termination_listener(lambda _: broken.set())
-        pooled = await is_pooled(connection)
-        if not pooled:
-            with translated():
-                await connection.add_listener("joex_wake", self._hear_wake)
-                await connection.add_listener("joex_control", self._hear_control)
-                await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
-            self._notifier.notify_executor(
-                self._callbacks.on_periodic
-            )  # no notification comes again that came before this session listened
-        has_lock = pooled
-        while not broken.is_set() and not self._is_over:
+        listener = Listener(connection, asyncio.Event())
+        await listener.start()
+        if not listener.is_pooled:
+            await listener.listen("joex_wake", self._hear_wake)
+            await listener.listen("joex_control", self._hear_control)
+            await listener.listen(periodic.CHANNEL, self._hear_periodic)
+            self._hear_periodic("")  # no notification comes again that came before this session listened
+        has_lock = listener.is_pooled
+        while not listener.is_lost and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
             has_lock = has_lock or await executors.hold_lock(connection, self._executor)
             await self._beat(connection)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease.heartbeat_every):
-                    await broken.wait()
+            with suppress(DatabaseUnavailable):  # a session that has ended without an error is no trouble yet
+                await listener.woken(asyncio.get_running_loop().time() + self._lease.heartbeat_every)
 
     async def _beat(self, connection: Any) -> None:
         sent = clock()
@@ -276,9 +272,9 @@ class LeaseKeeper:
         sys.stderr.flush()
         os._exit(EXIT_CODE)
 
-    def _hear_wake(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def _hear_wake(self, payload: str) -> None:
         try:
-            message = json.loads(str(payload))
+            message = json.loads(payload)
             queue = message["queue"]
             is_meant = queue in self._queues and (not message["executors"] or self._executor in message["executors"])
         except NO_MESSAGE:
@@ -287,9 +283,9 @@ class LeaseKeeper:
             self._notifier.emit(Woken(queue))
             self._notifier.notify_executor(self._callbacks.on_wake)
 
-    def _hear_control(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def _hear_control(self, payload: str) -> None:
         try:
-            message = json.loads(str(payload))
+            message = json.loads(payload)
             is_meant = message["executor"] == self._executor
             cancelled = UUID(message["job"]) if is_meant and message["do"] == "cancel" else None
         except NO_MESSAGE:
@@ -299,7 +295,7 @@ class LeaseKeeper:
         elif is_meant and message["do"] == "drain":
             self._notifier.notify_executor(self._callbacks.on_drain)
 
-    def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
+    def _hear_periodic(self, _payload: str) -> None:
         self._notifier.notify_executor(self._callbacks.on_periodic)
 
     async def _pause(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The callbacks by which a lease's thread notifies its executor, and how the calls cross from its loop to the executor's."""
+"""The callbacks of a lease's thread, and how these calls cross from its loop to the executor's."""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ _GIVE_BACK_UNKNOWN = statement("SELECT joex.give_back_unknown($1::integer, $2::u
 _FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
 _STAND_ASIDE = statement("SELECT joex.stand_aside($1::integer, $2::text[])")
 _LOOK = statement("SELECT next_due, oldest_xid FROM joex.look($1::text[])")
-_HORIZON = statement("SELECT joex.horizon()")
 _SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex.drain($1::text)")
 _NOTIFY = statement("SELECT joex.notify($1::text)")
@@ -250,12 +249,6 @@ async def look(connection: Connection, queues: Sequence[str]) -> Look:
     with translated():
         row: Any = await connection.fetchrow(_LOOK, queues)
     return Look(row["next_due"], row["oldest_xid"])
-
-
-async def horizon(connection: Connection) -> int:
-    """A transaction id that is younger than each that writes now; see joex.horizon in sql/60_executors.sql."""
-    with translated():
-        return int(await connection.fetchval(_HORIZON))
 
 
 async def drain(connection: Connection, app_id: str | None) -> list[str]:

@@ -1,16 +1,7 @@
 """One connection, and what it does for all waits of a client.
 
-To wait without missing a change takes care, because a transaction looks for waiting clients while it is open, and its
-change is seen only after it has committed::
-
-    a waiting client                   the end of a run
-                                       update; no client waits: no notification
-    wait_for (commit)
-    look: it runs                      (not committed yet)
-    ...                                commit                              <- without a notification
-
-So after `wait_for` has committed, the jobs are looked at again and again, ever more seldom, until all transactions have
-ended that were open then (`joex.core.looks`). A notification can get lost all the same: hence all jobs are looked at
+After the announcement that the client waits for jobs (`wait_for`), these are looked at until the race with open
+transactions is settled (`joex.core.recheck`). A notification can get lost all the same: hence all jobs are looked at
 whenever the subscription is renewed. Through a pooler none comes: there all jobs are looked at every second, and events
 are refused.
 """
@@ -26,13 +17,14 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from joex.core.looks import Looks
+from joex.core.recheck import Recheck
 from joex.errors import ConfigError
-from joex.store import executors, watching
+from joex.notifications.listener import LINGER, Listener
+from joex.notifications.streams import Read, Streams
+from joex.store import subscriptions
 from joex.store.database import POLL_EVERY
-from joex.store.watching import EVENTS, JOBS, Look
-from joex.watching.link import LINGER, Link
-from joex.watching.streams import Read, Streams
+from joex.store.horizon import announce
+from joex.store.subscriptions import EVENTS, JOBS, Look
 
 _LEASE = timedelta(seconds=60)
 _RENEW_EVERY = 20.0
@@ -45,19 +37,18 @@ _NO_EVENTS = (
 
 @dataclass(slots=True, eq=False)
 class _Unsure:
-    """Jobs that transactions may have changed which did not see that somebody waits, and the looks still to be made."""
+    """Jobs that open transactions may have changed without seeing that the client waits for them."""
 
     ids: set[UUID]
-    looks: Looks
-    due: float
+    recheck: Recheck
 
 
-class Session:
+class JobWatch:
     """Serves the streams with one connection, under the name of one subscriber."""
 
-    def __init__(self, link: Link, name: str, streams: Streams) -> None:
-        self._link = link
-        self._connection = link.connection
+    def __init__(self, listener: Listener, name: str, streams: Streams) -> None:
+        self._listener = listener
+        self._connection = listener.connection
         self._name = name
         self._streams = streams
         self._registered: set[UUID] = set()
@@ -67,26 +58,28 @@ class Session:
         self._clock = asyncio.get_running_loop().time
 
     async def run(self) -> None:
-        """Serve, until nobody has waited for a moment.
+        """Serve, until nothing has waited for a moment.
 
         Raises:
             DatabaseUnavailable: the connection is lost.
         """
-        async with self._link.held(lambda connection: watching.unsubscribe(connection, self._name)):
-            await self._link.listen(JOBS, self._hear_jobs)
+        async with self._listener.held(lambda connection: subscriptions.unsubscribe(connection, self._name)):
+            await self._listener.listen(JOBS, self._hear_jobs)
             self._streams.unsettled |= self._streams.of.keys()
             while True:
-                self._streams.ring.clear()
+                self._streams.wakeup.clear()
                 await self._round()
                 if self._streams:
-                    await self._link.rung(min([self._renew_at, *(unsure.due for unsure in self._unsure)]))
-                elif not await self._link.rung(self._clock() + LINGER):
+                    await self._listener.woken(
+                        min([self._renew_at, *(unsure.recheck.due_at for unsure in self._unsure)])
+                    )
+                elif not await self._listener.woken(self._clock() + LINGER):
                     return
 
     async def _round(self) -> None:
         ids, self._streams.unsettled = self._streams.unsettled, set()
         is_due = self._clock() >= self._renew_at
-        if self._link.is_pooled:
+        if self._listener.is_pooled:
             for events in self._streams.events:
                 events.fail(ConfigError(_NO_EVENTS))
             self._renew_at = self._clock() + POLL_EVERY if is_due else self._renew_at
@@ -96,12 +89,12 @@ class Session:
                 await self._register(new)
                 ids |= new
         if is_due:
-            await self._forget_who_waits_no_more()
+            await self._forget_the_others()
             ids |= self._streams.of.keys()
         due = self._due()
         ids.update(*(unsure.ids for unsure in due))
         if ids := ids & self._streams.of.keys():
-            look = await self._link.ask(watching.look(self._connection, ids))
+            look = await self._listener.ask(subscriptions.look(self._connection, ids))
             self._make_sure(due, look)
             await self._pass_on(ids, look)
         if self._tells_events:
@@ -112,42 +105,39 @@ class Session:
         """Subscribe, or renew that."""
         events = bool(self._streams.events)
         if events != self._tells_events:
-            await (self._link.listen(EVENTS, self._hear_event) if events else self._link.unlisten(EVENTS))
-        if not await self._link.ask(watching.subscribe(self._connection, self._name, _LEASE, events=events)):
+            await (self._listener.listen(EVENTS, self._hear_event) if events else self._listener.unlisten(EVENTS))
+        if not await self._listener.ask(subscriptions.subscribe(self._connection, self._name, _LEASE, events=events)):
             self._registered.clear()
         self._tells_events = events
         self._renew_at = self._clock() + _RENEW_EVERY
 
     async def _register(self, new: set[UUID]) -> None:
         """Be told of these jobs from now on."""
-        await self._link.ask(watching.wait_for(self._connection, self._name, new))
-        horizon = await self._link.ask(executors.horizon(self._connection))
+        wait_for = subscriptions.wait_for(self._connection, self._name, new)
+        recheck = await self._listener.ask(announce(self._connection, wait_for))
         self._registered |= new
-        self._unsure.append(_Unsure(new, Looks(horizon), self._clock()))
+        self._unsure.append(_Unsure(new, recheck))
 
-    async def _forget_who_waits_no_more(self) -> None:
-        """Only now and then: until then it costs no more than a notification that nobody needs."""
+    async def _forget_the_others(self) -> None:
+        """Only now and then: until then a job that no stream waits for costs only superfluous notifications."""
         if old := self._registered - self._streams.of.keys():
-            await self._link.ask(watching.wait_no_more(self._connection, self._name, old))
+            await self._listener.ask(subscriptions.wait_no_more(self._connection, self._name, old))
             self._registered -= old
 
     def _due(self) -> list[_Unsure]:
-        """Those that are to be looked at now, as far as somebody still waits for them."""
+        """Those that are to be looked at now, as far as streams still wait for them."""
         for unsure in self._unsure:
             unsure.ids &= self._streams.of.keys()
         self._unsure = [unsure for unsure in self._unsure if unsure.ids]
-        return [unsure for unsure in self._unsure if unsure.due <= self._clock()]
+        return [unsure for unsure in self._unsure if unsure.recheck.due_at <= self._clock()]
 
     def _make_sure(self, looked_at: Iterable[_Unsure], look: Look) -> None:
         for unsure in looked_at:
-            following = unsure.looks.after(look.oldest_xid)
-            if following is None:
+            if unsure.recheck.settles(look.oldest_xid, self._clock()):
                 self._unsure.remove(unsure)
-            else:
-                unsure.due, unsure.looks = self._clock() + unsure.looks.look_in, following
 
     async def _pass_on(self, ids: set[UUID], look: Look) -> None:
-        """Read the jobs that have changed, once for all who read them in the same way."""
+        """Read the jobs that have changed, once for all streams that read them in the same way."""
         wanted: dict[Read[Any], list[UUID]] = defaultdict(list)
         for job_id in ids:
             version = look.versions.get(job_id)
@@ -156,7 +146,7 @@ class Session:
         for read, changed in wanted.items():
             rest = iter(changed)
             while batch := list(islice(rest, _BATCH)):
-                jobs = await self._link.ask(read(self._connection, batch))
+                jobs = await self._listener.ask(read(self._connection, batch))
                 for job_id in batch:
                     version = look.versions.get(job_id)
                     for stream in self._streams.of.get(job_id, ()):
@@ -164,10 +154,10 @@ class Session:
                             stream.put(job_id, version, jobs.get(job_id))
 
     def _hear_jobs(self, payload: str) -> None:
-        self._streams.heard(watching.heard_jobs(payload))
+        self._streams.heard(subscriptions.heard_jobs(payload))
 
     def _hear_event(self, payload: str) -> None:
-        event = watching.heard_event(payload)
+        event = subscriptions.heard_event(payload)
         if event is not None:
             for stream in self._streams.events:
                 stream.put(event)

@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 
 from joex.core.duration import format_duration, parse_duration
 from joex.errors import ConfigError
+from joex.notifications.job_watch import JobWatch
+from joex.notifications.listener import Connect, Listener, ListenerLoop
+from joex.notifications.streams import Changes, Event, Events, Read, Streams
 from joex.store.statement import Connection
-from joex.watching.link import Attendant, Connect, Link
-from joex.watching.session import Session
-from joex.watching.streams import Changes, Event, Events, Read, Streams
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Watcher:
     def __init__(self, connect: Connect) -> None:
         self._name = f"client {uuid4()}"
         self._streams = streams = Streams()
-        self._attendant = Attendant("joex watcher", connect, self._serve, lambda: bool(streams), streams.fail)
+        self._loop = ListenerLoop("joex watcher", connect, self._serve, lambda: bool(streams), streams.fail)
 
     @asynccontextmanager
     async def watch(
@@ -46,7 +46,7 @@ class Watcher:
 
         Args:
             ids: the jobs.
-            read: reads jobs, all that have changed in one question; who gives the same function shares that.
+            read: reads jobs, all that have changed in one question; streams with the same function share it.
             states: leave out jobs that are in no such state (those that are gone come in any case).
         """
         changes = Changes(ids, read, states)
@@ -102,20 +102,20 @@ class Watcher:
             yield events
 
     async def close(self) -> None:
-        """End the connection and the subscription. Who still waits gets an error."""
-        await self._attendant.close()
+        """End the connection and the subscription. Waits that have not ended get an error."""
+        await self._loop.close()
 
     @contextmanager
     def _added(self, stream: Changes[Any] | Events) -> Iterator[None]:
         self._streams.add(stream)
-        self._attendant.call()
+        self._loop.start()
         try:
             yield
         finally:
             self._streams.remove(stream)
 
     async def _serve(self, connection: Connection) -> None:
-        await Session(Link(connection, self._streams.ring), self._name, self._streams).run()
+        await JobWatch(Listener(connection, self._streams.wakeup), self._name, self._streams).run()
 
 
 def time_limit(timeout: timedelta | float | str | None) -> timedelta | None:

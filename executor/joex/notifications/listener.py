@@ -1,4 +1,4 @@
-"""A connection on which somebody listens, for as long as somebody waits for what is heard."""
+"""A connection that hears notifications, and the loop that has one for as long as something waits for them."""
 
 from __future__ import annotations
 
@@ -19,44 +19,49 @@ Connect = Callable[[], AbstractAsyncContextManager[Connection]]
 """Gives a connection for the time of a block, with errors translated."""
 
 LINGER = 1.0
-"""Seconds for which an idle connection is kept: who waits in turn for one thing after the other needs it again."""
+"""Seconds for which an idle listener is kept: a caller that waits for one thing after the other needs it again."""
 
 _ANSWER_WITHIN = 10.0
 _FAREWELL_WITHIN = 2.0
 _FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
-class Link:
-    """A connection that tells, and answers in time.
+class Listener:
+    """A connection that hears notifications, and answers in time.
 
     Args:
-        connection: one of a pool: nothing of ours is left on it.
-        ring: set when there is something to do, also when the connection is lost.
+        connection: one that nothing else uses meanwhile.
+        wakeup: set when there is something to do, also when the connection is lost.
 
     Attributes:
-        is_pooled: a pooler is in between: nothing is ever heard, so that it is looked again and again.
+        is_pooled: a pooler is in between: no notification comes, so its user must poll.
+        is_lost: the connection is lost.
     """
 
-    def __init__(self, connection: Connection, ring: asyncio.Event) -> None:
+    def __init__(self, connection: Connection, wakeup: asyncio.Event) -> None:
         self.connection = connection
-        self._ring = ring
-        self._listeners: dict[str, Callable[..., None]] = {}
-        self._is_lost = False
+        self._wakeup = wakeup
+        self._heard: dict[str, Callable[..., None]] = {}
+        self.is_lost = False
         self.is_pooled = False
+
+    async def start(self) -> None:
+        """Notice from now on that the connection is lost; and find out whether notifications come at all."""
+        with translated():
+            self.connection.add_termination_listener(self._lose)
+        self.is_pooled = await self.ask(is_pooled(self.connection))
 
     @asynccontextmanager
     async def held(self, farewell: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[None]:
-        """Use it for the time of a block; ``farewell`` is said in the end, if it can be."""
+        """Use a pool's connection for the time of a block. It is left clean: ``farewell`` ends what was announced."""
         try:
-            with translated():
-                self.connection.add_termination_listener(self._lose)
-            self.is_pooled = await self.ask(is_pooled(self.connection))
+            await self.start()
             yield
         finally:
             await self._leave(farewell)
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
-        """Have the payloads on a channel; none come through a pooler."""
+        """Call this with the payload of each notification on a channel; through a pooler none comes."""
         if self.is_pooled:
             return
 
@@ -64,11 +69,11 @@ class Link:
             hear(str(payload))
 
         await self.ask(self.connection.add_listener(channel, heard))
-        self._listeners[channel] = heard
+        self._heard[channel] = heard
 
     async def unlisten(self, channel: str) -> None:
-        """Have no more of them."""
-        await self.ask(self.connection.remove_listener(channel, self._listeners.pop(channel)))
+        """Hear no more of this channel."""
+        await self.ask(self.connection.remove_listener(channel, self._heard.pop(channel)))
 
     async def ask(self, answer: Awaitable[T]) -> T:
         """An answer of the server. One that does not come in time means that the link has gone silent.
@@ -81,30 +86,30 @@ class Link:
                 async with asyncio.timeout(_ANSWER_WITHIN):
                     return await answer
         except DatabaseUnavailable:
-            self._is_lost = True  # as good as: no farewell would be answered
+            self.is_lost = True  # as good as: no farewell would be answered
             raise
 
-    async def rung(self, until: float) -> bool:
-        """Wait for the ring, until then (on the loop's clock) at the latest; whether it has rung.
+    async def woken(self, until: float) -> bool:
+        """Wait for the wakeup, until then (on the loop's clock) at the latest; whether it has come.
 
         Raises:
             DatabaseUnavailable: the connection is lost.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                await self._ring.wait()
-        if self._is_lost:
+                await self._wakeup.wait()
+        if self.is_lost:
             raise DatabaseUnavailable("the connection to the database is lost")
-        return self._ring.is_set()
+        return self._wakeup.is_set()
 
     async def _leave(self, farewell: Callable[[Connection], Awaitable[None]]) -> None:
         is_left = False
         try:
             with suppress(JoexError), translated():
                 self.connection.remove_termination_listener(self._lose)
-                async with asyncio.timeout(0 if self._is_lost else _FAREWELL_WITHIN):
+                async with asyncio.timeout(0 if self.is_lost else _FAREWELL_WITHIN):
                     await farewell(self.connection)
-                    for channel, heard in self._listeners.items():
+                    for channel, heard in self._heard.items():
                         await self.connection.remove_listener(channel, heard)
                 is_left = True
         finally:
@@ -113,19 +118,19 @@ class Link:
                     self.connection.terminate()
 
     def _lose(self, _connection: object) -> None:
-        self._is_lost = True
-        self._ring.set()
+        self.is_lost = True
+        self._wakeup.set()
 
 
-class Attendant:
-    """A task that serves those who wait, on one connection after the other, for as long as somebody does.
+class ListenerLoop:
+    """A task that serves waits on one connection after the other, for as long as there are any.
 
     Args:
         name: of the task.
         connect: gives the connections.
-        serve: serves with a connection until nobody waits; raises `DatabaseUnavailable` when that is lost.
-        is_needed: whether somebody waits.
-        fail: called with an error that does not pass (a wrong URL, no schema): who waits must know.
+        serve: serves with a connection until nothing waits; raises `DatabaseUnavailable` when that is lost.
+        is_needed: whether something waits.
+        fail: called with an error that does not pass (a wrong URL, no schema): all waits must end with it.
     """
 
     def __init__(
@@ -143,13 +148,13 @@ class Attendant:
         self._fail = fail
         self._work: asyncio.Task[None] | None = None
 
-    def call(self) -> None:
-        """Somebody waits."""
+    def start(self) -> None:
+        """Something waits: run, unless it runs already."""
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
-        """Leave. Who still waits gets an error."""
+        """End. What still waits gets an error."""
         self._fail(JoexError("the client was closed"))
         work, self._work = self._work, None
         if work is not None:
@@ -168,6 +173,6 @@ class Attendant:
                 has_worked = clock() - begun > _LONGEST_RETRY.total_seconds()
                 failures = 1 if has_worked else failures + 1
                 await asyncio.sleep(retry_delay(_FIRST_RETRY, failures, _LONGEST_RETRY).total_seconds())
-            except Exception as error:  # noqa: BLE001 - whatever it is, who waits must not wait for ever
+            except Exception as error:  # noqa: BLE001 - whatever it is, no wait may last for ever
                 self._fail(error)
                 return

@@ -1,4 +1,4 @@
-"""Hearing of what happens: subscriptions, notifications, and what has become of the jobs that somebody waits for."""
+"""Subscriptions of clients, their notifications, and the state of the jobs that they wait for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joex.store.jobs import COLUMNS, Job, job_of
 from joex.store.statement import Connection, statement
 
 JOBS, EVENTS = "joex_jobs", "joex_events"
-"""The channels: changes of jobs that somebody waits for; and all events."""
+"""The channels: changes of jobs that clients wait for; and all events."""
 
 _SUBSCRIBE = statement("SELECT joex.subscribe($1::text, $2::interval, $3::boolean)")
 _UNSUBSCRIBE = statement("SELECT joex.unsubscribe($1::text)")

@@ -1,4 +1,4 @@
-"""What comes, for each who waits: streams, filled by the session, and the register of them."""
+"""The streams, one for each wait, which the job watch fills; and the register of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID
 
 from joex.errors import ConfigError
 from joex.store.statement import Connection
-from joex.store.watching import ExecutorEvent, JobEvent, Version
+from joex.store.subscriptions import ExecutorEvent, JobEvent, Version
 
 T = TypeVar("T")
 Event: TypeAlias = JobEvent | ExecutorEvent
@@ -144,36 +144,36 @@ class Events(Stream[Event]):
 
 
 class Streams:
-    """Who waits, and for what.
+    """The open streams.
 
     Attributes:
-        of: by job.
-        events: who wants all events.
-        unsettled: jobs that have to be looked at: somebody has begun to wait for them, or they may have changed.
-        ring: set when there is something to do.
+        of: the streams of changes, by job.
+        events: the streams of all events.
+        unsettled: jobs to look at: a stream is new, or they may have changed.
+        wakeup: set when there is something to do.
     """
 
     def __init__(self) -> None:
         self.of: dict[UUID, set[Changes[Any]]] = {}
         self.events: set[Events] = set()
         self.unsettled: set[UUID] = set()
-        self.ring = asyncio.Event()
+        self.wakeup = asyncio.Event()
 
     def __bool__(self) -> bool:
         return bool(self.of or self.events)
 
     def add(self, stream: Changes[Any] | Events) -> None:
-        """Somebody waits."""
+        """A stream is opened."""
         if isinstance(stream, Events):
             self.events.add(stream)
         else:
             for job_id in stream.ids:
                 self.of.setdefault(job_id, set()).add(stream)
             self.unsettled |= stream.ids
-        self.ring.set()
+        self.wakeup.set()
 
     def remove(self, stream: Changes[Any] | Events) -> None:
-        """Somebody waits no more."""
+        """A stream is closed."""
         if isinstance(stream, Events):
             self.events.discard(stream)
         else:
@@ -181,17 +181,17 @@ class Streams:
                 self.of[job_id].discard(stream)
                 if not self.of[job_id]:
                     del self.of[job_id]
-        self.ring.set()
+        self.wakeup.set()
 
     def heard(self, ids: Iterable[UUID]) -> None:
         """These jobs may have changed."""
         known = self.of.keys() & set(ids)
         if known:
             self.unsettled |= known
-            self.ring.set()
+            self.wakeup.set()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes for anybody."""
+        """Nothing more comes, for any stream."""
         for events in self.events:
             events.fail(error)
         for changes in set[Changes[Any]]().union(*self.of.values()):
