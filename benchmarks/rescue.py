@@ -10,7 +10,7 @@ import asyncpg
 
 from benchmarks.report import Figure
 from benchmarks.support import executor, fresh_database, load, say, until
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store.database import connect
 from joex.store.executors import NewExecutor, register, serve
 from joex.store.runs import take

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers.systems import System
 from joex.store.database import connect
-from joex.store.scratch import drop, url_of
+from joex.store.temporary_databases import drop, url_of
 
 _ROOT = Path(__file__).parent.parent.parent
 _LIMIT = 600.0

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from joex.client.client import Client
 from joex.context import ConnectionSource
-from joex.core.counting import CountingScheme
 from joex.core.job import State, TakenJob
+from joex.core.priority_turns import CountingScheme
 from joex.errors import JoexError
 from joex.runtime.finisher import End
 from joex.runtime.identity import this_process
@@ -95,7 +95,7 @@ async def drain(
 
 
 class _Slot:
-    """A slot of an executor of its own. The runner tells it ends and notes, which are stored when the run is over."""
+    """A slot of an executor of its own. The runner tells it ends and reports, which are stored when the run is over."""
 
     def __init__(self, connection: Connection, executor: int, runner_of: Callable[[_Slot], Runner]) -> None:
         self._connection = connection
@@ -136,7 +136,7 @@ class _Slot:
                 1,
                 defaults,
                 finisher=slot,
-                notes=slot,
+                reports=slot,
                 connections=connections,
                 fetch=lambda job: runs.arguments(connection, job.id, job.lock_id),
                 start_alone=lambda job: runs.start_alone(connection, job.id, job.lock_id),
@@ -185,7 +185,7 @@ class _Slot:
         with suppress(JoexError):
             await executors.leave(self._connection, self._executor, _MOST_LOSSES)
 
-    # What the runner tells (`Ends` and `Notes`).
+    # What the runner tells (`Ends` and `RunReports`).
 
     def started(self, job: TakenJob, at: float) -> None:
         """Nobody else looks at a run while it lasts."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from joex.core.events import DatabaseTrouble, Event, Repeated
-from joex.repeating import Repeater
+from joex.periodic_scheduler import PeriodicScheduler
 from joex_operator.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class Repeating:
         self._database = database
         self._metrics = metrics
         self._told = ""
-        self._repeater = Repeater(pool, worker, self._emit, poll_every=poll)
+        self._scheduler = PeriodicScheduler(pool, worker, self._emit, poll_every=poll)
         self._running = asyncio.create_task(self._run())
 
     def wake(self) -> None:
         """A periodic task may have changed."""
-        self._repeater.wake()
+        self._scheduler.wake()
 
     async def close(self) -> None:
         """Make no more."""
@@ -51,7 +51,7 @@ class Repeating:
     async def _run(self) -> None:
         while True:
             try:
-                await self._repeater.run()
+                await self._scheduler.run()
             except Exception as error:  # noqa: BLE001 - whatever it is, pools are looked at all the same
                 _log.error("periodic tasks in %s: a mistake of Joex's own", self._database, exc_info=error)
             await asyncio.sleep(_BEGIN_AGAIN_IN)

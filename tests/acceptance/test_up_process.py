@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joex.cli.lifeline import Lifeline
+from joex.cli.parent_watch import ParentWatch
 from joex_operator.local import slot
 from joex_operator.local.slot import SlotProcess, restart_delay
 from tests.support.waiting import eventually
@@ -36,8 +36,8 @@ class Recorder:
 
 
 @pytest.fixture
-def lifeline() -> Iterator[Lifeline]:
-    lifeline = Lifeline()
+def lifeline() -> Iterator[ParentWatch]:
+    lifeline = ParentWatch()
     yield lifeline
     lifeline.close()
 
@@ -48,7 +48,9 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def start(tmp_path: Path, lifeline: Lifeline, recorder: Recorder) -> AsyncIterator[Callable[[str], SlotProcess]]:
+async def start(
+    tmp_path: Path, lifeline: ParentWatch, recorder: Recorder
+) -> AsyncIterator[Callable[[str], SlotProcess]]:
     """Start an executor whose app's module does this when it is imported."""
     started: list[SlotProcess] = []
 

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 
 from joex import Client, KeyedJobs
-from joex.core.counting import CountingScheme
 from joex.core.job import NewJob, Priority, TakenJob
 from joex.core.lease import Mark
+from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, runs
 from joex.store.database import connect
 from joex.store.executors import NewExecutor, Registered

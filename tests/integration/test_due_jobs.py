@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store import keyed as keyed_store
 from joex.store import pools, runs, stats
 from tests.integration.test_plans import assert_bounded, read_by

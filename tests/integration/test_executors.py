@@ -8,8 +8,8 @@ from uuid import uuid4
 import pytest
 
 from joex import ConfigError, LeaseLost
-from joex.core.counting import CountingScheme
 from joex.core.lease import Mark
+from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, runs
 from joex.store.errors import translated
 from joex.store.horizon import horizon as take_horizon

@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 
 from joex import Client, NewJob
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs, stats
 from joex.store import keyed as keyed_store
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -110,5 +110,5 @@ async def test_what_an_executor_holds_of_a_queue_without_a_row_moves_on_though_f
     assert len(await runs.take(bench.connection, executor, ["new"], 1, FOUR_ONE)) == 1
     await transaction.rollback()
     await bench.connection.execute("SELECT joex.set_floors(true)")
-    assert await floors.draw(bench.connection) is not None
+    assert await read_floors.draw(bench.connection) is not None
     assert await executors.leave(bench.connection, executor, 5) == 1

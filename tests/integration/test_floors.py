@@ -7,8 +7,8 @@ tests/property/test_take_with_floors.py.
 import pytest
 
 from joex import NewJob
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs, stats
 from joex.store import keyed as keyed_store
 
 
@@ -26,9 +26,9 @@ async def place(bench, group="default"):
 
 async def drawn_and_raised(bench, *groups):
     """Whether the floors of these groups could be raised at once, up to a number that is drawn now."""
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     places = [await place(bench, group) for group in groups or ["default"]]
-    return await floors.raise_floors(bench.connection, drawn, places)
+    return await read_floors.raise_floors(bench.connection, drawn, places)
 
 
 async def taken_and_finished(bench, executor, number):
@@ -87,20 +87,20 @@ async def test_a_submission_that_commits_late_is_not_passed_over(bench, executor
     job_id = await client.submit("a", connection=late)
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     places = [await place(bench)]
-    assert await floors.raise_floors(bench.connection, drawn, places) is None  # it waits for whoever writes
+    assert await read_floors.raise_floors(bench.connection, drawn, places) is None  # it waits for whoever writes
     await transaction.commit()
-    assert await floors.raise_floors(bench.connection, drawn, places)
+    assert await read_floors.raise_floors(bench.connection, drawn, places)
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
 async def test_who_begins_to_write_after_the_draw_keeps_no_floor_down(bench, executor, another_connection, client):
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     late = await another_connection()
     async with late.transaction():
         job_id = await client.submit("a", connection=late)
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
@@ -117,13 +117,13 @@ async def test_a_transaction_that_is_prepared_meanwhile_is_waited_for(bench, exe
     late = await another_connection()
     await late.execute("BEGIN")
     job_id = await client.submit("a", connection=late)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     await late.execute("PREPARE TRANSACTION 'submission'")
     try:
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is None
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is None
     finally:
         await late.execute("COMMIT PREPARED 'submission'")
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
@@ -136,7 +136,7 @@ async def test_a_job_that_becomes_runnable_below_the_floor_is_not_passed_over(be
     job_id = await bench.job_in(state, executor)
     later = [await bench.submit() for _ in range(3)]
     other = await another_connection()
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     async with other.transaction():
         if way == "put back":
             await other.execute("SELECT joex.put_back(ARRAY[$1::uuid], 0, NULL, NULL)", job_id)
@@ -156,7 +156,7 @@ async def test_a_job_that_becomes_runnable_below_the_floor_is_not_passed_over(be
                 "UPDATE joex.job SET state = 'waiting', lane = 2, finished_at = NULL WHERE id = $1", job_id
             )
         # This transaction began to write after the draw, so the floor is raised above its job.
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
         assert {job.id for job in await bench.take(executor, 1)} <= {later[0]}
     assert job_id in {job.id for job in await bench.take(executor, 5)}
 
@@ -165,10 +165,10 @@ async def test_a_job_whose_take_is_undone_keeps_its_place(bench, executor, anoth
     first, second = await bench.submit(), await bench.submit()
     other = await another_connection()
     transaction = other.transaction()
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     await transaction.start()
     assert [job.id for job in await runs.take(other, executor, ["default"], 1, CountingScheme(4, 1))] == [first]
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     await transaction.rollback()
     assert [job.id for job in await bench.take(executor, 5)] == [first, second]
 
@@ -187,7 +187,7 @@ async def test_an_old_snapshot_sees_floors_and_jobs_of_its_time(bench, executor,
         )
         assert floor <= before
         # It may raise no floor itself: it does not see what has happened since.
-        assert await floors.raise_floors(old, await floors.draw(old), [await place(bench)]) is None
+        assert await read_floors.raise_floors(old, await read_floors.draw(old), [await place(bench)]) is None
     assert [job.id for job in await bench.take(executor, 5)] == ids[1:]
 
 
@@ -197,9 +197,9 @@ async def test_an_accept_in_an_old_snapshot_takes_by_the_floors_of_its_time(benc
     old = await another_connection()
     async with old.transaction(isolation="repeatable_read"):
         await old.execute("SELECT count(*) FROM joex.job")
-        drawn = await floors.draw(bench.connection)
+        drawn = await read_floors.draw(bench.connection)
         assert [row["id"] for row in await old.fetch("SELECT id FROM joex.accept('default', 1)")] == [first]
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert (
         await bench.connection.fetchval(
             "SELECT running FROM joex.floor_of($1, $2) f, joex.running_of($1, $2, f.held_upto, f.held)",
@@ -287,14 +287,14 @@ async def test_floors_end_when_they_are_not_needed_any_more_and_nothing_is_passe
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
     assert await drawn_and_raised(bench)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     old = await another_connection()
     async with old.transaction(isolation="repeatable_read"):
         await old.execute("SELECT count(*) FROM joex.floor")
-        assert not await floors.switch(bench.connection)
+        assert not await read_floors.switch(bench.connection)
         assert await bench.connection.fetchval("SELECT count(*) FROM joex.floor") == 0
         assert await bench.connection.fetchval("SELECT joex.is_crowded()")  # what comes back is still noted
-        assert not await floors.switch(bench.connection)
+        assert not await read_floors.switch(bench.connection)
         assert not await bench.connection.fetchval("SELECT joex.is_crowded()")
         await jobs.retry(bench.connection, job_id)
         assert await bench.connection.fetchval("SELECT count(*) FROM joex.straggler") == 0
@@ -303,7 +303,7 @@ async def test_floors_end_when_they_are_not_needed_any_more_and_nothing_is_passe
         assert await old.fetchval("SELECT state::text FROM joex.job WHERE id = $1", job_id) == "failed"
     await bench.connection.execute("SELECT joex.set_floors(true)")
     # A number that was drawn before says nothing of who has written since.
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
@@ -338,7 +338,7 @@ async def test_floors_are_switched_on_where_takes_walk_over_dead_rows(bench, ano
         await bench.connection.execute("SELECT pg_stat_force_next_flush()")
         assert len(await bench.take(executor, 2)) == 1
         assert (await executors.check_runs(bench.connection, executor, [])).crowded
-        assert await floors.switch(bench.connection)
+        assert await read_floors.switch(bench.connection)
     await bench.connection.execute("ALTER TABLE joex.job RESET (autovacuum_enabled)")
 
 
@@ -348,12 +348,12 @@ async def test_a_truncate_after_which_seqs_begin_anew_hides_no_new_job(bench, ex
         await bench.submit()
     await taken_and_finished(bench, executor, 10)
     assert await drawn_and_raised(bench)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     await bench.connection.execute(f"TRUNCATE joex.job {way}")
     assert await bench.connection.fetchval("SELECT joex.floors_are_on()")
     job_id = await bench.submit()
     # What was drawn before is worth nothing: it would be above all that comes now.
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
     assert await drawn_and_raised(bench)
 
@@ -365,13 +365,13 @@ async def test_a_floor_that_is_just_raised_while_the_table_is_truncated_is_not_a
     for _ in range(20):
         await bench.submit()
     await bench.connection.execute("SELECT joex.set_floors(true)")
-    drawn, other = await floors.draw(bench.connection), await another_connection()
+    drawn, other = await read_floors.draw(bench.connection), await another_connection()
     where = await place(bench)
     transaction = bench.connection.transaction()
     await transaction.start()
     await bench.connection.execute("TRUNCATE joex.job RESTART IDENTITY")
     observer = await another_connection()
-    async with waiting_for_a_lock(observer, floors.raise_floors(other, drawn, [where])) as raising:
+    async with waiting_for_a_lock(observer, read_floors.raise_floors(other, drawn, [where])) as raising:
         await transaction.commit()
     assert await raising is False
     job_id = await bench.submit()

@@ -15,10 +15,10 @@ import pytest
 
 from joex import Client, ConfigError
 from joex.config import Settings
-from joex.core.counting import CountingScheme
 from joex.core.group_bucket import group_bucket
+from joex.core.priority_turns import CountingScheme
 from joex.http.api import LARGEST_BODY, create_api
-from joex.http.face import RunningJob
+from joex.http.executor_protocol import RunningJob
 from joex.http.listening import listen
 from joex.http.server import serve
 from joex.store import executors, runs

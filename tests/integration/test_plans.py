@@ -21,7 +21,7 @@ import pytest
 import joex.store
 from joex import NewJob
 from joex.core import tuples
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, listing, runs, stats
 from joex.store import keyed as keyed_store
 from joex.store.database import connect

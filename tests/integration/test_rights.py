@@ -7,8 +7,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, runs
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs
 from joex.store import keyed as keyed_store
 from tests.support.postgres import TestServer
 
@@ -127,12 +127,12 @@ async def test_floors_are_raised_and_switched_off_beside_a_publication_of_all_ta
     await bench.connection.execute("SELECT joex.set_floors(true)")
     for _ in range(3):
         job_id = await bench.submit()
-        assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
+        assert await read_floors.raise_floors(bench.connection, await read_floors.draw(bench.connection), [place])
         assert await bench.finish(await bench.take_one(executor), "failed") == []
         await jobs.retry(bench.connection, job_id)
         assert await bench.connection.fetchval("SELECT count(*) FROM joex.straggler") == 1
         await bench.finish(await bench.take_one(executor))
-    assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
+    assert await read_floors.raise_floors(bench.connection, await read_floors.draw(bench.connection), [place])
     await bench.submit("other")
     await executors.leave(bench.connection, executor, 5)
     for _ in range(2):

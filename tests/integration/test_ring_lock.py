@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from joex import Client, NewJob
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.errors import DatabaseUnavailable
 from joex.store import jobs, runs
 from joex.store import keyed as keyed_store

@@ -6,8 +6,8 @@ from copy import deepcopy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joex.core.counting import CountingScheme
 from joex.core.fairness import Cursor, Group, take
+from joex.core.priority_turns import CountingScheme
 from joex.core.ring import Lane, Ring
 
 PLACES = st.integers(0, 12)

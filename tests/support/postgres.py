@@ -74,7 +74,7 @@ _EMPTY = r"""
         END LOOP;
     END $$
 """
-# The housekeeping of executors is a periodic task: every ten minutes there would be one more job in some test.
+# The maintenance of executors is a periodic task: every ten minutes there would be one more job in some test.
 _QUIET = """
     INSERT INTO joex.periodic_task (id, owner, enabled, task, timer)
     VALUES ('joex.retention', 'joex', false, 'joex.retention', 'yearly')

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from joex.cli.brought import PANEL, Commands
 from joex.cli.demo import demo
 from joex.cli.executor import executor
 from joex.cli.executors import drain, executors, notify
@@ -16,6 +15,7 @@ from joex.cli.migrate import migrate
 from joex.cli.options import AsJson
 from joex.cli.output import print_json, say
 from joex.cli.periodic import periodic_app
+from joex.cli.plugins import PANEL, Commands
 from joex.cli.show import logs, show
 from joex.cli.stats import stats
 from joex.cli.steer import args, cancel, priority, remove, retry

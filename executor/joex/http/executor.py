@@ -10,9 +10,9 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response, status
 
-from joex.http.access import CHANGING, Done, TheClient, TheExecutor, refusals
-from joex.http.bodies import Name
-from joex.http.face import RunningJob
+from joex.http.dependencies import CHANGING, Done, TheClient, TheExecutor, refusals
+from joex.http.executor_protocol import RunningJob
+from joex.http.models import Name
 
 routes = APIRouter(tags=["executor"])
 

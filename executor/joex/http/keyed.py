@@ -16,10 +16,10 @@ from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
 from joex.client.keyed_model import JobState, KeyedJob, keyed_job
 from joex.errors import JobExists
-from joex.http.access import CHANGING, TheClient, refusals
-from joex.http.problems import Problem, problem
+from joex.http.dependencies import CHANGING, TheClient, refusals
+from joex.http.errors import Problem, problem
 from joex.http.values import Shown
-from joex.http.worker_bodies import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
+from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
 
 routes = APIRouter(tags=["jobs with ids of your own"])

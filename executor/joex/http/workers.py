@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
 from joex.client.keyed_model import KeyedJob, TypeTimeout
-from joex.http.access import CHANGING, Done, TheClient, refusals
+from joex.http.dependencies import CHANGING, Done, TheClient, refusals
+from joex.http.disconnect import unless_disconnected
+from joex.http.errors import problems
 from joex.http.keyed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
-from joex.http.patience import while_heard
-from joex.http.problems import problems
 from joex.http.values import Shown
-from joex.http.worker_bodies import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
+from joex.http.worker_models import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
 from joex.store import keyed, runs
 from joex.store.errors import translated
 from joex.store.statement import Connection
@@ -69,7 +69,7 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accep
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     job = await jobs.accept(body.type, worker=body.worker, **limit)  # and say at once where the database is away
     if job is None and body.wait:
-        job = await while_heard(request, jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit))
+        job = await unless_disconnected(request, jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit))
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     opts = ShownOpts.model_validate(job.opts)

@@ -24,8 +24,8 @@ from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime import bulk
 from joex.runtime.clock import clock
-from joex.runtime.housekeeping import register_periodic_tasks
 from joex.runtime.identity import is_certainly_gone, this_process
+from joex.runtime.maintenance import register_periodic_tasks
 from joex.runtime.registration import Registration, Resources
 from joex.runtime.waits import wait_for
 from joex.runtime.watchdog import Watchdog

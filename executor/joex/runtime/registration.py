@@ -17,13 +17,13 @@ from joex.core.events import Emit, Event
 from joex.core.job import TakenJob
 from joex.core.lease import Lease
 from joex.errors import JoexError, LeaseLost
-from joex.repeating import Repeater
+from joex.periodic_scheduler import PeriodicScheduler
 from joex.runtime.bulk import moved
 from joex.runtime.finisher import Finisher
-from joex.runtime.floors import FloorKeeper
-from joex.runtime.housekeeping import Housekeeper
+from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
-from joex.runtime.notes import NoteWriter
+from joex.runtime.maintenance import Maintenance
+from joex.runtime.read_floors import ReadFloorKeeper
 from joex.runtime.run import Defaults, Interruption
 from joex.runtime.runner import Runner
 from joex.runtime.taker import Taker
@@ -85,10 +85,10 @@ class Registration:
         self._emit = resources.emit
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
-        self.notes = NoteWriter(pool, settings.log_buffer_size, self._emit)
+        self.reports = JobLogWriter(pool, settings.log_buffer_size, self._emit)
         self.finisher = Finisher(
             pool,
-            self.notes,
+            self.reports,
             self._emit,
             self._written,
             bulk=resources.bulk_pool,
@@ -99,7 +99,7 @@ class Registration:
             settings.pool_size,
             Defaults(settings.retries, settings.retry_delay, settings.timeout, settings.retry_jitter),
             finisher=self.finisher,
-            notes=self.notes,
+            reports=self.reports,
             connections=resources.task_connections,
             fetch=self._fetch,
             start_alone=self._start_alone,
@@ -119,14 +119,16 @@ class Registration:
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
-        self.housekeeper = Housekeeper(
+        self.maintenance = Maintenance(
             resources.url,
             pooled=poll_interval is not None,
-            name=f"joex housekeeping {app_id}",
+            name=f"joex maintenance {app_id}",
             emit=self._emit,
         )
-        self.repeater = Repeater(pool, app_id, self._emit, housekeep=self.housekeeper.wake, poll_every=poll_interval)
-        self.floors = FloorKeeper(pool, self._emit)
+        self.scheduler = PeriodicScheduler(
+            pool, app_id, self._emit, maintain=self.maintenance.wake, poll_every=poll_interval
+        )
+        self.read_floors = ReadFloorKeeper(pool, self._emit)
         self.keeper = LeaseKeeper(
             resources.url,
             executor=executor_id,
@@ -151,14 +153,14 @@ class Registration:
                     group.create_task(service())
                     for service in (
                         self.finisher.run,
-                        self.notes.run,
-                        self.repeater.run,
-                        self.housekeeper.run,
-                        self.floors.run,
+                        self.reports.run,
+                        self.scheduler.run,
+                        self.maintenance.run,
+                        self.read_floors.run,
                     )
                 ]
                 await self._until_over(taking)
-                await self.notes.close(_FLUSH_FOR)
+                await self.reports.close(_FLUSH_FOR)
                 for task in others:
                     task.cancel()
             return await self._leave()
@@ -239,11 +241,11 @@ class Registration:
 
     def on_crowd(self) -> None:
         """Raise floors."""
-        self.floors.wake()
+        self.read_floors.wake()
 
     def on_periodic(self) -> None:
         """Look at the periodic tasks."""
-        self.repeater.wake()
+        self.scheduler.wake()
 
     def on_drain(self) -> None:
         """Drain."""

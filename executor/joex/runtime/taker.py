@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from joex.core.counting import CountingScheme
 from joex.core.events import DatabaseTrouble, Emit, FellAsleep, Taken
 from joex.core.job import TakenJob
+from joex.core.priority_turns import CountingScheme
 from joex.core.recheck import LONGEST, Recheck
 from joex.errors import JoexError, LeaseLost
 from joex.runtime.runner import Runner

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from joex.core.counting import CountingScheme
 from joex.core.job import TakenJob
+from joex.core.priority_turns import CountingScheme
 from joex.store.errors import translated
 from joex.store.statement import Connection, column, statement
 

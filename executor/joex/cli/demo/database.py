@@ -15,8 +15,8 @@ from pathlib import Path
 
 from joex.errors import JoexError
 from joex.store.database import connect
-from joex.store.scratch import drop, leftovers, other_sessions, scratch_database, url_of
 from joex.store.statement import Connection
+from joex.store.temporary_databases import drop, leftovers, other_sessions, temporary_database, url_of
 
 _PURPOSE = "joex_demo"
 _PATIENCE = 5.0
@@ -27,7 +27,7 @@ _PATIENCE = 5.0
 async def own_place(server_url: str) -> AsyncIterator[tuple[str, Path]]:
     """Give the URL of a new database with the schema of Joex, and an empty folder, for the time of a block."""
     await _remove_leftovers(server_url)
-    async with scratch_database(server_url, _PURPOSE) as name:
+    async with temporary_database(server_url, _PURPOSE) as name:
         with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
             yield url_of(server_url, name), Path(folder)
 

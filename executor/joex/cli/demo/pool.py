@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from joex.cli.lifeline import Lifeline
+from joex.cli.parent_watch import ParentWatch
 from joex.errors import JoexError
 
 FILE = "pool.yaml"
@@ -57,7 +57,7 @@ class Up:
         self._cwd.mkdir()
         (self._cwd / FILE).write_text(POOL)
         self._ready = asyncio.Event()
-        self._lifeline = Lifeline()
+        self._lifeline = ParentWatch()
 
     async def __aenter__(self) -> Self:
         with self._log().open("ab") as log:

@@ -1,7 +1,7 @@
-"""Commands that other packages bring: the entry points ``joex.commands``.
+"""Plugins: commands of other packages, by the entry points ``joex.commands``.
 
-They are looked for when somebody asks for one, or for the help, so that no other command waits for them. One whose
-libraries are not installed is there all the same, and says what to install.
+They are looked up only for one of them, or for the help, so that no other command waits for them. A plugin whose
+libraries are not installed is listed all the same, and says what to install.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _OURS = ("joex", "joex_operator")
 
 
 class Commands(TyperGroup):
-    """The commands of this package, and then those that are brought."""
+    """The commands of this package, and then the plugins."""
 
     def list_commands(self, ctx: Context) -> list[str]:
         """All names."""
-        return [*super().list_commands(ctx), *_brought()]
+        return [*super().list_commands(ctx), *_plugins()]
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         """The command of this name; None: there is none."""
         command = super().get_command(ctx, cmd_name)
-        return _load(_brought()[cmd_name]) if command is None and cmd_name in _brought() else command
+        return _load(_plugins()[cmd_name]) if command is None and cmd_name in _plugins() else command
 
     def invoke(self, ctx: Context) -> Any:
         """Run a command."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:  # a command imports what it needs when it is called
-            if ctx.invoked_subcommand in _brought():
+            if ctx.invoked_subcommand in _plugins():
                 _explain(ctx.invoked_subcommand, error)
             raise
 
 
 @cache
-def _brought() -> dict[str, EntryPoint]:
+def _plugins() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entry_points(group="joex.commands"))}
 
 

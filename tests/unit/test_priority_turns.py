@@ -2,7 +2,7 @@
 
 import pytest
 
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 
 
 def test_four_comma_one_gives_four_turns_to_high_and_then_one_to_low():

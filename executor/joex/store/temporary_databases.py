@@ -1,7 +1,7 @@
 """Databases for a while: the demo and the benchmarks work in one of their own, and leave nothing behind.
 
-A scratch database is named after its purpose and a random part. Whoever uses it keeps a session whose name tells of it;
-one without such a session was left behind by a process that was killed.
+A temporary database is named after its purpose and a random part. Its user keeps a session whose name contains that
+name; a database without such a session was left behind by a process that was killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from joex.store.statement import Connection, statement
 _LEFTOVERS = statement("""
     SELECT d.datname FROM pg_database d
     WHERE d.datname ~ ('^' || $1::text || '_[0-9a-f]{8}$') AND pg_has_role(d.datdba, 'USAGE')
-      AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.application_name = 'joex scratch ' || d.datname)
+      AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.application_name = 'joex temporary database ' || d.datname)
 """)
 _OTHERS = statement("""
     SELECT count(*) FROM pg_stat_activity
@@ -28,7 +28,7 @@ _OTHERS = statement("""
 
 
 @asynccontextmanager
-async def scratch_database(server_url: str, purpose: str) -> AsyncIterator[str]:
+async def temporary_database(server_url: str, purpose: str) -> AsyncIterator[str]:
     """The name of a new database with the schema of Joex, dropped at the end of the block.
 
     Args:
@@ -36,7 +36,7 @@ async def scratch_database(server_url: str, purpose: str) -> AsyncIterator[str]:
         purpose: the first part of its name: lower-case letters and underscores.
     """
     name = f"{purpose}_{secrets.token_hex(4)}"
-    administrator = await connect(server_url, name=f"joex scratch {name}")
+    administrator = await connect(server_url, name=f"joex temporary database {name}")
     try:
         with translated():
             await administrator.execute(f"CREATE DATABASE {name} TEMPLATE template0")
@@ -65,7 +65,7 @@ def url_of(server_url: str, name: str) -> str:
 
 
 async def leftovers(connection: Connection, purpose: str) -> list[str]:
-    """The scratch databases of this purpose that nobody uses any more."""
+    """The temporary databases of this purpose that no process uses any more."""
     with translated():
         return [row[0] for row in await connection.fetch(_LEFTOVERS, purpose)]
 

@@ -7,7 +7,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Self
 
-from joex.repeating import Repeater
+from joex.periodic_scheduler import PeriodicScheduler
 from joex.store import periodic
 from joex.store.database import connect, create_pool
 from tests.support.processes import die_with_parent
@@ -19,7 +19,7 @@ _forks.set_forkserver_preload([__name__])
 
 
 class RepeaterProcesses:
-    """Starts repeaters, and kills what is left of them at its end."""
+    """Starts schedulers, and kills what is left of them at its end."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -54,9 +54,9 @@ def _repeat(url: str) -> None:
 
 async def repeat(url: str) -> None:
     """Make jobs until killed, and hear of changes as executors do."""
-    pool = await create_pool(url, most=2, name="joex repeater", for_services=True)
-    repeater = Repeater(pool, f"process {os.getpid()}", lambda _event: None)
-    listener = await connect(url, name="joex repeater listens")
-    await listener.add_listener(periodic.CHANNEL, lambda *_: repeater.wake())
-    repeater.wake()
-    await repeater.run()
+    pool = await create_pool(url, most=2, name="joex scheduler", for_services=True)
+    scheduler = PeriodicScheduler(pool, f"process {os.getpid()}", lambda _event: None)
+    listener = await connect(url, name="joex scheduler listens")
+    await listener.add_listener(periodic.CHANNEL, lambda *_: scheduler.wake())
+    scheduler.wake()
+    await scheduler.run()

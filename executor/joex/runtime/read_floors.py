@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.events import DatabaseTrouble, Emit
 from joex.errors import JoexError
-from joex.store import floors
+from joex.store import read_floors
 from joex.store.database import borrowed
-from joex.store.floors import Draw, Place
+from joex.store.read_floors import Draw, Place
 
 if TYPE_CHECKING:
     import asyncpg
@@ -27,7 +27,7 @@ _AT_ONCE = 50_000  # finished jobs that are looked at
 _BACK = timedelta(hours=1)  # groups in which jobs have finished before that are not looked for
 
 
-class FloorKeeper:
+class ReadFloorKeeper:
     """The service that raises floors."""
 
     def __init__(self, pool: asyncpg.Pool[Any], emit: Emit) -> None:
@@ -48,7 +48,7 @@ class FloorKeeper:
             pause = _EVERY
             try:
                 async with borrowed(self._pool) as connection:
-                    if await floors.switch(connection):
+                    if await read_floors.switch(connection):
                         await self._raise(connection)
                         self._crowded.set()
                     else:
@@ -66,14 +66,14 @@ class FloorKeeper:
     async def _raise(self, connection: Any) -> None:
         if self._seen is None:
             self._seen = datetime.now(UTC) - _BACK
-        finished, self._seen = await floors.finished_since(connection, self._seen, _AT_ONCE)
+        finished, self._seen = await read_floors.finished_since(connection, self._seen, _AT_ONCE)
         self._crowds.update(finished)
         if self._drawn is not None:
             crowded = [place for place, jobs in self._crowds.items() if jobs >= _CROWD]
-            done = await floors.raise_floors(connection, self._drawn, crowded)
+            done = await read_floors.raise_floors(connection, self._drawn, crowded)
             if done is None:
                 return
             if done:
                 for place in crowded:
                     del self._crowds[place]
-        self._drawn = await floors.draw(connection)
+        self._drawn = await read_floors.draw(connection)

@@ -12,7 +12,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from joex.core.duration import parse_duration
-from joex.http.bodies import Body, Name, Text, Whole
+from joex.http.models import Body, Name, Text, Whole
 from joex.http.values import Type, Value
 
 MOST_LISTED = 1000

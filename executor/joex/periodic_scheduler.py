@@ -35,14 +35,14 @@ _TROUBLE_RETRY_IN = 1.0
 _ASIDE_FOR = 10.0
 
 
-class Repeater:
+class PeriodicScheduler:
     """The service that makes the jobs of periodic tasks.
 
     Args:
         pool: where connections come from.
         worker: the name under which it decides, for people.
         emit: where events go.
-        housekeep: called when Joex's own work is due, which the caller then does; None: that is left to others.
+        maintain: called when Joex's own work is due, which the caller then does; None: that is left to others.
         poll_every: seconds between two looks where nobody calls `wake`; None: somebody does.
     """
 
@@ -52,32 +52,32 @@ class Repeater:
         worker: str,
         emit: Emit,
         *,
-        housekeep: Callable[[], None] | None = None,
+        maintain: Callable[[], None] | None = None,
         poll_every: float | None = None,
     ) -> None:
         self._pool = pool
         self._worker = worker
         self._emit = emit
-        self._housekeep = housekeep
+        self._maintain = maintain
         self._longest_sleep = min(_LONGEST_SLEEP, poll_every or _LONGEST_SLEEP)
-        self._ring = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._busy_for = _BUSY_RETRY_IN
         self._aside: dict[str, float] = {}  # tasks that could not be submitted now, and when they are tried again
         self._clock_checked_at = float("-inf")
 
     def wake(self) -> None:
         """A periodic task may have changed."""
-        self._ring.set()
+        self._wakeup.set()
 
     async def run(self) -> None:
         """Make jobs, until cancelled."""
         while True:
-            self._ring.clear()
+            self._wakeup.clear()
             try:
                 sleep = await self._round()
             except (JoexError, OSError) as error:
                 sleep = _TROUBLE_RETRY_IN
-                self._emit(DatabaseTrouble("repeater", str(error), sleep))
+                self._emit(DatabaseTrouble("scheduler", str(error), sleep))
             await self._wait(sleep)
 
     async def _round(self) -> float:
@@ -88,7 +88,7 @@ class Repeater:
             if now >= self._clock_checked_at + _LONGEST_SLEEP:
                 await periodic.work_out_anew(connection)
                 self._clock_checked_at = now
-            which: Any = {"system": self._housekeep is not None, "aside": list(self._aside)}
+            which: Any = {"system": self._maintain is not None, "aside": list(self._aside)}
             seconds = await periodic.next_in(connection, **which)
             if seconds is None or seconds > 0:
                 self._busy_for = _BUSY_RETRY_IN
@@ -110,8 +110,8 @@ class Repeater:
         for one in fired:
             if one.outcome not in ("set", "stale"):
                 self._emit(Repeated(one.id, one.outcome, one.job, errors[one.id]))
-            if one.outcome == "started" and self._housekeep is not None:
-                self._housekeep()
+            if one.outcome == "started" and self._maintain is not None:
+                self._maintain()
 
     def _until(self, seconds: list[float]) -> float:
         """How long to sleep until the first of these."""
@@ -125,6 +125,6 @@ class Repeater:
     async def _wait(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._ring.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass

@@ -1,4 +1,4 @@
-"""What the HTTP interface wants of the executor it speaks for."""
+"""The executor, as the HTTP interface sees it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunningJob(Protocol):
         """Seconds since its code started."""
 
 
-class ExecutorFace(Protocol):
+class ExecutorProtocol(Protocol):
     """An executor. All of it answers at once, from what the process knows."""
 
     @property

@@ -10,9 +10,9 @@ from fastapi import Depends, HTTPException, Query, Request, Security, params, st
 from fastapi.security import HTTPBearer
 
 from joex.client.client import Client
-from joex.http.bodies import Name
-from joex.http.face import ExecutorFace
-from joex.http.problems import cut, problems
+from joex.http.errors import cut, problems
+from joex.http.executor_protocol import ExecutorProtocol
+from joex.http.models import Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ async def _client(request: Request) -> Client:
     return client
 
 
-async def _executor(request: Request) -> ExecutorFace:
-    executor: ExecutorFace = request.app.state.executor
+async def _executor(request: Request) -> ExecutorProtocol:
+    executor: ExecutorProtocol = request.app.state.executor
     return executor
 
 
 TheClient = Annotated[Client, Depends(_client)]
-TheExecutor = Annotated[ExecutorFace, Depends(_executor)]
+TheExecutor = Annotated[ExecutorProtocol, Depends(_executor)]
 QueueFilter = Annotated[Name | None, Query(description="of this queue only")]
 GroupFilter = Annotated[Name | None, Query(description="of this group only")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="at most so many")]
 
-# Routes that change something say so, for the documentation: the gate itself is `joex.http.guard`, before all routes.
+# Routes that change something say so, for the documentation: the gate itself is `joex.http.auth`, before all routes.
 CHANGING: Sequence[params.Depends] = [
     Security(
         HTTPBearer(auto_error=False, description="JOEX_API_TOKEN: calls that change something need it, when it is set")

@@ -1,4 +1,4 @@
-"""Joex's own work: a periodic task that makes no jobs. The executor that has decided that it is due does it itself.
+"""Maintenance: a periodic task that makes no jobs. The executor that has decided that it is due does it itself.
 
 So it needs no slot, no queue and no pool of its own: any executor that lives will do, whatever it serves.
 """
@@ -31,7 +31,7 @@ _BATCH = 1000
 _ALL_LINES_ONCE_IN = 144  # times: about once a day
 
 
-class Housekeeper:
+class Maintenance:
     """The service that deletes what has been kept long enough, each time that it is woken.
 
     Args:
@@ -61,7 +61,7 @@ class Housekeeper:
                 async with self._connection() as connection:
                     await clean(connection)
             except (JoexError, OSError) as error:
-                self._emit(DatabaseTrouble("housekeeping", str(error), _RETRY_IN))
+                self._emit(DatabaseTrouble("maintenance", str(error), _RETRY_IN))
                 await asyncio.sleep(_RETRY_IN)
                 self._is_due.set()
 

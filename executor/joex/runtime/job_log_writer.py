@@ -51,7 +51,7 @@ class _Progress:
 _Batch: TypeAlias = tuple[list[_Line], dict[UUID, _Progress]]
 
 
-class NoteWriter:
+class JobLogWriter:
     """The buffer, and the service that writes it. `log` and `progress` may be called from any thread."""
 
     def __init__(self, pool: asyncpg.Pool[Any], size: int, emit: Emit) -> None:
@@ -66,7 +66,7 @@ class NoteWriter:
         self._budget = _BATCH_BYTES  # it shrinks while batches do not get through
         self._tries = 0  # of a line that does not get through alone
         self._loop = asyncio.get_running_loop()
-        self._some = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
         """Keep a line, or drop it where the buffer is full."""
@@ -75,25 +75,25 @@ class NoteWriter:
                 self._dropped += 1
                 return
             self._lines.append(_Line(job, time.monotonic(), level, storable(message)))
-        self._ring()
+        self._wake_up()
 
     def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
         """Keep the latest progress of a run."""
         with self._lock:
             said = None if message is None else storable(message, 1000)
             self._progress[job.lock_id] = _Progress(job, percent, said)
-        self._ring()
+        self._wake_up()
 
     async def run(self) -> None:
         """Write what comes, until cancelled."""
         while True:
-            await self._some.wait()
-            self._some.clear()
+            await self._wakeup.wait()
+            self._wakeup.clear()
             try:
                 await self.flush()
             except (DatabaseUnavailable, OSError) as error:
                 self._emit(DatabaseTrouble("log writer", str(error), _RETRY_IN))
-                self._some.set()
+                self._wakeup.set()
                 await asyncio.sleep(_RETRY_IN)
             await asyncio.sleep(_GATHER)
 
@@ -193,6 +193,6 @@ class NoteWriter:
         if lines:
             self._emit(LogLinesDropped(lines, reason))
 
-    def _ring(self) -> None:
-        if not self._some.is_set():
-            self._loop.call_soon_threadsafe(self._some.set)
+    def _wake_up(self) -> None:
+        if not self._wakeup.is_set():
+            self._loop.call_soon_threadsafe(self._wakeup.set)

@@ -16,14 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from joex.http.problems import problem
+from joex.http.errors import problem
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
 _MEND = "set JOEX_API_TOKEN, and send it as 'Authorization: Bearer ...'"
 
 
-class Guard:
+class AuthMiddleware:
     """Refuses changing calls that may not be, and bodies that are too large or not JSON."""
 
     def __init__(self, app: ASGIApp, token: str | None, largest_body: int) -> None:

@@ -1,4 +1,4 @@
-"""Calls that wait: for as long as their callers do, and the server is there."""
+"""Calls that wait end when their caller disconnects, or the server stops."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fastapi import Request
 T = TypeVar("T")
 
 
-async def while_heard(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """What this work gives; None: it was cancelled, because the caller has hung up, or the server stops."""
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """What this work gives; None: it was cancelled, because the caller has disconnected, or the server stops."""
     working = asyncio.create_task(work)
-    leaving = [asyncio.create_task(_hung_up(request)), asyncio.create_task(request.app.state.closing.wait())]
+    leaving = [asyncio.create_task(_disconnected(request)), asyncio.create_task(request.app.state.closing.wait())]
     try:
         await asyncio.wait([working, *leaving], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -24,6 +24,6 @@ async def while_heard(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
     return None if working.cancelled() else working.result()
 
 
-async def _hung_up(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -4,7 +4,7 @@ The parent holds one end of a pipe, which the kernel closes even after kill -9; 
 itself one SIGTERM then. (The parent-death signal of Linux would come once for each *thread* of the parent that ends,
 and to an executor a second signal means to leave at once.)
 
-``python -m joex.cli.lifeline FD ...`` is ``joex ...`` with the child's end of the pipe.
+``python -m joex.cli.parent_watch FD ...`` is ``joex ...`` with the child's end of the pipe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 
 
-class Lifeline:
+class ParentWatch:
     """The pipe, for any number of children: each is started with `command`, and `end` as an open file descriptor."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Lifeline:
 
     def command(self, *arguments: str) -> list[str]:
         """``joex`` with these arguments, on the Python that this is."""
-        return [sys.executable, "-m", "joex.cli.lifeline", str(self.end), *arguments]
+        return [sys.executable, "-m", "joex.cli.parent_watch", str(self.end), *arguments]
 
     def close(self) -> None:
         """Let go of the children that there still are."""
