@@ -36,10 +36,10 @@ class Recorder:
 
 
 @pytest.fixture
-def lifeline() -> Iterator[ParentWatch]:
-    lifeline = ParentWatch()
-    yield lifeline
-    lifeline.close()
+def parent_watch() -> Iterator[ParentWatch]:
+    parent_watch = ParentWatch()
+    yield parent_watch
+    parent_watch.close()
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 async def start(
-    tmp_path: Path, lifeline: ParentWatch, recorder: Recorder
+    tmp_path: Path, parent_watch: ParentWatch, recorder: Recorder
 ) -> AsyncIterator[Callable[[str], SlotProcess]]:
     """Start an executor whose app's module does this when it is imported."""
     started: list[SlotProcess] = []
@@ -57,7 +57,7 @@ async def start(
     def start(code: str) -> SlotProcess:
         (tmp_path / "strange.py").write_text(code)
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-        started.append(SlotProcess("docs-0", ["executor", "--app", "strange:app"], lifeline, environment, recorder))
+        started.append(SlotProcess("docs-0", ["executor", "--app", "strange:app"], parent_watch, environment, recorder))
         return started[-1]
 
     yield start

@@ -31,7 +31,7 @@ from joex.client.keyed_waits import KeyedWaits
 from joex.client.worker import Worker
 from joex.core import tuples
 from joex.core.duration import parse_duration
-from joex.core.job import LONGEST_NAME, LONGEST_SUBJECT, check_name, check_text
+from joex.core.job import check_texts
 from joex.errors import InvalidJob, JobExists
 from joex.store import jobs, keyed
 from joex.store.keyed import NewKeyedJob
@@ -84,17 +84,13 @@ class KeyedJobs(Worker, KeyedWaits):
             JobExists: the type has a job with this id.
         """
         name = name_of("type", job_type)
-        for field, value in (("group", group), ("queue", queue)):
-            if value is not None:
-                with invalid():
-                    check_name(field, value)
         opts = {} if opts is None else opts
         said = checked(opts, may_cancel=True)
         key = pack("id", job_id)
         shown = to_text(job_id)[:250] if subject is None else subject
+        names = {field: value for field, value in (("group", group), ("queue", queue)) if value is not None}
         with invalid():
-            check_text("subject", shown, LONGEST_SUBJECT)
-            check_text("submitter", submitter, LONGEST_NAME)
+            check_texts(names, shown, submitter)
         new = NewKeyedJob(
             type=name,
             key=key,

@@ -6,28 +6,24 @@ judge, and its messages name the field.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from joex.core.duration import parse_duration
-from joex.core.job import Priority, check_name, priority_of
+from joex.core.job import check_name, check_text, priority_of
 from joex.errors import InvalidJob
 
+T = TypeVar("T")
 MOST_AT_ONCE = 10_000
 """Jobs in one call."""
 
 _STORABLE = r"^[^\x00]*$"
 _NOT_BLANK = r"^[^\x00]*[^\s\x00][^\x00]*$"
 _INT32 = 2**31 - 1
-
-
-def _storable(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("must not contain a NUL character (PostgreSQL can't store it)")
-    return text
 
 
 def _text(longest: int, *, least: int = 0) -> dict[str, Any]:
@@ -38,19 +34,16 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _named(text: str) -> str:
-    try:
-        check_name("", text)
-    except ValueError as error:  # which names the field itself
-        raise ValueError(str(error).removeprefix(": ")) from error
-    return text
+def _judged(check: Callable[[str, str], T]) -> AfterValidator:
+    """A check of the core, without the field in its message: the answer names it."""
 
+    def judge(text: str) -> T | str:
+        try:
+            return check("", text) or text
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(": ").removeprefix("priority: ")) from error
 
-def _priority(text: str) -> Priority:
-    try:
-        return priority_of(text)
-    except ValueError as error:
-        raise ValueError(str(error).removeprefix("priority: ")) from error
+    return AfterValidator(judge)
 
 
 def _not_blank(text: str) -> str:
@@ -59,14 +52,14 @@ def _not_blank(text: str) -> str:
     return text
 
 
-Name = Annotated[str, Field(json_schema_extra=_text(254, least=1)), AfterValidator(_named)]
+Name = Annotated[str, Field(json_schema_extra=_text(254, least=1)), _judged(check_name)]
 """The name of a queue, a group or a task: 1 to 254 bytes."""
-Text = Annotated[str, Field(json_schema_extra={"pattern": _STORABLE}), AfterValidator(_storable)]
+Text = Annotated[str, Field(json_schema_extra={"pattern": _STORABLE}), _judged(check_text)]
 """A text of any length."""
 GivenPriority = Annotated[
     str,
     Field(json_schema_extra={"pattern": "^([Hh][Ii][Gg][Hh]|[Ll][Oo][Ww])$", "examples": ["high", "low"]}),
-    AfterValidator(_priority),
+    _judged(lambda _, text: priority_of(text)),
 ]
 """A priority, in whichever case."""
 Whole = BeforeValidator(_whole)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from joex.core.lease import Mark
 from joex.store.errors import translated
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, columns, statement
 
 EXECUTOR_LIVES = 1785685001
 """The class of the session lock that a living executor holds on its id (see sql/10_common.sql)."""
@@ -40,11 +40,6 @@ _LOOK = statement("SELECT next_due, oldest_xid FROM joex.look($1::text[])")
 _SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex.drain($1::text)")
 _NOTIFY = statement("SELECT joex.notify($1::text)")
-_LIST = statement("""
-    SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at,
-           heartbeat_at, left_at, silent_seconds
-    FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
-""")
 _FORGET = statement("""
     DELETE FROM joex.executor WHERE left_at < clock_timestamp() - $1::interval AND NOT orphans
 """)
@@ -141,6 +136,12 @@ class Executor:
     heartbeat_at: datetime
     left_at: datetime | None
     silent_seconds: float
+
+
+_LIST = statement(f"""
+    SELECT {columns(Executor)}
+    FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
+""")  # noqa: S608 - put together of constants
 
 
 async def register(

@@ -16,7 +16,7 @@ from joex.core.job import Columns, NewJob, columns_of, priority_of
 from joex.core.json_values import as_dict, find_fault
 from joex.errors import InvalidJob
 from joex.store.errors import translated
-from joex.store.statement import Connection, column, statement
+from joex.store.statement import Connection, column, columns, statement
 
 _SUBMIT = statement("""
     SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz,
@@ -39,14 +39,7 @@ _DELETE_FINISHED = statement("""
                                                 coalesce($4::timestamptz, '-infinity'))
 """)
 _FORGET_LINES = statement("SELECT joex.forget_lines($1::uuid, $2::integer)")
-COLUMNS = """
-    id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
-    failures, losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at,
-    finished_at,
-    message, result::text, error, seq
-"""
 _WHY = statement("SELECT reason, detail::text FROM joex.why($1::uuid)")
-_GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM joex.log($1::uuid, $2::bigint, $3::integer)
 """)
@@ -91,6 +84,12 @@ class Job:
     result: Any
     error: str | None
     seq: int
+
+
+COLUMNS = columns(
+    Job, group="grp", args="args::text", priority="priority::text", state="state::text", result="result::text"
+)
+_GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +310,6 @@ async def latest_log(connection: Connection, job_ids: Sequence[UUID], most: int)
 def job_of(row: Any) -> Job:
     """A job from a row of `COLUMNS`."""
     values = dict(row)
-    values["group"] = values.pop("grp")
     values["args"] = read_json(values["args"])
     values["result"] = None if values["result"] is None else read_json(values["result"])
     return Job(**values)

@@ -13,7 +13,29 @@ from uuid import UUID
 
 from joex.store.errors import translated
 from joex.store.jobs import read_json
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, columns, statement
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRow:
+    """A job as its caller, or a worker, sees it. ``key``: None for a submitted job; ``lock_id``: of the latest run."""
+
+    id: UUID
+    type: str
+    queue: str
+    group: str
+    key: bytes | None
+    rank: bytes
+    data: dict[str, Any]
+    opts: dict[str, Any]
+    state: str
+    attempt: int
+    failures: int
+    retries: int | None
+    cancel_requested: bool
+    resubmit_requested: bool
+    lock_id: UUID | None
+
 
 _ADD = statement("""
     SELECT joex.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
@@ -22,10 +44,7 @@ _ADD = statement("""
 _FIND = statement("SELECT joex.find($1::text, $2::bytea)")
 _REMOVE = statement("SELECT joex.remove($1::uuid)")
 _RESUBMIT = statement("SELECT joex.resubmit($1::uuid)")
-_COLUMNS = """
-    id, task, queue, grp, key, rank, args::text, opts::text, state::text, attempt, failures, retries, cancel_requested,
-    resubmit_requested, lock_id
-"""
+_COLUMNS = columns(KeyedRow, type="task", group="grp", data="args::text", opts="opts::text", state="state::text")
 _GET = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _FIND_MANY = statement("""
     SELECT joex.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
@@ -64,27 +83,6 @@ _TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex.task_timeout OR
 _RECOVER = statement("SELECT app_id, jobs FROM joex.recover_overdue($1::integer)")
 _LOOK = statement("SELECT next_due, oldest_xid FROM joex.look_for_worker($1::text)")
 _WATCH = statement("SELECT joex.watch_for_workers($1::text, $2::text, $3::interval)")
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedRow:
-    """A job as its caller, or a worker, sees it. ``key``: None for a submitted job; ``lock_id``: of the latest run."""
-
-    id: UUID
-    type: str
-    queue: str
-    group: str
-    key: bytes | None
-    rank: bytes
-    data: dict[str, Any]
-    opts: dict[str, Any]
-    state: str
-    attempt: int
-    failures: int
-    retries: int | None
-    cancel_requested: bool
-    resubmit_requested: bool
-    lock_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +277,7 @@ async def watch_no_more(connection: Connection, name: str) -> None:
 
 def _job_of(row: Any) -> KeyedRow:
     values = dict(row)
-    values["type"], values["group"] = values.pop("task"), values.pop("grp")
-    values["data"] = read_json(values.pop("args"))
+    values["data"] = read_json(values["data"])
     opts = values["opts"]
     values["opts"] = {} if opts is None else read_json(opts)
     return KeyedRow(**values)
