@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 
 class Recorder:
-    """A watcher that remembers."""
+    """An observer that remembers."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -186,7 +186,7 @@ async def _is_taken(system: System) -> bool:
     return True
 
 
-async def apply_first_pools(system: System, **pools: Any) -> None:
+async def apply_bootstrap_pools(system: System, **pools: Any) -> None:
     data = {f"{name}.yaml": yaml.safe_dump(pool) if isinstance(pool, dict) else pool for name, pool in pools.items()}
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "first-pools"}, "data": data}
     await system.api.apply(made, system.namespace)
@@ -194,7 +194,7 @@ async def apply_first_pools(system: System, **pools: Any) -> None:
 
 async def test_first_pools_come_from_a_config_map_follow_it_and_go_with_it(system: System) -> None:
     wrong = system.manifest("wrong", poolSize=0)
-    await apply_first_pools(system, good=system.manifest("good", replicas=1), wrong=wrong, text="a: [b")
+    await apply_bootstrap_pools(system, good=system.manifest("good", replicas=1), wrong=wrong, text="a: [b")
     operator = system.operator(pools_config_map="first-pools", resync_period="1s")
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 1, "good")
     assert "first-pools, wrong.yaml: spec.poolSize: " in operator.log
@@ -202,7 +202,7 @@ async def test_first_pools_come_from_a_config_map_follow_it_and_go_with_it(syste
     assert [pool["metadata"]["name"] for pool in await system.api.get_all("joexpools.joex.dev", system.namespace)] == [
         "good"
     ]
-    await apply_first_pools(system, good=system.manifest("good", replicas=2))
+    await apply_bootstrap_pools(system, good=system.manifest("good", replicas=2))
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 2, "good")
     await system.api.delete("configmaps", "first-pools", system.namespace)
     await system.api.until("joexpools.joex.dev", "good", lambda found: found is None, system.namespace)

@@ -8,7 +8,7 @@ import pytest
 
 import joex
 from joex.core.events import Registered
-from joex_operator.database import Database
+from joex_operator.control.database import Database
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import eventually
 

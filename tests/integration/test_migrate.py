@@ -13,7 +13,7 @@ from joex.store.database import connect
 from joex.store.jobs import json_text
 from joex.store.migrate import check_schema, definitions, migrate, migrations, schema_version
 from joex.store.runs import finish
-from joex_operator.database import Database
+from joex_operator.control.database import Database
 from tests.support.waiting import eventually
 
 NEWEST = migrations()[-1].number

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
+from joex_operator.cluster.probes import probes
 from joex_operator.metrics import Metrics
-from joex_operator.probes import probes
 
 
 @pytest.mark.parametrize("page", ["/healthz", "/readyz", "/metrics"])

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from joex_operator.history import History
-from joex_operator.reconcile import decide
-from joex_operator.slots import Phase, draining, takers
+from joex_operator.decide.history import History
+from joex_operator.decide.plan import decide
+from joex_operator.decide.slots import Phase, draining, takers
 from tests.unit.joex_operator.builders import autoscaled, pool
 from tests.unit.joex_operator.world import World
 

@@ -110,13 +110,13 @@ class Watched(Simulation):
 @given(groups_of, jobs_of, st.lists(pools_of(fixed | scaled), min_size=1, max_size=3))
 def test_every_job_runs_to_its_end_whatever_the_pools_do(groups, some, pools):
     jobs = made(groups, some)
-    tally = Watched(jobs, pools, Timing(overhead=0.0)).run()
-    assert tally.ended.total() == len(jobs)
-    taken = Counter(tally.taken.group)
+    totals = Watched(jobs, pools, Timing(overhead=0.0)).run()
+    assert totals.ended.total() == len(jobs)
+    taken = Counter(totals.taken.group)
     assert set(taken) == {job.group for job in jobs}
-    assert min(tally.taken.waited) >= 0
-    assert list(tally.taken.at) == sorted(tally.taken.at)
-    assert all(size >= 0 for sizes in tally.sizes for _, size in sizes.points)
+    assert min(totals.taken.waited) >= 0
+    assert list(totals.taken.at) == sorted(totals.taken.at)
+    assert all(size >= 0 for sizes in totals.sizes for _, size in sizes.points)
 
 
 @given(groups_of, jobs_of, st.integers(1, 5))
@@ -125,7 +125,7 @@ def test_slots_are_busy_as_long_as_anything_could_run(groups, some, executors):
     plain = [GroupOf("one", group.name, group.weight) for group in groups]
     given_jobs = [SimulatedJob(at=0.0, group=job.group, seconds=job.seconds) for job in some]
     jobs = made(plain, given_jobs)
-    tally = Simulation(jobs, [pool(poolSize=1, replicas=executors, queues=["one"])], Timing(overhead=0.0)).run()
+    totals = Simulation(jobs, [pool(poolSize=1, replicas=executors, queues=["one"])], Timing(overhead=0.0)).run()
     work, longest = sum(jobs.seconds), max(jobs.seconds)
-    assert tally.end <= work / executors + longest + 1e-6  # Graham's bound for any list schedule
-    assert sum(tally.slot_seconds) - work < 1e-6
+    assert totals.end <= work / executors + longest + 1e-6  # Graham's bound for any list schedule
+    assert sum(totals.slot_seconds) - work < 1e-6

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from joex_operator import manifests
-from joex_operator.cluster import found
-from joex_operator.cluster.api import Api, ApiError, path_of
-from joex_operator.cluster.mirror import Body, Mirror, Place, version
+from joex_operator.api.names import FIELD_MANAGER, SLOT_LABEL
+from joex_operator.api.objects import Pool, Ref
+from joex_operator.cluster.cache import Body, Cache, Place, version
+from joex_operator.cluster.event_recorder import EventRecorder
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
 from joex_operator.cluster.secrets import Secrets
-from joex_operator.cluster.telling import Teller
-from joex_operator.events import Event
-from joex_operator.fleet import FleetError
-from joex_operator.names import FIELD_MANAGER, SLOT_LABEL
-from joex_operator.objects import Pool, Ref
-from joex_operator.slots import Slot
+from joex_operator.control.fleet import FleetError
+from joex_operator.decide import manifests, observed
+from joex_operator.decide.events import Event
+from joex_operator.decide.slots import Slot
 
 _PATHS = {"JoexPool": "joexpools", "PeriodicTask": "periodictasks"}
 
 
-class Cluster:
-    """A `joex_operator.fleet.Fleet` on Kubernetes.
+class ClusterFleet:
+    """A `joex_operator.control.fleet.Fleet` on Kubernetes.
 
     Args:
         api: with the operator's rights.
@@ -29,12 +28,12 @@ class Cluster:
         identity: who this operator is.
     """
 
-    def __init__(self, api: Api, *, image: str, identity: str) -> None:
-        self.mirror = Mirror()
+    def __init__(self, api: KubernetesApi, *, image: str, identity: str) -> None:
+        self.cache = Cache()
         self._api = api
         self._image = image
         self._secrets = Secrets(api)
-        self._teller = Teller(api, identity)
+        self._recorder = EventRecorder(api, identity)
         self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
 
     def template(self, pool: Pool) -> str:
@@ -43,7 +42,7 @@ class Cluster:
 
     def slots(self, pool: Pool) -> list[Slot]:
         """See `Fleet.slots`."""
-        return self.mirror.slots(pool.namespace, pool.name, pool.uid)
+        return self.cache.slots(pool.namespace, pool.name, pool.uid)
 
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""
@@ -56,7 +55,7 @@ class Cluster:
             if not error.is_conflict:
                 raise
             made = await self._find_own(pool, manifest["metadata"]["name"])
-        self.mirror.deployments.put(made)
+        self.cache.deployments.put(made)
 
     async def _find_own(self, pool: Pool, name: str) -> Body:
         """The Deployment that has the name of a slot: made in an earlier step, as this one is repeated."""
@@ -76,7 +75,7 @@ class Cluster:
                 raise
             return
         if left.get("kind") == "Deployment":
-            self.mirror.deployments.put(left)
+            self.cache.deployments.put(left)
 
     async def update(self, pool: Pool, slot: str, uid: str) -> None:
         """See `Fleet.update`."""
@@ -89,7 +88,7 @@ class Cluster:
             if not (error.is_missing or error.is_conflict):
                 raise
             return
-        self.mirror.deployments.put(changed)
+        self.cache.deployments.put(changed)
 
     async def is_clear(self, pool: Pool, slot: str) -> bool:
         """See `Fleet.is_clear`."""
@@ -101,7 +100,7 @@ class Cluster:
         else:
             return False
         pods = await self._api.get(path_of(pool.namespace, "pods"), labelSelector=f"{SLOT_LABEL}={slot}")
-        return all(found.pod(body).has_ended for body in pods["items"])
+        return all(observed.pod(body).has_ended for body in pods["items"])
 
     async def database_url(self, pool: Pool) -> str:
         """See `Fleet.database_url`."""
@@ -134,7 +133,7 @@ class Cluster:
         self._statuses[key] = (version(body), body.get("status") or {})
         return True
 
-    def bury(self, body: Body) -> None:
+    def mark_deleted(self, body: Body) -> None:
         """An object is gone. Its place remembers since when: a list that is older may still have it."""
         self.keep_status({**body, "status": None})
 
@@ -151,7 +150,7 @@ class Cluster:
 
     async def tell(self, ref: Ref, events: Sequence[Event]) -> None:
         """See `Fleet.tell`."""
-        await self._teller.tell(ref, events)
+        await self._recorder.tell(ref, events)
 
 
 def _merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

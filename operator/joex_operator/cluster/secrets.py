@@ -7,9 +7,9 @@ import binascii
 import time
 
 from joex.core.url import check_database_url
-from joex_operator.cluster.api import Api, ApiError, path_of
-from joex_operator.fleet import UrlUnknown
-from joex_operator.objects import Pool
+from joex_operator.api.objects import Pool
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
+from joex_operator.control.fleet import UrlUnknown
 
 _KEPT_FOR = 300.0
 _DOUBTED_FOR = 10.0
@@ -18,7 +18,7 @@ _DOUBTED_FOR = 10.0
 class Secrets:
     """Reads secrets one by one, and only those that pools name; each again after minutes, or when it is doubted."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: KubernetesApi) -> None:
         self._api = api
         self._known: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
 

@@ -15,7 +15,7 @@ import kopf
 from kubernetes.aio.client import ApiClient
 from yarl import URL
 
-from joex_operator.cluster.api import said
+from joex_operator.cluster.kubernetes_api import said
 
 _LOGIN_EVERY = 2.0
 """Seconds between two sessions: the API server asks for another one with each 401."""

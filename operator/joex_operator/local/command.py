@@ -49,16 +49,16 @@ def up(
     from joex.observe.log_lines import capture_logging  # noqa: PLC0415
     from joex_operator.local.files import read_files  # noqa: PLC0415
     from joex_operator.local.lock import only_one  # noqa: PLC0415
-    from joex_operator.local.output import JsonLines, Lines  # noqa: PLC0415
-    from joex_operator.local.session import Session  # noqa: PLC0415
+    from joex_operator.local.operator import LocalOperator  # noqa: PLC0415
+    from joex_operator.local.output import ConsoleOutput, JsonOutput  # noqa: PLC0415
 
-    output = JsonLines() if as_json else Lines()
+    output = JsonOutput() if as_json else ConsoleOutput()
     settings = load_settings({"database_url": database_url, "log_format": output.log_format})
     namespace, urls = _namespace(name), _urls(databases or [])
     documents = read_files(files, namespace)
 
     async def run(default_url: str | None) -> None:
-        session = Session(
+        operator = LocalOperator(
             namespace,
             documents,
             lambda: read_files(files, namespace),
@@ -66,7 +66,7 @@ def up(
             default_url=default_url,
             output=output,
         )
-        await session.run()
+        await operator.run()
 
     with only_one(namespace, f"with {', '.join(map(str, files))}"), _default(settings.url, documents, urls) as url:
         capture_logging(settings)
@@ -104,7 +104,7 @@ def _default(configured: str | None, documents: Documents, urls: Mapping[str, st
     """The URL of all pools whose secret has none; that of the embedded server only if one needs it."""
     from joex.cli.database import database  # noqa: PLC0415
     from joex.errors import ConfigError  # noqa: PLC0415
-    from joex_operator.spec import JoexPoolSpec  # noqa: PLC0415
+    from joex_operator.api.spec import JoexPoolSpec  # noqa: PLC0415
 
     specs = [document.spec for document in documents.values()]
     secrets = {spec.database.secret_name for spec in specs if isinstance(spec, JoexPoolSpec)}

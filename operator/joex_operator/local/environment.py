@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from joex_operator.manifests.environment import settings
-from joex_operator.manifests.overlay import EXECUTOR, overlay
-from joex_operator.names import app_id, slot_name
-from joex_operator.objects import Pool, SpecError
-from joex_operator.spec import JoexPoolSpec
+from joex_operator.api.names import app_id, slot_name
+from joex_operator.api.objects import Pool, SpecError
+from joex_operator.api.spec import JoexPoolSpec
+from joex_operator.decide.manifests.environment import settings
+from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
 
 _LOCAL = {
     "http_address": "127.0.0.1:0",  # many executors share a machine: each finds a port of its own

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from joex.errors import ConfigError
+from joex_operator.api.names import API_VERSION
+from joex_operator.api.objects import parse_periodic, parse_pool
+from joex_operator.api.spec import JoexPoolSpec, PeriodicTaskSpec
 from joex_operator.local.environment import variables
-from joex_operator.names import API_VERSION
-from joex_operator.objects import parse_periodic, parse_pool
-from joex_operator.spec import JoexPoolSpec, PeriodicTaskSpec
 
 _FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
 _KINDS = ("JoexPool", "PeriodicTask")

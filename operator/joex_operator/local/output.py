@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from joex.cli.output import print_json_line, printable, say
-from joex_operator.events import Event
+from joex_operator.decide.events import Event
 
 _BROKEN = (OSError, ValueError)
 """A stream that is gone takes no lines, and nobody else suffers from it."""
 
 
-class Lines:
+class ConsoleOutput:
     """For people: one line for each event, and the executors' lines with their names in front."""
 
     log_format = "console"
@@ -33,7 +33,7 @@ class Lines:
         _write(sys.stderr, f"{slot} | {printable(line)}")
 
 
-class JsonLines:
+class JsonOutput:
     """For programs: one JSON object for each event; the executors' lines, JSON too, as they are."""
 
     log_format = "json"

@@ -18,7 +18,7 @@ _LAST_WORDS_WITHIN = 1.0
 _LONGEST_LINE = 65536
 
 
-class Watcher(Protocol):
+class ProcessObserver(Protocol):
     """Who is told of a process."""
 
     def said(self, slot: str, line: str) -> None:
@@ -39,7 +39,7 @@ class SlotProcess:
         arguments: of the command ``joex``.
         lifeline: it drains when the process that holds this has ended.
         environment: its environment.
-        watcher: who is told.
+        observer: who is told.
 
     Attributes:
         is_running: there is a process.
@@ -54,7 +54,7 @@ class SlotProcess:
         arguments: Sequence[str],
         lifeline: ParentWatch,
         environment: Mapping[str, str],
-        watcher: Watcher,
+        observer: ProcessObserver,
     ) -> None:
         self.slot = slot
         self.has_ended = False
@@ -63,7 +63,7 @@ class SlotProcess:
         self._arguments = arguments
         self._lifeline = lifeline
         self._environment = environment
-        self._watcher = watcher
+        self._observer = observer
         self._process: asyncio.subprocess.Process | None = None
         self._problem: str | None = None
         self._last_line = ""
@@ -108,7 +108,7 @@ class SlotProcess:
             if not self._ending.is_set():
                 await self._wait_to_start_again(problem, failures)
         self.has_ended = True
-        self._watcher.ended(self.slot)
+        self._observer.ended(self.slot)
 
     async def _wait_to_start_again(self, problem: str, failures: int) -> None:
         is_failure = self.exit_code != 0 or failures > 1
@@ -116,7 +116,7 @@ class SlotProcess:
         # One that has left in order was most likely told to, by somebody who is about to end it.
         delay = max(restart_delay(failures), 1.0 if self.exit_code == 0 else 0.0)
         self.is_backing_off = failures > 1
-        self._watcher.failed(self.slot, problem, delay)
+        self._observer.failed(self.slot, problem, delay)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), delay)
         self.is_backing_off = False
@@ -162,7 +162,7 @@ class SlotProcess:
         try:
             while line := await _next_line(stream):
                 self._last_line = line.decode(errors="replace").rstrip()
-                self._watcher.said(self.slot, self._last_line)
+                self._observer.said(self.slot, self._last_line)
         finally:
             transport.close()
 

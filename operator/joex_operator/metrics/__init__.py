@@ -16,15 +16,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from joex.store.stats import QueueStats, Shares
-from joex_operator.actions import Action
-from joex_operator.metrics.databases import Databases, database_name
-from joex_operator.metrics.decisions import Decisions
-from joex_operator.metrics.itself import Itself
-from joex_operator.metrics.lives import Lives
-from joex_operator.metrics.pools import Found, Pools
-from joex_operator.objects import Pool
-from joex_operator.reconcile import Decision, Seen
-from joex_operator.slots import Slot
+from joex_operator.api.objects import Pool
+from joex_operator.decide.actions import Action
+from joex_operator.decide.plan import Decision, ObservedPool
+from joex_operator.decide.slots import Slot
+from joex_operator.metrics.databases import DatabaseMetrics, database_name
+from joex_operator.metrics.decisions import DecisionMetrics
+from joex_operator.metrics.pools import PoolMetrics, PoolSnapshot
+from joex_operator.metrics.self_metrics import SelfMetrics
+from joex_operator.metrics.slot_timings import SlotTimings
 
 __all__ = ["Metrics", "database_name"]
 
@@ -34,21 +34,23 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._pools = Pools(self._registry)
-        self._lives = Lives(self._registry)
-        self._decisions = Decisions(self._registry)
-        self._databases = Databases(self._registry)
-        self._itself = Itself(self._registry)
+        self._pools = PoolMetrics(self._registry)
+        self._slot_timings = SlotTimings(self._registry)
+        self._decisions = DecisionMetrics(self._registry)
+        self._databases = DatabaseMetrics(self._registry)
+        self._self_metrics = SelfMetrics(self._registry)
 
-    def observed(self, pool: Pool, seen: Seen, decision: Decision, now: datetime, *, database: str | None) -> None:
+    def observed(
+        self, pool: Pool, seen: ObservedPool, decision: Decision, now: datetime, *, database: str | None
+    ) -> None:
         """A pool as it was found and what was decided, once per reconcile, before anything is done.
 
         ``database`` is the name of the pool's database, the same as for `queues`; None: it is not known.
         """
-        self._pools.observed(Found(pool, seen, decision, database))
+        self._pools.observed(PoolSnapshot(pool, seen, decision, database))
         self._decisions.observed(pool, seen)
-        if seen.trouble is None:
-            self._lives.observed(pool, seen.slots, now)
+        if seen.database_problem is None:
+            self._slot_timings.observed(pool, seen.slots, now)
 
     def acted(self, pool: Pool, action: Action, slot: Slot | None, now: datetime) -> None:
         """An action was carried out; one that failed, or that the database has refused, was not.
@@ -56,16 +58,16 @@ class Metrics:
         ``slot`` is the one that it is about as it was last seen; None: there was none.
         """
         self._decisions.acted(pool, action, slot)
-        self._lives.acted(pool, action, now)
+        self._slot_timings.acted(pool, action, now)
 
     def forget(self, namespace: str, pool: str) -> None:
         """A pool is gone."""
-        for part in (self._pools, self._lives, self._decisions):
+        for part in (self._pools, self._slot_timings, self._decisions):
             part.forget(namespace, pool)
 
     def woken(self, seconds: float) -> None:
         """So long after a submission was heard of, the Deployment that it called for was made."""
-        self._lives.woken(seconds)
+        self._slot_timings.woken(seconds)
 
     def reclaimed(self, jobs: int) -> None:
         """Jobs were put back because their pod was reported gone."""
@@ -89,22 +91,22 @@ class Metrics:
 
     def reconciled(self, seconds: float, *, ok: bool, now: datetime) -> None:
         """A reconcile has ended, in so many seconds; not ``ok``: it will be repeated."""
-        self._itself.reconciled(seconds, ok=ok, now=now)
+        self._self_metrics.reconciled(seconds, ok=ok, now=now)
 
     def leading(self, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
         """Whether this operator leads. Of one that does not, nothing is told that only the leader sees."""
-        self._itself.leading(value)
+        self._self_metrics.leading(value)
         if not value:
             self._pools.clear()
             self._databases.clear()
 
     def api_request(self, method: str, code: str) -> None:
         """A request to the Kubernetes API was answered, with this HTTP status; a word of ours where none came."""
-        self._itself.api_request(method, code)
+        self._self_metrics.api_request(method, code)
 
     def repeated(self, outcome: str) -> None:
         """A periodic task was due, and this operator was the one who decided about it."""
-        self._itself.repeated(outcome)
+        self._self_metrics.repeated(outcome)
 
     def render(self) -> tuple[bytes, str]:
         """The page for Prometheus, and its content type."""

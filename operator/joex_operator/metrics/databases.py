@@ -30,7 +30,7 @@ def database_name(url: str) -> str:
     return hosts + parts.path
 
 
-class Databases(Collector):
+class DatabaseMetrics(Collector):
     """The gauges of all databases, made when they are asked for."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
-from joex_operator.objects import Pool
-from joex_operator.reconcile import Seen
-from joex_operator.slots import Slot
+from joex_operator.api.objects import Pool
+from joex_operator.decide.actions import (
+    Action,
+    AskDrain,
+    CreateSlot,
+    DeleteSlot,
+    ForgetSlot,
+    ReportGone,
+    UpdateSlot,
+    Why,
+)
+from joex_operator.decide.plan import ObservedPool
+from joex_operator.decide.slots import Slot
 
 _REPLICAS, _POD_GONE = "replicas", "pod gone"
 _ORDINARY = (
@@ -21,7 +30,7 @@ _ORDINARY = (
 _FORCED = (Why.DRAIN_TIMEOUT, Why.UNREACHABLE)
 
 
-class Decisions:
+class DecisionMetrics:
     """Counts actions."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -46,13 +55,13 @@ class Decisions:
         )
         self._reclaimed = reclaimed.labels(_POD_GONE)
 
-    def observed(self, pool: Pool, seen: Seen) -> None:
+    def observed(self, pool: Pool, seen: ObservedPool) -> None:
         """A pool as it was found. Who held jobs when the database last spoke is remembered for when it is silent."""
         key = (pool.namespace, pool.name)
         if key not in self._busy:
             self._busy[key] = frozenset()
             self._begin(*key)
-        if seen.trouble is None:
+        if seen.database_problem is None:
             self._busy[key] = frozenset(slot.name for slot in seen.slots if _is_busy(slot))
 
     def acted(self, pool: Pool, action: Action, slot: Slot | None) -> None:
@@ -86,7 +95,7 @@ class Decisions:
 
 
 def _is_busy(slot: Slot) -> bool:
-    return slot.executor is not None and slot.executor.lives and slot.executor.held > 0
+    return slot.executor is not None and slot.executor.alive and slot.executor.held > 0
 
 
 def _decision(action: Action) -> tuple[str, str] | None:

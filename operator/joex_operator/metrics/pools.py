@@ -1,4 +1,4 @@
-"""Pools as they were last found: their executors, their bounds, their work, their conditions."""
+"""PoolMetrics as they were last found: their executors, their bounds, their work, their conditions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from joex_operator.conditions import conditions
-from joex_operator.objects import Pool
-from joex_operator.reconcile import Decision, Seen
-from joex_operator.scaling import Mode
-from joex_operator.slots import Phase, ready
+from joex_operator.api.objects import Pool
+from joex_operator.decide.conditions import conditions
+from joex_operator.decide.plan import Decision, ObservedPool
+from joex_operator.decide.scaling import Mode
+from joex_operator.decide.slots import Phase, ready
 
 _STATUS = {"True": 1, "False": 0, "Unknown": -1}
 _KNOWN_IN_SILENCE = (Phase.UNKNOWN, Phase.GOING)
@@ -23,23 +23,23 @@ _Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PoolSnapshot:
     """A pool as it was found, and what was decided. ``database``: the name of its database; None: it is not known."""
 
     pool: Pool
-    seen: Seen
+    seen: ObservedPool
     decision: Decision
     database: str | None
 
 
-class Pools(Collector):
+class PoolMetrics(Collector):
     """The gauges of all pools, made when they are asked for."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._found: dict[tuple[str, str], Found] = {}
+        self._found: dict[tuple[str, str], PoolSnapshot] = {}
         registry.register(self)
 
-    def observed(self, found: Found) -> None:
+    def observed(self, found: PoolSnapshot) -> None:
         """A pool as it is now."""
         self._found[found.pool.namespace, found.pool.name] = found
 
@@ -68,57 +68,57 @@ class _Gauge:
 
     name: str
     text: str
-    values: Callable[[Found], _Values]
+    values: Callable[[PoolSnapshot], _Values]
     labels: tuple[str, ...] = ()
 
 
-def _phases(found: Found) -> _Values:
+def _phases(found: PoolSnapshot) -> _Values:
     counted = Counter(slot.phase for slot in found.seen.slots)
-    phases = Phase if found.seen.trouble is None else _KNOWN_IN_SILENCE
+    phases = Phase if found.seen.database_problem is None else _KNOWN_IN_SILENCE
     return [((str(phase),), counted[phase]) for phase in phases]
 
 
-def _desired(found: Found) -> _Values:
+def _desired(found: PoolSnapshot) -> _Values:
     return [((), found.decision.sizing.target)]
 
 
-def _least(found: Found) -> _Values:
+def _least(found: PoolSnapshot) -> _Values:
     """The bound that holds now: orders leave no choice."""
     sizing = found.decision.sizing
     is_order = sizing.mode in (Mode.FIXED, Mode.SUSPENDED, Mode.DELETED)
     return [((), sizing.target if is_order else found.pool.spec.scaling.min_replicas)]
 
 
-def _most(found: Found) -> _Values:
+def _most(found: PoolSnapshot) -> _Values:
     return [((), found.decision.sizing.most)]
 
 
-def _overdue(found: Found) -> _Values:
-    return [((), len(found.decision.overdue))] if found.seen.trouble is None else []
+def _overdue(found: PoolSnapshot) -> _Values:
+    return [((), len(found.decision.overdue))] if found.seen.database_problem is None else []
 
 
-def _slots(found: Found) -> _Values:
-    if found.seen.trouble is not None:
+def _slots(found: PoolSnapshot) -> _Values:
+    if found.seen.database_problem is not None:
         return []
     return [((), len(ready(found.seen.slots)) * found.pool.spec.pool_size)]
 
 
-def _busy_slots(found: Found) -> _Values:
-    if found.seen.trouble is not None:
+def _busy_slots(found: PoolSnapshot) -> _Values:
+    if found.seen.database_problem is not None:
         return []
     return [((), sum(slot.held for slot in ready(found.seen.slots)))]
 
 
-def _runnable(found: Found) -> _Values:
+def _runnable(found: PoolSnapshot) -> _Values:
     return [] if found.seen.demand is None else [((), found.seen.demand.runnable)]
 
 
-def _conditions(found: Found) -> _Values:
+def _conditions(found: PoolSnapshot) -> _Values:
     told = conditions(found.pool, found.seen, found.decision)
     return [((condition.type,), _STATUS[condition.status]) for condition in told]
 
 
-def _queues(found: Found) -> _Values:
+def _queues(found: PoolSnapshot) -> _Values:
     return [] if found.database is None else [((found.database, queue), 1) for queue in found.pool.spec.queues]
 
 

@@ -140,8 +140,8 @@ def _simulate(policy: Policy, jobs: Jobs, timing: Timing, price: float | None) -
     from joex_operator.simulate.engine import Simulation  # noqa: PLC0415
     from joex_operator.simulate.report import report  # noqa: PLC0415
 
-    tally = Simulation(jobs, policy.pools, timing).run(_progress(policy.name, len(jobs)))
-    return report(policy.name, jobs, policy.pools, tally, price)
+    totals = Simulation(jobs, policy.pools, timing).run(_progress(policy.name, len(jobs)))
+    return report(policy.name, jobs, policy.pools, totals, price)
 
 
 def _progress(policy: str, jobs: int) -> Callable[[int], None]:

@@ -13,13 +13,13 @@ from itertools import count
 from math import inf
 
 from joex.core.job import State
-from joex.core.ring import Lane, Ring
-from joex_operator.objects import Pool
+from joex_operator.api.objects import Pool
+from joex_operator.decide.growth_watch import REST
 from joex_operator.simulate.clock import Clock, Timing
+from joex_operator.simulate.fair_queue import FairQueue, Lane
 from joex_operator.simulate.jobs import Jobs
-from joex_operator.simulate.pool import Executor, SimulatedPool, rings_of
-from joex_operator.simulate.tally import Shares, Tally
-from joex_operator.watch import REST
+from joex_operator.simulate.pool import SimulatedExecutor, SimulatedPool, fair_queues
+from joex_operator.simulate.totals import Shares, Totals
 
 _STILL = 2 * 3600.0
 """Seconds. Nothing that a pool remembers lasts longer: if nothing has moved for so long, nothing will."""
@@ -37,7 +37,7 @@ class Simulation:
     def __init__(self, jobs: Jobs, pools: Sequence[Pool], timing: Timing) -> None:
         self._jobs = jobs
         self._timing = timing
-        self._rings = rings = rings_of(jobs)
+        self._rings = rings = fair_queues(jobs)
         self._ring_of = [rings[group.queue] for group in jobs.groups]
         self._pools = [SimulatedPool(pool, [rings[q] for q in pool.spec.queues if q in rings]) for pool in pools]
         self._pools_of = {ring: [pool for pool in self._pools if ring in pool.rings] for ring in rings.values()}
@@ -49,13 +49,13 @@ class Simulation:
         self._pending = 0  # jobs that run, or wait for their next try
         self._since: dict[int, float] = {}  # since when those that wait can be taken
         self._failures: dict[int, int] = {}
-        self._tally = Tally(
+        self._totals = Totals(
             slot_seconds=[0.0] * len(jobs.groups),
             shares={queue: Shares() for queue in rings},
             sizes=[pool.sizes for pool in self._pools],
         )
 
-    def run(self, progress: Callable[[int], None] = lambda _: None) -> Tally:
+    def run(self, progress: Callable[[int], None] = lambda _: None) -> Totals:
         """Simulate until the jobs' period is over and all have ended, or nothing moves any more.
 
         Args:
@@ -63,7 +63,7 @@ class Simulation:
         """
         period, at, clock = self._jobs.period, self._jobs.at, self._clock
         for pool in self._pools:
-            self._look(pool, pool.next_look, is_first=True)
+            self._look(pool, pool.next_reconcile, is_first=True)
         longest = max(self._jobs.seconds, default=0.0)
         self._compare_shares(max(period, *at[-1:], longest, _SHORTEST) / _COMPARED)
         while self._unfinished or clock.next < period:
@@ -78,8 +78,8 @@ class Simulation:
                 clock.step()
             else:
                 break
-        self._tally.end = max(period, self._moved)
-        return self._tally
+        self._totals.end = max(period, self._moved)
+        return self._totals
 
     # Jobs.
 
@@ -91,7 +91,7 @@ class Simulation:
         ring.submit(group, lane if lane is not None else Lane.HIGH if self._jobs.is_high[job] else Lane.LOW, job)
         self._wake(ring)
 
-    def _wake(self, ring: Ring, most: int = 1) -> None:
+    def _wake(self, ring: FairQueue, most: int = 1) -> None:
         """Wake executors that sleep, if there is work, the latest first; where nobody sleeps, pools hear of it.
 
         As `joex.wake` in the database does: one that was woken already is not counted again, and takes all it can.
@@ -110,12 +110,12 @@ class Simulation:
             for pool in pools:
                 self._hear(pool)
 
-    def _wakes(self, executor: Executor) -> None:
+    def _wakes(self, executor: SimulatedExecutor) -> None:
         executor.is_woken = False
         if executor.asleep:
             self._take(executor)
 
-    def _take(self, executor: Executor) -> None:
+    def _take(self, executor: SimulatedExecutor) -> None:
         """An executor fills its free slots, and passes the wake-up on; or it falls asleep.
 
         Each time it begins with another queue.
@@ -133,17 +133,17 @@ class Simulation:
         elif not executor.asleep:
             executor.pool.sleeps(executor, next(self._falls))
 
-    def _start(self, executor: Executor, job: int) -> None:
+    def _start(self, executor: SimulatedExecutor, job: int) -> None:
         group, now, limit = self._jobs.group[job], self._clock.now, executor.pool.timeout
         self._moved = now
         self._pending += 1
-        self._tally.taken.add(now, group, now - self._since.pop(job))
+        self._totals.taken.add(now, group, now - self._since.pop(job))
         executor.pool.take(executor, job, now)
         seconds = self._jobs.seconds[job]
         is_late = seconds > limit
         self._clock.plan(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, is_late)
 
-    def _end(self, executor: Executor, job: int, is_late: bool) -> None:  # noqa: FBT001 - as it is called
+    def _end(self, executor: SimulatedExecutor, job: int, is_late: bool) -> None:  # noqa: FBT001 - as it is called
         """A run ends, unless it was interrupted."""
         if job not in executor.held:
             return
@@ -166,18 +166,18 @@ class Simulation:
         else:
             self._failures.pop(job, None)
             self._unfinished -= 1
-            self._tally.ended[verdict.state] += 1
+            self._totals.ended[verdict.state] += 1
 
     def _due(self, job: int) -> None:
         """A job that has failed can be tried again."""
         self._pending -= 1
         self._can_be_taken(job, Lane.DUE)
 
-    def _release(self, executor: Executor, job: int) -> None:
+    def _release(self, executor: SimulatedExecutor, job: int) -> None:
         group = self._jobs.group[job]
         self._moved = self._clock.now
         self._pending -= 1
-        self._tally.slot_seconds[group] += self._clock.now - executor.held[job]
+        self._totals.slot_seconds[group] += self._clock.now - executor.held[job]
         executor.pool.end(executor, job, self._clock.now)
         self._ring_of[group].ended(group)
 
@@ -190,14 +190,14 @@ class Simulation:
             self._plan_look(pool, self._clock.now)
 
     def _plan_look(self, pool: SimulatedPool, time: float) -> None:
-        if time < pool.next_look:
-            pool.next_look = time
+        if time < pool.next_reconcile:
+            pool.next_reconcile = time
             self._clock.plan(time, self._look, pool, time)
 
     def _look(self, pool: SimulatedPool, planned: float, *, is_first: bool = False) -> None:
-        if planned != pool.next_look:
+        if planned != pool.next_reconcile:
             return  # it was looked at sooner
-        pool.next_look = inf
+        pool.next_reconcile = inf
         now = self._jobs.begin + timedelta(seconds=self._clock.now)
         change = pool.look(now, self._clock.now)
         for executor in change.started:
@@ -221,20 +221,20 @@ class Simulation:
         seconds = max(every, self._clock.now / _COMPARED)
         for queue, ring in self._rings.items():
             if not any(pool.sleepers(1) for pool in self._pools_of[ring]):  # else there is enough for all
-                self._tally.shares[queue].look(ring.groups, seconds)
+                self._totals.shares[queue].look(ring.groups, seconds)
         if not self._is_still():
             self._clock.plan(self._clock.now + seconds, self._compare_shares, every)
 
     def _is_still(self) -> bool:
         return not (self._to_come or self._pending) and self._clock.now > max(self._moved + _STILL, self._jobs.period)
 
-    def _ready(self, executor: Executor) -> None:
+    def _ready(self, executor: SimulatedExecutor) -> None:
         """An executor has started, if it is wanted still."""
         if not executor.is_gone:
             executor.pool.starts(executor)
             self._take(executor)
 
-    def _interrupt(self, executor: Executor) -> None:
+    def _interrupt(self, executor: SimulatedExecutor) -> None:
         """An executor drains for too long: it gives back what it holds."""
         jobs = list(executor.held)
         for job in jobs:
@@ -244,10 +244,10 @@ class Simulation:
         for job in jobs:
             self._can_be_taken(job)
 
-    def _leave(self, executor: Executor) -> None:
+    def _leave(self, executor: SimulatedExecutor) -> None:
         executor.pool.leave(executor, self._clock.now)
         self._plan_look(executor.pool, self._clock.now)  # there may be room for another one
 
 
-def _fell_asleep(executor: Executor) -> int:
+def _fell_asleep(executor: SimulatedExecutor) -> int:
     return executor.asleep

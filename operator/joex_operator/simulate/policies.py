@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joex.errors import ConfigError
+from joex_operator.api.objects import Pool, Resource, parse_pool
+from joex_operator.api.spec import DatabaseRef, JoexPoolSpec
 from joex_operator.local.files import read_files
-from joex_operator.objects import Pool, Resource, parse_pool
 from joex_operator.simulate.jobs import Jobs
-from joex_operator.spec import DatabaseRef, JoexPoolSpec
 
 _NOWHERE = "simulation"
 

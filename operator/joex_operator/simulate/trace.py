@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from joex.core.job import State
 from joex.core.trace import TracedJob
 from joex.errors import ConfigError
-from joex_operator.objects import problem_line
+from joex_operator.api.objects import problem_line
 from joex_operator.simulate.jobs import GroupOf, Jobs, SimulatedJob
 
 _Line = TypeAdapter(TracedJob)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from joex.errors import ConfigError
-from joex_operator.fields import Duration, Name, Part, Queue, between
-from joex_operator.objects import problem_line
+from joex_operator.api.fields import Duration, Name, Part, Queue, between
+from joex_operator.api.objects import problem_line
 
 _ZERO, _MILLISECOND = timedelta(0), timedelta(milliseconds=1)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h|day)")

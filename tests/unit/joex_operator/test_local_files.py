@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from joex.errors import ConfigError
+from joex_operator.api.objects import parse_pool
 from joex_operator.local.files import check_changes, read_files
-from joex_operator.objects import parse_pool
 
 HERE = "this-machine"
 POOL = {

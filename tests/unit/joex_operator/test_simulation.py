@@ -9,7 +9,7 @@ from tests.unit.joex_operator.simulated import by_demand, job, jobs_of, simulate
 
 
 def sizes(outcome):
-    [found] = outcome.tally.sizes
+    [found] = outcome.totals.sizes
     return found.points
 
 

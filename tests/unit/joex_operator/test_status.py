@@ -5,14 +5,14 @@ from datetime import timedelta
 
 import pytest
 
-from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, Why
-from joex_operator.conditions import Condition, conditions, refused
-from joex_operator.events import Event, events_of_actions, events_of_change
-from joex_operator.history import History
-from joex_operator.objects import SpecError
-from joex_operator.reconcile import Trouble, decide
-from joex_operator.slots import Phase
-from joex_operator.status import pool_status, with_conditions
+from joex_operator.api.objects import SpecError
+from joex_operator.decide.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, Why
+from joex_operator.decide.conditions import Condition, conditions, refused
+from joex_operator.decide.events import Event, events_of_actions, events_of_change
+from joex_operator.decide.history import History
+from joex_operator.decide.plan import DatabaseProblem, decide
+from joex_operator.decide.slots import Phase
+from joex_operator.decide.status import pool_status, with_conditions
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
 
 LATER = NOW + timedelta(minutes=5)
@@ -53,7 +53,12 @@ READY = [
     (seen(slot(0, Phase.DRAINING, 1)), {"suspend": True}, "False", "Suspended"),
     (seen(), {"deleted_at": NOW}, "False", "Deleting"),
     (seen(slot(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
-    (replace(seen(runnable=None), trouble=Trouble("SecretMissing", "no secret")), {}, "Unknown", "SecretMissing"),
+    (
+        replace(seen(runnable=None), database_problem=DatabaseProblem("SecretMissing", "no secret")),
+        {},
+        "Unknown",
+        "SecretMissing",
+    ),
 ]
 
 

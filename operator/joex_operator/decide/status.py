@@ -1,0 +1,100 @@
+"""What people are told of an object: its conditions and numbers.
+
+A condition keeps the time since when it holds; it names the generation of the spec that it is about. Messages have no
+number that changes by the second, so that a status is written when something has changed, and only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from joex.store.periodic import PeriodicTask
+from joex_operator.api.names import selector
+from joex_operator.api.objects import Pool
+from joex_operator.decide.conditions import Condition, conditions
+from joex_operator.decide.plan import Decision, ObservedPool
+from joex_operator.decide.slots import crashing, draining, ready, takers
+
+
+def pool_status(
+    pool: Pool, seen: ObservedPool, decision: Decision, previous: Mapping[str, Any], now: datetime, *, failure: str = ""
+) -> dict[str, Any]:
+    """The whole status of a pool after a decision.
+
+    ``previous`` is the one that is stored; ``failure`` says what of the decision could not be done.
+    """
+    staying, leaving = takers(seen.slots), draining(seen.slots)
+    status = {
+        "observedGeneration": pool.generation,
+        "replicas": len(staying) + len(leaving) + len(crashing(seen.slots)),
+        "desiredReplicas": decision.sizing.target,
+        "readyReplicas": len(ready(seen.slots)) if seen.database_problem is None else previous.get("readyReplicas", 0),
+        "updatedReplicas": sum(slot.template == seen.template for slot in staying),
+        "drainingReplicas": len(leaving),
+        "selector": selector(pool.name),
+        "conditions": dated(conditions(pool, seen, decision, failure), previous, pool.generation, now),
+    }
+    history = decision.sizing.history.to_dict()
+    return {**status, "history": history} if history else status
+
+
+def periodic_status(
+    ready: Condition, row: PeriodicTask | None, generation: int, previous: Mapping[str, Any], now: datetime
+) -> dict[str, Any]:
+    """The whole status of a periodic task. ``row``: as the database has it; None: it has none of this object."""
+    status = {"observedGeneration": generation, "conditions": dated([ready], previous, generation, now)}
+    if row is None:
+        return status
+    job = None if row.last_job is None else {"id": str(row.last_job), "state": row.last_job_state}
+    found = {
+        "nextRun": row.nextrun and _time(row.nextrun),
+        "lastRun": row.last_run and _time(row.last_run),
+        "lastOutcome": row.last_outcome,
+        "lastJob": job and {key: value for key, value in job.items() if value is not None},
+    }
+    return {**status, **{key: value for key, value in found.items() if value is not None}}
+
+
+def with_conditions(
+    new: Iterable[Condition], generation: int, previous: Mapping[str, Any], now: datetime
+) -> dict[str, Any]:
+    """The stored status with these conditions in it; other conditions stay as they are."""
+    told = dated(new, previous, generation, now)
+    names = {condition["type"] for condition in told}
+    kept = [condition for condition in previous.get("conditions") or [] if condition["type"] not in names]
+    return {**previous, "observedGeneration": generation, "conditions": [*told, *kept]}
+
+
+def dated(
+    new: Iterable[Condition], previous: Mapping[str, Any], generation: int, now: datetime
+) -> list[dict[str, Any]]:
+    """The conditions as they are stored: with the time of their last change, which stays while their status does."""
+    before = by_type(previous)
+    return [
+        {
+            "type": condition.type,
+            "status": condition.status,
+            "observedGeneration": generation,
+            "lastTransitionTime": _since(condition, before.get(condition.type), now),
+            "reason": condition.reason,
+            "message": condition.message,
+        }
+        for condition in new
+    ]
+
+
+def _since(condition: Condition, before: Mapping[str, Any] | None, now: datetime) -> str:
+    if before is not None and before["status"] == condition.status:
+        return str(before["lastTransitionTime"])
+    return _time(now)
+
+
+def _time(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def by_type(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The stored conditions, by their type."""
+    return {condition["type"]: condition for condition in status.get("conditions") or []}
