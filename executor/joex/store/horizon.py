@@ -24,7 +24,10 @@ async def oldest_transaction(connection: Connection) -> int:
         return int(await connection.fetchval(_OLDEST))
 
 
-async def announce(connection: Connection, announcement: Awaitable[object]) -> Recheck:
-    """Say on this connection, which is in no transaction, what to be notified of; and when to read in spite of it."""
+async def announce(connection: Connection, announcement: Awaitable[object], **pauses: float) -> Recheck:
+    """Say on this connection, which is in no transaction, what to be notified of; and when to read in spite of it.
+
+    ``pauses``: those of the `Recheck`, where they are not the usual ones.
+    """
     await announcement
-    return Recheck(await horizon(connection))
+    return Recheck(await horizon(connection), **pauses)

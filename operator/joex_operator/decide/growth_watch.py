@@ -2,8 +2,8 @@
 
 Each notification costs its sender, so a pool is told once and then asks for more: it *arms* its watch, looks, and from
 the first notification on rests for a moment before it arms it again and looks again. A submission that was under way
-while the watch was armed may not have seen it: until all transactions of that time have ended (``horizon``), the pool
-looks again by itself, ever more seldom::
+while the watch was armed may not have seen it: until the race with open transactions is settled (`joex.core.recheck`),
+the pool looks again by itself, ever more seldom::
 
     UNARMED --arm, look--> UNSETTLED --(older transactions have ended)--> ARMED --heard--> RESTING --arm, look--> ...
 """
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from joex.core.recheck import Recheck
+
 REST = 0.25
 """Seconds between hearing of work and wanting to hear more: at most so often do submitters pay for a notification."""
-_FIRST_LOOK = 0.1
+PAUSES = {"pause": 0.2, "longest": 100.0}
+"""Seconds between two looks until the race is settled: a look at a pool costs more than a take."""
 
 
 @dataclass(slots=True)
@@ -24,8 +27,7 @@ class GrowthWatch:
     length: float
     armed_until: float = 0.0
     notified_at: float | None = None
-    horizon: int | None = None
-    looks: int = 0
+    recheck: Recheck | None = None
 
     def heard(self, now: float) -> None:
         """Work was heard of: disarm, look now, and arm again later."""
@@ -45,22 +47,21 @@ class GrowthWatch:
 
     def disarmed(self) -> None:
         """It has been disarmed."""
-        self.armed_until, self.horizon = 0.0, None
+        self.armed_until, self.recheck = 0.0, None
 
-    def armed(self, now: float, horizon: int) -> None:
-        """It has been armed; transactions below the horizon may not have seen it."""
+    def armed(self, now: float, recheck: Recheck) -> None:
+        """It has been armed; open transactions may not have seen it."""
         if self.armed_until <= now:  # it was not before
-            self.horizon, self.looks, self.notified_at = horizon, 0, None
+            self.recheck, self.notified_at = recheck, None
         self.armed_until = now + self.length
 
-    def settle(self, oldest_transaction: int) -> None:
+    def settle(self, now: float, oldest_transaction: int) -> None:
         """A look comes now, and this is the oldest transaction that is open."""
-        if self.horizon is not None and oldest_transaction >= self.horizon:
-            self.horizon = None
-        self.looks += 1
+        if self.recheck is not None and self.recheck.settles(oldest_transaction, now):
+            self.recheck = None
 
     def next_reconcile(self, now: float) -> float | None:
         """Seconds until the next look that this asks for; None: it asks for none."""
         if self.notified_at is not None:
             return max(self.notified_at + REST - now, 0.0)
-        return None if self.horizon is None else _FIRST_LOOK * 2.0 ** min(self.looks, 10)
+        return None if self.recheck is None else max(self.recheck.due_at - now, 0.0)
