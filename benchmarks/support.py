@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg
 
-from joex.store.temporary_databases import temporary_database, url_of
+from examples.demo.temporary_databases import temporary_database, url_of
 
 _ROOT = Path(__file__).parent.parent
 

@@ -1,6 +1,6 @@
 """PostgreSQL servers for the tests: made for one session of tests, and gone with it however it ends.
 
-The servers come out of the wheel that `joex demo` uses. Each has a template database with the schema of Joex, from
+The servers come out of the wheel that `make demo` uses. Each has a template database with the schema of Joex, from
 which a test's own database is copied. They listen on a unix socket and on TCP (for proxies in between).
 
 All tests hold whatever the default isolation is: ``JOEX_TEST_ISOLATION="repeatable read" make test-integration``, and

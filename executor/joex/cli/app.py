@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from joex.cli.demo import demo
 from joex.cli.executor import executor
 from joex.cli.executors import drain, executors, notify
 from joex.cli.groups import groups_app
@@ -63,7 +62,7 @@ def _print_version(*, as_json: bool) -> None:
 
 def _add_commands() -> None:
     panels = {
-        PANEL: (migrate, executor, demo),
+        PANEL: (migrate, executor),
         "Jobs": (submit, jobs, show, logs, why, cancel, remove, retry, priority, args),
         "Queues, groups, executors": (stats, executors, notify, drain),
         "More": (version,),

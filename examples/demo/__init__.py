@@ -1,4 +1,4 @@
-"""``joex demo``: four tenants, real work, a pool that grows and shrinks, and an executor that is killed on the way."""
+"""``make demo``: four tenants, real work, a pool that grows and shrinks, and an executor that is killed on the way."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from joex.cli.output import print_json
 from joex.cli.sigterm import leaving_in_order
 
 if TYPE_CHECKING:
-    from joex.cli.demo.stage import Stage
+    from examples.demo.stage import Stage
 
 
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command()
 def demo(
     *,
     files: Annotated[
@@ -39,12 +43,12 @@ def demo(
     It takes less than a minute, on a database of its own, dropped at the end.
     The exit code is 0 if every job has come to its end.
     """
-    # Here and not above, so that the help of the other commands does not wait for it.
+    # Here and not above, so that a SIGTERM before they are imported finds nothing to leave in order.
     from rich.console import Console  # noqa: PLC0415
 
-    from joex.cli.demo.report import print_summary  # noqa: PLC0415
-    from joex.cli.demo.stage import make_stage  # noqa: PLC0415
-    from joex.cli.demo.story import play  # noqa: PLC0415
+    from examples.demo.report import print_summary  # noqa: PLC0415
+    from examples.demo.stage import make_stage  # noqa: PLC0415
+    from examples.demo.story import play  # noqa: PLC0415
 
     console = Console(stderr=as_json, highlight=False)
     with make_stage(console) as stage, _server(database_url, stage) as url:

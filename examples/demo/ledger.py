@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from joex.cli.demo.orders import TENANTS
+from examples.demo.orders import TENANTS
 from joex.client.client import Client
 from joex.core.job import NewJob
 from joex.store.executors import Executor, list_executors

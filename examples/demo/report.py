@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from joex.cli.demo.pool import slot
-from joex.cli.demo.stage import counted
-from joex.cli.demo.summary import PoolSize, Recovery, Summary, TenantSummary, Waits
+from examples.demo.pool import slot
+from examples.demo.stage import counted
+from examples.demo.summary import PoolSize, Recovery, Summary, TenantSummary, Waits
 
 _FIFO = (
     "FIFO is computed from this very run: the same jobs, each as long as it kept its slot here, strictly in the order "

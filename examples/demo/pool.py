@@ -105,7 +105,7 @@ class Up:
 
     async def _read(self) -> None:
         """Hand on what it tells, until it ends."""
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             self._tell(json.loads(line))
             self._ready.set()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import fmean
 
-from joex.cli.demo.fifo import Run, Slot, Work, changeovers, fifo_starts, percentile
-from joex.cli.demo.ledger import Record
-from joex.cli.demo.orders import LIBRARY
-from joex.cli.demo.pool import SLOTS
+from examples.demo.fifo import Run, Slot, Work, changeovers, fifo_starts, percentile
+from examples.demo.ledger import Record
+from examples.demo.orders import LIBRARY
+from examples.demo.pool import SLOTS
 from joex.store.executors import Executor
 from joex.store.jobs import Job
 

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from examples.demo.temporary_databases import drop, leftovers, other_sessions, temporary_database, url_of
 from joex.errors import JoexError
 from joex.store.database import connect
 from joex.store.statement import Connection
-from joex.store.temporary_databases import drop, leftovers, other_sessions, temporary_database, url_of
 
 _PURPOSE = "joex_demo"
 _PATIENCE = 5.0

@@ -8,12 +8,12 @@ import textwrap
 from collections.abc import Callable
 from datetime import timedelta
 
-from joex.cli.demo.database import own_place
-from joex.cli.demo.ledger import Ledger, Snapshot
-from joex.cli.demo.orders import ACME, EACH, GLOBEX, INITECH, LIBRARY, Orders, make_orders
-from joex.cli.demo.pool import FILE, POOL, Event, Up, send, slot
-from joex.cli.demo.stage import Stage, counted
-from joex.cli.demo.summary import Kill, Summary, summarise
+from examples.demo.database import own_place
+from examples.demo.ledger import Ledger, Snapshot
+from examples.demo.orders import ACME, EACH, GLOBEX, INITECH, LIBRARY, Orders, make_orders
+from examples.demo.pool import FILE, POOL, Event, Up, send, slot
+from examples.demo.stage import Stage, counted
+from examples.demo.summary import Kill, Summary, summarise
 from joex.client.client import Client
 from joex.errors import JoexError
 from joex.store.executors import Executor

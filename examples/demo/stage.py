@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from joex.cli.demo.ledger import Snapshot, TenantNow
-from joex.cli.demo.pool import MOST, slot
+from examples.demo.ledger import Snapshot, TenantNow
+from examples.demo.pool import MOST, slot
 
 _LINE_EVERY = 1.0
 
