@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from joex.core.events import DatabaseTrouble, Emit, Repeated
@@ -78,7 +79,9 @@ class PeriodicScheduler:
             except (JoexError, OSError) as error:
                 sleep = _TROUBLE_RETRY_IN
                 self._emit(DatabaseTrouble("scheduler", str(error), sleep))
-            await self._wait(sleep)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(sleep):
+                    await self._wakeup.wait()
 
     async def _round(self) -> float:
         """Decide what is due now; returns for how long to sleep."""
@@ -121,10 +124,3 @@ class PeriodicScheduler:
         """How long to sleep where somebody else is at work on what is due, or has locked it."""
         self._busy_for, sleep = min(self._busy_for * 2, _BUSY_RETRY_LATEST), self._busy_for
         return sleep
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wakeup.wait()
-        except TimeoutError:
-            pass

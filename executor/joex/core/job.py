@@ -185,6 +185,19 @@ class TakenJob(NamedTuple):
     suspect: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A run of this executor. ``attempt`` is 1 for the first one; ``seconds`` since its code started, 0: it has not."""
+
+    id: UUID
+    task: str
+    group: str
+    queue: str
+    attempt: int
+    subject: str
+    seconds: float
+
+
 def priority_of(text: str) -> Priority:
     """A priority as people write it, in whichever case.
 

@@ -2,41 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
-from uuid import UUID
 
-
-class RunningJob(Protocol):
-    """A run of this executor."""
-
-    @property
-    def id(self) -> UUID:
-        """The job."""
-
-    @property
-    def task(self) -> str:
-        """As submitted."""
-
-    @property
-    def group(self) -> str:
-        """As submitted."""
-
-    @property
-    def queue(self) -> str:
-        """As submitted."""
-
-    @property
-    def subject(self) -> str:
-        """As submitted."""
-
-    @property
-    def attempt(self) -> int:
-        """1 for the first run of the job."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since its code started."""
+from joex.core.job import RunningJob
 
 
 class ExecutorProtocol(Protocol):
@@ -58,7 +26,7 @@ class ExecutorProtocol(Protocol):
     def alive(self) -> bool:
         """Its services run, and its lease is trusted. False: restart the process."""
 
-    def running(self) -> Sequence[RunningJob]:
+    def running(self) -> list[RunningJob]:
         """Its runs."""
 
     def drain(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from typing import Any, Never
 from uuid import UUID
 
@@ -19,6 +18,7 @@ from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime.clock import clock
 from joex.runtime.lease_callbacks import Notifier
+from joex.runtime.waits import wait_for
 from joex.store import executors, keyed
 from joex.store.database import borrowed, create_pool
 
@@ -93,9 +93,7 @@ class Chores:
                     except (JoexError, OSError) as error:
                         self._notifier.report_trouble("chores", str(error), self._lease.heartbeat_every)
                     not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(2 * self._lease.heartbeat_every):
-                        await self._beaten.wait()
+                await wait_for(self._beaten, 2 * self._lease.heartbeat_every)
                 self._beaten.clear()
         finally:
             pool.terminate()

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from uuid import UUID
 
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
+from joex.core.job import RunningJob
 from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime import bulk
@@ -43,19 +42,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _REGISTER_RETRY_IN = 0.5
 _TASK_CONNECTIONS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A job in a slot, for people. ``seconds`` since its code started; 0: it has not."""
-
-    id: UUID
-    task: str
-    group: str
-    queue: str
-    attempt: int
-    subject: str
-    seconds: float
 
 
 class Executor:

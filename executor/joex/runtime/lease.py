@@ -39,6 +39,7 @@ from joex.runtime.chores import Chores
 from joex.runtime.clock import clock
 from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.text import error_trace
+from joex.runtime.waits import wait_for
 from joex.runtime.watchdog import Watchdog
 from joex.store import executors, periodic
 from joex.store.database import connect
@@ -170,10 +171,10 @@ class LeaseKeeper:
                     if task.done():  # by a mistake of ours
                         task.result()
                 if not self._stop.is_set():
-                    await self._pause(self._reconnect_in)
+                    await wait_for(self._stop, self._reconnect_in)
             if self._is_over:
                 # The executor's loop has been told. It may be blocked by the very task that must not go on.
-                await self._pause(_LOOP_WITHIN)
+                await wait_for(self._stop, _LOOP_WITHIN)
                 if not self._stop.is_set() and self._executing():
                     self._exit()
         finally:
@@ -297,8 +298,3 @@ class LeaseKeeper:
 
     def _hear_periodic(self, _payload: str) -> None:
         self._notifier.notify_executor(self._callbacks.on_periodic)
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()

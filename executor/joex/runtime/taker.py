@@ -17,6 +17,7 @@ from joex.core.priority_turns import CountingScheme
 from joex.core.recheck import LONGEST, Recheck
 from joex.errors import JoexError, LeaseLost
 from joex.runtime.runner import Runner
+from joex.runtime.waits import wait_for
 from joex.store import executors, runs
 from joex.store.database import borrowed
 from joex.store.horizon import announce
@@ -95,7 +96,7 @@ class Taker:
                 self._emit(DatabaseTrouble("taker", str(error), retry_in))
                 sleep, retry_in = retry_in, min(retry_in * 2, _LONGEST_RETRY)
             if sleep:
-                await self._wait(sleep)
+                await wait_for(self._wakeup, sleep)
 
     def _wanted(self, unstarted: int = 0) -> int:
         """How many jobs to take now, where so many that are taken are still to be started.
@@ -176,10 +177,3 @@ class Taker:
         if not self._runner.runs:
             self._emit(FellAsleep(look.next_due))
         return sleep
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wakeup.wait()
-        except TimeoutError:
-            pass
