@@ -21,13 +21,13 @@ from joex.client.keyed_model import (
     TypeTimeout,
     checked,
     found,
-    invalid,
     keyed_job,
     name_of,
     pack,
     to_text,
 )
 from joex.client.keyed_waits import KeyedWaits
+from joex.client.submissions import invalid
 from joex.client.worker import Worker
 from joex.core import tuples
 from joex.core.duration import parse_duration

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from uuid import UUID
 
 from joex.client.connections import Connections
+from joex.client.submissions import invalid
 from joex.core import tuples
 from joex.core.job import check_name, check_text
 from joex.errors import InvalidJob
@@ -148,20 +149,6 @@ def check_lock(lock_id: UUID) -> None:
     """Check that this can be the lock id of a run."""
     if not isinstance(lock_id, UUID):
         raise InvalidJob(f"lock_id: expected the UUID that accept gave; got {lock_id!r}")
-
-
-class invalid:  # noqa: N801 - it reads like a statement
-    """Errors about a value become `InvalidJob`, with the field's name before them."""
-
-    def __init__(self, field: str = "") -> None:
-        self._field = field
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError) and not isinstance(error, InvalidJob):
-            raise InvalidJob(f"{self._field}: {error}" if self._field else str(error)) from error
 
 
 def pack(field: str, value: Any) -> bytes:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from joex.client.connections import Connections
+from joex.client.submissions import invalid
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_text, priority_of
 from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask
 from joex.core.timers import Timer, parse_zone
-from joex.errors import InvalidJob, NotYours
+from joex.errors import NotYours
 from joex.store import periodic
 from joex.store.periodic import PeriodicTask
 from joex.store.statement import Connection
@@ -58,7 +58,7 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
     Raises:
         InvalidJob: it can't be read; the message says why.
     """
-    with _invalid():
+    with invalid():
         _check_texts(timer, zone)
         parsed, given = Timer.parse(timer), parse_zone(zone)
     used = parsed.zone or given
@@ -100,7 +100,7 @@ class PeriodicTasks:
             most: at most so many.
             connection: read in this connection's transaction.
         """
-        with _invalid():
+        with invalid():
             for field, name in (("owner", owner), ("after", after)):
                 if name is not None:
                     check_name(field, name)
@@ -220,9 +220,9 @@ def _new(*, priority: str, starting_deadline: timedelta | float | str | None, **
     Raises:
         InvalidJob: a field is wrong; the message names it.
     """
-    with _invalid("starting_deadline: "):
+    with invalid("starting_deadline"):
         deadline = None if starting_deadline is None else parse_duration(starting_deadline)
-    with _invalid():
+    with invalid():
         _check_texts(fields["timer"], fields["zone"])
         return NewPeriodicTask(**fields, priority=priority_of(priority), starting_deadline=deadline)
 
@@ -253,19 +253,10 @@ def _mend(owner: str) -> str:
 
 
 def _check_id(task_id: str) -> None:
-    with _invalid():
+    with invalid():
         check_name("id", task_id)
 
 
 def _check_texts(timer: str, zone: str) -> None:
     check_text("timer", timer)
     check_text("zone", zone)
-
-
-@contextmanager
-def _invalid(before: str = "") -> Iterator[None]:
-    """Errors about a value become `InvalidJob`."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise InvalidJob(f"{before}{error}") from error

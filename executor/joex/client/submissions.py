@@ -15,6 +15,20 @@ from joex.errors import InvalidJob
 _FIELDS = {one.name: None for one in fields(NewJob)}
 
 
+class invalid:  # noqa: N801 - it reads like a statement
+    """Errors about a value become `InvalidJob`, with the field's name before them."""
+
+    def __init__(self, field: str = "") -> None:
+        self._field = field
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError | TypeError) and not isinstance(error, InvalidJob):
+            raise InvalidJob(f"{self._field}: {error}" if self._field else str(error)) from error
+
+
 def columns_of_any(new_jobs: Sequence[NewJob | Mapping[str, Any]], first: int = 0) -> Columns:
     """Submissions, checked or not, as columns; plain ones are judged as a whole, which is cheaper.
 
@@ -35,7 +49,7 @@ def time_of(not_before: datetime | timedelta | str | None) -> datetime | None:
     Raises:
         ValueError: it is no delay; the message names the field.
     """
-    if not_before is not None and isinstance(not_before, timedelta | str):
+    if isinstance(not_before, timedelta | str):
         try:
             return datetime.now(UTC) + parse_duration(not_before)
         except ValueError as error:

@@ -20,11 +20,11 @@ from joex.client.keyed_model import (
     check_texts,
     checked,
     found,
-    invalid,
     keyed_job,
     name_of,
     pack,
 )
+from joex.client.submissions import invalid
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_retries
 from joex.core.json_values import shown
