@@ -1,4 +1,4 @@
-"""The command ``joex``: a thin face over the client, the store and the runtime.
+"""The command ``joex``: a thin layer over the client, the store and the runtime.
 
 Each command is a function of a module here; `app` puts them together. What the user did wrong is one line on stderr;
 the exit code is 0 (done), 1 (could not be done: not found, database unavailable), 2 (wrong use or configuration),
