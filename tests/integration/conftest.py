@@ -133,9 +133,9 @@ class Bench:
         """Let an executor have been silent for so many of its leases."""
         await self.connection.execute(
             """
-            UPDATE joex.lease l
+            UPDATE joex_private.lease l
             SET heartbeat_at = clock_timestamp() - e.lease * $2::float8, beat = -1000 * extract(epoch FROM e.lease) * $2
-            FROM joex.executor e WHERE e.id = l.executor_id AND e.id = $1
+            FROM joex_private.executor e WHERE e.id = l.executor_id AND e.id = $1
             """,
             executor,
             leases,
@@ -149,7 +149,9 @@ class Bench:
 
     async def held(self, executor: int) -> list[UUID]:
         """The jobs that an executor holds."""
-        rows = await self.connection.fetch("SELECT id FROM joex.job WHERE executor_id = $1 ORDER BY seq", executor)
+        rows = await self.connection.fetch(
+            "SELECT id FROM joex_private.job WHERE executor_id = $1 ORDER BY seq", executor
+        )
         return [row["id"] for row in rows]
 
 

@@ -58,7 +58,7 @@ class TestDemand:
     async def test_what_is_due_counts_though_nobody_takes(self, bench) -> None:
         for _ in range(1200):
             await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
-        await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
+        await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp()")
         assert await demand(bench, most=2000) == 1200
 
     async def test_it_says_when_the_next_job_is_due(self, bench) -> None:
@@ -75,7 +75,7 @@ class TestDemand:
         other, observer, asking = await another_connection(), await another_connection(), await another_connection()
         between = other.transaction()
         await between.start()
-        await other.execute("LOCK TABLE joex.retired")  # the jobs are counted, the executors are not yet
+        await other.execute("LOCK TABLE joex_private.retired")  # the jobs are counted, the executors are not yet
         async with waiting_for_a_lock(observer, pools.look(asking, ["default"], MOST, "p/a-")) as looking:
             assert len(await bench.take(executor)) == 1
             await between.commit()
@@ -183,11 +183,11 @@ async def test_an_executor_that_holds_a_suspect_is_full(bench) -> None:
     await bench.submit()
     await bench.take(executor)
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
-    await bench.connection.execute("UPDATE joex.job SET suspect = true")
+    await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
-    await bench.connection.execute("UPDATE joex.job SET state = 'running', started_at = clock_timestamp()")
+    await bench.connection.execute("UPDATE joex_private.job SET state = 'running', started_at = clock_timestamp()")
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
-    await bench.connection.execute("UPDATE joex.job SET started_at = clock_timestamp() - interval '61 seconds'")
+    await bench.connection.execute("UPDATE joex_private.job SET started_at = clock_timestamp() - interval '61 seconds'")
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
 
 

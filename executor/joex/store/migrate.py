@@ -42,7 +42,7 @@ _IN_THE_WAY = statement("""
                   ', ' || a.state) AS what, a.xact_start AS since, a.backend_type = 'client backend' AS is_client
     FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid() AND a.pid IN (
         SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-        WHERE l.granted AND c.relnamespace = to_regnamespace('joex')
+        WHERE l.granted AND c.relnamespace IN (to_regnamespace('joex'), to_regnamespace('joex_private'))
               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
     UNION ALL
     SELECT format('the prepared transaction %L (%s', p.gid, p.owner), p.prepared, true
@@ -51,18 +51,19 @@ _IN_THE_WAY = statement("""
 """)
 _VERSIONS_TABLE = """
     CREATE SCHEMA IF NOT EXISTS joex;
-    CREATE TABLE IF NOT EXISTS joex.migration (
+    CREATE SCHEMA IF NOT EXISTS joex_private;
+    CREATE TABLE IF NOT EXISTS joex_private.migration (
         number       integer PRIMARY KEY,
         name         text NOT NULL,
         applied_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
         definitions  text[] NOT NULL DEFAULT '{}'   -- digests of the functions, views and triggers as they are since
     )
 """
-_HAS_VERSIONS = statement("SELECT to_regclass('joex.migration') IS NOT NULL")
+_HAS_VERSIONS = statement("SELECT to_regclass('joex_private.migration') IS NOT NULL")
 _ENCODING = statement("SELECT getdatabaseencoding()")
-_VERSION = "SELECT coalesce(max(number), 0) FROM joex.migration"
-_DEFINED = "SELECT definitions FROM joex.migration WHERE number = $1"
-_RECORD = "INSERT INTO joex.migration (number, name, definitions) VALUES ($1, $2, $3)"
+_VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
+_DEFINED = "SELECT definitions FROM joex_private.migration WHERE number = $1"
+_RECORD = "INSERT INTO joex_private.migration (number, name, definitions) VALUES ($1, $2, $3)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ _WAIT_NO_MORE = statement("SELECT joex.wait_no_more($1::text, $2::uuid[])")
 _LOOK = statement("""
     SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS oldest_xid, array_agg(j.id) AS ids,
            array_agg(j.xmin::text::bigint) AS xmins, array_agg(j.state::text) AS states
-    FROM joex.job j WHERE j.id = ANY ($1::uuid[])
+    FROM joex_private.job j WHERE j.id = ANY ($1::uuid[])
 """)
-_READ = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - put together of constants
+_READ = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - put together of constants
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,60 +2,60 @@
 -- its job (reclaimed, given to another) changes nothing: its answer is worker_conflict.
 
 -- The arguments of a run that did not come with its take, for they are large. Null: the job is not this run's any more.
-CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
-    SELECT j.args FROM joex.job j
+CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT j.args FROM joex_private.job j
     WHERE j.id = arguments.id AND j.lock_id = arguments.lock_id AND j.state IN ('scheduled', 'running') $$;
 
 -- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is
 -- over before the mark is written). Rows that somebody else has locked are left to the finish.
-CREATE OR REPLACE FUNCTION joex.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS void
+CREATE OR REPLACE FUNCTION joex_private.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids uuid[];
 BEGIN
     WITH started AS (
-        UPDATE joex.job j SET state = 'running', attempt = j.attempt + 1,
+        UPDATE joex_private.job j SET state = 'running', attempt = j.attempt + 1,
                started_at = clock_timestamp() - make_interval(secs => s.age)
         FROM (SELECT k.id, g.age FROM unnest(ids, locks, ages) AS g(id, lock_id, age)
-              JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
+              JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
               FOR UPDATE OF k SKIP LOCKED) s
         WHERE j.id = s.id RETURNING j.id
     ) SELECT array_agg(id) INTO v_ids FROM started;
-    PERFORM joex.announce('job-started', v_ids);
+    PERFORM joex_private.announce('job-started', v_ids);
 END $$;
 
 -- The code of a suspect (see put_back) is about to start, with nothing beside it: scheduled -> running, before that code runs, for a
 -- loss is charged to a suspect whose run is marked. Its timeout begins here. False: the job is not this run's any more.
-CREATE OR REPLACE FUNCTION joex.start_alone(id uuid, lock_id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.start_alone(id uuid, lock_id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
-    UPDATE joex.job j SET
+    UPDATE joex_private.job j SET
         state = 'running', attempt = j.attempt + 1, started_at = clock_timestamp(),
         (overdue_at, renew_by) = (SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                                  FROM joex.task_timeout o WHERE o.task = j.task)
+                                  FROM joex_private.task_timeout o WHERE o.task = j.task)
     WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled';
     IF FOUND THEN
-        PERFORM joex.announce('job-started', ARRAY[id]);
+        PERFORM joex_private.announce('job-started', ARRAY[id]);
     END IF;
     RETURN FOUND;
 END $$;
 
 -- Whether the executor of this suspect takes nothing beside it: until its code has run for a minute (_ALONE_FOR in runtime/runner.py).
-CREATE OR REPLACE FUNCTION joex.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
-    FROM joex.job j WHERE j.id = p_id $$;
+    FROM joex_private.job j WHERE j.id = p_id $$;
 
 -- What becomes of a job whose run ends so: it goes round once more where that was asked for, whatever its end; else a cancel
 -- request ends it as cancelled.
-CREATE OR REPLACE FUNCTION joex.state_after(p_state text, p_cancel boolean, p_resubmit boolean) RETURNS text
+CREATE OR REPLACE FUNCTION joex_private.state_after(p_state text, p_cancel boolean, p_resubmit boolean) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END $$;
 
 -- Write lines of Joex's own into the logs of jobs. A log that can't be written keeps no job from its end.
-CREATE OR REPLACE FUNCTION joex.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
+CREATE OR REPLACE FUNCTION joex_private.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
 BEGIN
-    INSERT INTO joex.job_log (job_id, attempt, at, level, message)
+    INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
     SELECT g.id, g.attempt, clock_timestamp(), g.level, g.line
     FROM unnest(p_ids, p_attempts, p_levels, p_lines) WITH ORDINALITY AS g(id, attempt, level, line, nr) ORDER BY g.nr;
 EXCEPTION WHEN OTHERS THEN
@@ -63,11 +63,11 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 
 -- How these runs have ended, in their jobs' logs: all but those that are plain successes (see joex.log). answers: null, as said.
-CREATE OR REPLACE FUNCTION joex.log_ends_of(
+CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
     p_ids uuid[], p_states text[], p_errors text[], p_ages float8[], p_exhausted boolean[], p_nrs bigint[], p_answers text[]
 ) RETURNS void LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
-    SELECT joex.log_ends(array_agg(e.id ORDER BY e.nr), array_agg(e.attempt ORDER BY e.nr), array_agg(e.level ORDER BY e.nr),
-                         array_agg(e.line ORDER BY e.nr))
+    SELECT joex_private.log_ends(array_agg(e.id ORDER BY e.nr), array_agg(e.attempt ORDER BY e.nr), array_agg(e.level ORDER BY e.nr),
+                                 array_agg(e.line ORDER BY e.nr))
     FROM (SELECT g.id, g.nr, j.attempt + CASE g.state WHEN 'waiting' THEN 1 ELSE 0 END AS attempt,
                  CASE WHEN a.answer IS NOT NULL OR g.state IN ('cancelled', 'stuck') THEN 'warning'
                       WHEN g.state = 'failed' THEN 'error' ELSE 'info' END AS level,
@@ -83,7 +83,7 @@ CREATE OR REPLACE FUNCTION joex.log_ends_of(
                          ELSE '' END AS line
           FROM unnest(p_ids, p_states, p_errors, p_ages, p_exhausted) WITH ORDINALITY AS g(id, state, error, age, exhausted, nr)
           JOIN unnest(p_nrs, p_answers) AS a(nr, answer) USING (nr)
-          JOIN joex.job j ON j.id = g.id
+          JOIN joex_private.job j ON j.id = g.id
           -- (What is given back before it has started is no run.)
           WHERE (g.state <> 'success' OR a.answer IS NOT NULL) AND (g.state <> 'waiting' OR g.age IS NOT NULL)) e
     HAVING count(*) > 0 $$;
@@ -97,20 +97,20 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_gen
 DECLARE
     v_lines integer;
 BEGIN
-    RETURN QUERY SELECT l.seq, l.attempt, l.at, l.level, l.message FROM joex.job_log l
+    RETURN QUERY SELECT l.seq, l.attempt, l.at, l.level, l.message FROM joex_private.job_log l
                  WHERE l.job_id = log.id AND l.seq > log.after ORDER BY l.seq LIMIT log.most;
     GET DIAGNOSTICS v_lines = ROW_COUNT;
     IF v_lines < most THEN
-        RETURN QUERY SELECT s.* FROM joex.log_of_success(log.id) s WHERE s.seq > log.after;
+        RETURN QUERY SELECT s.* FROM joex_private.log_of_success(log.id) s WHERE s.seq > log.after;
     END IF;
 END $$;
 
 -- The line that says that the last run of a job has succeeded, where it has: after all others (the largest number that each reader
 -- of JSON knows).
-CREATE OR REPLACE FUNCTION joex.log_of_success(id uuid)
+CREATE OR REPLACE FUNCTION joex_private.log_of_success(id uuid)
 RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text) LANGUAGE sql STABLE AS $$
     SELECT 9007199254740991, j.attempt, j.finished_at, 'info', 'succeeded' || coalesce(': ' || j.message, '')
-    FROM joex.job j WHERE j.id = log_of_success.id AND j.state = 'success' $$;
+    FROM joex_private.job j WHERE j.id = log_of_success.id AND j.state = 'success' $$;
 
 -- End many runs. states: success, failed, cancelled; stuck (retry after delays[i] seconds); waiting (given back: the run
 -- does not count). ages: seconds since the code started, null where it has not; exhausted: it has failed because its retries are
@@ -119,7 +119,7 @@ RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message 
 -- Returns a row for each run that was not ended as said:
 --   canceled (a cancel request: it is cancelled now), resubmitted (it waits to go round once more), already (this very run had ended it, in the task's own transaction),
 --   worker_conflict (the job is not this run's any more), locked (only with skip_locked: somebody holds the row; say it again).
-CREATE OR REPLACE FUNCTION joex.finish_many(
+CREATE OR REPLACE FUNCTION joex_private.finish_many(
     ids uuid[], locks uuid[], states text[], results jsonb[], messages text[], errors text[], delays float8[],
     ages float8[], skip_locked boolean DEFAULT false, exhausted boolean[] DEFAULT NULL
 ) RETURNS TABLE (nr bigint, answer text) LANGUAGE plpgsql VOLATILE
@@ -137,31 +137,31 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF results IS NOT NULL THEN     -- (as with submissions)
-        PERFORM joex.check_size('result', r.one) FROM unnest(results) r(one)
-        WHERE pg_column_size(r.one) > 40 AND joex.is_large(r.one);
+        PERFORM joex_private.check_size('result', r.one) FROM unnest(results) r(one)
+        WHERE pg_column_size(r.one) > 40 AND joex_private.is_large(r.one);
     END IF;
     IF skip_locked THEN
         SELECT array_agg(k.id) INTO v_free FROM (
-            SELECT j.id FROM joex.job j WHERE j.id = ANY (ids) FOR UPDATE SKIP LOCKED) k;
+            SELECT j.id FROM joex_private.job j WHERE j.id = ANY (ids) FOR UPDATE SKIP LOCKED) k;
     END IF;
-    IF joex.is_heard(true) THEN
-        PERFORM joex.announce_short(ids, locks, ages, CASE WHEN skip_locked THEN coalesce(v_free, '{}') END);
+    IF joex_private.is_heard(true) THEN
+        PERFORM joex_private.announce_short(ids, locks, ages, CASE WHEN skip_locked THEN coalesce(v_free, '{}') END);
     END IF;
     WITH ended AS (
-        UPDATE joex.job j SET
+        UPDATE joex_private.job j SET
             executor_id = NULL, overdue_at = NULL, resubmit_requested = false,
             cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
-            state = joex.state_after(g.state, j.cancel_requested, j.resubmit_requested)::joex.job_state,
-            finished_at = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested)
+            state = joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested)::joex_private.job_state,
+            finished_at = CASE WHEN joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested)
                                     NOT IN ('stuck', 'waiting') THEN v_now END,
-            lane = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'waiting'
-                        THEN joex.lane(j.priority) END,
-            due_at = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'stuck'
+            lane = CASE WHEN joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'waiting'
+                        THEN joex_private.lane(j.priority) END,
+            due_at = CASE WHEN joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'stuck'
                           THEN v_now + make_interval(secs => coalesce(g.delay, 0)) END,
-            seq = CASE WHEN j.resubmit_requested THEN nextval('joex.job_seq_seq') ELSE j.seq END,
+            seq = CASE WHEN j.resubmit_requested THEN nextval('joex_private.job_seq_seq') ELSE j.seq END,
             -- (of a job that has ended it is kept: how long its last run had waited can be told afterwards)
             runnable_since = CASE
-                WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) NOT IN ('stuck', 'waiting')
+                WHEN joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested) NOT IN ('stuck', 'waiting')
                 THEN j.runnable_since
                 ELSE v_now + CASE WHEN j.resubmit_requested THEN interval '0'
                                   ELSE make_interval(secs => coalesce(g.delay, 0)) END END,
@@ -191,8 +191,8 @@ BEGIN
             SELECT g.nr, CASE
                 WHEN e.nr IS NOT NULL THEN e.answer
                 WHEN skip_locked AND NOT coalesce(g.id = ANY (v_free), false)
-                     AND EXISTS (SELECT FROM joex.job j WHERE j.id = g.id) THEN 'locked'
-                WHEN EXISTS (SELECT FROM joex.job j WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id IS NULL)
+                     AND EXISTS (SELECT FROM joex_private.job j WHERE j.id = g.id) THEN 'locked'
+                WHEN EXISTS (SELECT FROM joex_private.job j WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id IS NULL)
                      THEN 'already'
                 ELSE 'worker_conflict' END
             FROM unnest(ids, locks) WITH ORDINALITY AS g(id, lock_id, nr)
@@ -209,56 +209,56 @@ BEGIN
         END LOOP;
     END IF;
     IF v_as_said < cardinality(ids) OR states <> array_fill('success'::text, ARRAY[cardinality(ids)]) THEN
-        PERFORM joex.log_ends_of(ids, states, errors, ages, exhausted, v_ended, v_answers);
+        PERFORM joex_private.log_ends_of(ids, states, errors, ages, exhausted, v_ended, v_answers);
     END IF;
     IF v_again THEN
         -- Given back, for others to take; or to be tried again, at a time that a sleeper must learn.
-        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex.job j
+        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex_private.job j
                        WHERE j.id = ANY (ids) AND (j.lane IS NOT NULL OR j.due_at IS NOT NULL) GROUP BY j.queue LOOP
-            PERFORM joex.wake(v_queue.name, v_queue.jobs);
+            PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
     -- A group with a limit may have room again. Whose run has ended looks for itself, if it is one who takes more.
-    IF EXISTS (SELECT FROM joex.group_setting g WHERE g.max_running IS NOT NULL) THEN
+    IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.max_running IS NOT NULL) THEN
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
-                       FROM joex.job j JOIN joex.group_setting g USING (queue, ring)
+                       FROM joex_private.job j JOIN joex_private.group_setting g USING (queue, ring)
                        WHERE j.id = ANY (ids) AND j.finished_at IS NOT NULL AND g.max_running IS NOT NULL
-                             AND NOT EXISTS (SELECT FROM joex.executor e
+                             AND NOT EXISTS (SELECT FROM joex_private.executor e
                                              WHERE e.app_id = j.app_id AND e.left_at IS NULL AND NOT e.draining)
                        GROUP BY j.queue LOOP
-            IF joex.has_runnable(v_queue.name) THEN
-                PERFORM joex.wake(v_queue.name, v_queue.jobs);
+            IF joex_private.has_runnable(v_queue.name) THEN
+                PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
             END IF;
         END LOOP;
     END IF;
-    IF joex.is_heard(false) THEN
-        PERFORM joex.announce_ends(ids, locks, v_others);
+    IF joex_private.is_heard(false) THEN
+        PERFORM joex_private.announce_ends(ids, locks, v_others);
     END IF;
     IF v_canceled IS NOT NULL THEN
-        PERFORM joex.delete_removed(v_canceled);
+        PERFORM joex_private.delete_removed(v_canceled);
     END IF;
 END $$;
 
 -- Delete those of these jobs that were to be removed when their run ends, and have ended.
-CREATE OR REPLACE FUNCTION joex.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
     WITH gone AS (
-        DELETE FROM joex.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
-    ) DELETE FROM joex.job_log l USING gone WHERE l.job_id = gone.id $$;
+        DELETE FROM joex_private.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
+    ) DELETE FROM joex_private.job_log l USING gone WHERE l.job_id = gone.id $$;
 
 -- Runs so short that they were never marked as running are told of when they end. free: the jobs that can end now; null: all.
 -- (Here and below: the caller has asked whether anybody listens.)
-CREATE OR REPLACE FUNCTION joex.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
+CREATE OR REPLACE FUNCTION joex_private.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 BEGIN
-    PERFORM joex.announce('job-started', array_agg(j.id ORDER BY g.nr))
+    PERFORM joex_private.announce('job-started', array_agg(j.id ORDER BY g.nr))
     FROM unnest(ids, locks, ages) WITH ORDINALITY AS g(id, lock_id, age, nr)
-    JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.state = 'scheduled' AND g.age IS NOT NULL
+    JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.state = 'scheduled' AND g.age IS NOT NULL
                        AND (free IS NULL OR j.id = ANY (free));
 END $$;
 
 -- Tell what has become of these runs, all but those with the lock ids of `others`.
-CREATE OR REPLACE FUNCTION joex.announce_ends(ids uuid[], locks uuid[], others uuid[]) RETURNS void
+CREATE OR REPLACE FUNCTION joex_private.announce_ends(ids uuid[], locks uuid[], others uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
@@ -269,9 +269,9 @@ BEGIN
            array_agg(j.id) FILTER (WHERE j.finished_at IS NULL)
     INTO v_finished, v_changed
     FROM unnest(ids, locks) WITH ORDINALITY AS g(id, lock_id, nr)
-    JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND g.lock_id <> ALL (others);
-    PERFORM joex.announce('job-finished', v_finished);
-    PERFORM joex.announce('job-changed', v_changed);
+    JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id AND g.lock_id <> ALL (others);
+    PERFORM joex_private.announce('job-finished', v_finished);
+    PERFORM joex_private.announce('job-changed', v_changed);
 END $$;
 
 -- End one run, inside the transaction of the task's own writes: they and the job's end commit together, or not at all.
@@ -285,22 +285,22 @@ CREATE OR REPLACE FUNCTION joex.finish(
 DECLARE
     v_cancel boolean;
 BEGIN
-    IF joex.is_large(result) THEN
-        PERFORM joex.check_size('result', result);
+    IF joex_private.is_large(result) THEN
+        PERFORM joex_private.check_size('result', result);
     END IF;
-    SELECT j.cancel_requested INTO v_cancel FROM joex.job j
+    SELECT j.cancel_requested INTO v_cancel FROM joex_private.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel AND state <> 'cancelled' THEN
         RETURN 'canceled';
     END IF;
-    PERFORM joex.finish_many(ARRAY[id], ARRAY[lock_id], ARRAY[state], ARRAY[result], ARRAY[message], ARRAY[error],
-                             ARRAY[extract(epoch FROM delay)::float8], ARRAY[0::float8], exhausted => ARRAY[exhausted]);
+    PERFORM joex_private.finish_many(ARRAY[id], ARRAY[lock_id], ARRAY[state], ARRAY[result], ARRAY[message], ARRAY[error],
+                                     ARRAY[extract(epoch FROM delay)::float8], ARRAY[0::float8], exhausted => ARRAY[exhausted]);
     RETURN 'ok';
 END $$;
 
--- A run reports: it renews its time (see joex.set_timeout), and may change what its job says. Null leaves a thing as it is.
+-- A run reports: it renews its time (see joex_private.set_timeout), and may change what its job says. Null leaves a thing as it is.
 -- data replaces the arguments, opts the free fields; resubmit: the job goes round once more when this run ends.
 -- Answers ok, worker_conflict (the job is not this run's any more: stop, and roll back) or canceled (stop, roll back, and
 -- say joex.finish(..., state => 'cancelled'), which frees the job at once; else its timeout does).
@@ -312,26 +312,26 @@ CREATE OR REPLACE FUNCTION joex.update(
 DECLARE
     v_cancel boolean;
 BEGIN
-    IF joex.is_large(data) THEN
-        PERFORM joex.check_size('args', data);
+    IF joex_private.is_large(data) THEN
+        PERFORM joex_private.check_size('args', data);
     END IF;
-    IF joex.is_large(opts) THEN
-        PERFORM joex.check_size('opts', opts);
+    IF joex_private.is_large(opts) THEN
+        PERFORM joex_private.check_size('opts', opts);
     END IF;
-    SELECT j.cancel_requested INTO v_cancel FROM joex.job j
+    SELECT j.cancel_requested INTO v_cancel FROM joex_private.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel THEN
         RETURN 'canceled';
     END IF;
-    UPDATE joex.job j SET
+    UPDATE joex_private.job j SET
         args = coalesce(data, j.args), opts = coalesce(opts, j.opts), rank = coalesce(rank, j.rank),
         progress = coalesce(progress, j.progress), progress_message = coalesce(message, j.progress_message),
         resubmit_requested = j.resubmit_requested OR resubmit,
         overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
     WHERE j.id = id;
-    PERFORM joex.announce('job-changed', ARRAY[id]);
+    PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN 'ok';
 END $$;
 
@@ -341,7 +341,7 @@ END $$;
 -- p_died: their executor has died, and each of them may have killed it. One that was lost before is a suspect from then on: executors run
 -- it with nothing beside it (see start_alone), so that its next death tells which job it was. A suspect that had not started is
 -- given back: whatever its executor died of, it was not that. So no job fails for what its neighbours do. Returns how many.
-CREATE OR REPLACE FUNCTION joex.put_back(
+CREATE OR REPLACE FUNCTION joex_private.put_back(
     p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -351,18 +351,18 @@ DECLARE
 BEGIN
     FOR v_queue IN
         WITH back AS (
-            UPDATE joex.job j SET
+            UPDATE joex_private.job j SET
                 executor_id = NULL, lock_id = NULL, overdue_at = NULL, resubmit_requested = false,
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
-                runnable_since = clock_timestamp(), losses = j.losses + x.lost, state = x.state::joex.job_state,
+                runnable_since = clock_timestamp(), losses = j.losses + x.lost, state = x.state::joex_private.job_state,
                 suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
-                lane = CASE x.state WHEN 'waiting' THEN joex.lane(j.priority) END,
+                lane = CASE x.state WHEN 'waiting' THEN joex_private.lane(j.priority) END,
                 finished_at = CASE WHEN x.state <> 'waiting' THEN clock_timestamp() END,
                 error = CASE x.state WHEN 'failed' THEN format('lost %s times: %s', j.losses + x.lost, p_why) ELSE j.error END
             FROM (SELECT k.id, k.state AS was, l.lost,
-                         joex.state_after(CASE WHEN k.losses + l.lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
-                                          k.cancel_requested, k.resubmit_requested) AS state
-                  FROM joex.job k
+                         joex_private.state_after(CASE WHEN k.losses + l.lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
+                                                  k.cancel_requested, k.resubmit_requested) AS state
+                  FROM joex_private.job k
                   CROSS JOIN LATERAL (SELECT CASE WHEN k.suspect AND k.state = 'scheduled' THEN 0 ELSE p_lost END AS lost) l
                   WHERE k.id = ANY (p_ids)) x
             WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error, x.lost, j.suspect,
@@ -385,13 +385,13 @@ BEGIN
         FROM back b GROUP BY b.queue
     LOOP
         IF v_queue.runs IS NOT NULL THEN
-            PERFORM joex.log_ends(v_queue.runs, v_queue.attempts, v_queue.levels, v_queue.lines);
+            PERFORM joex_private.log_ends(v_queue.runs, v_queue.attempts, v_queue.levels, v_queue.lines);
         END IF;
         v_all := v_all + v_queue.jobs;
-        PERFORM joex.wake(v_queue.name, v_queue.jobs);
-        PERFORM joex.announce('job-finished', v_queue.ended), joex.announce('job-changed', v_queue.open);
+        PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
+        PERFORM joex_private.announce('job-finished', v_queue.ended), joex_private.announce('job-changed', v_queue.open);
         IF v_queue.removed IS NOT NULL THEN
-            PERFORM joex.delete_removed(v_queue.removed);
+            PERFORM joex_private.delete_removed(v_queue.removed);
         END IF;
     END LOOP;
     RETURN v_all;
@@ -399,7 +399,7 @@ END $$;
 
 -- Put back runs that did not report in time: a batch of all that are overdue, whoever has them (queues: of these alone). Those
 -- that an executor has are lost by it (see put_back). Returns who had how many.
-CREATE OR REPLACE FUNCTION joex.recover_overdue(
+CREATE OR REPLACE FUNCTION joex_private.recover_overdue(
     p_most_losses integer, p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
 RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -407,44 +407,44 @@ SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_batch record;
     v_now timestamptz := clock_timestamp();
-    v_floors boolean := joex.floors_are_on();
+    v_floors boolean := joex_private.floors_are_on();
     v_ids uuid[];       -- while floors are on: of all that are held (the index of these runs is full of dead ones)
 BEGIN
     IF v_floors THEN
-        v_ids := ARRAY(SELECT h.id FROM joex.by_floors(true) h WHERE h.overdue_at <= v_now ORDER BY h.overdue_at);
+        v_ids := ARRAY(SELECT h.id FROM joex_private.by_floors(true) h WHERE h.overdue_at <= v_now ORDER BY h.overdue_at);
     END IF;
     FOR v_batch IN
         WITH RECURSIVE timed AS (       -- the queues in which runs have a timeout: a probe of the index for each
-            (SELECT j.queue FROM joex.job j
+            (SELECT j.queue FROM joex_private.job j
              WHERE p_queues IS NULL AND NOT v_floors AND j.overdue_at IS NOT NULL ORDER BY j.queue LIMIT 1)
             UNION ALL
             SELECT n.queue FROM timed t CROSS JOIN LATERAL (
-                SELECT j.queue FROM joex.job j WHERE j.overdue_at IS NOT NULL AND j.queue > t.queue
+                SELECT j.queue FROM joex_private.job j WHERE j.overdue_at IS NOT NULL AND j.queue > t.queue
                 ORDER BY j.queue LIMIT 1) n
         )
         SELECT o.app_id, o.executor_id = 0 AS by_worker, array_agg(o.id) AS ids FROM (
             SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues) WHERE NOT v_floors) q(name) CROSS JOIN LATERAL (
-                SELECT j.id, j.app_id, j.executor_id FROM joex.job j
+                SELECT j.id, j.app_id, j.executor_id FROM joex_private.job j
                 WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= v_now
                 ORDER BY j.overdue_at LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             UNION ALL
             SELECT found.* FROM (       -- (coalesce: not by the index)
-                SELECT j.id, j.app_id, j.executor_id FROM joex.job j
+                SELECT j.id, j.app_id, j.executor_id FROM joex_private.job j
                 WHERE j.id = ANY (v_ids) AND coalesce(j.overdue_at, 'infinity') <= v_now
                       AND (p_queues IS NULL OR j.queue = ANY (p_queues))
                 LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             LIMIT p_jobs) o
         GROUP BY 1, 2 LOOP
         app_id := v_batch.app_id;
-        jobs := joex.put_back(v_batch.ids, 1, CASE WHEN NOT v_batch.by_worker THEN p_most_losses END,
-                              'its runs did not report in time');
+        jobs := joex_private.put_back(v_batch.ids, 1, CASE WHEN NOT v_batch.by_worker THEN p_most_losses END,
+                                      'its runs did not report in time');
         RETURN NEXT;
     END LOOP;
 END $$;
 
 -- Write what runs say meanwhile: the latest progress of each, and log lines in their order. Lines that come after the
 -- run's end belong to it still; those of a run that lost its job are dropped. Returns how many lines were dropped so.
-CREATE OR REPLACE FUNCTION joex.note_many(
+CREATE OR REPLACE FUNCTION joex_private.note_many(
     ids uuid[], locks uuid[], attempts integer[], ages float8[], levels text[], lines text[],
     progress_ids uuid[], progress_locks uuid[], progress smallint[], progress_messages text[]
 ) RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -452,20 +452,20 @@ CREATE OR REPLACE FUNCTION joex.note_many(
 DECLARE
     v_kept bigint;
 BEGIN
-    UPDATE joex.job j SET progress = p.percent, progress_message = p.message,
+    UPDATE joex_private.job j SET progress = p.percent, progress_message = p.message,
            -- (progress is a sign of life, where these are asked for)
            overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
     FROM (SELECT k.id, g.percent, g.message
           FROM unnest(progress_ids, progress_locks, progress, progress_messages) AS g(id, lock_id, percent, message)
-          JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
+          JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
           FOR UPDATE OF k SKIP LOCKED) p
     WHERE j.id = p.id;
-    PERFORM joex.announce('job-changed', progress_ids);
-    INSERT INTO joex.job_log (job_id, attempt, at, level, message)
+    PERFORM joex_private.announce('job-changed', progress_ids);
+    INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
     SELECT g.id, g.attempt, clock_timestamp() - make_interval(secs => g.age), g.level, g.line
     FROM unnest(ids, locks, attempts, ages, levels, lines) WITH ORDINALITY
          AS g(id, lock_id, attempt, age, level, line, nr)
-    JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id
+    JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id
     ORDER BY g.nr;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     RETURN coalesce(cardinality(ids), 0) - v_kept;

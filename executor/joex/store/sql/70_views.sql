@@ -4,7 +4,7 @@ CREATE OR REPLACE VIEW joex.jobs AS
 SELECT id, queue, grp, task, args, subject, submitter, tracker, priority, state, due_at, app_id, attempt, failures, losses,
        retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at, finished_at,
        message, result, error, seq, key, rank, opts, resubmit_requested, remove_requested, overdue_at
-FROM joex.job;
+FROM joex_private.job;
 
 -- The bucket of a group, a label of metrics (see core/group_bucket.py).
 CREATE OR REPLACE FUNCTION joex.group_bucket(grp text) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
@@ -23,12 +23,12 @@ SELECT c.queue, c.grp,
            AS oldest_runnable_seconds,
        coalesce(max(s.weight), 1) AS weight, coalesce(bool_or(s.paused), false) AS paused,
        max(s.max_running) AS max_running, joex.group_bucket(c.grp) AS bucket
-FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE due_at IS NOT NULL
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job
-                WHERE lane IS NOT NULL AND NOT joex.floors_are_on()
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.by_floors(false) WHERE joex.floors_are_on()
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.held) c
-LEFT JOIN joex.group_setting s ON s.queue = c.queue AND s.grp = c.grp
+FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job WHERE due_at IS NOT NULL
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job
+                WHERE lane IS NOT NULL AND NOT joex_private.floors_are_on()
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.by_floors(false) WHERE joex_private.floors_are_on()
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.held) c
+LEFT JOIN joex_private.group_setting s ON s.queue = c.queue AND s.grp = c.grp
 GROUP BY c.queue, c.grp;
 
 CREATE OR REPLACE VIEW joex.queue_stats AS
@@ -53,21 +53,21 @@ RETURNS TABLE (queue text, active_groups bigint, held bigint, largest_group text
                median_wait_seconds float8, longest_wait_seconds float8, groups_behind bigint, behind_seconds float8)
 LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off SET work_mem = '32MB' AS $$
     WITH RECURSIVE next AS (    -- from group to group along the rings of all queues
-        (SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j
-         WHERE j.lane IS NOT NULL AND NOT joex.floors_are_on()
+        (SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex_private.job j
+         WHERE j.lane IS NOT NULL AND NOT joex_private.floors_are_on()
          ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1)
         UNION ALL
         SELECT n.* FROM next p CROSS JOIN LATERAL (
-            SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j
+            SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex_private.job j
             WHERE j.lane IS NOT NULL AND (j.queue, j.ring) > (p.queue, p.ring)
             ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1) n
     ), first AS (
         TABLE next
         UNION ALL
-        (SELECT DISTINCT ON (j.queue, j.ring) j.queue, j.ring, j.grp, j.runnable_since FROM joex.by_floors(false) j
-         WHERE joex.floors_are_on() ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq)
+        (SELECT DISTINCT ON (j.queue, j.ring) j.queue, j.ring, j.grp, j.runnable_since FROM joex_private.by_floors(false) j
+         WHERE joex_private.floors_are_on() ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq)
     ), held AS (
-        SELECT j.queue, j.ring, min(j.grp) AS grp, count(*) AS jobs FROM joex.held j GROUP BY j.queue, j.ring
+        SELECT j.queue, j.ring, min(j.grp) AS grp, count(*) AS jobs FROM joex_private.held j GROUP BY j.queue, j.ring
     ), known AS (
         SELECT queue, coalesce(h.grp, n.grp) AS grp, coalesce(h.jobs, 0) AS held, n.runnable_since
         FROM first n FULL JOIN held h USING (queue, ring)
@@ -75,7 +75,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET ena
         SELECT k.queue, k.grp, k.held, k.held / coalesce(s.weight, 1) AS level,
                CASE WHEN s.paused OR k.held >= s.max_running THEN NULL
                     ELSE extract(epoch FROM clock_timestamp() - k.runnable_since)::float8 END AS waited
-        FROM known k LEFT JOIN joex.group_setting s USING (queue, grp)
+        FROM known k LEFT JOIN joex_private.group_setting s USING (queue, grp)
     ), compared AS (
         SELECT a.*, max(a.held) OVER of_queue AS most, max(a.level) OVER of_queue - a.level >= 2 AS is_behind
         FROM active a WHERE a.held > 0 OR a.waited IS NOT NULL WINDOW of_queue AS (PARTITION BY a.queue)
@@ -92,47 +92,47 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET ena
 -- A few index probes per group, and p_most rows of p_most groups at worst, however many jobs there are.
 -- (A custom plan, because which part of the index is read depends on which of the arguments are null: a step from lane to lane
 -- begins where the one before ended only where no column is held to a value that the step compares as well.)
-CREATE OR REPLACE FUNCTION joex.queued(p_queue text, p_grp text, p_most integer) RETURNS SETOF joex.job
+CREATE OR REPLACE FUNCTION joex_private.queued(p_queue text, p_grp text, p_most integer) RETURNS SETOF joex_private.job
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
 SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
     RETURN QUERY
     WITH RECURSIVE line AS (    -- from lane to lane of the groups along the rings of all queues
-        (SELECT j.queue, j.ring, j.lane, j.seq FROM joex.job j
+        (SELECT j.queue, j.ring, j.lane, j.seq FROM joex_private.job j
          WHERE j.lane IS NOT NULL AND (p_queue IS NULL OR j.queue = p_queue)
-               AND (p_queue IS NULL OR p_grp IS NULL OR j.ring = joex.ring(p_grp))
+               AND (p_queue IS NULL OR p_grp IS NULL OR j.ring = joex_private.ring(p_grp))
          ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1)
         UNION ALL
         SELECT n.* FROM line p CROSS JOIN LATERAL (
-            SELECT j.queue, j.ring, j.lane, j.seq FROM joex.job j
+            SELECT j.queue, j.ring, j.lane, j.seq FROM joex_private.job j
             WHERE j.lane IS NOT NULL AND (
                 p_queue IS NULL AND (j.queue, j.ring, j.lane) > (p.queue, p.ring, p.lane)
                 OR p_queue IS NOT NULL AND p_grp IS NULL AND j.queue = p_queue AND (j.ring, j.lane) > (p.ring, p.lane)
-                OR p_queue IS NOT NULL AND p_grp IS NOT NULL AND j.queue = p_queue AND j.ring = joex.ring(p_grp) AND j.lane > p.lane)
+                OR p_queue IS NOT NULL AND p_grp IS NOT NULL AND j.queue = p_queue AND j.ring = joex_private.ring(p_grp) AND j.lane > p.lane)
             ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1) n
     ), later AS (               -- from queue to queue
-        (SELECT j.queue FROM joex.job j
+        (SELECT j.queue FROM joex_private.job j
          WHERE j.due_at IS NOT NULL AND (p_queue IS NULL OR j.queue = p_queue) ORDER BY j.queue LIMIT 1)
         UNION ALL
         SELECT n.* FROM later p CROSS JOIN LATERAL (
-            SELECT j.queue FROM joex.job j
+            SELECT j.queue FROM joex_private.job j
             WHERE p_queue IS NULL AND j.due_at IS NOT NULL AND j.queue > p.queue ORDER BY j.queue LIMIT 1) n
     ), candidate AS (
         SELECT c.* FROM (
-            SELECT l.* FROM line l WHERE p_grp IS NULL OR l.ring = joex.ring(p_grp) ORDER BY l.seq LIMIT p_most) l
+            SELECT l.* FROM line l WHERE p_grp IS NULL OR l.ring = joex_private.ring(p_grp) ORDER BY l.seq LIMIT p_most) l
         CROSS JOIN LATERAL (
-            SELECT j.id, j.submitted_at, j.seq FROM joex.job j
+            SELECT j.id, j.submitted_at, j.seq FROM joex_private.job j
             WHERE j.lane IS NOT NULL AND j.queue = l.queue AND j.ring = l.ring AND j.lane = l.lane
                   AND (p_grp IS NULL OR j.grp = p_grp)
             ORDER BY j.rank, j.seq LIMIT p_most) c
         UNION ALL
         SELECT c.* FROM later l CROSS JOIN LATERAL (
-            SELECT j.id, j.submitted_at, j.seq FROM joex.job j
+            SELECT j.id, j.submitted_at, j.seq FROM joex_private.job j
             WHERE j.due_at IS NOT NULL AND j.queue = l.queue AND (p_grp IS NULL OR j.grp = p_grp)
             ORDER BY j.due_at LIMIT p_most) c
     )
     SELECT j.* FROM (SELECT c.* FROM candidate c ORDER BY c.submitted_at, c.seq LIMIT p_most) c
-    JOIN joex.job j ON j.id = c.id ORDER BY c.submitted_at, c.seq;
+    JOIN joex_private.job j ON j.id = c.id ORDER BY c.submitted_at, c.seq;
 END $$;
 
 CREATE OR REPLACE VIEW joex.executors AS
@@ -142,5 +142,5 @@ SELECT e.id, e.app_id,
        count(j.id) AS held, e.pool_size, e.queues, e.host, e.pid, e.pod_uid, e.http_address, e.version, e.tasks,
        e.started_at, coalesce(l.heartbeat_at, e.left_at, e.started_at) AS heartbeat_at, e.left_at,
        extract(epoch FROM clock_timestamp() - coalesce(l.heartbeat_at, e.left_at, e.started_at))::float8 AS silent_seconds
-FROM joex.executor e LEFT JOIN joex.lease l ON l.executor_id = e.id LEFT JOIN joex.held j ON j.executor_id = e.id
+FROM joex_private.executor e LEFT JOIN joex_private.lease l ON l.executor_id = e.id LEFT JOIN joex_private.held j ON j.executor_id = e.id
 GROUP BY e.id, l.executor_id;

@@ -6,7 +6,7 @@
 -- one is right; and nobody who dies, hangs or loses the network can leave a mark behind, or keep others waiting.
 
 -- What owners change: the schedule is worked out anew,
-CREATE OR REPLACE FUNCTION joex.periodic_task_changes() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION joex_private.periodic_task_changes() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.changed_at := clock_timestamp();
     NEW.revision := NEW.revision + 1;
@@ -19,18 +19,18 @@ BEGIN
     RETURN NEW;
 END $$;
 CREATE OR REPLACE TRIGGER changes BEFORE INSERT OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
-    priority, queue, timer, zone, starting_deadline ON joex.periodic_task
-FOR EACH ROW EXECUTE FUNCTION joex.periodic_task_changes();
+    priority, queue, timer, zone, starting_deadline ON joex_private.periodic_task
+FOR EACH ROW EXECUTE FUNCTION joex_private.periodic_task_changes();
 
 -- and whoever schedules is told. (Not before: an insert that finds the row there, and leaves it as it is, would tell too.)
-CREATE OR REPLACE FUNCTION joex.periodic_task_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION joex_private.periodic_task_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM joex.send('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
+    PERFORM joex_private.send('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
-    priority, queue, timer, zone, starting_deadline ON joex.periodic_task
-FOR EACH ROW EXECUTE FUNCTION joex.periodic_task_changed();
+    priority, queue, timer, zone, starting_deadline ON joex_private.periodic_task
+FOR EACH ROW EXECUTE FUNCTION joex_private.periodic_task_changed();
 
 -- Set a periodic task of an owner. enabled null: as it is (true for a new one). Arguments over the limit are refused. Answers set, same (nothing has changed), or
 -- not_yours: somebody else owns it, and it is left alone.
@@ -53,12 +53,12 @@ CREATE OR REPLACE FUNCTION joex.put_periodic_task(
 DECLARE
     v_owner text;
 BEGIN
-    IF joex.is_large(args) THEN
-        PERFORM joex.check_size('args', args);
+    IF joex_private.is_large(args) THEN
+        PERFORM joex_private.check_size('args', args);
     END IF;
-    INSERT INTO joex.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
-                                         starting_deadline, enabled, owner)
-    VALUES (id, task, timer, zone, args, grp, queue, joex.priority_of(priority), subject, submitter, starting_deadline,
+    INSERT INTO joex_private.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
+                                                 starting_deadline, enabled, owner)
+    VALUES (id, task, timer, zone, args, grp, queue, joex_private.priority_of(priority), subject, submitter, starting_deadline,
             coalesce(enabled, true), owner)
     ON CONFLICT ON CONSTRAINT periodic_task_pkey DO UPDATE SET
         task = excluded.task, timer = excluded.timer, zone = excluded.zone, args = excluded.args, grp = excluded.grp,
@@ -75,7 +75,7 @@ BEGIN
     IF FOUND THEN
         RETURN 'set';
     END IF;
-    SELECT t.owner INTO v_owner FROM joex.periodic_task t WHERE t.id = id;
+    SELECT t.owner INTO v_owner FROM joex_private.periodic_task t WHERE t.id = id;
     RETURN CASE WHEN v_owner = owner THEN 'same' ELSE 'not_yours' END;
 END $$;
 
@@ -84,9 +84,9 @@ CREATE OR REPLACE FUNCTION joex.remove_periodic_task(id text, owner text DEFAULT
 RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
-    DELETE FROM joex.periodic_task t WHERE t.id = id AND (any_owner OR t.owner = owner);
+    DELETE FROM joex_private.periodic_task t WHERE t.id = id AND (any_owner OR t.owner = owner);
     RETURN CASE WHEN FOUND THEN 'removed'
-                WHEN EXISTS (SELECT FROM joex.periodic_task t WHERE t.id = id) THEN 'not_yours' ELSE 'not_found' END;
+                WHEN EXISTS (SELECT FROM joex_private.periodic_task t WHERE t.id = id) THEN 'not_yours' ELSE 'not_found' END;
 END $$;
 
 -- Enable or disable a periodic task. Answers set, same, not_found or not_yours.
@@ -97,7 +97,7 @@ CREATE OR REPLACE FUNCTION joex.enable_periodic_task(
 DECLARE
     v_task record;
 BEGIN
-    SELECT t.owner, t.enabled INTO v_task FROM joex.periodic_task t WHERE t.id = id FOR UPDATE;
+    SELECT t.owner, t.enabled INTO v_task FROM joex_private.periodic_task t WHERE t.id = id FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'not_found';
     ELSIF NOT any_owner AND v_task.owner <> owner THEN
@@ -105,38 +105,38 @@ BEGIN
     ELSIF v_task.enabled = enabled THEN
         RETURN 'same';
     END IF;
-    UPDATE joex.periodic_task t SET enabled = enabled WHERE t.id = id;
+    UPDATE joex_private.periodic_task t SET enabled = enabled WHERE t.id = id;
     RETURN 'set';
 END $$;
 
 -- Remove the periodic tasks of an owner, all but these. Returns the ids of those removed.
-CREATE OR REPLACE FUNCTION joex.keep_periodic_tasks(p_owner text, p_ids text[]) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION joex_private.keep_periodic_tasks(p_owner text, p_ids text[]) RETURNS SETOF text
 LANGUAGE sql VOLATILE AS $$
-    DELETE FROM joex.periodic_task t WHERE t.owner = p_owner AND t.id <> ALL (p_ids) RETURNING t.id $$;
+    DELETE FROM joex_private.periodic_task t WHERE t.owner = p_owner AND t.id <> ALL (p_ids) RETURNING t.id $$;
 
 -- The job of a periodic task: null where an earlier one is unfinished. The tracker sees to that, but not alone: to insert beside
 -- a job that somebody is finishing in an open transaction would wait for the end of it.
-CREATE OR REPLACE FUNCTION joex.submit_periodic(p joex.periodic_task) RETURNS uuid LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.submit_periodic(p joex_private.periodic_task) RETURNS uuid LANGUAGE sql VOLATILE AS $$
     SELECT joex.submit(p.task, p.args, p.grp, p.queue, p.priority::text, CASE p.subject WHEN '' THEN p.id ELSE p.subject END,
                        p.submitter, tracker => 'periodic ' || p.id)
-    WHERE NOT EXISTS (SELECT FROM joex.job j WHERE j.tracker = 'periodic ' || p.id AND j.finished_at IS NULL) $$;
+    WHERE NOT EXISTS (SELECT FROM joex_private.job j WHERE j.tracker = 'periodic ' || p.id AND j.finished_at IS NULL) $$;
 
 -- Make the job of a periodic task now, whatever its timer says. Answers submitted (with the job), overlapping (the job before is
 -- not finished), not_found, or not_yours (it is Joex's own, and makes no jobs).
 CREATE OR REPLACE FUNCTION joex.run_periodic_task(id text) RETURNS TABLE (answer text, job uuid) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
-    v_task joex.periodic_task;
+    v_task joex_private.periodic_task;
 BEGIN
-    SELECT * INTO v_task FROM joex.periodic_task t WHERE t.id = id FOR UPDATE;
+    SELECT * INTO v_task FROM joex_private.periodic_task t WHERE t.id = id FOR UPDATE;
     IF NOT FOUND THEN
         answer := 'not_found';
     ELSIF v_task.owner = 'joex' THEN
         answer := 'not_yours';
     ELSE
-        job := joex.submit_periodic(v_task);
+        job := joex_private.submit_periodic(v_task);
         answer := CASE WHEN job IS NULL THEN 'overlapping' ELSE 'submitted' END;
-        UPDATE joex.periodic_task t SET last_job = coalesce(job, t.last_job) WHERE t.id = id;
+        UPDATE joex_private.periodic_task t SET last_job = coalesce(job, t.last_job) WHERE t.id = id;
     END IF;
     RETURN NEXT;
 END $$;
@@ -147,7 +147,7 @@ END $$;
 -- late (its time was too long ago), set (it has its next time now),
 -- refused (it can't run), trouble (it could not be submitted now), or stale (somebody else was faster, or it has changed).
 -- Nothing at all is returned, and done, while another call is under way: it may have them all.
-CREATE OR REPLACE FUNCTION joex.fire_periodic(
+CREATE OR REPLACE FUNCTION joex_private.fire_periodic(
     p_worker text, ids text[], revisions bigint[], nextruns timestamptz[], fires timestamptz[], nexts timestamptz[],
     errors text[]
 ) RETURNS TABLE (id text, outcome text, job uuid) LANGUAGE plpgsql VOLATILE
@@ -156,9 +156,9 @@ SET lock_timeout = '20ms' SET enable_seqscan = off SET plan_cache_mode = force_g
 #variable_conflict use_column
 DECLARE
     v_given record;
-    v_task joex.periodic_task;
+    v_task joex_private.periodic_task;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(joex.lock_class(6), 0) THEN
+    IF NOT pg_try_advisory_xact_lock(joex_private.lock_class(6), 0) THEN
         RETURN;
     END IF;
     FOR v_given IN SELECT * FROM unnest(ids, revisions, nextruns, fires, nexts, errors)
@@ -167,7 +167,7 @@ BEGIN
         job := NULL;
         outcome := 'stale';
         -- A row that its owner changes at this moment is passed over: it will have another revision.
-        SELECT * INTO v_task FROM joex.periodic_task t
+        SELECT * INTO v_task FROM joex_private.periodic_task t
         WHERE t.id = v_given.id AND t.revision = v_given.revision AND t.nextrun = coalesce(v_given.nextrun, '-infinity')
               AND t.enabled AND t.error IS NULL FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
@@ -178,7 +178,7 @@ BEGIN
                 IF outcome IS NULL AND v_task.owner = 'joex' THEN
                     outcome := 'started';
                 ELSIF outcome IS NULL THEN
-                    job := joex.submit_periodic(v_task);
+                    job := joex_private.submit_periodic(v_task);
                     outcome := CASE WHEN job IS NULL THEN 'overlapping' ELSE 'submitted' END;
                 END IF;
             EXCEPTION WHEN OTHERS THEN
@@ -193,7 +193,7 @@ BEGIN
                 RETURN NEXT;
                 CONTINUE;
             END IF;
-            UPDATE joex.periodic_task t SET
+            UPDATE joex_private.periodic_task t SET
                 nextrun = CASE outcome WHEN 'refused' THEN '-infinity' ELSE coalesce(v_given.next, 'infinity') END,
                 worker = p_worker, marked = clock_timestamp(), error = v_given.error,
                 last_run = greatest(t.last_run, coalesce(v_given.fire, CASE outcome WHEN 'late' THEN v_given.nextrun END)),
@@ -209,4 +209,4 @@ CREATE OR REPLACE VIEW joex.periodic_tasks AS
 SELECT t.id, t.owner, t.enabled, t.task, t.timer, t.zone, t.args, t.grp, t.queue, t.priority, t.subject, t.submitter,
        t.starting_deadline, CASE WHEN isfinite(t.nextrun) THEN t.nextrun END AS nextrun, t.last_run, t.last_outcome, t.last_job,
        j.state AS last_job_state, t.error, t.worker, t.marked, t.created_at, t.changed_at
-FROM joex.periodic_task t LEFT JOIN joex.job j ON j.id = t.last_job;
+FROM joex_private.periodic_task t LEFT JOIN joex_private.job j ON j.id = t.last_job;
