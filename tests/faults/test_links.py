@@ -18,7 +18,7 @@ _STATEMENTS = (
     "joex.finish(",
     "COMMIT",
     "joex_private.note_many(",
-    "joex_private.look(",
+    "joex_private.sleep_state(",
     "joex_private.heartbeat(",
     "joex_private.check_runs(",
     "joex_private.has_work(",

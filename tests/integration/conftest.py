@@ -198,7 +198,7 @@ def rows(connection: asyncpg.Connection) -> Callable[[], Awaitable[Any]]:
     """Reads all that is stored of jobs, for comparison."""
 
     async def read() -> Any:
-        tables = [await connection.fetch(f"TABLE joex.{name}") for name in ("job", "task_timeout", "job_log")]
+        tables = [await connection.fetch(f"TABLE joex_private.{name}") for name in ("job", "task_timeout", "job_log")]
         return [sorted(str(tuple(row)) for row in table) for table in tables]
 
     return read

@@ -157,7 +157,7 @@ async def test_who_waits_sleeps_between_the_looks_when_those_at_another_queue_ha
             super().clear()
 
     async def count(made):
-        made.add_query_logger(lambda asked: looks.append(asked) if "look_for_worker" in asked.query else None)
+        made.add_query_logger(lambda asked: looks.append(asked) if "accept_state" in asked.query else None)
 
     async with asyncpg.create_pool(database_url, min_size=0, max_size=3, init=count) as pool:
         client = joex.Client(pool)

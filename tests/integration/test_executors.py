@@ -152,7 +152,9 @@ async def test_a_restart_in_the_same_pod_and_a_take_of_its_predecessor_do_not_de
     taker, starter = await another_connection(), await another_connection()
     transaction = taker.transaction()
     await transaction.start()
-    await taker.execute("SELECT pg_advisory_xact_lock_shared(joex_private.lock_class(2), $1)", old)  # as take begins
+    await taker.execute(
+        "SELECT pg_advisory_xact_lock_shared(joex_private.executor_takes_lock(), $1)", old
+    )  # as take begins
     start = starter.fetchval(
         "SELECT id FROM joex_private.register('app', 'pod', 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', "
         "false, 5)"
@@ -595,14 +597,14 @@ async def test_a_look_finds_work_that_may_run_now(bench):
 
 
 async def test_a_sleeper_learns_when_the_next_job_of_its_queues_is_due(bench):
-    assert (await executors.look(bench.connection, ["default"])).next_due is None
+    assert (await executors.sleep_state(bench.connection, ["default"])).next_due is None
     for queue, hours in (("default", 2), ("default", 1), ("elsewhere", 0.5)):
         await bench.submit(queue=queue, not_before=datetime.now(UTC) + timedelta(hours=hours))
-    due = (await executors.look(bench.connection, ["default", "mail"])).next_due
+    due = (await executors.sleep_state(bench.connection, ["default", "mail"])).next_due
     assert due is not None
     assert 1800 < due <= 3600
     await bench.connection.execute("UPDATE joex_private.job SET due_at = due_at - interval '3 hours'")
-    overdue = (await executors.look(bench.connection, ["default"])).next_due
+    overdue = (await executors.sleep_state(bench.connection, ["default"])).next_due
     assert overdue is not None
     assert overdue < 0
 
@@ -617,9 +619,9 @@ async def test_a_sleeper_sees_that_a_transaction_that_was_open_when_it_fell_asle
     await client.submit("a", connection=submitter)
     await executors.fall_asleep(bench.connection, executor)
     horizon = await executors.horizon(bench.connection)
-    assert (await executors.look(bench.connection, ["default"])).oldest_xid < horizon
+    assert (await executors.sleep_state(bench.connection, ["default"])).oldest_xid < horizon
     await transaction.commit()
-    assert (await executors.look(bench.connection, ["default"])).oldest_xid >= horizon
+    assert (await executors.sleep_state(bench.connection, ["default"])).oldest_xid >= horizon
     assert len(await bench.take(executor)) == 1
 
 

@@ -37,7 +37,7 @@ async def taken_and_finished(bench, executor, number):
 
 
 async def lowest(bench):
-    """The floor of low priority in the default group, with its stragglers."""
+    """The floor of low priority in the default group, with its exceptions."""
     return await bench.connection.fetchval("SELECT lane2 FROM joex_private.floor_of($1, $2)", *await place(bench))
 
 
@@ -248,7 +248,7 @@ async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, ex
         await bench.submit(group)
     accepted = await keyed.accept(bench.connection, "default", 3, "worker", None)
     assert await drawn_and_raised(bench, "a", "b")
-    overdue_in, _ = await keyed.look(bench.connection, "default")
+    overdue_in, _ = await keyed.accept_state(bench.connection, "default")
     assert overdue_in is not None
     assert 0 < overdue_in <= 60
     await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
@@ -300,7 +300,7 @@ async def test_floors_end_when_they_are_not_needed_any_more_and_nothing_is_passe
         assert not await floors.switch(bench.connection)
         assert not await bench.connection.fetchval("SELECT joex_private.is_crowded()")
         await jobs.retry(bench.connection, job_id)
-        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.straggler") == 0
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor_exception") == 0
         # Whoever still sees floors sees no such job.
         assert await old.fetchval("SELECT count(*) FROM joex_private.floor_of($1, $2)", *await place(bench)) == 1
         assert await old.fetchval("SELECT state::text FROM joex_private.job WHERE id = $1", job_id) == "failed"

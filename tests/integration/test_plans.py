@@ -292,7 +292,7 @@ async def test_a_heartbeat_reads_no_jobs(bench, executor):
 
 
 async def test_a_look_before_sleep_costs_next_to_nothing(bench):
-    _, reading = await read_by(bench, executors.look(bench.connection, ["default", "empty"]))
+    _, reading = await read_by(bench, executors.sleep_state(bench.connection, ["default", "empty"]))
     assert_bounded(reading, 0)
 
 
@@ -367,27 +367,27 @@ async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
 @pytest.mark.parametrize("is_analyzed", [False, True], ids=["no statistics", "statistics of an empty table"])
 async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, executor, is_analyzed):
     if is_analyzed:  # as autovacuum does when it likes
-        await bench.connection.execute("ANALYZE joex_private.counting")
+        await bench.connection.execute("ANALYZE joex_private.priority_turns")
     await bench.take(executor, 200)  # of groups in which both priorities wait
     await bench.connection.execute("""
-        INSERT INTO joex_private.counting (queue, ring, position) SELECT 'default', joex_private.ring('gone ' || nr), 1
-        FROM generate_series(1, 100) nr
+        INSERT INTO joex_private.priority_turns (queue, ring, position)
+        SELECT 'default', joex_private.ring('gone ' || nr), 1 FROM generate_series(1, 100) nr
     """)
     _, reading = await read_by(bench, runs.forget_turns(bench.connection))
     assert_bounded(reading, 300)
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.counting") == 200
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.priority_turns") == 200
     last, reading = await read_by(bench, jobs.forget_lines(bench.connection, UUID(int=0), 200))
     assert last is not None
     assert_bounded(reading, 200)
 
 
 async def test_noting_turns_costs_as_much_as_there_are_groups_though_statistics_are_of_an_empty_table(bench):
-    groups, entries = 50, "SELECT pg_stat_get_xact_tuples_returned('joex_private.counting_pkey'::regclass)"
+    groups, entries = 50, "SELECT pg_stat_get_xact_tuples_returned('joex_private.priority_turns_pkey'::regclass)"
     fill = (
-        "INSERT INTO joex_private.counting (queue, ring, position) SELECT 'default', nr, 1 "
+        "INSERT INTO joex_private.priority_turns (queue, ring, position) SELECT 'default', nr, 1 "
         "FROM generate_series(1, 20000) nr"
     )
-    for statement in (fill, "DELETE FROM joex_private.counting", "ANALYZE joex_private.counting", fill):
+    for statement in (fill, "DELETE FROM joex_private.priority_turns", "ANALYZE joex_private.priority_turns", fill):
         await bench.connection.execute(statement)
     before = await bench.connection.fetchval(entries)
     await bench.connection.execute(
@@ -396,7 +396,7 @@ async def test_noting_turns_costs_as_much_as_there_are_groups_though_statistics_
         groups,
     )
     assert await bench.connection.fetchval(entries) - before <= 4 * groups
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.counting") == 20_000
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.priority_turns") == 20_000
 
 
 # (Where the backlog is unknown, the server makes one plan for all pages, and each reads those before it again.)
@@ -578,7 +578,7 @@ async def test_the_active_ones_of_a_type_cost_as_much_as_run(bench, executor):
 
 async def test_a_look_before_a_worker_waits_costs_next_to_nothing(bench):
     await accepted(bench, 100)
-    _, reading = await read_by(bench, keyed.look(bench.connection, "default"))
+    _, reading = await read_by(bench, keyed.accept_state(bench.connection, "default"))
     assert_bounded(reading, 0)
 
 
@@ -659,7 +659,7 @@ async def test_an_accept_walks_over_nothing_that_has_finished_though_vacuum_is_p
         taken, reading = await read_by(pinned, accepted(pinned, 20, "default"))
         assert len(taken) == 20
         assert_bounded(reading, 100 + PINNED_GROUPS)
-    _, reading = await read_by(pinned, keyed.look(pinned.connection, "default"))
+    _, reading = await read_by(pinned, keyed.accept_state(pinned.connection, "default"))
     assert_bounded(reading, 100 + PINNED_GROUPS)
 
 

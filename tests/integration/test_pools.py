@@ -15,7 +15,7 @@ MOST = 100
 
 
 async def demand(bench, *queues: str, most: int = MOST) -> int:
-    runnable, _, _ = await pools.look(bench.connection, queues or ("default",), most, "p/a-")
+    runnable, _, _ = await pools.demand_and_slots(bench.connection, queues or ("default",), most, "p/a-")
     return runnable
 
 
@@ -62,9 +62,9 @@ class TestDemand:
         assert await demand(bench, most=2000) == 1200
 
     async def test_it_says_when_the_next_job_is_due(self, bench) -> None:
-        assert await pools.look(bench.connection, ["default"], MOST, "p/a-") == (0, None, [])
+        assert await pools.demand_and_slots(bench.connection, ["default"], MOST, "p/a-") == (0, None, [])
         await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
-        _, next_due, _ = await pools.look(bench.connection, ["default", "mail"], MOST, "p/a-")
+        _, next_due, _ = await pools.demand_and_slots(bench.connection, ["default", "mail"], MOST, "p/a-")
         assert next_due == pytest.approx(3600, abs=60)
 
     async def test_a_job_that_is_taken_meanwhile_counts_once(
@@ -76,7 +76,7 @@ class TestDemand:
         between = other.transaction()
         await between.start()
         await other.execute("LOCK TABLE joex_private.retired")  # the jobs are counted, the executors are not yet
-        async with waiting_for_a_lock(observer, pools.look(asking, ["default"], MOST, "p/a-")) as looking:
+        async with waiting_for_a_lock(observer, pools.demand_and_slots(asking, ["default"], MOST, "p/a-")) as looking:
             assert len(await bench.take(executor)) == 1
             await between.commit()
         runnable, _, (known,) = looking.result()

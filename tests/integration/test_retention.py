@@ -190,6 +190,6 @@ async def groups_counted(bench):
     """The groups whose turns are counted."""
     rows = await bench.connection.fetch("""
         SELECT g.name FROM unnest('{waits,held,done}'::text[]) g(name)
-        WHERE EXISTS (SELECT FROM joex_private.counting k WHERE k.ring = joex_private.ring(g.name))
+        WHERE EXISTS (SELECT FROM joex_private.priority_turns k WHERE k.ring = joex_private.ring(g.name))
     """)
     return {row["name"] for row in rows}

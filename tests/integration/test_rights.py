@@ -134,7 +134,7 @@ async def test_floors_are_raised_and_switched_off_beside_a_publication_of_all_ta
         assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
         assert await bench.finish(await bench.take_one(executor), "failed") == []
         await jobs.retry(bench.connection, job_id)
-        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.straggler") == 1
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor_exception") == 1
         await bench.finish(await bench.take_one(executor))
     assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
     await bench.submit("other")

@@ -18,9 +18,9 @@ from joex.store import jobs, keyed, runs
 from tests.support.waiting import eventually
 
 FOUR_ONE = CountingScheme(4, 1)
-RING = "joex_private.lock_class(3), hashtext('default')"
+RING = "joex_private.ring_lock(), hashtext('default')"
 HELD = """
-    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = joex_private.lock_class(3)
+    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = joex_private.ring_lock()
         AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
@@ -227,7 +227,7 @@ async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before
 
 async def test_a_failing_take_leaves_the_rings_of_other_queues_and_sessions_alone(bench, another_connection):
     other = await another_connection()
-    await bench.connection.execute("SELECT pg_advisory_lock(joex_private.lock_class(3), hashtext('mine'))")
+    await bench.connection.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('mine'))")
     await other.execute(f"SELECT pg_advisory_lock({RING})")
     with pytest.raises(Exception, match="has ended"):
         await bench.take(4711)

@@ -193,7 +193,7 @@ async def test_a_take_that_stays_open_keeps_nobody_from_a_group_in_which_both_pr
     for priority in ("high", "low") * 10:
         await bench.submit(priority=priority)
     executor, other = await bench.executor(), await another_connection()
-    position = "SELECT position FROM joex_private.counting ORDER BY at"
+    position = "SELECT position FROM joex_private.priority_turns ORDER BY at"
     await bench.take(executor, 1)
     async with other.transaction():
         assert len(await runs.take(other, executor, ["default"], 2, CountingScheme(4, 1))) == 2
@@ -299,7 +299,7 @@ async def test_a_take_that_fails_leaves_neither_jobs_taken_nor_the_ring_locked(b
 async def test_a_take_that_is_cancelled_while_it_waits_leaves_the_ring_free(bench, another_connection):
     await submit_each(bench, a=1)
     executor, other = await bench.executor(), await another_connection()
-    await other.execute("SELECT pg_advisory_lock(joex_private.lock_class(3), hashtext('default'))")
+    await other.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
     await bench.connection.execute("SET statement_timeout = '50ms'")
     with pytest.raises(Exception, match="statement timeout"):
         await bench.take(executor)
@@ -307,7 +307,7 @@ async def test_a_take_that_is_cancelled_while_it_waits_leaves_the_ring_free(benc
     await other.execute("SELECT pg_advisory_unlock_all()")
     assert len(await bench.take(executor)) == 1
     third = await another_connection()
-    assert await third.fetchval("SELECT pg_try_advisory_lock(joex_private.lock_class(3), hashtext('default'))")
+    assert await third.fetchval("SELECT pg_try_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
 
 
 async def test_an_executor_that_fills_its_slots_and_leaves_work_wakes_the_next(bench, another_connection):

@@ -646,5 +646,5 @@ async def test_who_waits_learns_when_a_run_of_its_own_queue_is_overdue(typed, co
         await typed.add(job_type, 1)
         await typed.accept(job_type)
     await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp() WHERE task = 'another'")
-    due = [(await keyed.look(connection, queue))[0] for queue in (T, "another", "a third")]
+    due = [(await keyed.accept_state(connection, queue))[0] for queue in (T, "another", "a third")]
     assert [None if seconds is None else seconds > 0 for seconds in due] == [True, False, None]

@@ -117,7 +117,9 @@ class Sides:
         ]
         place, served = (places[plan.cursor[0]], plan.cursor[1]) if plan.cursor else (NEVER >> 8, 0)
         self.cursor = Cursor(place, served)
-        await self.connection.execute("TRUNCATE joex_private.job, joex_private.group_setting, joex_private.counting")
+        await self.connection.execute(
+            "TRUNCATE joex_private.job, joex_private.group_setting, joex_private.priority_turns"
+        )
         await self.connection.execute(
             "SELECT setval(cursor, $1, $2) FROM joex_private.queue", place * 256 + served, plan.cursor is not None
         )
@@ -131,7 +133,7 @@ class Sides:
             ],
         )
         await self.connection.executemany(
-            "INSERT INTO joex_private.counting (queue, ring, position) VALUES ($1, $2, $3)",
+            "INSERT INTO joex_private.priority_turns (queue, ring, position) VALUES ($1, $2, $3)",
             [(QUEUE, place, g.turn) for place, g in zip(places, plan.groups, strict=True) if g.turn],
         )
         await self._insert([(number, None, 0) for number, g in enumerate(plan.groups) for _ in range(g.held)])
@@ -164,7 +166,9 @@ class Sides:
         last = await self.connection.fetchval("SELECT pg_sequence_last_value(cursor) FROM joex_private.queue")
         found = Cursor(last >> 8, last & 255) if last is not None else Cursor(NEVER >> 8, 0)
         assert found == self.cursor
-        counting = {row["ring"]: row["position"] for row in await self.connection.fetch("TABLE joex_private.counting")}
+        counting = {
+            row["ring"]: row["position"] for row in await self.connection.fetch("TABLE joex_private.priority_turns")
+        }
         cycle = self.plan.scheme.cycle
         assert [counting.get(g.place, 0) % cycle for g in self.groups] == [g.turn % cycle for g in self.groups]
         held = await self.connection.fetch(

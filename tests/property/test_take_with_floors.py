@@ -127,7 +127,7 @@ class SidesWithFloors(Sides):
 
     async def prepare(self, plan: Plan) -> None:
         await self.connection.execute("""
-            TRUNCATE joex_private.floor, joex_private.straggler RESTART IDENTITY;
+            TRUNCATE joex_private.floor, joex_private.floor_exception RESTART IDENTITY;
             SELECT setval('joex_private.floor_epoch', 1), setval('joex_private.job_seq_seq', 1, false)""")
         self.drawn: floors.Draw | None = None
         self.is_waiting_for_late = False

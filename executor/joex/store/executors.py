@@ -36,7 +36,7 @@ _END = statement("SELECT joex_private.end_executor($1::integer, $2::text, $3::in
 _GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer)")
 _STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[])")
-_LOOK = statement("SELECT next_due, oldest_xid FROM joex_private.look($1::text[])")
+_SLEEP_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.sleep_state($1::text[])")
 _HORIZON = statement("SELECT joex.horizon()")
 _SHOW_DRAIN = statement("UPDATE joex_private.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex_private.drain($1::text)")
@@ -116,8 +116,8 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a sleeper must know: see joex_private.look in sql/60_executors.sql."""
+class SleepState:
+    """What an executor must know before it sleeps: see `sleep_state` in sql/60_executors.sql."""
 
     next_due: float | None
     oldest_xid: int
@@ -245,11 +245,11 @@ async def stand_aside(connection: Connection, executor: int, queues: Sequence[st
         await connection.execute(_STAND_ASIDE, executor, queues)
 
 
-async def look(connection: Connection, queues: Sequence[str]) -> Look:
+async def sleep_state(connection: Connection, queues: Sequence[str]) -> SleepState:
     """When the next job is due, and the oldest transaction that is open."""
     with translated():
-        row: Any = await connection.fetchrow(_LOOK, queues)
-    return Look(row["next_due"], row["oldest_xid"])
+        row: Any = await connection.fetchrow(_SLEEP_STATE, queues)
+    return SleepState(row["next_due"], row["oldest_xid"])
 
 
 async def horizon(connection: Connection) -> int:

@@ -63,7 +63,7 @@ _ACTIVE = statement("""
 _SET_TIMEOUT = statement("SELECT joex_private.set_timeout($1::text, $2::interval, $3::boolean)")
 _TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex_private.task_timeout ORDER BY task")
 _RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue($1::integer)")
-_LOOK = statement("SELECT next_due, oldest_xid FROM joex_private.look_for_worker($1::text)")
+_ACCEPT_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.accept_state($1::text)")
 _WATCH = statement("SELECT joex_private.watch_for_workers($1::text, $2::text, $3::interval)")
 
 
@@ -257,12 +257,12 @@ async def recover_overdue(connection: Connection, most_losses: int) -> list[tupl
         return [(row["app_id"], row["jobs"]) for row in await connection.fetch(_RECOVER, most_losses)]
 
 
-async def look(connection: Connection, queue: str) -> tuple[float | None, int]:
+async def accept_state(connection: Connection, queue: str) -> tuple[float | None, int]:
     """Seconds until a job of the queue is due or a run overdue (None: none is), and the oldest open transaction."""
     with translated():
-        row = await connection.fetchrow(_LOOK, queue)
+        row = await connection.fetchrow(_ACCEPT_STATE, queue)
     if row is None:
-        raise RuntimeError("look_for_worker gave no row")
+        raise RuntimeError("accept_state gave no row")
     return row["next_due"], row["oldest_xid"]
 
 

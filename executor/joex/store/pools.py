@@ -36,7 +36,7 @@ class Known:
     retired_at: datetime | None
 
 
-async def look(
+async def demand_and_slots(
     connection: Connection, queues: Sequence[str], most: int, prefix: str
 ) -> tuple[int, float | None, list[Known]]:
     """`demand` and `slots` as of one moment: a job that is taken just then is runnable or held, never both."""

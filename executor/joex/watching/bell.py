@@ -172,7 +172,7 @@ class _Session:
             now = self._clock()
             line = self._lines[queue] = _Line(Looks(horizon), now, now + _RENEW_EVERY)
         if self._clock() >= line.look_at:
-            next_due, oldest_xid = await self._link.ask(keyed.look(self._connection, queue))
+            next_due, oldest_xid = await self._link.ask(keyed.accept_state(self._connection, queue))
             self._bell.ring(queue)
             line.look_at = self._clock() + POLL_EVERY if self._link.is_pooled else line.renew_at
             if next_due is not None:

@@ -213,7 +213,7 @@ CREATE INDEX group_setting_with_limit ON joex_private.group_setting (queue, ring
 -- Where a group stands in its counting scheme: its newest row. Written by takers alone, and only for groups in which both
 -- priorities wait. (A new row each time: to update one would mean to wait for takers whose transactions are open, and to walk over
 -- dead versions while vacuum is pinned.)
-CREATE TABLE joex_private.counting (
+CREATE TABLE joex_private.priority_turns (
     queue     text NOT NULL,
     ring      bigint NOT NULL,
     position  integer NOT NULL,
@@ -258,7 +258,7 @@ REVOKE EXECUTE ON FUNCTION joex_private.make_ring_cursor() FROM PUBLIC;
 CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex_private.queue FOR EACH ROW EXECUTE FUNCTION joex_private.make_ring_cursor();
 
 -- Where takes begin to read while vacuum can't clear what lies before (see sql/25_floors.sql). Of the runnable jobs of rank ''
--- in a lane of the group none has a smaller seq, but for those of stragglers whose `at` is above `upto`. Of its jobs that are held
+-- in a lane of the group none has a smaller seq, but for those of floor exceptions whose `at` is above `upto`. Of its jobs that are held
 -- since before `held_upto` these are held.
 CREATE TABLE joex_private.floor (
     queue      text NOT NULL,
@@ -272,16 +272,16 @@ CREATE TABLE joex_private.floor (
 );
 CREATE UNIQUE INDEX floor_newest_first ON joex_private.floor (queue, ring, upto DESC);
 ALTER TABLE joex_private.floor REPLICA IDENTITY USING INDEX floor_newest_first;
-CREATE TABLE joex_private.straggler (
+CREATE TABLE joex_private.floor_exception (
     queue  text NOT NULL,
     ring   bigint NOT NULL,
     at     bigint NOT NULL,     -- when it became runnable, among the seqs of jobs
     lane   smallint NOT NULL,
     seq    bigint NOT NULL
 );
-CREATE INDEX straggler_of_group ON joex_private.straggler (queue, ring, at);
+CREATE INDEX floor_exception_of_group ON joex_private.floor_exception (queue, ring, at);
 -- (No key: where the sequence of seqs has gone back, after a fail-over, a job must come back all the same.)
-ALTER TABLE joex_private.straggler REPLICA IDENTITY FULL;
+ALTER TABLE joex_private.floor_exception REPLICA IDENTITY FULL;
 CREATE SEQUENCE joex_private.floor_epoch OWNED BY joex_private.floor.upto;
 CREATE SEQUENCE joex_private.long_takes OWNED BY joex_private.floor.upto;   -- how many takes had to walk over much; no value: none
 
@@ -289,7 +289,7 @@ CREATE SEQUENCE joex_private.long_takes OWNED BY joex_private.floor.upto;   -- h
 CREATE FUNCTION joex_private.forget_floors() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM joex_private.floor;
-    DELETE FROM joex_private.straggler;
+    DELETE FROM joex_private.floor_exception;
     PERFORM setval('joex_private.floor_epoch', last_value + 2) FROM joex_private.floor_epoch WHERE is_called AND last_value % 2 = 1;
     RETURN NULL;
 END $$;

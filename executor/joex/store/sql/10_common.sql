@@ -1,12 +1,40 @@
 -- Names shared by the other files. The files are installed in the order of their names.
 
--- The advisory-lock classes of Joex, so that its keys meet nobody else's by accident ("joex" in ASCII, plus a number).
---   0 migration; 1 an executor lives (held by its session); 2 an executor takes (shared) or ends (exclusive);
---   3 the ring of a queue; 4 a group with a limit, while a take from it has not committed; 5 an app-id is registered or
---   retired; 6 periodic tasks are fired; 7 a queue is served for the first time; 8 floors are raised or switched
--- Where several are waited for, then in this order: 5, 2, the row of the executor.
-CREATE OR REPLACE FUNCTION joex_private.lock_class(n integer) RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685000 + n';
+-- The first keys of the advisory locks ("joex" in ASCII, plus a number), so that they meet no lock of another program by accident; the
+-- second key names the executor, the queue and so on. A transaction that waits for several acquires them in this order: app_id_lock,
+-- executor_takes_lock, the row of the executor. (1785685000 is the lock of migrations: store/migrate.py.)
+
+-- An executor is alive: its session holds this lock on its id.
+CREATE OR REPLACE FUNCTION joex_private.executor_alive_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685001';
+
+-- An executor takes jobs (shared), or is ended or drained (exclusive).
+CREATE OR REPLACE FUNCTION joex_private.executor_takes_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685002';
+
+-- A take chooses jobs on the ring of a queue.
+CREATE OR REPLACE FUNCTION joex_private.ring_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685003';
+
+-- A take from a group with a limit has not committed yet.
+CREATE OR REPLACE FUNCTION joex_private.group_limit_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685004';
+
+-- An app-id is registered or retired.
+CREATE OR REPLACE FUNCTION joex_private.app_id_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685005';
+
+-- Periodic tasks fire.
+CREATE OR REPLACE FUNCTION joex_private.periodic_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685006';
+
+-- A queue is served for the first time.
+CREATE OR REPLACE FUNCTION joex_private.queue_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685007';
+
+-- Floors are raised, or switched on or off.
+CREATE OR REPLACE FUNCTION joex_private.floors_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685008';
 
 CREATE OR REPLACE FUNCTION joex_private.lane(priority joex_private.job_priority) RETURNS smallint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN 1::smallint ELSE 2::smallint END $$;

@@ -15,7 +15,7 @@
 --
 -- Who locked the table before step 2 has ended, and is seen in step 3. Who locks it later finds that floors are on and
 -- draws numbers above U: a new job's seq is above the floor; a job that becomes runnable again, or changes its lane or rank, leaves
--- a row in joex_private.straggler in the same transaction, with a number above U; a job that is taken is marked with a number of U or
+-- a row in joex_private.floor_exception in the same transaction, with a number above U; a job that is taken is marked with a number of U or
 -- above. So whoever sees the floor of a group, with whatever snapshot, sees each such job as well as what lowers the floor for it.
 -- Inserting never waits for anybody, and nobody waits in step 3: while somebody of step 2 is there, the floors stay where they are.
 --
@@ -29,7 +29,7 @@ CREATE OR REPLACE FUNCTION joex_private.floor_epoch() RETURNS bigint LANGUAGE sq
 CREATE OR REPLACE FUNCTION joex_private.comes_back() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF joex_private.floor_epoch() % 2 = 1 THEN
-        INSERT INTO joex_private.straggler (queue, ring, at, lane, seq)
+        INSERT INTO joex_private.floor_exception (queue, ring, at, lane, seq)
         VALUES (NEW.queue, NEW.ring, nextval('joex_private.job_seq_seq'), NEW.lane, NEW.seq);
     END IF;
     RETURN NULL;
@@ -37,7 +37,7 @@ END $$;
 CREATE OR REPLACE TRIGGER comes_back AFTER UPDATE OF queue, grp, lane, rank, seq ON joex_private.job
 FOR EACH ROW WHEN (NEW.lane IS NOT NULL AND NEW.rank = '') EXECUTE FUNCTION joex_private.comes_back();
 
--- The floor of a group, with its stragglers. (No row: it has none. Functions like this one are merged into the statements that
+-- The floor of a group, with its exceptions. (No row: it has none. Functions like this one are merged into the statements that
 -- call them, hence no settings.)
 CREATE OR REPLACE FUNCTION joex_private.floor_of(p_queue text, p_ring bigint)
 RETURNS TABLE (upto bigint, lane0 bigint, lane1 bigint, lane2 bigint, held_upto bigint, held uuid[])
@@ -47,7 +47,7 @@ LANGUAGE sql STABLE AS $$
     CROSS JOIN LATERAL (
         SELECT min(s.seq) FILTER (WHERE s.lane = 0) AS lane0, min(s.seq) FILTER (WHERE s.lane = 1) AS lane1,
                min(s.seq) FILTER (WHERE s.lane = 2) AS lane2
-        FROM joex_private.straggler s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > f.upto) s $$;
+        FROM joex_private.floor_exception s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > f.upto) s $$;
 
 -- The next place on the ring, after p_after and not after p_stop, that has runnable jobs or (p_floors) a floor; and where there is
 -- none, the first of its jobs, so that whoever reads on need not walk again over what lies dead before it. The search for runnable
@@ -192,7 +192,7 @@ BEGIN
     -- (A TRUNCATE, after which numbers may begin anew, comes before all of this, and has changed the epoch; or after.)
     LOCK TABLE joex_private.job IN ACCESS SHARE MODE;
     -- (An old snapshot would not see what those of step 2 have done.)
-    IF NOT joex_private.sees_the_latest() OR NOT pg_try_advisory_xact_lock(joex_private.lock_class(8), 0) THEN
+    IF NOT joex_private.sees_the_latest() OR NOT pg_try_advisory_xact_lock(joex_private.floors_lock(), 0) THEN
         RETURN NULL;
     ELSIF p_epoch % 2 = 0 OR joex_private.floor_epoch() <> p_epoch THEN
         RETURN false;
@@ -236,7 +236,7 @@ BEGIN
     VALUES (p_queue, p_ring, p_upto, v_lanes[1], v_lanes[2], v_lanes[3], v_upto, v_held);
     -- (each by its very key, so that nothing dead is walked over here either)
     DELETE FROM joex_private.floor f WHERE f.queue = p_queue AND f.ring = p_ring AND f.upto = v_old.upto;
-    DELETE FROM joex_private.straggler s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > v_old.upto AND s.at <= p_upto;
+    DELETE FROM joex_private.floor_exception s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > v_old.upto AND s.at <= p_upto;
 END $$;
 
 -- The least seq, from p_from on, of the runnable jobs of rank '' in a lane of a group: at most p_upto, and less when the time is over.
@@ -297,7 +297,7 @@ DECLARE
 BEGIN
     IF v_is_on AND v_is_needed THEN
         RETURN true;
-    ELSIF joex_private.sees_the_latest() AND pg_try_advisory_xact_lock(joex_private.lock_class(8), 0) THEN
+    ELSIF joex_private.sees_the_latest() AND pg_try_advisory_xact_lock(joex_private.floors_lock(), 0) THEN
         RETURN joex_private.set_floors(v_is_needed);
     END IF;
     RETURN false;
@@ -318,7 +318,7 @@ BEGIN
         PERFORM setval('joex_private.floor_epoch', v_epoch + 1);    -- (nextval writes ahead: after a crash it would be another number)
     END IF;
     IF NOT p_wanted THEN
-        DELETE FROM joex_private.straggler;
+        DELETE FROM joex_private.floor_exception;
         PERFORM setval('joex_private.long_takes', 1, false);
     END IF;
     RETURN p_wanted;

@@ -132,7 +132,7 @@ CREATE OR REPLACE FUNCTION joex_private.room(p_queue text, p_ring bigint, p_limi
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.accept from a group with a limit');
-    IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex_private.lock_class(4), hashtext(p_queue || p_ring)) THEN
+    IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex_private.group_limit_lock(), hashtext(p_queue || p_ring)) THEN
         RETURN 0;
     END IF;
     RETURN p_limit - (
@@ -171,7 +171,7 @@ BEGIN
                        (SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 2
                                               AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane2, v_lowest))
                                               AND j.rank <= p_most LIMIT g.jobs + 1) x)::integer AS low,
-                       coalesce((SELECT k.position FROM joex_private.counting k WHERE k.queue = p_queue AND k.ring = g.ring
+                       coalesce((SELECT k.position FROM joex_private.priority_turns k WHERE k.queue = p_queue AND k.ring = g.ring
                                  ORDER BY k.at DESC LIMIT 1), 0) % (p_high + p_low) AS turn
                 OFFSET 0) l) n
     ) SELECT d.ring, d.pos, d.running, d.weight, j.place, j.kth, d.turn, j.counts
@@ -205,13 +205,13 @@ CREATE OR REPLACE FUNCTION joex_private.count_turns(p_queue text, p_rings bigint
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     WITH counted AS (
-        INSERT INTO joex_private.counting AS k (queue, ring, position)
+        INSERT INTO joex_private.priority_turns AS k (queue, ring, position)
         SELECT p_queue, c.ring, c.position FROM unnest(p_rings, p_positions) AS c(ring, position) RETURNING k.ring
     )   -- (What another taker removes, whose transaction is open, is left; see forget_turns.)
     -- (An array, not a join, as there.)
-    DELETE FROM joex_private.counting k WHERE k.ctid = ANY (ARRAY(
+    DELETE FROM joex_private.priority_turns k WHERE k.ctid = ANY (ARRAY(
         SELECT old.place FROM counted c CROSS JOIN LATERAL (
-            SELECT o.ctid AS place FROM joex_private.counting o WHERE o.queue = p_queue AND o.ring = c.ring
+            SELECT o.ctid AS place FROM joex_private.priority_turns o WHERE o.queue = p_queue AND o.ring = c.ring
             ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old));
 END $$;
 
@@ -379,9 +379,9 @@ CREATE OR REPLACE FUNCTION joex_private.forget_turns() RETURNS void
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
     -- (An array, not a join: with statistics of a time when the table was empty, a join would choose them anew for each row. No row
     -- is ever updated, so that its ctid stays.)
-    DELETE FROM joex_private.counting k WHERE k.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM joex_private.counting o
-        WHERE EXISTS (SELECT FROM joex_private.counting n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at OFFSET 0)
+    DELETE FROM joex_private.priority_turns k WHERE k.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM joex_private.priority_turns o
+        WHERE EXISTS (SELECT FROM joex_private.priority_turns n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at OFFSET 0)
               OR NOT joex_private.floors_are_on()
                  AND NOT EXISTS (SELECT FROM joex_private.job j WHERE j.queue = o.queue AND j.ring = o.ring AND j.lane IS NOT NULL OFFSET 0)
                  AND NOT EXISTS (SELECT FROM joex_private.job j
@@ -404,14 +404,14 @@ CREATE OR REPLACE FUNCTION joex_private.entries_walked() RETURNS bigint LANGUAGE
 -- the lock of its row. So a session that hangs, or leaves the lock behind, stops no queue.
 CREATE OR REPLACE FUNCTION joex_private.hold_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN pg_try_advisory_lock(joex_private.lock_class(3), hashtext(p_queue)) OR joex_private.wait_for_ring(p_queue);
+    RETURN pg_try_advisory_lock(joex_private.ring_lock(), hashtext(p_queue)) OR joex_private.wait_for_ring(p_queue);
 END $$;
 
 CREATE OR REPLACE FUNCTION joex_private.wait_for_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET lock_timeout = '1s' AS $$
 DECLARE
     v_holder integer;
 BEGIN
-    PERFORM pg_advisory_lock(joex_private.lock_class(3), hashtext(p_queue));
+    PERFORM pg_advisory_lock(joex_private.ring_lock(), hashtext(p_queue));
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     PERFORM joex_private.free_ring(p_queue);    -- (the end of the wait and the lock may have met)
@@ -428,7 +428,7 @@ CREATE OR REPLACE FUNCTION joex_private.ring_holder(p_queue text) RETURNS SETOF 
     SELECT l.pid FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND l.classid::bigint = joex_private.lock_class(3) AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
+          AND l.classid::bigint = joex_private.ring_lock() AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
           AND l.objsubid = 2 $$;
 
 -- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the
@@ -436,7 +436,7 @@ CREATE OR REPLACE FUNCTION joex_private.ring_holder(p_queue text) RETURNS SETOF 
 CREATE OR REPLACE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     LOOP
-        PERFORM pg_advisory_unlock(joex_private.lock_class(3), hashtext(p_queue))
+        PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue))
         FROM joex_private.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid();
         EXIT WHEN NOT FOUND;
     END LOOP;
@@ -482,7 +482,7 @@ BEGIN
     ELSE
         PERFORM joex_private.must_see_the_latest('joex_private.take');
         -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
-        PERFORM pg_advisory_xact_lock_shared(joex_private.lock_class(2), p_executor);
+        PERFORM pg_advisory_xact_lock_shared(joex_private.executor_takes_lock(), p_executor);
         SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
     END IF;
     IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN
@@ -531,7 +531,7 @@ BEGIN
                 v_want := v_want - cardinality(v_places);
                 v_without := v_without || v_blocked;
                 IF v_want = 0 AND v_holds_ring THEN
-                    PERFORM pg_advisory_unlock(joex_private.lock_class(3), hashtext(v_queue.name));
+                    PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(v_queue.name));
                     v_holds_ring := false;
                 END IF;
                 -- What the lock ids of this pass begin with; the number in the pass follows. (Chance has its price: without
@@ -564,7 +564,7 @@ BEGIN
                 v_again := true;
             END LOOP;
             IF v_holds_ring THEN
-                PERFORM pg_advisory_unlock(joex_private.lock_class(3), hashtext(v_queue.name));
+                PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(v_queue.name));
             END IF;
         EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
             PERFORM joex_private.free_ring(v_queue.name);

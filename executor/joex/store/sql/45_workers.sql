@@ -23,8 +23,8 @@ BEGIN
 END $$;
 
 -- What a worker must know that waits for work: the seconds until a job of the queue is due, or a run in it overdue (null: there
--- is none), and the oldest transaction id that is open (see joex_private.look).
-CREATE OR REPLACE FUNCTION joex_private.look_for_worker(p_queue text) RETURNS TABLE (next_due float8, oldest_xid bigint)
+-- is none), and the oldest transaction id that is open (see joex_private.sleep_state).
+CREATE OR REPLACE FUNCTION joex_private.accept_state(p_queue text) RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN QUERY SELECT least(l.next_due, extract(epoch FROM CASE
@@ -34,7 +34,7 @@ BEGIN
             SELECT j.overdue_at FROM joex_private.job j
             WHERE j.queue = p_queue AND j.overdue_at IS NOT NULL ORDER BY j.overdue_at LIMIT 1)
         END - clock_timestamp())::float8), l.oldest_xid
-    FROM joex_private.look(ARRAY[p_queue]) l;
+    FROM joex_private.sleep_state(ARRAY[p_queue]) l;
 END $$;
 
 -- Be told, for so long (a length of zero: not any more, in any queue), of each job of this queue that comes: on the channel joex_wake. When this

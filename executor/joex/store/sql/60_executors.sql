@@ -20,7 +20,7 @@ RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.end_executor');
     -- Waits for a take of this executor that is under way (see take): after this, it takes nothing any more.
-    PERFORM pg_advisory_xact_lock(joex_private.lock_class(2), p_id);
+    PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), p_id);
     PERFORM joex_private.mark_ended(p_id, p_ending);
     RETURN coalesce((SELECT sum(o.jobs) FROM joex_private.put_back_orphans(p_most_losses, p_jobs, p_id) o), 0);
 END $$;
@@ -84,7 +84,7 @@ CREATE OR REPLACE FUNCTION joex_private.give_back_unknown(p_id integer, p_known 
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.give_back_unknown');
-    PERFORM pg_advisory_xact_lock(joex_private.lock_class(2), p_id);
+    PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), p_id);
     RETURN (SELECT joex_private.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
         SELECT j.id FROM joex_private.job j WHERE j.id = ANY (ARRAY(SELECT joex_private.held_by(p_id)))
                                           AND j.executor_id IS NOT DISTINCT FROM p_id AND j.lock_id <> ALL (p_known)
@@ -119,9 +119,9 @@ BEGIN
     FOR v_silent IN SELECT s.id, s.beat, s.is_hung FROM joex_private.silent(p_ages, p_marks) s LOOP
         EXIT WHEN cardinality(v_dead) >= p_victims;
         -- (This transaction holds the lock then, so that the executor can't take it in between.)
-        CONTINUE WHEN NOT v_silent.is_hung AND NOT pg_try_advisory_xact_lock(joex_private.lock_class(1), v_silent.id);
+        CONTINUE WHEN NOT v_silent.is_hung AND NOT pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), v_silent.id);
         -- Others rescue too: one of them is enough. This is also the lock that end_executor takes.
-        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex_private.lock_class(2), v_silent.id);
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex_private.executor_takes_lock(), v_silent.id);
         -- Still silent, and locked: a heartbeat that comes later finds that the lease has ended. (One that has come is not
         -- locked: its next one need not wait for this transaction.)
         PERFORM FROM joex_private.lease l WHERE l.executor_id = v_silent.id AND l.beat = v_silent.beat FOR UPDATE SKIP LOCKED;
@@ -144,7 +144,7 @@ CREATE OR REPLACE FUNCTION joex_private.serve_queue(p_queue text) RETURNS regcla
 DECLARE
     v_cursor regclass := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
 BEGIN
-    IF v_cursor IS NULL AND pg_try_advisory_xact_lock(joex_private.lock_class(7), hashtext(p_queue)) THEN
+    IF v_cursor IS NULL AND pg_try_advisory_xact_lock(joex_private.queue_lock(), hashtext(p_queue)) THEN
         v_cursor := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
         IF v_cursor IS NULL THEN
             INSERT INTO joex_private.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
@@ -174,7 +174,7 @@ DECLARE
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.register');
     reclaimed := 0;
-    PERFORM pg_advisory_xact_lock(joex_private.lock_class(5), hashtext(p_app_id));
+    PERFORM pg_advisory_xact_lock(joex_private.app_id_lock(), hashtext(p_app_id));
     retired := EXISTS (SELECT FROM joex_private.retired r WHERE r.app_id = p_app_id);
     mark := joex.horizon();
     IF retired THEN
@@ -187,9 +187,9 @@ BEGIN
         v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
         SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex_private.silent(p_ages, p_marks) s WHERE s.id = other.id;
         IF v_certain OR v_silent.is_hung
-           OR v_silent.id IS NOT NULL AND pg_try_advisory_xact_lock(joex_private.lock_class(1), v_silent.id) THEN
+           OR v_silent.id IS NOT NULL AND pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), v_silent.id) THEN
             -- First this lock, then the rows, as everywhere; and judged again on them as they are then.
-            PERFORM pg_advisory_xact_lock(joex_private.lock_class(2), other.id);
+            PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), other.id);
             SELECT * INTO other FROM joex_private.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
             PERFORM FROM joex_private.lease l WHERE l.executor_id = other.id AND (v_certain OR l.beat = v_silent.beat) FOR UPDATE;
             IF other.id IS NOT NULL AND (FOUND OR v_certain OR v_silent.beat IS NULL) THEN
@@ -261,7 +261,7 @@ END $$;
 
 -- An executor with a free slot and nothing to take wants to be woken. It must take once more after this has committed, and
 -- again until each transaction that was open at that time has ended: one of them may have submitted a job without
--- seeing that somebody sleeps (see joex_private.look).
+-- seeing that somebody sleeps (see joex_private.sleep_state).
 CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void LANGUAGE sql VOLATILE AS $$
     UPDATE joex_private.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
 
@@ -275,7 +275,7 @@ END $$;
 
 -- What a sleeper must know: the seconds until the next job of its queues is due (null: none is waiting for its time), and
 -- the oldest transaction id that is open: all transactions below a joex.horizon have ended when it has reached that.
-CREATE OR REPLACE FUNCTION joex_private.look(p_queues text[])
+CREATE OR REPLACE FUNCTION joex_private.sleep_state(p_queues text[])
 RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
@@ -300,7 +300,7 @@ BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.drain');
     FOR v_executor IN SELECT e.id, e.app_id FROM joex_private.executor e
                       WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) ORDER BY e.id LOOP
-        PERFORM pg_advisory_xact_lock(joex_private.lock_class(2), v_executor.id);
+        PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_executor.id);
         UPDATE joex_private.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;
         IF FOUND THEN
             PERFORM joex_private.tell(v_executor.id, 'drain');

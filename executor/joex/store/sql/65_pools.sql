@@ -10,11 +10,11 @@ DECLARE
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.retire');
     -- Against a registration under this name: it comes before all of this, or finds the name retired.
-    PERFORM pg_advisory_xact_lock(joex_private.lock_class(5), hashtext(p_app_id));
+    PERFORM pg_advisory_xact_lock(joex_private.app_id_lock(), hashtext(p_app_id));
     SELECT e.id INTO v_id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
         -- Against a take: it comes before all of this, and its jobs are counted, or finds that the executor drains.
-        PERFORM pg_advisory_xact_lock(joex_private.lock_class(2), v_id);
+        PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_id);
         IF p_only_if_idle
            AND EXISTS (SELECT FROM joex_private.held_by(v_id)) THEN
             RETURN 'busy';
@@ -98,7 +98,7 @@ BEGIN
         EXIT WHEN runnable >= p_most;
     END LOOP;
     -- (not: greatest(next_due, 0), which takes no due time for zero)
-    next_due := (SELECT CASE WHEN l.next_due < 0 THEN 0 ELSE l.next_due END FROM joex_private.look(p_queues) l);
+    next_due := (SELECT CASE WHEN l.next_due < 0 THEN 0 ELSE l.next_due END FROM joex_private.sleep_state(p_queues) l);
     RETURN NEXT;
 END $$;
 
