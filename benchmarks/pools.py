@@ -154,7 +154,7 @@ async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
         deadline = time.monotonic() + window
         while time.monotonic() < deadline:
             await stage.connection.execute(
-                "SELECT joex_private.tell_operators(app_id) FROM joex_private.executor ORDER BY random() LIMIT 1"
+                "SELECT joex_private.notify_operators(app_id) FROM joex_private.executor ORDER BY random() LIMIT 1"
             )
             await asyncio.sleep(0.1)
         after = _buckets(operator)

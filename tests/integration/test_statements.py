@@ -139,7 +139,7 @@ CALLS = {
     "accept_state": "joex_private.accept_state('default')",
     "note_many": f"joex_private.note_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[1], ARRAY[0.0], ARRAY['info'], \
                    ARRAY['line'], ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[50]::smallint[], ARRAY['half'])",
-    "notify": "joex_private.notify()",
+    "wake_all": "joex_private.wake_all()",
     "pod_gone": "joex_private.pod_gone('nothing', 5)",
     "priority_of": "joex_private.priority_of('High')",
     "promote": "joex_private.promote('default')",
@@ -169,7 +169,7 @@ CALLS = {
     "shares": "joex.shares()",
     "slots": "joex_private.slots('a/')",
     "start_many": f"joex_private.start_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0])",
-    "state_after": "joex_private.state_after('success', false, true)",
+    "place_after": "* FROM joex_private.place_after('success', false, true, 'high', now(), NULL)",
     "submit": "joex.submit('a')",
     "submit_many": "joex.submit_many(ARRAY['a', 'b'])",
     "subscribe": "joex.subscribe('me', '1 minute')",
@@ -185,8 +185,8 @@ CALLS = {
     "choose": None,  # take calls it
     "in_turns": None,  # choose calls it
     "count_turns": "joex_private.count_turns('default', '{1}', '{1}')",
-    "tell": "joex_private.tell(1, 'drain')",
-    "tell_operators": "joex_private.tell_operators('a/b')",
+    "notify_executor": "joex_private.notify_executor(1, 'drain')",
+    "notify_operators": "joex_private.notify_operators('a/b')",
     "turns": "joex_private.turns(0, 5, 4, 1)",
     "unsubscribe": "joex.unsubscribe('me')",
     "update": f"joex.update({NO_JOB}, {NO_JOB})",

@@ -40,7 +40,7 @@ _SLEEP_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.sleep_st
 _HORIZON = statement("SELECT joex.horizon()")
 _SHOW_DRAIN = statement("UPDATE joex_private.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex_private.drain($1::text)")
-_NOTIFY = statement("SELECT joex_private.notify($1::text)")
+_NOTIFY = statement("SELECT joex_private.wake_all($1::text)")
 _LIST = statement("""
     SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at,
            heartbeat_at, left_at, silent_seconds

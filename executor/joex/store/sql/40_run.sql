@@ -45,11 +45,17 @@ CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LA
     SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
     FROM joex_private.job j WHERE j.id = p_id $$;
 
--- What becomes of a job whose run ends so: it goes round once more where that was asked for, whatever its end; else a cancel
--- request ends it as cancelled.
-CREATE OR REPLACE FUNCTION joex_private.state_after(p_state text, p_cancel boolean, p_resubmit boolean) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END $$;
+-- Where a job goes whose run ends in this state. A resubmission sends it to the end of the line, whatever its state; else a cancel
+-- request ends it as cancelled. p_delay: seconds until the retry of a stuck job.
+CREATE OR REPLACE FUNCTION joex_private.place_after(
+    p_state text, p_cancel boolean, p_resubmit boolean, p_priority joex_private.job_priority, p_now timestamptz, p_delay float8
+) RETURNS TABLE (state joex_private.job_state, lane smallint, due_at timestamptz, finished_at timestamptz)
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT s.state::joex_private.job_state,
+           CASE s.state WHEN 'waiting' THEN joex_private.lane(p_priority) END,
+           CASE s.state WHEN 'stuck' THEN p_now + make_interval(secs => coalesce(p_delay, 0)) END,
+           CASE WHEN s.state NOT IN ('waiting', 'stuck') THEN p_now END
+    FROM (SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END AS state) s $$;
 
 -- Write lines of Joex's own into the logs of jobs. A log that can't be written keeps no job from its end.
 CREATE OR REPLACE FUNCTION joex_private.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
@@ -151,20 +157,12 @@ BEGIN
         UPDATE joex_private.job j SET
             executor_id = NULL, overdue_at = NULL, resubmit_requested = false,
             cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
-            state = joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested)::joex_private.job_state,
-            finished_at = CASE WHEN joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested)
-                                    NOT IN ('stuck', 'waiting') THEN v_now END,
-            lane = CASE WHEN joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'waiting'
-                        THEN joex_private.lane(j.priority) END,
-            due_at = CASE WHEN joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'stuck'
-                          THEN v_now + make_interval(secs => coalesce(g.delay, 0)) END,
+            -- (A job that has ended keeps runnable_since: it tells how long its last run had waited.)
+            (state, lane, due_at, finished_at, runnable_since) = (
+                SELECT p.state, p.lane, p.due_at, p.finished_at,
+                       CASE WHEN p.finished_at IS NULL THEN coalesce(p.due_at, v_now) ELSE j.runnable_since END
+                FROM joex_private.place_after(g.state, j.cancel_requested, j.resubmit_requested, j.priority, v_now, g.delay) p),
             seq = CASE WHEN j.resubmit_requested THEN nextval('joex_private.job_seq_seq') ELSE j.seq END,
-            -- (of a job that has ended it is kept: how long its last run had waited can be told afterwards)
-            runnable_since = CASE
-                WHEN joex_private.state_after(g.state, j.cancel_requested, j.resubmit_requested) NOT IN ('stuck', 'waiting')
-                THEN j.runnable_since
-                ELSE v_now + CASE WHEN j.resubmit_requested THEN interval '0'
-                                  ELSE make_interval(secs => coalesce(g.delay, 0)) END END,
             attempt = j.attempt + CASE WHEN g.state = 'waiting' THEN 0 ELSE 1 END
                                 - CASE WHEN j.state = 'running' THEN 1 ELSE 0 END,
             failures = CASE WHEN j.resubmit_requested THEN 0
@@ -347,6 +345,7 @@ CREATE OR REPLACE FUNCTION joex_private.put_back(
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_queue record;
+    v_now timestamptz := clock_timestamp();
     v_all bigint := 0;
 BEGIN
     FOR v_queue IN
@@ -354,16 +353,15 @@ BEGIN
             UPDATE joex_private.job j SET
                 executor_id = NULL, lock_id = NULL, overdue_at = NULL, resubmit_requested = false,
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
-                runnable_since = clock_timestamp(), losses = j.losses + x.lost, state = x.state::joex_private.job_state,
-                suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
-                lane = CASE x.state WHEN 'waiting' THEN joex_private.lane(j.priority) END,
-                finished_at = CASE WHEN x.state <> 'waiting' THEN clock_timestamp() END,
+                state = x.state, lane = x.lane, finished_at = x.finished_at,
+                runnable_since = v_now, losses = j.losses + x.lost, suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
                 error = CASE x.state WHEN 'failed' THEN format('lost %s times: %s', j.losses + x.lost, p_why) ELSE j.error END
-            FROM (SELECT k.id, k.state AS was, l.lost,
-                         joex_private.state_after(CASE WHEN k.losses + l.lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
-                                                  k.cancel_requested, k.resubmit_requested) AS state
+            FROM (SELECT k.id, k.state AS was, l.lost, p.state, p.lane, p.finished_at
                   FROM joex_private.job k
                   CROSS JOIN LATERAL (SELECT CASE WHEN k.suspect AND k.state = 'scheduled' THEN 0 ELSE p_lost END AS lost) l
+                  CROSS JOIN LATERAL joex_private.place_after(
+                      CASE WHEN k.losses + l.lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
+                      k.cancel_requested, k.resubmit_requested, k.priority, v_now, NULL) p
                   WHERE k.id = ANY (p_ids)) x
             WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error, x.lost, j.suspect,
                                         x.was = 'running' OR x.lost > 0 AS is_run,

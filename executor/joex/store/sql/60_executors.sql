@@ -35,7 +35,7 @@ BEGIN
     WHERE e.id = p_id AND e.left_at IS NULL RETURNING e.app_id INTO v_app_id;
     IF FOUND THEN
         DELETE FROM joex_private.lease l WHERE l.executor_id = p_id;
-        PERFORM joex_private.tell_operators(v_app_id);
+        PERFORM joex_private.notify_operators(v_app_id);
         PERFORM joex_private.announce_executor('executor-left', p_id);
     END IF;
     RETURN v_app_id IS NOT NULL;
@@ -215,7 +215,7 @@ BEGIN
     VALUES (id, p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_queues, p_tasks, p_pool_size,
             p_http_address, p_lease, p_locks, clock_timestamp());
     INSERT INTO joex_private.lease (executor_id, heartbeat_at, beat) VALUES (id, clock_timestamp(), mark);
-    PERFORM joex_private.tell_operators(p_app_id);
+    PERFORM joex_private.notify_operators(p_app_id);
     PERFORM joex_private.announce_executor('executor-joined', id);
     RETURN NEXT;
 END $$;
@@ -303,8 +303,8 @@ BEGIN
         PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_executor.id);
         UPDATE joex_private.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;
         IF FOUND THEN
-            PERFORM joex_private.tell(v_executor.id, 'drain');
-            PERFORM joex_private.tell_operators(v_executor.app_id);
+            PERFORM joex_private.notify_executor(v_executor.id, 'drain');
+            PERFORM joex_private.notify_operators(v_executor.app_id);
             RETURN NEXT v_executor.app_id;
         END IF;
     END LOOP;
@@ -312,7 +312,7 @@ END $$;
 
 -- Ask all executors of a queue to look for work now. A submission wakes those it needs by itself: this is for people, and for
 -- those who tell of work as Docspell does. Returns how many executors take from the queue.
-CREATE OR REPLACE FUNCTION joex_private.notify(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
-    SELECT joex_private.send('joex_wake', json_build_object('queue', notify.queue, 'executors', '{}'::integer[])::text);
+CREATE OR REPLACE FUNCTION joex_private.wake_all(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
+    SELECT joex_private.send('joex_wake', json_build_object('queue', wake_all.queue, 'executors', '{}'::integer[])::text);
     SELECT count(*)::integer FROM joex_private.executor e
-    WHERE e.left_at IS NULL AND NOT e.draining AND notify.queue = ANY (e.queues) $$;
+    WHERE e.left_at IS NULL AND NOT e.draining AND wake_all.queue = ANY (e.queues) $$;

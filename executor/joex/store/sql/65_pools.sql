@@ -23,11 +23,11 @@ BEGIN
         IF NOT FOUND THEN
             v_id := NULL;
         ELSE
-            PERFORM joex_private.tell(v_id, 'drain');
+            PERFORM joex_private.notify_executor(v_id, 'drain');
         END IF;
     END IF;
     INSERT INTO joex_private.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;     -- the first time counts
-    PERFORM joex_private.tell_operators(p_app_id);
+    PERFORM joex_private.notify_operators(p_app_id);
     RETURN CASE WHEN v_id IS NULL THEN 'retired' ELSE 'draining' END;
 END $$;
 
