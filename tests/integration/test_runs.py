@@ -548,7 +548,7 @@ async def test_a_success_that_is_run_once_more_stays_in_the_log(bench, me):
             await bench.connection.execute("SELECT joex_private.resubmit($1)", job_id)
     assert await log_of(bench, job_id) == [
         (1, "info", "succeeded"),
-        (2, "warning", "succeeded; it goes round once more, as was asked for"),
+        (2, "warning", "succeeded; it was resubmitted, and runs once more"),
         (3, "info", "succeeded"),
     ]
 

@@ -143,8 +143,8 @@ BEGIN
     END IF;
 END $$;
 
--- Whether anybody is to be told that a job has come into the queue: one look in place of those of joex_private.wake and joex_private.announce,
--- which tell, for nearly always there is nobody. As for them, the caller has written the job already.
+-- Whether a new job of the queue calls for a notification: one statement in place of those of wake and announce, which nearly always
+-- find nothing to notify. The caller has already written the job, as for these two.
 CREATE OR REPLACE FUNCTION joex_private.is_awaited(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT joex_private.sees_the_latest()

@@ -1,13 +1,13 @@
--- What an executor writes about its runs. Every write matches the job's id and the run's lock id, so that a run that lost
--- its job (reclaimed, given to another) changes nothing: its answer is worker_conflict.
+-- What executors and workers write about their runs. Each write matches the job's id and the run's lock id. So a run that has lost its
+-- job (others reclaimed it, or have it now) changes nothing, and gets the answer worker_conflict.
 
--- The arguments of a run that did not come with its take, for they are large. Null: the job is not this run's any more.
+-- The arguments of a run, when they were too large for its take. Null: the run has lost its job.
 CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT j.args FROM joex_private.job j
     WHERE j.id = arguments.id AND j.lock_id = arguments.lock_id AND j.state IN ('scheduled', 'running') $$;
 
--- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is
--- over before the mark is written). Rows that somebody else has locked are left to the finish.
+-- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is over before
+-- its executor writes the mark). This skips rows that another session has locked; the finish writes their start.
 CREATE OR REPLACE FUNCTION joex_private.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -24,8 +24,9 @@ BEGIN
     PERFORM joex_private.announce('job-started', v_ids);
 END $$;
 
--- The code of a suspect (see put_back) is about to start, with nothing beside it: scheduled -> running, before that code runs, for a
--- loss is charged to a suspect whose run is marked. Its timeout begins here. False: the job is not this run's any more.
+-- The code of a suspect (see put_back) is about to start, alone in its executor: scheduled -> running. The executor calls this before the
+-- code runs, because put_back charges a loss only to a suspect that is running. The timeout begins here. False: the run has lost its
+-- job.
 CREATE OR REPLACE FUNCTION joex_private.start_alone(id uuid, lock_id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
@@ -40,7 +41,8 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Whether the executor of this suspect takes nothing beside it: until its code has run for a minute (_ALONE_FOR in runtime/runner.py).
+-- Whether this job is a suspect beside which its executor takes nothing: until its code has run for a minute (_ALONE_FOR in
+-- runtime/runner.py).
 CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
     FROM joex_private.job j WHERE j.id = p_id $$;
@@ -57,7 +59,7 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
            CASE WHEN s.state NOT IN ('waiting', 'stuck') THEN p_now END
     FROM (SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END AS state) s $$;
 
--- Write lines of Joex's own into the logs of jobs. A log that can't be written keeps no job from its end.
+-- Write lines of Joex's own into the logs of jobs. When that fails, the jobs end all the same.
 CREATE OR REPLACE FUNCTION joex_private.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
 BEGIN
@@ -68,7 +70,8 @@ EXCEPTION WHEN OTHERS THEN
     NULL;
 END $$;
 
--- How these runs have ended, in their jobs' logs: all but those that are plain successes (see joex.log). answers: null, as said.
+-- Write into their jobs' logs how these runs have ended, except plain successes (see joex.log). A null answer: the job has ended as the
+-- run said.
 CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
     p_ids uuid[], p_states text[], p_errors text[], p_ages float8[], p_exhausted boolean[], p_nrs bigint[], p_answers text[]
 ) RETURNS void LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
@@ -81,7 +84,7 @@ CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
                       ELSE CASE g.state WHEN 'success' THEN 'succeeded' WHEN 'cancelled' THEN 'cancelled'
                                         WHEN 'waiting' THEN 'given back: this run does not count' ELSE 'failed' END
                            || coalesce(': ' || g.error, '') END
-                 || CASE WHEN a.answer = 'resubmitted' THEN '; it goes round once more, as was asked for'
+                 || CASE WHEN a.answer = 'resubmitted' THEN '; it was resubmitted, and runs once more'
                          WHEN g.state = 'stuck' AND j.due_at IS NOT NULL
                          THEN '; it is tried again at ' || to_char(j.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
                          WHEN g.state = 'failed' AND a.answer IS NULL
@@ -90,12 +93,12 @@ CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
           FROM unnest(p_ids, p_states, p_errors, p_ages, p_exhausted) WITH ORDINALITY AS g(id, state, error, age, exhausted, nr)
           JOIN unnest(p_nrs, p_answers) AS a(nr, answer) USING (nr)
           JOIN joex_private.job j ON j.id = g.id
-          -- (What is given back before it has started is no run.)
+          -- (A job that its executor gives back before the start has had no run.)
           WHERE (g.state <> 'success' OR a.answer IS NOT NULL) AND (g.state <> 'waiting' OR g.age IS NOT NULL)) e
     HAVING count(*) > 0 $$;
 
--- The log of a job, in order; after: the seq of the last line that is known. That its last run has succeeded is in the job's row:
--- to write it once more for each of thousands of runs a second would cost as much as the whole rest of their log.
+-- The log of a job, in order: at most `most` lines after the one whose seq is `after`. A run's lines have its attempt; the last line of
+-- a run says how it has ended.
 CREATE OR REPLACE FUNCTION joex.log(id uuid, after bigint DEFAULT 0, most integer DEFAULT 10000)
 RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -103,6 +106,8 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_gen
 DECLARE
     v_lines integer;
 BEGIN
+    -- (The line of a success comes from the job's row. To write it, for thousands of runs a second, would cost as much as all their other
+    -- lines.)
     RETURN QUERY SELECT l.seq, l.attempt, l.at, l.level, l.message FROM joex_private.job_log l
                  WHERE l.job_id = log.id AND l.seq > log.after ORDER BY l.seq LIMIT log.most;
     GET DIAGNOSTICS v_lines = ROW_COUNT;
@@ -111,20 +116,20 @@ BEGIN
     END IF;
 END $$;
 
--- The line that says that the last run of a job has succeeded, where it has: after all others (the largest number that each reader
--- of JSON knows).
+-- The line that says that the last run of a job has succeeded, after all other lines: its seq is the largest integer that each reader of
+-- JSON represents exactly.
 CREATE OR REPLACE FUNCTION joex_private.log_of_success(id uuid)
 RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text) LANGUAGE sql STABLE AS $$
     SELECT 9007199254740991, j.attempt, j.finished_at, 'info', 'succeeded' || coalesce(': ' || j.message, '')
     FROM joex_private.job j WHERE j.id = log_of_success.id AND j.state = 'success' $$;
 
--- End many runs. states: success, failed, cancelled; stuck (retry after delays[i] seconds); waiting (given back: the run
--- does not count). ages: seconds since the code started, null where it has not; exhausted: it has failed because its retries are
--- used up. A job with a cancel request ends
--- cancelled, whatever its run says; one that is to go round once more waits again, at the end of the line.
--- Returns a row for each run that was not ended as said:
---   canceled (a cancel request: it is cancelled now), resubmitted (it waits to go round once more), already (this very run had ended it, in the task's own transaction),
---   worker_conflict (the job is not this run's any more), locked (only with skip_locked: somebody holds the row; say it again).
+-- End many runs. states: success, failed, cancelled; stuck (retry after delays[i] seconds); waiting (given back: the run does not
+-- count). ages: seconds since the code started, null if it has not; exhausted: the run has failed and no retry is left. A job with a
+-- cancel request ends cancelled, whatever its run says; a job with a resubmission waits again, at the end of the line.
+-- Returns a row for each run that did not end as said:
+--   canceled (a cancel request: the job is cancelled now), resubmitted (the job waits for another run), already (this run had ended the
+--   job in the task's own transaction), worker_conflict (the run has lost its job), locked (only with skip_locked: another session has
+--   locked the row; call again).
 CREATE OR REPLACE FUNCTION joex_private.finish_many(
     ids uuid[], locks uuid[], states text[], results jsonb[], messages text[], errors text[], delays float8[],
     ages float8[], skip_locked boolean DEFAULT false, exhausted boolean[] DEFAULT NULL
@@ -135,11 +140,11 @@ DECLARE
     v_free uuid[];
     v_queue record;
     v_again boolean := 'waiting' = ANY (states) OR 'stuck' = ANY (states);
-    v_as_said bigint;             -- how many have ended as their runs said
+    v_as_said bigint;             -- how many jobs have ended as their runs said
     v_ended bigint[];
-    v_answers text[];             -- of those that have ended; null: as said
+    v_answers text[];             -- of the jobs that have ended; null: as said
     v_canceled uuid[];
-    v_others uuid[] := '{}';      -- runs that are not ended here
+    v_others uuid[] := '{}';      -- runs that this call does not end
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF results IS NOT NULL THEN     -- (as with submissions)
@@ -175,15 +180,15 @@ BEGIN
             result = g.result, message = g.message, error = coalesce(g.error, j.error)
         FROM unnest(ids, locks, states, results, messages, errors, delays, ages) WITH ORDINALITY
             AS g(id, lock_id, state, result, message, error, delay, age, nr)
-        -- (the state, not the executor: that would invite the planner to the index of all held jobs)
+        -- (The state, not the executor: a condition on that would offer the planner the index of all held jobs.)
         WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.state IN ('scheduled', 'running')
               AND (NOT skip_locked OR j.id = ANY (v_free))
         RETURNING g.nr, CASE WHEN j.cancel_requested THEN 'canceled'
                              WHEN j.lane IS NOT NULL AND g.state <> 'waiting' THEN 'resubmitted' END AS answer
     ) SELECT count(*) FILTER (WHERE e.answer IS NULL), array_agg(e.nr), array_agg(e.answer)
       INTO v_as_said, v_ended, v_answers FROM ended e;
-    -- Nearly always all have ended as said. What has become of the others is asked in a statement of its own, which sees what
-    -- has committed while this one waited for a row.
+    -- Nearly always all have ended as said. The answers for the others come from a statement of its own, which sees what other
+    -- transactions committed while this one waited for a row.
     IF v_as_said < cardinality(ids) THEN
         FOR nr, answer IN
             SELECT g.nr, CASE
@@ -210,13 +215,13 @@ BEGIN
         PERFORM joex_private.log_ends_of(ids, states, errors, ages, exhausted, v_ended, v_answers);
     END IF;
     IF v_again THEN
-        -- Given back, for others to take; or to be tried again, at a time that a sleeper must learn.
+        -- Jobs for other executors to take; or retries, whose time a sleeping executor must learn.
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex_private.job j
                        WHERE j.id = ANY (ids) AND (j.lane IS NOT NULL OR j.due_at IS NOT NULL) GROUP BY j.queue LOOP
             PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
-    -- A group with a limit may have room again. Whose run has ended looks for itself, if it is one who takes more.
+    -- A group with a limit may have room again. An executor that takes more looks for itself when its run has ended.
     IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.max_running IS NOT NULL) THEN
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
                        FROM joex_private.job j JOIN joex_private.group_setting g USING (queue, ring)
@@ -237,14 +242,14 @@ BEGIN
     END IF;
 END $$;
 
--- Delete those of these jobs that were to be removed when their run ends, and have ended.
+-- Delete those of these jobs that have ended and have a removal request.
 CREATE OR REPLACE FUNCTION joex_private.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
     WITH gone AS (
         DELETE FROM joex_private.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
     ) DELETE FROM joex_private.job_log l USING gone WHERE l.job_id = gone.id $$;
 
--- Runs so short that they were never marked as running are told of when they end. free: the jobs that can end now; null: all.
--- (Here and below: the caller has asked whether anybody listens.)
+-- Announce the start of runs that end before their executor has marked them as running. free: the jobs that can end now; null: all.
+-- (Here and below: the caller has checked that there is a subscriber.)
 CREATE OR REPLACE FUNCTION joex_private.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -255,7 +260,7 @@ BEGIN
                        AND (free IS NULL OR j.id = ANY (free));
 END $$;
 
--- Tell what has become of these runs, all but those with the lock ids of `others`.
+-- Announce how these runs have ended, except those with the lock ids of `others`.
 CREATE OR REPLACE FUNCTION joex_private.announce_ends(ids uuid[], locks uuid[], others uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -272,12 +277,20 @@ BEGIN
     PERFORM joex_private.announce('job-changed', v_changed);
 END $$;
 
--- End one run, inside the transaction of the task's own writes: they and the job's end commit together, or not at all.
--- Answers ok, worker_conflict (the job is not this run's any more) or canceled (a cancel request; nothing has changed). On
--- the two latter the caller must roll back; who is no executor then says the state cancelled, in a transaction of its own.
+-- End a run in the transaction of its own writes: these and the job's end commit together, or not at all. Returns
+--   ok: the job has ended, if and when the transaction commits
+--   worker_conflict: the run has lost its job (it did not report in time, or has ended). Roll back.
+--   canceled: a client has asked to cancel the job; nothing has changed. Roll back. A worker then calls this again with the state
+--     cancelled, in a transaction of its own.
 CREATE OR REPLACE FUNCTION joex.finish(
-    id uuid, lock_id uuid, result jsonb DEFAULT NULL, message text DEFAULT NULL, state text DEFAULT 'success',
-    error text DEFAULT NULL, delay interval DEFAULT NULL, exhausted boolean DEFAULT false
+    id uuid,
+    lock_id uuid,                       -- of this run, as it was taken
+    result jsonb DEFAULT NULL,
+    message text DEFAULT NULL,          -- for people
+    state text DEFAULT 'success',       -- or failed, cancelled, stuck (a retry), waiting (given back: the run does not count)
+    error text DEFAULT NULL,            -- why the run has failed
+    delay interval DEFAULT NULL,        -- until the retry of a stuck job
+    exhausted boolean DEFAULT false     -- the run has failed and no retry is left; for the log
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
@@ -298,13 +311,20 @@ BEGIN
     RETURN 'ok';
 END $$;
 
--- A run reports: it renews its time (see joex_private.set_timeout), and may change what its job says. Null leaves a thing as it is.
--- data replaces the arguments, opts the free fields; resubmit: the job goes round once more when this run ends.
--- Answers ok, worker_conflict (the job is not this run's any more: stop, and roll back) or canceled (stop, roll back, and
--- say joex.finish(..., state => 'cancelled'), which frees the job at once; else its timeout does).
+-- Report from a run. A report restarts the activity timeout of the run, and may change the job; null changes nothing. Returns
+--   ok: the run still has its job
+--   worker_conflict: the run has lost its job (it did not report in time, or has ended). Stop, and roll back.
+--   canceled: a client has asked to cancel the job. Stop, roll back, and call joex.finish with the state cancelled: that ends the job
+--     at once. Otherwise its timeout does.
 CREATE OR REPLACE FUNCTION joex.update(
-    id uuid, lock_id uuid, data jsonb DEFAULT NULL, opts jsonb DEFAULT NULL, rank bytea DEFAULT NULL,
-    progress integer DEFAULT NULL, message text DEFAULT NULL, resubmit boolean DEFAULT false
+    id uuid,
+    lock_id uuid,                       -- of this run, as it was taken
+    data jsonb DEFAULT NULL,            -- replaces the arguments
+    opts jsonb DEFAULT NULL,            -- replaces the free fields of a keyed job
+    rank bytea DEFAULT NULL,            -- replaces the rank of a keyed job
+    progress integer DEFAULT NULL,      -- 0 to 100
+    message text DEFAULT NULL,          -- of the progress, for people
+    resubmit boolean DEFAULT false      -- the job runs once more when this run has ended
 ) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
@@ -333,12 +353,12 @@ BEGIN
     RETURN 'ok';
 END $$;
 
--- Put back jobs whose runs are over without having said how: waiting again, at their old place in the line. The caller has
--- locked the rows. p_lost: how many times more they are lost now; p_why says how. Those that were lost so more than p_most_losses
--- times fail (null: none does).
--- p_died: their executor has died, and each of them may have killed it. One that was lost before is a suspect from then on: executors run
--- it with nothing beside it (see start_alone), so that its next death tells which job it was. A suspect that had not started is
--- given back: whatever its executor died of, it was not that. So no job fails for what its neighbours do. Returns how many.
+-- Put back jobs whose runs are over without an end: the jobs wait again, at their old place in line. The caller has locked the rows.
+-- p_lost: how many losses this adds to each job; p_why says what happened. A job with more than p_most_losses losses fails (null: no
+-- job does).
+-- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
+-- suspect: executors run it alone (see start_alone), so that their next death tells which job it was. A suspect that had not started
+-- is given back, because it did not kill its executor. So no job fails for what its neighbours do. Returns how many jobs.
 CREATE OR REPLACE FUNCTION joex_private.put_back(
     p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false
 ) RETURNS bigint
@@ -369,7 +389,7 @@ BEGIN
         ) SELECT b.queue AS name, count(*) AS jobs,
                  array_agg(b.id) FILTER (WHERE b.lane IS NULL) AS ended, array_agg(b.id) FILTER (WHERE b.lane IS NOT NULL) AS open,
                  array_agg(b.id) FILTER (WHERE b.remove_requested) AS removed,
-                 -- (what is given back before it has started is no run)
+                 -- (A job that is given back before its start has had no run.)
                  array_agg(b.id) FILTER (WHERE b.is_run) AS runs, array_agg(b.attempt) FILTER (WHERE b.is_run) AS attempts,
                  array_agg(CASE b.state WHEN 'failed' THEN 'error' ELSE CASE b.lost WHEN 0 THEN 'info' ELSE 'warning' END END)
                      FILTER (WHERE b.is_run) AS levels,
@@ -395,8 +415,8 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- Put back runs that did not report in time: a batch of all that are overdue, whoever has them (queues: of these alone). Those
--- that an executor has are lost by it (see put_back). Returns who had how many.
+-- Put back a batch of the jobs whose runs did not report in time (p_queues: only jobs of these queues). For a job that an executor holds
+-- this is a loss (see put_back). Returns how many each executor or worker held.
 CREATE OR REPLACE FUNCTION joex_private.recover_overdue(
     p_most_losses integer, p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
 RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE
@@ -406,13 +426,13 @@ DECLARE
     v_batch record;
     v_now timestamptz := clock_timestamp();
     v_floors boolean := joex_private.floors_are_on();
-    v_ids uuid[];       -- while floors are on: of all that are held (the index of these runs is full of dead ones)
+    v_ids uuid[];       -- while floors are on: from all held jobs (the index of overdue runs is full of dead entries)
 BEGIN
     IF v_floors THEN
         v_ids := ARRAY(SELECT h.id FROM joex_private.by_floors(true) h WHERE h.overdue_at <= v_now ORDER BY h.overdue_at);
     END IF;
     FOR v_batch IN
-        WITH RECURSIVE timed AS (       -- the queues in which runs have a timeout: a probe of the index for each
+        WITH RECURSIVE timed AS (       -- the queues in which runs have a timeout: one probe of the index each
             (SELECT j.queue FROM joex_private.job j
              WHERE p_queues IS NULL AND NOT v_floors AND j.overdue_at IS NOT NULL ORDER BY j.queue LIMIT 1)
             UNION ALL
@@ -426,7 +446,7 @@ BEGIN
                 WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= v_now
                 ORDER BY j.overdue_at LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             UNION ALL
-            SELECT found.* FROM (       -- (coalesce: not by the index)
+            SELECT found.* FROM (       -- (coalesce keeps the planner from the index)
                 SELECT j.id, j.app_id, j.executor_id FROM joex_private.job j
                 WHERE j.id = ANY (v_ids) AND coalesce(j.overdue_at, 'infinity') <= v_now
                       AND (p_queues IS NULL OR j.queue = ANY (p_queues))
@@ -440,8 +460,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Write what runs say meanwhile: the latest progress of each, and log lines in their order. Lines that come after the
--- run's end belong to it still; those of a run that lost its job are dropped. Returns how many lines were dropped so.
+-- Write what runs report: the latest progress of each, and log lines in their order. Lines that arrive after a run's end are its own
+-- too; those of a run that has lost its job are dropped. Returns how many lines were dropped.
 CREATE OR REPLACE FUNCTION joex_private.note_many(
     ids uuid[], locks uuid[], attempts integer[], ages float8[], levels text[], lines text[],
     progress_ids uuid[], progress_locks uuid[], progress smallint[], progress_messages text[]
@@ -451,7 +471,7 @@ DECLARE
     v_kept bigint;
 BEGIN
     UPDATE joex_private.job j SET progress = p.percent, progress_message = p.message,
-           -- (progress is a sign of life, where these are asked for)
+           -- (Progress restarts an activity timeout.)
            overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
     FROM (SELECT k.id, g.percent, g.message
           FROM unnest(progress_ids, progress_locks, progress, progress_messages) AS g(id, lock_id, percent, message)

@@ -1,8 +1,8 @@
--- Workers that are no executors: programs in any language that accept jobs, report, and finish them. Nobody registers; what
--- frees the job of a worker that has died is the timeout of its task.
+-- Workers: programs in any language that accept jobs, report, and finish them. A worker does not register; the timeout of the task frees
+-- the job of a worker that has died.
 
--- The next jobs of a queue for a worker, at most p_jobs, and none whose rank is above p_most: chosen as executors' jobs are (see
--- take), and running from now on. The worker must report (joex.update) within the timeout of the task; where none is set,
+-- Accept the next jobs of a queue for a worker, at most p_jobs, and none whose rank is above p_most. A take chooses them, as for an
+-- executor; they are running from now on. The worker must report (joex.update) within the timeout of the task; if the task has none,
 -- within 60 seconds.
 CREATE OR REPLACE FUNCTION joex_private.accept(
     p_queue text, p_jobs integer DEFAULT 1, p_worker text DEFAULT 'worker', p_most bytea DEFAULT joex_private.highest_rank(),
@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION joex_private.accept(
 DECLARE
     v_ids uuid[];
 BEGIN
-    -- Where no executor does so; and no more than are taken, for what this transaction has written is nobody else's until it ends.
+    -- In case there is no executor that does so. No more jobs than this takes: until this transaction ends, no other can have them.
     PERFORM joex_private.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
     SELECT array_agg(t.id) INTO v_ids FROM joex_private.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;
     RETURN QUERY
@@ -22,8 +22,8 @@ BEGIN
     PERFORM joex_private.announce('job-started', v_ids);
 END $$;
 
--- What a worker must know that waits for work: the seconds until a job of the queue is due, or a run in it overdue (null: there
--- is none), and the oldest transaction id that is open (see joex_private.sleep_state).
+-- What a worker must know before it waits for work: the seconds until a job of the queue is due, or a run in it overdue (null: there is
+-- none), and the oldest open transaction id (see sleep_state).
 CREATE OR REPLACE FUNCTION joex_private.accept_state(p_queue text) RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
@@ -37,8 +37,8 @@ BEGIN
     FROM joex_private.sleep_state(ARRAY[p_queue]) l;
 END $$;
 
--- Be told, for so long (a length of zero: not any more, in any queue), of each job of this queue that comes: on the channel joex_wake. When this
--- has committed, a transaction below the joex.horizon may still have submitted a job without seeing it.
+-- Subscribe a worker, for p_for, to notifications of new jobs of this queue on the channel joex_wake (zero: end the subscriptions to all
+-- queues). When this has committed, a transaction below the joex.horizon may still submit a job without a notification.
 CREATE OR REPLACE FUNCTION joex_private.watch_for_workers(p_name text, p_queue text, p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -52,9 +52,9 @@ BEGIN
     END IF;
 END $$;
 
--- How long a run of this task may go without a report (progress is one) before it is put back, and others may run the job: its
--- activity timeout; or, p_renewable false, how long it may take in all: its visibility timeout. Null: no limit (for a worker
--- that is no executor, 60 seconds without a report). It holds for runs that begin from now on.
+-- Set how long a run of this task may go without a report (progress is one) before its job is put back for others to run: the activity
+-- timeout; or, with p_renewable false, how long a run may last: the visibility timeout. Null: no limit for executors, 60 seconds
+-- without a report for workers. It applies to runs that begin from now on.
 CREATE OR REPLACE FUNCTION joex_private.set_timeout(p_task text, p_timeout interval, p_renewable boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

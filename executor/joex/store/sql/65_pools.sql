@@ -1,15 +1,15 @@
--- What those ask and say who add and remove executors: an operator of pools.
+-- What an operator asks and changes when it adds and removes the executors of pools.
 
--- Nobody takes a job under this app-id any more, nor registers under it, until it is forgotten: from the moment this
--- commits, no take under it is under way. Answers: draining (an executor lives under it; it finishes what runs, and leaves),
--- retired (nobody lives under it), or busy, where only_if_idle is asked for and it holds a job: then nothing has changed.
+-- Retire an app-id: until an operator forgets it, no executor registers under it, or takes a job. When this has committed, no take under
+-- it is under way. Returns draining (an executor is alive under it; it finishes its runs, and leaves), retired (no executor is alive under
+-- it), or busy (p_only_if_idle, and its executor holds a job: nothing has changed).
 CREATE OR REPLACE FUNCTION joex_private.retire(p_app_id text, p_only_if_idle boolean) RETURNS text
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_id integer;
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.retire');
-    -- Against a registration under this name: it comes before all of this, or finds the name retired.
+    -- Against a registration under this app-id: it comes before all of this, or finds the app-id retired.
     PERFORM pg_advisory_xact_lock(joex_private.app_id_lock(), hashtext(p_app_id));
     SELECT e.id INTO v_id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
@@ -26,12 +26,12 @@ BEGIN
             PERFORM joex_private.notify_executor(v_id, 'drain');
         END IF;
     END IF;
-    INSERT INTO joex_private.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;     -- the first time counts
+    INSERT INTO joex_private.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;     -- (the first time counts)
     PERFORM joex_private.notify_operators(p_app_id);
     RETURN CASE WHEN v_id IS NULL THEN 'retired' ELSE 'draining' END;
 END $$;
 
--- Forget that an app-id was retired then: somebody new may register under it.
+-- Forget that an app-id was retired at this time: a new executor may register under it.
 CREATE OR REPLACE FUNCTION joex_private.forget_retired(p_app_id text, p_retired_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -39,7 +39,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- A pod does certainly not run any more: end the executor that was in it at once. Returns how many jobs it gave back.
+-- A pod has certainly stopped: end its executor at once. Returns how many jobs go back.
 CREATE OR REPLACE FUNCTION joex_private.pod_gone(p_pod_uid text, p_most_losses integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -48,8 +48,8 @@ BEGIN
             FROM joex_private.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL);
 END $$;
 
--- The executors whose app-id begins with this, living or retired: a row for each app-id. held: an executor that takes nothing beside a
--- suspect is full.
+-- The executors whose app-id begins with p_prefix, living or retired: a row for each app-id. An executor that takes nothing beside a
+-- suspect counts as full (held).
 CREATE OR REPLACE FUNCTION joex_private.slots(p_prefix text)
 RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
@@ -57,11 +57,12 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
            coalesce(e.draining, false), r.retired_at
     FROM (SELECT x.* FROM joex_private.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
     FULL JOIN (SELECT x.* FROM joex_private.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
-    LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone FROM joex_private.held j GROUP BY j.executor_id) h
+    LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone
+               FROM joex_private.held j GROUP BY j.executor_id) h
         ON h.executor_id = e.id $$;
 
--- Move all due jobs of these queues to their lane, as a take does it, and put back runs that are overdue there, as executors do
--- it, for there may be nobody who does.
+-- Move all due jobs of these queues to their lane, as a take does, and put back their overdue jobs, as executors do: there may be no
+-- executor.
 CREATE OR REPLACE FUNCTION joex_private.promote_due(p_queues text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -77,9 +78,9 @@ BEGIN
     PERFORM joex_private.recover_overdue(NULL, p_queues);
 END $$;
 
--- How many jobs of these queues could be taken now, counted up to p_most: neither those of paused groups, nor beyond a
--- group's limit. And the seconds until the next job is due (null: none waits for its time). Jobs that are due are counted
--- where they have been moved to their lane (see promote_due).
+-- How many jobs of these queues an executor could take now, counted up to p_most: without those of paused groups, and those beyond a
+-- group's limit. And the seconds until the next job is due (null: no job has a time). This counts a due job only when promote_due has
+-- moved it to its lane.
 CREATE OR REPLACE FUNCTION joex_private.demand(p_queues text[], p_most integer)
 RETURNS TABLE (runnable bigint, next_due float8)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -97,7 +98,7 @@ BEGIN
         END IF;
         EXIT WHEN runnable >= p_most;
     END LOOP;
-    -- (not: greatest(next_due, 0), which takes no due time for zero)
+    -- (greatest(next_due, 0) would be 0 for null)
     next_due := (SELECT CASE WHEN l.next_due < 0 THEN 0 ELSE l.next_due END FROM joex_private.sleep_state(p_queues) l);
     RETURN NEXT;
 END $$;
@@ -132,10 +133,9 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- Want to hear, for so long, of work in these queues that finds no executor asleep (a length of zero: not any more). It is
--- heard on the channel joex_operator, once or some times; who has heard it says when it wants to hear more, so that
--- submissions do not notify at each job. When this has committed, a transaction below the joex.horizon may still have
--- submitted a job without seeing it.
+-- Watch these queues for p_for (zero: no longer): work that finds no executor asleep notifies the channel joex_operator. The operator
+-- watches again when it has heard enough, so that not each submission notifies. When this has committed, a transaction below the
+-- joex.horizon may still submit a job without a notification.
 CREATE OR REPLACE FUNCTION joex_private.watch(p_name text, p_queues text[], p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

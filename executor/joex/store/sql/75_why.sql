@@ -1,15 +1,19 @@
--- Why a job is not running: a row for each reason. What stands in its way comes first, then its place in line:
---   not_found; finished (state, at, error); scheduled or running (app_id, since, cancel_requested, alone: nothing is taken beside it): nothing
---     else is said then
---   not_due (at, seconds, retry: it waits for one, failures)
---   no_executor (queue, draining), unknown_task (task, executors), slots_busy (slots, executors)
---   group_paused (group), group_at_limit (group, limit, running)
---   behind (retries, same, other): jobs of its group before it: due retries, those of its own priority, and those of the other
---     one, with which it takes turns by the counting scheme
---   turn (places, at_least): groups that are served before its group; at_least: more were not looked at
---   next: nothing; the next take has it
--- A few index probes, and for the turn some for each group, of at most 100. Counts end at 1,000. Jobs that are due stand in line,
--- so they are moved there first, as a take does it (where this transaction may write).
+-- Why a job is not running: a row for each reason, with its details. What stands in the way comes first, then the place in line.
+--   not_found: there is no such job
+--   finished (state, at, error): it has ended
+--   scheduled (app_id, since, cancel_requested, alone): an executor has taken it; alone: it takes nothing beside it
+--   running (the same details): it is running
+--   not_due (at, seconds, retry: whether it waits for a retry, failures): its time has not come
+--   no_executor (queue, draining): no executor serves its queue
+--   unknown_task (task, executors): no executor of its queue knows the task
+--   slots_busy (slots, executors): all slots of its queue's executors are busy
+--   group_paused (group): its group is paused
+--   group_at_limit (group, limit, running): as many jobs of its group run as may
+--   behind (retries, same, other): jobs of its group that come before it: due retries, jobs of the same priority, and jobs of the other
+--     priority, with which it takes turns
+--   turn (places, at_least): groups whose turn comes before that of its group; at_least: there may be more
+--   next: nothing stands in the way; the next take has it
+-- Counts end at 1,000 jobs and 100 groups.
 CREATE OR REPLACE FUNCTION joex.why(id uuid) RETURNS TABLE (reason text, detail jsonb)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
@@ -21,10 +25,11 @@ DECLARE
     v_ahead record;
     v_turn record;
     v_lane smallint;
-    v_workers boolean;      -- some wait in an accept: programs that are no executors
+    v_workers boolean;      -- workers wait in an accept
     v_is_next boolean := true;
 BEGIN
     SELECT * INTO v_job FROM joex_private.job j WHERE j.id = id;
+    -- (Jobs that are due stand in line, so this moves them there first, as a take does, if the transaction may write.)
     IF v_job.finished_at IS NULL AND v_job.executor_id IS NULL AND NOT current_setting('transaction_read_only')::boolean THEN
         PERFORM joex_private.promote_due(ARRAY[v_job.queue]);
         SELECT * INTO v_job FROM joex_private.job j WHERE j.id = id;
@@ -38,7 +43,8 @@ BEGIN
         RETURN;
     ELSIF v_job.executor_id IS NOT NULL THEN
         RETURN QUERY SELECT v_job.state::text, jsonb_build_object(
-            'app_id', v_job.app_id, 'cancel_requested', v_job.cancel_requested, 'alone', joex_private.runs_alone(v_job.id) AND v_job.executor_id <> 0,
+            'app_id', v_job.app_id, 'cancel_requested', v_job.cancel_requested,
+            'alone', joex_private.runs_alone(v_job.id) AND v_job.executor_id <> 0,
             'since', CASE v_job.state WHEN 'running' THEN v_job.started_at ELSE v_job.scheduled_at END);
         RETURN;
     END IF;
@@ -65,7 +71,7 @@ BEGIN
         RETURN QUERY SELECT 'unknown_task', jsonb_build_object('task', v_job.task, 'executors', v_serving.executors);
     END IF;
     IF v_serving.executors > 0 AND NOT v_workers AND v_serving.slots <= (
-            -- (One that takes nothing beside a suspect has no free slot.)
+            -- (An executor that takes nothing beside a suspect has no free slot.)
             SELECT sum(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END))
             FROM (SELECT j.executor_id AS id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone
                   FROM joex_private.job j WHERE j.executor_id = ANY (v_serving.ids) AND j.executor_id IS NOT NULL GROUP BY 1) h
@@ -88,7 +94,7 @@ BEGIN
             'group', v_job.grp, 'limit', v_group.most, 'running', v_group.running);
     END IF;
     IF v_job.due_at > v_now THEN
-        RETURN;     -- it has no place in line yet
+        RETURN;     -- (it has no place in line yet)
     END IF;
 
     v_lane := coalesce(v_job.lane, CASE v_job.state WHEN 'stuck' THEN 0 ELSE joex_private.lane(v_job.priority) END);
@@ -116,8 +122,8 @@ BEGIN
     END IF;
 END $$;
 
--- How many groups of a queue a take serves before the one at this place of the ring, which is on this level: those on a lower
--- level, and those on the same level that come first from the ring cursor on. It looks at 100 groups at most.
+-- How many groups of a queue a take serves before the group at p_ring, which is on p_level: groups on a lower level, and groups on the
+-- same level that come first from the ring cursor on. This reads at most 100 groups.
 CREATE OR REPLACE FUNCTION joex_private.places_before(p_queue text, p_ring bigint, p_level bigint)
 RETURNS TABLE (places bigint, at_least boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
