@@ -63,6 +63,14 @@ async def test_a_second_migration_finds_nothing_to_do(empty):
     assert await migrate(empty) == []
 
 
+async def test_a_database_whose_schemas_were_dropped_has_nothing_of_joex_and_gets_it_anew(empty):
+    await migrate(empty)
+    await empty.execute("DROP SCHEMA joex, joex_private CASCADE")
+    assert await schema_version(empty) == 0
+    assert await migrate(empty) == [migration.name for migration in migrations()]
+    assert await empty.fetchval("SELECT joex.submit('a')") is not None
+
+
 async def test_eight_processes_may_migrate_at_once_and_one_of_them_does(empty_database_url):
     connections = [await connect(empty_database_url) for _ in range(8)]
     try:

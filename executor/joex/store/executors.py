@@ -13,7 +13,7 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 EXECUTOR_LIVES = 1785685001
-"""The class of the session lock that a living executor holds on its id (see sql/10_common.sql)."""
+"""The first key of the session lock that a living executor holds on its id: `executor_alive_lock` in sql/10_common.sql."""
 
 _REGISTER = statement("""
     SELECT r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
@@ -253,7 +253,7 @@ async def sleep_state(connection: Connection, queues: Sequence[str]) -> SleepSta
 
 
 async def horizon(connection: Connection) -> int:
-    """A transaction id that is younger than each that writes now; see joex.horizon in sql/60_executors.sql."""
+    """A transaction id that is younger than each that writes now; see `horizon` in sql/80_subscribe.sql."""
     with translated():
         return int(await connection.fetchval(_HORIZON))
 

@@ -1,17 +1,17 @@
--- The tables of Joex. Functions and views are in ../sql: they are installed anew after the numbered migrations.
+-- The tables of Joex. Functions and views are in ../sql: a migration installs them after the numbered files.
 --
 -- A job is in exactly one of four places, and one column says which:
 --   lane         runnable now          (0 retry that is due, 1 high priority, 2 low priority)
 --   due_at       runnable later        (a retry that waits, or a submission with a not-before time)
 --   executor_id  held by an executor   (scheduled or running)
 --   finished_at  finished              (success, failed, cancelled)
--- Each place has its own partial index, so that ten million finished jobs cost a taker nothing.
+-- Each place has its own partial index, so that ten million finished jobs cost a take nothing.
 
 CREATE TYPE joex_private.job_state AS ENUM ('waiting', 'scheduled', 'running', 'stuck', 'cancelled', 'failed', 'success');
 CREATE TYPE joex_private.job_priority AS ENUM ('high', 'low');
 
--- Time-ordered ids (UUID version 7, RFC 9562). PostgreSQL 18 brings the function; for 16 and 17 the same layout is
--- made here: 48 bits of milliseconds over a random UUID, the version nibble set from 4 (0100) to 7 (0111).
+-- Time-ordered ids (UUID version 7, RFC 9562). PostgreSQL 18 has the function; 16 and 17 make the same layout here: 48 bits of
+-- milliseconds over a random UUID, the version nibble set from 4 (0100) to 7 (0111).
 DO $do$
 BEGIN
     IF current_setting('server_version_num')::int >= 180000 THEN
@@ -24,16 +24,15 @@ BEGIN
     END IF;
 END $do$;
 
--- A group's place on the ring of its queue: 56 bits of a hash, so that a cursor (place and services given there) fits
--- into one bigint. Two groups meet on one place with a chance of about 1 in 10 million at 100,000 groups; they would
--- then share one turn, nothing else.
+-- A group's place on the ring of its queue: 56 bits of a hash, so that a cursor (the place, and the services given there) fits into one
+-- bigint. Of 100,000 groups two have the same place with a chance of about 1 in 10 million; they then share one turn, nothing else.
 CREATE FUNCTION joex_private.ring(grp text) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS
     'SELECT pg_catalog.hashtextextended(grp, 0) >> 8';
 
 CREATE TABLE joex_private.executor (
-    id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- one start of an executor: its incarnation
+    id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- one registration: one start of an executor
     app_id         text NOT NULL CHECK (app_id <> '' AND octet_length(app_id) <= 254),
-    pod_uid        text,                    -- the pod it runs in; a restart in place keeps it, a new pod does not
+    pod_uid        text,                    -- of its pod; a restart in place keeps it, a new pod does not
     host           text NOT NULL,
     boot_id        text NOT NULL DEFAULT '',  -- with pid and process_start: this very process, for restarts in place
     pid            integer NOT NULL,
@@ -43,34 +42,34 @@ CREATE TABLE joex_private.executor (
     tasks          text[] NOT NULL,
     pool_size      integer NOT NULL CHECK (pool_size > 0),
     http_address   text,
-    lease          interval NOT NULL,       -- silence after which it is dead, when its lock is free
-    locks          boolean NOT NULL,        -- false: it can't hold a session lock (transaction pooling); only time judges
+    lease          interval NOT NULL,       -- the silence after which it is dead, if its lock is free
+    locks          boolean NOT NULL,        -- false: it can't hold a session lock (transaction pooling); only silence counts
     started_at     timestamptz NOT NULL DEFAULT now(),
-    asleep_since   timestamptz,             -- set: it has nothing to do and wants to be woken
+    asleep_since   timestamptz,             -- set: it has nothing to do, and submissions wake it
     draining       boolean NOT NULL DEFAULT false,
-    left_at        timestamptz,             -- set: this incarnation has ended
+    left_at        timestamptz,             -- set: the registration has ended
     ending         text CHECK (ending IN ('left', 'dead', 'replaced')),
-    orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and jobs are still marked with it (rows locked by others)
+    orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and still holds jobs (whose rows others had locked)
     CHECK ((left_at IS NULL) = (ending IS NULL)),
     CHECK (left_at IS NULL OR asleep_since IS NULL)
 );
 
 CREATE UNIQUE INDEX executor_one_live_incarnation ON joex_private.executor (app_id) WHERE left_at IS NULL;
 CREATE INDEX executor_with_orphans ON joex_private.executor (id) WHERE orphans;
--- (Each submission looks there; an executor that falls asleep, or has filled its slots again, writes it.)
+-- (Each submission reads this index; an executor writes it when it falls asleep, or has filled its slots again.)
 CREATE INDEX executor_asleep ON joex_private.executor (asleep_since) WHERE asleep_since IS NOT NULL;
 CREATE INDEX executor_ended ON joex_private.executor (left_at) WHERE left_at IS NOT NULL;
 
--- The lease of each executor that lives. (A table of its own: a heartbeat waits for nobody who has locked the executor's row, and leaves
--- nothing behind in the index of sleepers, which each submission reads.)
+-- The lease of each living executor. (A table of its own: a heartbeat never waits for a transaction that has locked the executor's row,
+-- and leaves no dead entry in the index of sleepers, which each submission reads.)
 CREATE TABLE joex_private.lease (
     executor_id   integer PRIMARY KEY REFERENCES joex_private.executor ON DELETE CASCADE,
     heartbeat_at  timestamptz NOT NULL,         -- for people
-    beat          bigint NOT NULL               -- the transaction of the last heartbeat; judges go by this
+    beat          bigint NOT NULL               -- the transaction of the last heartbeat, by which judges decide
 ) WITH (fillfactor = 50);                   -- room for heartbeats in the same page (HOT)
 
--- The values of a job that are given once are judged by their types, when they are given: constraints of the table are read
--- anew by each statement, and judged again for each version of a row. (The names of the constraints are what an error in SQL says.)
+-- Types check the values of a job that never change, once. A constraint of the table costs more: each statement reads it anew, and checks
+-- it for each version of a row. (An error in SQL shows the names of these constraints.)
 CREATE DOMAIN joex_private.queue_name AS text CONSTRAINT "queue: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
 CREATE DOMAIN joex_private.group_name AS text CONSTRAINT "group: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
 CREATE DOMAIN joex_private.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
@@ -84,8 +83,8 @@ CREATE DOMAIN joex_private.job_rank AS bytea CONSTRAINT "rank: at most 1000 byte
 CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
 CREATE DOMAIN joex_private.job_progress AS smallint CONSTRAINT "progress: 0 to 100" CHECK (VALUE BETWEEN 0 AND 100);
 
--- The columns that say in which place a job is, and what must hold between them. (A type too, for a third of what the submission
--- of one job cost was to read these as constraints of the table.)
+-- The columns that say in which place a job is, and what must hold between them. (A type too: a third of the cost of submitting one job
+-- was to read these as constraints of the table.)
 CREATE TYPE joex_private.job_place_columns AS (
     state joex_private.job_state, lane smallint, due_at timestamptz, executor_id integer, finished_at timestamptz, lock_id uuid,
     overdue_at timestamptz);
@@ -112,29 +111,29 @@ CREATE TABLE joex_private.job (
     submitter        joex_private.submitter_name NOT NULL DEFAULT '',
     tracker          joex_private.tracker_name,
     priority         joex_private.job_priority NOT NULL DEFAULT 'low',
-    -- A job whose id is the caller's own (see joex_private.add) has these three; keys and ranks are packed by FoundationDB's tuple
-    -- layer, whose bytes order as the values do.
+    -- Keyed jobs (see joex_private.add) have these three. FoundationDB's tuple layer packs keys and ranks into bytes that have the
+    -- order of the values.
     key              joex_private.job_key,                          -- its id, unique within its task
-    rank             joex_private.job_rank NOT NULL DEFAULT '',     -- its place, before first in, first out
+    rank             joex_private.job_rank NOT NULL DEFAULT '',     -- its place in line, before seq
     opts             joex_private.job_opts,                         -- free fields
     state            joex_private.job_state NOT NULL DEFAULT 'waiting',
     lane             smallint,
     due_at           timestamptz,
-    runnable_since   timestamptz NOT NULL DEFAULT clock_timestamp(),    -- the time from which on it can be taken
-    executor_id      integer,                               -- 0: a worker that is no executor (see joex_private.accept)
+    runnable_since   timestamptz NOT NULL DEFAULT clock_timestamp(),    -- since when, or from when, a take can have it
+    executor_id      integer,                               -- 0: a worker (see joex_private.accept)
     lock_id          uuid,                                  -- fencing token of the latest run
-    held_since       bigint NOT NULL DEFAULT 0,             -- the latest seq of any job when it was taken (see sql/25_floors.sql)
-    app_id           text,                                  -- the executor of the latest run
+    held_since       bigint NOT NULL DEFAULT 0,             -- the latest seq of any job at its take (see sql/25_floors.sql)
+    app_id           text,                                  -- the executor or worker of the latest run
     attempt          integer NOT NULL DEFAULT 0,            -- runs that were started
     failures         integer NOT NULL DEFAULT 0,            -- runs that failed since the submission or the last retry by hand
     losses           integer NOT NULL DEFAULT 0,            -- times its executor died while holding it; of a suspect, while it ran
-    suspect          boolean NOT NULL DEFAULT false,        -- it was lost twice: executors run it with nothing beside it
+    suspect          boolean NOT NULL DEFAULT false,        -- it was lost twice: executors run it alone
     retries          joex_private.job_retries,                      -- re-runs allowed; null: the task's or the executor's default
     cancel_requested boolean NOT NULL DEFAULT false,
-    resubmit_requested boolean NOT NULL DEFAULT false,      -- it goes round once more when its run ends
-    remove_requested boolean NOT NULL DEFAULT false,        -- it is deleted when its run ends
-    overdue_at       timestamptz,                           -- the run is put back when it has not reported by then
-    renew_by         interval,                              -- a report moves that on by so much; null: nothing moves it
+    resubmit_requested boolean NOT NULL DEFAULT false,      -- it runs once more when its run has ended
+    remove_requested boolean NOT NULL DEFAULT false,        -- it disappears when its run has ended
+    overdue_at       timestamptz,                           -- it is put back when its run has not reported by then
+    renew_by         interval,                              -- a report moves overdue_at on by this; null: it stays
     progress         joex_private.job_progress NOT NULL DEFAULT 0,
     progress_message text,
     submitted_at     timestamptz NOT NULL DEFAULT now(),
@@ -154,7 +153,7 @@ CREATE TABLE joex_private.job (
     autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0
 );
 
--- For rows that are not made by the functions of Joex.
+-- For rows that a client inserts without the functions of Joex.
 CREATE FUNCTION joex_private.place_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF joex_private.is_large(NEW.args) THEN
@@ -173,7 +172,7 @@ CREATE INDEX job_due_by_group ON joex_private.job (queue, date_bin('1 minute', d
     WHERE due_at IS NOT NULL;
 CREATE INDEX job_held ON joex_private.job (queue, ring, held_since, executor_id) WHERE executor_id IS NOT NULL;
 CREATE INDEX job_overdue ON joex_private.job (queue, overdue_at) WHERE overdue_at IS NOT NULL;
--- (Retention leaves jobs with a key alone, so they must not lie in its way.)
+-- (Retention keeps keyed jobs, so it must not read over them.)
 CREATE INDEX job_finished ON joex_private.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NULL;
 CREATE INDEX job_finished_with_key ON joex_private.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NOT NULL;
 CREATE UNIQUE INDEX job_key ON joex_private.job (task, key) WHERE key IS NOT NULL;
@@ -182,7 +181,7 @@ CREATE UNIQUE INDEX job_one_unfinished_per_tracker ON joex_private.job (tracker)
 
 CREATE TABLE joex_private.job_log (
     seq      bigint GENERATED ALWAYS AS IDENTITY,
-    job_id   uuid NOT NULL,                 -- no foreign key: retention deletes a job's log with it, in batches
+    job_id   uuid NOT NULL,                 -- (no foreign key: retention deletes a job's log with the job, in batches)
     attempt  integer NOT NULL,
     at       timestamptz NOT NULL,
     level    text NOT NULL CHECK (level IN ('debug', 'info', 'warning', 'error')),
@@ -190,8 +189,8 @@ CREATE TABLE joex_private.job_log (
     PRIMARY KEY (job_id, seq)
 );
 
--- How large the arguments and the result of a job may be, in bytes, where that was set (see joex_private.largest). No constraint of joex_private.job:
--- one that can change would keep a dump from being restored.
+-- The limits of arguments and results in bytes, where they differ from the defaults (see joex_private.largest). Not a constraint of
+-- joex_private.job: a constraint that can change would prevent the restore of a dump.
 CREATE TABLE joex_private.size_limit (
     field  text PRIMARY KEY CHECK (field IN ('args', 'result')),
     bytes  integer NOT NULL CONSTRAINT "bytes: expected 8000 to 32000000" CHECK (bytes BETWEEN 8000 AND 32000000)
@@ -210,9 +209,9 @@ CREATE TABLE joex_private.group_setting (
 CREATE INDEX group_setting_by_ring ON joex_private.group_setting (queue, ring);
 CREATE INDEX group_setting_with_limit ON joex_private.group_setting (queue, ring) WHERE max_running IS NOT NULL;
 
--- Where a group stands in its counting scheme: its newest row. Written by takers alone, and only for groups in which both
--- priorities wait. (A new row each time: to update one would mean to wait for takers whose transactions are open, and to walk over
--- dead versions while vacuum is pinned.)
+-- The position of a group in its counting scheme: its newest row. Only takes write it, and only for groups in which jobs of both
+-- priorities wait. (A new row each time: an update would wait for takes whose transactions are open, and read over dead versions while
+-- vacuum is pinned.)
 CREATE TABLE joex_private.priority_turns (
     queue     text NOT NULL,
     ring      bigint NOT NULL,
@@ -221,18 +220,17 @@ CREATE TABLE joex_private.priority_turns (
     PRIMARY KEY (queue, ring, at)
 );
 
--- The ring cursor of a queue is the value of a sequence, not of a row: a sequence is moved outside of transactions, so
--- that a taker holds the ring only while it chooses, not while its commit reaches the disk, and no dead rows pile up.
+-- The ring cursor of a queue is the value of a sequence, not of a row: a sequence advances outside of transactions, so that a take holds
+-- the ring only while it chooses, not while its commit reaches the disk, and no dead rows pile up.
 CREATE TABLE joex_private.queue (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
     id      integer GENERATED ALWAYS AS IDENTITY UNIQUE,
     cursor  regclass NOT NULL
 );
 
--- The installing role owns the sequence, whichever role is the first to serve the queue; roles that may take jobs may move it.
--- (A trigger can't be called: the right to make a sequence is the right to insert a queue. Attached to a table of another role it
--- would work with values whose types, casts and texts are that role's: so it is not for others to attach, nor does it read a value
--- of another table.)
+-- The installing role owns the sequence, whichever role is the first to serve the queue; roles that may take jobs may advance it. (No role
+-- can call a trigger: the right to make a sequence is the right to insert a queue. On a table of another role the trigger would work
+-- with values whose types, casts and texts belong to that role. So other roles may not attach it, and it refuses other tables.)
 CREATE FUNCTION joex_private.make_ring_cursor() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -295,17 +293,18 @@ BEGIN
 END $$;
 CREATE TRIGGER forget_floors AFTER TRUNCATE ON joex_private.job FOR EACH STATEMENT EXECUTE FUNCTION joex_private.forget_floors();
 
--- How long a run of a task may go without a report (or, not renewable, at all) before it is put back (see joex_private.set_timeout).
+-- How long a run of a task may go without a report (or, not renewable, may last) before its job is put back (see
+-- joex_private.set_timeout).
 CREATE TABLE joex_private.task_timeout (
     task       text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 254),
     timeout    interval NOT NULL CHECK (timeout > interval '0'),
     renewable  boolean NOT NULL
 );
 
--- Programs that listen for events, until then (see joex.subscribe); and the jobs that a subscriber waits for.
+-- The subscriptions of clients (see joex.subscribe), and the jobs that a subscriber waits for.
 CREATE TABLE joex_private.subscriber (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
-    events  boolean NOT NULL,           -- it wants all events, not only those of its jobs
+    events  boolean NOT NULL,           -- to all events, not only to changes of its jobs
     until   timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 CREATE TABLE joex_private.subscription (
@@ -315,15 +314,15 @@ CREATE TABLE joex_private.subscription (
 );
 CREATE INDEX subscription_of_subscriber ON joex_private.subscription (subscriber);
 
--- App-ids under which nobody takes a job any more, nor registers, until the name is forgotten: this is what makes it
--- safe to remove an executor from outside (see joex_private.retire).
+-- App-ids under which no executor takes a job or registers, until an operator forgets them. So an operator can remove an executor safely
+-- (see joex_private.retire).
 CREATE TABLE joex_private.retired (
     app_id      text PRIMARY KEY CHECK (app_id <> '' AND octet_length(app_id) <= 254),
     retired_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Who wants to hear of work that waits, until then: a pool that could grow, where no executor is asleep (see joex_private.watch);
--- and workers that wait in an accept (see joex_private.watch_for_workers).
+-- Subscriptions to notifications of waiting work: of a pool that could grow, while no executor is asleep (see joex_private.watch); and of
+-- workers that wait in an accept (see joex_private.watch_for_workers).
 CREATE TABLE joex_private.watch (
     queue  text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
     name   text NOT NULL CHECK (name <> '' AND octet_length(name) <= 254),
@@ -332,7 +331,7 @@ CREATE TABLE joex_private.watch (
     PRIMARY KEY (queue, name)
 ) WITH (fillfactor = 50);
 
--- Jobs that are submitted again and again. `owner` says who made a row; nobody else changes it by accident.
+-- Periodic tasks: each submits jobs at the times of a timer. Only its owner changes a row.
 CREATE TABLE joex_private.periodic_task (
     id                 text PRIMARY KEY CHECK (id <> '' AND octet_length(id) <= 240),    -- it is also in a tracker
     owner              text NOT NULL DEFAULT 'user' CHECK (owner <> '' AND octet_length(owner) <= 254),
@@ -349,12 +348,12 @@ CREATE TABLE joex_private.periodic_task (
     starting_deadline  interval CHECK (starting_deadline BETWEEN interval '0' AND interval '1000 years'),
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- What schedulers write; all above is its owner's.
+    -- The owner writes the columns above, schedulers those below.
     revision           bigint NOT NULL DEFAULT 0,       -- counts the owner's changes
-    -- -infinity: not worked out yet; infinity: it has no next time. (All others are times that Joex can read.)
+    -- -infinity: not computed yet; infinity: there is no next time. (All others are times that Joex can read.)
     nextrun            timestamptz NOT NULL DEFAULT '-infinity'
                        CHECK (nextrun >= '1970-01-01 00:00+00' AND nextrun < '2300-01-01 00:00+00' OR NOT isfinite(nextrun)),
-    worker             text,                            -- who has decided about it last, and when
+    worker             text,                            -- the scheduler that decided about it last, and when
     marked             timestamptz,
     last_run           timestamptz                      -- the latest time of the timer that was decided
                        CHECK (last_run >= '1970-01-01 00:00+00' AND last_run < '2300-01-01 00:00+00'),
