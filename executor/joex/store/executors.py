@@ -13,7 +13,7 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 EXECUTOR_LIVES = 1785685001
-"""The first key of the session lock that a living executor holds on its id: `executor_alive_lock` in sql/10_common.sql."""
+"""The first key of the session lock that a living executor holds on its id (`executor_alive_lock` in SQL)."""
 
 _REGISTER = statement("""
     SELECT r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,

@@ -109,7 +109,7 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_p
 
 -- Wake sleeping executors of the queue: at most one a job, the latest to fall asleep first, so that the longest idle stay idle (and an
 -- operator can remove them). An executor that fills all its slots and leaves work behind wakes the next ones (see take), so four names
--- are enough. If no executor is asleep, notify the operators that watch the queue (see watch). Otherwise notify nobody, because NOTIFY
+-- are enough. If no executor is asleep, notify the operators that watch the queue (see watch). Otherwise send nothing, because NOTIFY
 -- makes its transaction acquire a lock that all notifying transactions of the server share. (An executor that has left is not asleep: a
 -- constraint says so. A condition for that would offer the planner another index, that of all living executors.)
 --
