@@ -84,7 +84,7 @@ CALLS = {
     "forget_lines": f"joex_private.forget_lines({NO_JOB})",
     "entries_walked": "joex_private.entries_walked()",
     "floor_epoch": "joex_private.floor_epoch()",
-    "comes_back": None,  # a trigger
+    "note_floor_exception": None,  # a trigger
     "place_on_the_ring": None,  # a trigger
     "floor_of": "* FROM joex_private.floor_of('default', 1)",
     "next_place": "* FROM joex_private.next_place('default', 0, 1, true)",

@@ -26,7 +26,7 @@
 CREATE OR REPLACE FUNCTION joex_private.floor_epoch() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(pg_sequence_last_value('joex_private.floor_epoch'), 0) $$;
 
-CREATE OR REPLACE FUNCTION joex_private.comes_back() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION joex_private.note_floor_exception() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF joex_private.floor_epoch() % 2 = 1 THEN
         INSERT INTO joex_private.floor_exception (queue, ring, at, lane, seq)
@@ -34,8 +34,8 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
-CREATE OR REPLACE TRIGGER comes_back AFTER UPDATE OF queue, grp, lane, rank, seq ON joex_private.job
-FOR EACH ROW WHEN (NEW.lane IS NOT NULL AND NEW.rank = '') EXECUTE FUNCTION joex_private.comes_back();
+CREATE OR REPLACE TRIGGER note_floor_exception AFTER UPDATE OF queue, grp, lane, rank, seq ON joex_private.job
+FOR EACH ROW WHEN (NEW.lane IS NOT NULL AND NEW.rank = '') EXECUTE FUNCTION joex_private.note_floor_exception();
 
 -- The floor of a group, with its exceptions. (No row: it has none. Functions like this one are merged into the statements that
 -- call them, hence no settings.)
