@@ -167,7 +167,7 @@ class _QueueWatch:
             now = self._clock()
             queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
         if self._clock() >= queue.look_at:
-            next_due, oldest_xid = await ask(keyed.look(self._connection, name))
+            next_due, oldest_xid = await ask(keyed.accept_state(self._connection, name))
             self._waiters.wake(name)
             now = self._clock()
             queue.look_at = now + POLL_EVERY if is_pooled else queue.renew_at

@@ -24,7 +24,7 @@ from joex.notifications.streams import Read, Streams
 from joex.store import subscriptions
 from joex.store.database import POLL_EVERY
 from joex.store.horizon import announce
-from joex.store.subscriptions import EVENTS, JOBS, Look
+from joex.store.subscriptions import EVENTS, JOBS, JobVersions
 
 _LEASE = timedelta(seconds=60)
 _RENEW_EVERY = 20.0
@@ -94,9 +94,9 @@ class JobWatch:
         due = self._due()
         ids.update(*(unsure.ids for unsure in due))
         if ids := ids & self._streams.of.keys():
-            look = await self._listener.ask(subscriptions.look(self._connection, ids))
-            self._make_sure(due, look)
-            await self._pass_on(ids, look)
+            found = await self._listener.ask(subscriptions.job_versions(self._connection, ids))
+            self._make_sure(due, found)
+            await self._pass_on(ids, found)
         if self._tells_events:
             for stream in self._streams.events:
                 stream.begin()
@@ -131,16 +131,16 @@ class JobWatch:
         self._unsure = [unsure for unsure in self._unsure if unsure.ids]
         return [unsure for unsure in self._unsure if unsure.recheck.due_at <= self._clock()]
 
-    def _make_sure(self, looked_at: Iterable[_Unsure], look: Look) -> None:
+    def _make_sure(self, looked_at: Iterable[_Unsure], found: JobVersions) -> None:
         for unsure in looked_at:
-            if unsure.recheck.settles(look.oldest_xid, self._clock()):
+            if unsure.recheck.settles(found.oldest_xid, self._clock()):
                 self._unsure.remove(unsure)
 
-    async def _pass_on(self, ids: set[UUID], look: Look) -> None:
+    async def _pass_on(self, ids: set[UUID], found: JobVersions) -> None:
         """Read the jobs that have changed, once for all streams that read them in the same way."""
         wanted: dict[Read[Any], list[UUID]] = defaultdict(list)
         for job_id in ids:
-            version = look.versions.get(job_id)
+            version = found.versions.get(job_id)
             for read in {s.read for s in self._streams.of.get(job_id, ()) if s.wants(job_id, version)}:
                 wanted[read].append(job_id)
         for read, changed in wanted.items():
@@ -148,7 +148,7 @@ class JobWatch:
             while batch := list(islice(rest, _BATCH)):
                 jobs = await self._listener.ask(read(self._connection, batch))
                 for job_id in batch:
-                    version = look.versions.get(job_id)
+                    version = found.versions.get(job_id)
                     for stream in self._streams.of.get(job_id, ()):
                         if stream.read == read and stream.wants(job_id, version):
                             stream.put(job_id, version, jobs.get(job_id))

@@ -163,17 +163,17 @@ class Taker:
         return self._queues
 
     async def _until_due(self, connection: Any) -> float:
-        look = await executors.look(connection, self._queues)
+        state = await executors.sleep_state(connection, self._queues)
         sleep = min(self._longest_sleep, LONGEST) if self._unknown_until else self._longest_sleep
-        if look.next_due is not None:
+        if state.next_due is not None:
             # Due and not taken: somebody has locked the row. It is looked for again, but not without a pause.
-            sleep = min(sleep, look.next_due if look.next_due > 0 else _LOCKED_RETRY_IN)
+            sleep = min(sleep, state.next_due if state.next_due > 0 else _LOCKED_RETRY_IN)
         if self._recheck is not None:
             now = asyncio.get_running_loop().time()
-            if not self._recheck.settles(look.oldest_xid, now):
+            if not self._recheck.settles(state.oldest_xid, now):
                 return min(sleep, self._recheck.due_at - now)
             self._recheck = None
             return 0  # they have ended, maybe only since the take: take once more
         if not self._runner.runs:
-            self._emit(FellAsleep(look.next_due))
+            self._emit(FellAsleep(state.next_due))
         return sleep

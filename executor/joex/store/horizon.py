@@ -13,7 +13,7 @@ _OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigin
 
 
 async def horizon(connection: Connection) -> int:
-    """A transaction id that is younger than each that writes now; see joex.horizon in sql/60_executors.sql."""
+    """A transaction id that is younger than each that writes now; see `horizon` in sql/80_subscribe.sql."""
     with translated():
         return int(await connection.fetchval(_HORIZON))
 
