@@ -15,4 +15,4 @@ async def test_each_page_is_served_and_refuses_parameters_for_it_has_none(page):
     ):
         assert (await http.get(page)).status_code == 200
         refused = await http.get(page, params={"verbose": "1"})
-    assert (refused.status_code, refused.text) == (400, "verbose: there is no such parameter: this page has none\n")
+    assert (refused.status_code, refused.text) == (400, "verbose: there is no such parameter: this endpoint has none\n")

@@ -34,7 +34,7 @@ async def metrics(database_url: str) -> AsyncIterator[Noted]:
     def nobody(*_: Any) -> Any:
         raise AssertionError("no periodic task is to be looked for")
 
-    metrics, databases = Noted(), Databases(lambda *_: None, migrate=False, repeat=nobody)
+    metrics, databases = Noted(), Databases(lambda *_: None, migrate=False, start_scheduler=nobody)
     databases.get(database_url)
     measuring = asyncio.create_task(refresh_queue_metrics(databases, metrics, EVERY))
     yield metrics

@@ -1,6 +1,6 @@
-"""The Events of a pool, as data: what has changed, and what is done.
+"""The Events of objects, as data: changed conditions, and actions.
 
-Not everything that changes is told: a pool that breathes with its queue must not bury what somebody should look at.
+Not every change is an Event: a pool that grows and shrinks with its queue must not bury the Events that need attention.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Event:
 
 
 def events_of_change(new: Iterable[Condition], previous: Mapping[str, Any]) -> list[Event]:
-    """An Event for each condition that has become another; of an object that is new, what is wrong with it.
+    """An Event for each condition that has changed; for a new object, one for each bad condition.
 
     Args:
-        new: the conditions that hold.
-        previous: the status that is stored.
+        new: the present conditions.
+        previous: the stored status.
     """
     before = by_type(previous)
     return [
@@ -43,7 +43,7 @@ def events_of_change(new: Iterable[Condition], previous: Mapping[str, Any]) -> l
 
 
 def events_of_actions(pool: str, actions: Sequence[Action]) -> list[Event]:
-    """An Event for the slots that are added, asked to drain, or removed, for each reason."""
+    """An Event for the slots added, drained or removed, for each reason."""
     told: dict[tuple[str, Why], list[str]] = {}
     for action in actions:
         match action:
