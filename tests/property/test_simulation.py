@@ -74,9 +74,9 @@ class Watched(Simulation):
 
     looked_at = 0.0
 
-    def _can_be_taken(self, job, lane=None):
+    def _becomes_runnable(self, job, lane=None):
         self.watch()
-        super()._can_be_taken(job, lane)
+        super()._becomes_runnable(job, lane)
 
     def _end(self, executor, job, *more):
         self.watch()
