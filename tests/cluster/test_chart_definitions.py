@@ -18,7 +18,7 @@ from tests.support.cluster.local import LocalCluster
 from tests.support.cluster.namespaces import Namespaces
 from tests.support.cluster.providers import Cluster
 
-LEFT = "WAS LEFT AS IT IS"
+LEFT = "THE CHART HAS NOT CHANGED THE CRD"
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Bootstrap pools: pools that come with the chart, in a ConfigMap from which the operator creates them.
+"""Bootstrap pools: the first pools of the chart, in a ConfigMap from which the operator creates them.
 
 They can't be manifests of the release: Helm refuses objects whose CRD is part of the same release. The ConfigMap owns
 them, so uninstalling the release deletes them.
