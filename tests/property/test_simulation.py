@@ -70,7 +70,7 @@ def made(groups, some):
 
 
 class Watched(Simulation):
-    """Looks at everything before the next thing happens at a later time."""
+    """Checks everything before time goes on."""
 
     looked_at = 0.0
 

@@ -149,7 +149,7 @@ class ClusterFleet:
         return [(space, name) for space, name in absent]
 
     async def record_events(self, ref: Ref, events: Sequence[Event]) -> None:
-        """See `Fleet.tell`."""
+        """See `Fleet.record_events`."""
         await self._recorder.record(ref, events)
 
 

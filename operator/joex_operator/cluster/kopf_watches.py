@@ -43,7 +43,7 @@ class KopfWatches:
     Args:
         api: for lists.
         fleet: has the cache.
-        controller: is told what has changed.
+        controller: reconciles what has changed.
         namespaces: to watch; none: the whole cluster.
         identity: of this operator.
     """

@@ -13,7 +13,7 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
 from joex_operator.control.fleet import FleetError
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 Object: TypeAlias = dict[str, Any]
 
@@ -57,7 +57,7 @@ class ApiError(FleetError):
 class KubernetesApi:
     """The Kubernetes API, with the credentials of ``client``."""
 
-    def __init__(self, client: ApiClient, metrics: Metrics) -> None:
+    def __init__(self, client: ApiClient, metrics: OperatorMetrics) -> None:
         self.client = client
         self._metrics = metrics
 

@@ -25,7 +25,7 @@ from joex_operator.cluster.settings import OperatorSettings
 from joex_operator.control.controller import Controller
 from joex_operator.control.fleet import FleetError
 from joex_operator.control.queue_metrics import refresh_queue_metrics
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 _log = logging.getLogger("joex.operator")
 
@@ -45,7 +45,7 @@ class Operator:
 
     def __init__(self, settings: OperatorSettings, client: ApiClient) -> None:
         self._settings = settings
-        self._metrics = Metrics()
+        self._metrics = OperatorMetrics()
         self._api = KubernetesApi(client, self._metrics)
         self._controller: Controller | None = None
         self._watches: KopfWatches | None = None

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from joex.config import split_address
 from joex.errors import ConfigError
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 Problem = Callable[[], str | None]
 """Returns a problem in one line; None: there is none."""
@@ -49,7 +49,7 @@ class LastingProblem:
 
 
 @asynccontextmanager
-async def probes(address: str, metrics: Metrics, *, health: Problem, readiness: Problem) -> AsyncIterator[str]:
+async def probes(address: str, metrics: OperatorMetrics, *, health: Problem, readiness: Problem) -> AsyncIterator[str]:
     """Serve the endpoints during the block; gives the address, with the actual port instead of 0.
 
     Raises:
@@ -96,7 +96,7 @@ def _probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Response]]
     return answer
 
 
-def _page(metrics: Metrics) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _page(metrics: OperatorMetrics) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
         page, content_type = metrics.render()
         return web.Response(body=page, headers={"Content-Type": content_type})

@@ -25,7 +25,7 @@ from joex_operator.control.work_queue import WorkQueue
 from joex_operator.decide.conditions import refused
 from joex_operator.decide.events import events_of_change
 from joex_operator.decide.status import with_conditions
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 _log = logging.getLogger("joex.operator")
 
@@ -58,9 +58,15 @@ class Controller:
     """
 
     def __init__(
-        self, fleet: Fleet, *, worker: str, poll: float = 15.0, migrate: bool = True, metrics: Metrics | None = None
+        self,
+        fleet: Fleet,
+        *,
+        worker: str,
+        poll: float = 15.0,
+        migrate: bool = True,
+        metrics: OperatorMetrics | None = None,
     ) -> None:
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or OperatorMetrics()
         start_scheduler = partial(SchedulerService, worker=worker, poll=poll, metrics=self.metrics)
         self.databases = Databases(self._on_notification, migrate=migrate, start_scheduler=start_scheduler)
         self._fleet = fleet

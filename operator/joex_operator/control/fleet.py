@@ -47,7 +47,7 @@ class Fleet(Protocol):
         """The URL of a pool's database.
 
         Raises:
-            UrlUnknown: the fleet can't tell; the reason is for a condition.
+            UrlUnknown: the URL is not known.
         """
 
     def recheck_url(self, pool: Pool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.events import DatabaseTrouble, Event, Repeated
 from joex.repeating import Repeater
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 if TYPE_CHECKING:
     import asyncpg
@@ -31,7 +31,9 @@ class SchedulerService:
         metrics: counts the scheduler's decisions.
     """
 
-    def __init__(self, pool: asyncpg.Pool[Any], database: str, *, worker: str, poll: float, metrics: Metrics) -> None:
+    def __init__(
+        self, pool: asyncpg.Pool[Any], database: str, *, worker: str, poll: float, metrics: OperatorMetrics
+    ) -> None:
         self._database = database
         self._metrics = metrics
         self._logged = ""

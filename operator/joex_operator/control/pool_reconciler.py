@@ -1,6 +1,6 @@
 """The reconcile of a pool: observe, decide, store what the next reconcile must remember, act, record Events.
 
-`plan.decide` makes the decision and is pure; this module does what surrounds it. A reconcile may be cut off after any
+`plan.decide` makes the plan and is pure; this module does what surrounds it. A reconcile may be cut off after any
 step: the next one, by this operator or by another, finds what is left to do.
 """
 
@@ -26,11 +26,11 @@ from joex_operator.decide.conditions import conditions
 from joex_operator.decide.events import Event, events_of_actions, events_of_change
 from joex_operator.decide.growth_watch import GrowthWatch
 from joex_operator.decide.history import History
-from joex_operator.decide.plan import DatabaseProblem, Decision, ObservedPool, decide
+from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
 from joex_operator.decide.scaling import Demand
 from joex_operator.decide.slots import ObservedExecutor, Slot
 from joex_operator.decide.status import pool_status
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 _CREATIONS_AT_ONCE = 10
 _WATCH_POLLS = 4
@@ -46,7 +46,7 @@ class PoolReconciler:
         poll: seconds after which a pool is reconciled without a notification.
     """
 
-    def __init__(self, fleet: Fleet, databases: Databases, metrics: Metrics, *, poll: float) -> None:
+    def __init__(self, fleet: Fleet, databases: Databases, metrics: OperatorMetrics, *, poll: float) -> None:
         self._fleet = fleet
         self._databases = databases
         self._metrics = metrics
@@ -74,33 +74,33 @@ class PoolReconciler:
         template = self._fleet.template(pool)
         observed, database = await self._observe(pool, template)
         now, stored = datetime.now(UTC), self._fleet.status(ref)
-        decision = decide(pool, observed, History.from_dict(stored.get("history")), now)
-        self._metrics.observed(pool, observed, decision, now, database=None if database is None else database.name)
-        self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, decision.sizing)
-        status = pool_status(pool, observed, decision, stored, now)
+        plan = decide(pool, observed, History.from_dict(stored.get("history")), now)
+        self._metrics.observed(pool, observed, plan, now, database=None if database is None else database.name)
+        self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, plan.sizing)
+        status = pool_status(pool, observed, plan, stored, now)
         if status.get("history") != stored.get("history"):
             # Before any action, so that another operator that takes over counts with the same history.
             await self._store_status(ref, status)
         failed: Exception | None = None
         try:
-            await self._act(ref, pool, observed, decision, database)
+            await self._act(ref, pool, observed, plan, database)
         except (FleetError, JoexError, OSError) as error:
             failed = error
         failure = "" if failed is None else " ".join(str(failed).split())
         # The rest of the status waits until the slots are created. Not in a `finally`: an error there would hide a
         # cancellation, and an operator that should end, or leads no more, would go on.
-        await self._store_status(ref, pool_status(pool, observed, decision, stored, now, failure=failure))
-        await self._fleet.record_events(ref, events_of_change(conditions(pool, observed, decision, failure), stored))
+        await self._store_status(ref, pool_status(pool, observed, plan, stored, now, failure=failure))
+        await self._fleet.record_events(ref, events_of_change(conditions(pool, observed, plan, failure), stored))
         if failed is not None:
             raise failed
-        return self._requeue_after(pool, decision)
+        return self._requeue_after(pool, plan)
 
     async def _store_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
         if status != self._fleet.status(ref):
             await self._fleet.set_status(ref, status)
 
-    def _requeue_after(self, pool: Pool, decision: Decision) -> float:
-        asked = (decision.requeue_after, self._watch(pool).next_reconcile(time.monotonic()))
+    def _requeue_after(self, pool: Pool, plan: Plan) -> float:
+        asked = (plan.requeue_after, self._watch(pool).next_reconcile(time.monotonic()))
         return min([self._poll, *(delay for delay in asked if delay is not None)])
 
     # Observe.
@@ -149,9 +149,7 @@ class PoolReconciler:
 
     # Act.
 
-    async def _act(
-        self, ref: Ref, pool: Pool, observed: ObservedPool, decision: Decision, database: Database | None
-    ) -> None:
+    async def _act(self, ref: Ref, pool: Pool, observed: ObservedPool, plan: Plan, database: Database | None) -> None:
         slots = {slot.name: slot for slot in observed.slots}
         done: list[Action] = []
         failed: list[Exception] = []
@@ -164,10 +162,10 @@ class PoolReconciler:
             except (FleetError, JoexError, OSError) as error:
                 failed.append(error)
 
-        for action in decision.actions:
+        for action in plan.actions:
             if not isinstance(action, CreateSlot):
                 await do(action)
-        await _gather([do(action) for action in decision.actions if isinstance(action, CreateSlot)])
+        await _gather([do(action) for action in plan.actions if isinstance(action, CreateSlot)])
         self._count_latency(pool, done)
         events = events_of_actions(pool.name, done)
         if failed:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from joex.errors import JoexError
 from joex_operator.control.database import Database, Databases
-from joex_operator.metrics import Metrics, database_name
+from joex_operator.metrics import OperatorMetrics, database_name
 
 _log = logging.getLogger("joex.operator")
 
@@ -20,7 +20,7 @@ _SHARE = 50
 """A query runs for at most one part in so many of the time: one that takes a second runs every 50 seconds."""
 
 
-async def refresh_queue_metrics(databases: Databases, metrics: Metrics, every: float) -> None:
+async def refresh_queue_metrics(databases: Databases, metrics: OperatorMetrics, every: float) -> None:
     """Query all databases in use until cancelled, ``every`` so many seconds if the queries are quick."""
     running: dict[str, list[asyncio.Task[None]]] = {}
     try:
@@ -46,7 +46,10 @@ def _cancel(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def _query_at_intervals(
-    query: Callable[[Database, Metrics], Awaitable[bool]], database: Database, metrics: Metrics, every: float
+    query: Callable[[Database, OperatorMetrics], Awaitable[bool]],
+    database: Database,
+    metrics: OperatorMetrics,
+    every: float,
 ) -> None:
     while True:
         began = time.monotonic()
@@ -54,7 +57,7 @@ async def _query_at_intervals(
         await asyncio.sleep(max(every, (time.monotonic() - began) * _SHARE) if is_answered else every)
 
 
-async def _count(database: Database, metrics: Metrics) -> bool:
+async def _count(database: Database, metrics: OperatorMetrics) -> bool:
     try:
         metrics.queues(database.name, await database.queue_stats())
     except (JoexError, OSError) as error:
@@ -65,7 +68,7 @@ async def _count(database: Database, metrics: Metrics) -> bool:
     return True
 
 
-async def _share(database: Database, metrics: Metrics) -> bool:
+async def _share(database: Database, metrics: OperatorMetrics) -> bool:
     try:
         metrics.shares(database.name, await database.queue_shares())
     except (JoexError, OSError) as error:  # the counts alone say whether the database answers

@@ -22,7 +22,7 @@ class Why(enum.StrEnum):
     HOLD = "hold"
     FALLBACK = "fallback"
     TEMPLATE = "template"  # its template is outdated
-    LOST = "lost"  # its node is silent, and the database says that its executor is dead
+    LOST = "lost"  # its node is lost, and the database says that its executor is dead
     RETIRED = "retired"  # no executor runs under its app-id, and none will
     DRAIN_TIMEOUT = "drain timeout"  # it has drained for too long, and onTimeout is Terminate
     UNREACHABLE = "unreachable"  # its pool is deleted and the database is down: its pod drains at SIGTERM

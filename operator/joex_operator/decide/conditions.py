@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from joex.core.duration import format_duration
 from joex_operator.api.objects import Pool, SpecError
 from joex_operator.decide.actions import CreateSlot
-from joex_operator.decide.plan import Decision, ObservedPool, may_be_missing
+from joex_operator.decide.plan import ObservedPool, Plan, may_be_missing
 from joex_operator.decide.scaling import Limit, Mode
 from joex_operator.decide.slots import Phase, Slot, crashing, draining, ready, takers
 
@@ -27,13 +27,13 @@ _MISTAKES = ("InvalidURL", "SecretKeyMissing", "SecretMissing", "SecretUnreadabl
 """Reasons that a user mends in the cluster, so that Ready, which users read first, has them too."""
 
 
-def conditions(pool: Pool, observed: ObservedPool, decision: Decision, failure: str = "") -> list[Condition]:
+def conditions(pool: Pool, observed: ObservedPool, plan: Plan, failure: str = "") -> list[Condition]:
     """All conditions of a pool, always in the same order. ``failure``: the error of an action; empty: none failed."""
     return [
-        _ready(pool, observed, decision),
-        _scaling_active(pool, decision),
-        _able_to_scale(observed, decision, failure),
-        _scaling_limited(pool, observed, decision),
+        _ready(pool, observed, plan),
+        _scaling_active(pool, plan),
+        _able_to_scale(observed, plan, failure),
+        _scaling_limited(pool, observed, plan),
         _database_reachable(observed),
         _suspended(pool),
     ]
@@ -44,9 +44,9 @@ def refused(error: SpecError) -> Condition:
     return Condition("Ready", "False", error.reason, str(error), bad=True)
 
 
-def _ready(pool: Pool, observed: ObservedPool, decision: Decision) -> Condition:
+def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
     """The pool takes jobs when it should, and none of its executors fails to start."""
-    name, sizing = "Ready", decision.sizing
+    name, sizing = "Ready", plan.sizing
     if sizing.mode in (Mode.DELETED, Mode.SUSPENDED):
         left = takers(observed.slots) or draining(observed.slots)
         doing = "its executors finish what they run" if left else "it has no executors"
@@ -88,10 +88,10 @@ def _needed(pool: Pool, target: int) -> int:
     return min(target, max(pool.spec.scaling.min_replicas, 1))
 
 
-def _scaling_active(pool: Pool, decision: Decision) -> Condition:
+def _scaling_active(pool: Pool, plan: Plan) -> Condition:
     """The size follows the demand."""
     name = "ScalingActive"
-    match decision.sizing.mode:
+    match plan.sizing.mode:
         case Mode.DEMAND:
             return Condition(name, "True", "ByDemand", f"its size follows the work in {', '.join(pool.spec.queues)}")
         case Mode.FIXED:
@@ -110,15 +110,15 @@ def _scaling_active(pool: Pool, decision: Decision) -> Condition:
             return Condition(name, "False", "DemandUnknown", said, bad=True)
 
 
-def _able_to_scale(observed: ObservedPool, decision: Decision, failure: str) -> Condition:
+def _able_to_scale(observed: ObservedPool, plan: Plan, failure: str) -> Condition:
     """The pool can grow and shrink now."""
-    name, sizing = "AbleToScale", decision.sizing
+    name, sizing = "AbleToScale", plan.sizing
     if observed.database_problem is not None:
         return Condition(name, "False", "DatabaseUnreachable", "no executor can be drained without the database")
     if failure:
         return Condition(name, "False", "ActionFailed", failure, bad=True)
-    if decision.overdue:
-        slow = f"{', '.join(decision.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
+    if plan.overdue:
+        slow = f"{', '.join(plan.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
         return Condition(name, "True", "DrainSlow", slow, bad=True)
     if sizing.waiting and sizing.wanted is not None and sizing.wanted < sizing.target:
         return Condition(name, "True", "ScaleDownStabilized", "it shrinks when less has been enough for long enough")
@@ -127,11 +127,11 @@ def _able_to_scale(observed: ObservedPool, decision: Decision, failure: str) -> 
     return Condition(name, "True", "ReadyForNewScale", "nothing holds it up")
 
 
-def _scaling_limited(pool: Pool, observed: ObservedPool, decision: Decision) -> Condition:
+def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
     """The size is not what the demand calls for."""
-    name, sizing = "ScalingLimited", decision.sizing
+    name, sizing = "ScalingLimited", plan.sizing
     scaling = pool.spec.scaling
-    created = sum(isinstance(action, CreateSlot) for action in decision.actions)
+    created = sum(isinstance(action, CreateSlot) for action in plan.actions)
     if draining(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
         return Condition(name, "True", "WaitingForDrain", "executors that drain take up the room until they are gone")
     if crashing(observed.slots) and sizing.target > len(takers(observed.slots)) + created:

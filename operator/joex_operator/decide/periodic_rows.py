@@ -121,7 +121,7 @@ def condition(desired: DesiredRow, row: PeriodicTask | DatabaseProblem | None) -
     if isinstance(row, DatabaseProblem):
         return Condition(_READY, "Unknown", row.reason, row.message, bad=True)
     if row is None:
-        said = f"the database has a periodic task {desired.id!r} that somebody else owns"
+        said = f"the database has a periodic task {desired.id!r} of another owner"
         return Condition(_READY, "False", "OwnedByOther", said, bad=True)
     return _of_row(row)
 

@@ -1,6 +1,6 @@
-"""The plan for a pool: from its spec and its observed state to actions.
+"""Plans for pools: from the spec and the observed state of a pool to actions.
 
-Level-based: a decision depends on the observed state, not on what happened, so an operator may make it at any time,
+Level-based: a plan depends on the observed state, not on what happened, so an operator may make it at any time,
 twice, or right after its start. The actions of a plan may be cut off after any of them: the next plan has what is left.
 A slot is deleted only when the database says that its app-id is retired (see `slots`), with two exceptions, which the
 user orders: `Why.DRAIN_TIMEOUT` and `Why.UNREACHABLE`.
@@ -61,8 +61,8 @@ class ObservedPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """The actions on a pool, and the history to store before the first of them.
+class Plan:
+    """What to do about a pool: the actions, and the history to store before the first of them.
 
     Attributes:
         actions: in the order in which to carry them out.
@@ -77,7 +77,7 @@ class Decision:
     overdue: tuple[str, ...] = ()
 
 
-def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) -> Decision:
+def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) -> Plan:
     """The plan for a pool."""
     sizing = size(pool, _load(observed), history, now.timestamp())
     surplus = _surplus(observed, sizing)
@@ -85,7 +85,7 @@ def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) 
     created = _created(observed, sizing, leaving=len(surplus) + len(outdated))
     asked = [*surplus, *outdated, *_crashing(observed, sizing), *_lost(observed)]
     actions = (*_reports(observed), *_deletions(pool, observed, now), *_repairs(observed), *asked, *created)
-    return Decision(
+    return Plan(
         actions=actions,
         sizing=_remembering(pool, observed, sizing, shrunk=len(surplus), created=len(created), now=now),
         requeue_after=_SOONEST if asked else _requeue_after(pool, observed, sizing, now),

@@ -14,14 +14,14 @@ from joex.store.periodic import PeriodicTask
 from joex_operator.api.names import selector
 from joex_operator.api.objects import Pool
 from joex_operator.decide.conditions import Condition, conditions
-from joex_operator.decide.plan import Decision, ObservedPool
+from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.slots import crashing, draining, ready, takers
 
 
 def pool_status(
     pool: Pool,
     observed: ObservedPool,
-    decision: Decision,
+    plan: Plan,
     previous: Mapping[str, Any],
     now: datetime,
     *,
@@ -35,16 +35,16 @@ def pool_status(
     status = {
         "observedGeneration": pool.generation,
         "replicas": len(staying) + len(leaving) + len(crashing(observed.slots)),
-        "desiredReplicas": decision.sizing.target,
+        "desiredReplicas": plan.sizing.target,
         "readyReplicas": len(ready(observed.slots))
         if observed.database_problem is None
         else previous.get("readyReplicas", 0),
         "updatedReplicas": sum(slot.template == observed.template for slot in staying),
         "drainingReplicas": len(leaving),
         "selector": selector(pool.name),
-        "conditions": dated(conditions(pool, observed, decision, failure), previous, pool.generation, now),
+        "conditions": dated(conditions(pool, observed, plan, failure), previous, pool.generation, now),
     }
-    history = decision.sizing.history.to_dict()
+    history = plan.sizing.history.to_dict()
     return {**status, "history": history} if history else status
 
 
@@ -69,10 +69,10 @@ def with_conditions(
     new: Iterable[Condition], generation: int, previous: Mapping[str, Any], now: datetime
 ) -> dict[str, Any]:
     """The stored status with these conditions. Its other conditions stay."""
-    told = dated(new, previous, generation, now)
-    names = {condition["type"] for condition in told}
+    changed = dated(new, previous, generation, now)
+    names = {condition["type"] for condition in changed}
     kept = [condition for condition in previous.get("conditions") or [] if condition["type"] not in names]
-    return {**previous, "observedGeneration": generation, "conditions": [*told, *kept]}
+    return {**previous, "observedGeneration": generation, "conditions": [*changed, *kept]}
 
 
 def dated(

@@ -31,7 +31,7 @@ _BEYOND_DRAIN = 30.0
 _REMEMBERED_FOR = 60.0
 """Seconds for which the fleet reports an ended process as gone. Later the lease of its executor shows it."""
 _IN_ORDER = (0, TOLD_TO_END, -signal.SIGTERM)
-"""The exit codes of a process that holds no jobs: it has drained, or was told to end before it registered."""
+"""The exit codes of a process that holds no jobs: it has drained, or got SIGTERM before it registered."""
 
 
 class Output(Protocol):

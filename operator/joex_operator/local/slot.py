@@ -113,7 +113,7 @@ class SlotProcess:
     async def _wait_to_start_again(self, problem: str, failures: int) -> None:
         is_failure = self.exit_code != 0 or failures > 1
         self._problem = problem if is_failure else None
-        # A process that has drained was most likely told to, by an operator that is about to delete its slot.
+        # A process that has drained did so most likely by order of an operator, which is about to delete its slot.
         delay = max(restart_delay(failures), 1.0 if self.exit_code == 0 else 0.0)
         self.is_backing_off = failures > 1
         self._observer.failed(self.slot, problem, delay)

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from joex.store.stats import QueueStats, Shares
 from joex_operator.api.objects import Pool
 from joex_operator.decide.actions import Action
-from joex_operator.decide.plan import Decision, ObservedPool
+from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.slots import Slot
 from joex_operator.metrics.databases import DatabaseMetrics, database_name
 from joex_operator.metrics.decisions import DecisionMetrics
@@ -23,10 +23,10 @@ from joex_operator.metrics.pools import PoolMetrics, PoolSnapshot
 from joex_operator.metrics.self_metrics import SelfMetrics
 from joex_operator.metrics.slot_timings import SlotTimings
 
-__all__ = ["Metrics", "database_name"]
+__all__ = ["OperatorMetrics", "database_name"]
 
 
-class Metrics:
+class OperatorMetrics:
     """All metrics of an operator, in a registry of its own."""
 
     def __init__(self) -> None:
@@ -37,14 +37,12 @@ class Metrics:
         self._databases = DatabaseMetrics(self._registry)
         self._self_metrics = SelfMetrics(self._registry)
 
-    def observed(
-        self, pool: Pool, observed: ObservedPool, decision: Decision, now: datetime, *, database: str | None
-    ) -> None:
+    def observed(self, pool: Pool, observed: ObservedPool, plan: Plan, now: datetime, *, database: str | None) -> None:
         """A reconcile has observed a pool and made its plan, and begins to act.
 
         ``database``: the `database_name` of the pool; None: it is not known.
         """
-        self._pools.observed(PoolSnapshot(pool, observed, decision, database))
+        self._pools.observed(PoolSnapshot(pool, observed, plan, database))
         self._decisions.observed(pool, observed)
         if observed.database_problem is None:
             self._slot_timings.observed(pool, observed.slots, now)

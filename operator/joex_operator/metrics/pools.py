@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from joex_operator.api.objects import Pool
 from joex_operator.decide.conditions import conditions
-from joex_operator.decide.plan import Decision, ObservedPool
+from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.scaling import Mode
 from joex_operator.decide.slots import Phase, ready
 from joex_operator.metrics.gauge import Gauge
@@ -29,7 +29,7 @@ class PoolSnapshot:
 
     pool: Pool
     observed: ObservedPool
-    decision: Decision
+    plan: Plan
     database: str | None
 
 
@@ -65,22 +65,22 @@ def _phases(snapshot: PoolSnapshot) -> _Values:
 
 
 def _desired(snapshot: PoolSnapshot) -> _Values:
-    return [((), snapshot.decision.sizing.target)]
+    return [((), snapshot.plan.sizing.target)]
 
 
 def _least(snapshot: PoolSnapshot) -> _Values:
     """The minimum that holds now: an order of the user is minimum and maximum."""
-    sizing = snapshot.decision.sizing
+    sizing = snapshot.plan.sizing
     is_order = sizing.mode in (Mode.FIXED, Mode.SUSPENDED, Mode.DELETED)
     return [((), sizing.target if is_order else snapshot.pool.spec.scaling.min_replicas)]
 
 
 def _most(snapshot: PoolSnapshot) -> _Values:
-    return [((), snapshot.decision.sizing.most)]
+    return [((), snapshot.plan.sizing.most)]
 
 
 def _overdue(snapshot: PoolSnapshot) -> _Values:
-    return [((), len(snapshot.decision.overdue))] if snapshot.observed.database_problem is None else []
+    return [((), len(snapshot.plan.overdue))] if snapshot.observed.database_problem is None else []
 
 
 def _slots(snapshot: PoolSnapshot) -> _Values:
@@ -100,7 +100,7 @@ def _runnable(snapshot: PoolSnapshot) -> _Values:
 
 
 def _conditions(snapshot: PoolSnapshot) -> _Values:
-    some = conditions(snapshot.pool, snapshot.observed, snapshot.decision)
+    some = conditions(snapshot.pool, snapshot.observed, snapshot.plan)
     return [((condition.type,), _STATUS[condition.status]) for condition in some]
 
 

@@ -19,7 +19,7 @@ from joex_operator.simulate.clock import Clock, Timing
 from joex_operator.simulate.fair_queue import FairQueue, Lane
 from joex_operator.simulate.jobs import Jobs
 from joex_operator.simulate.pool import SimulatedExecutor, SimulatedPool, fair_queues
-from joex_operator.simulate.totals import Shares, Totals
+from joex_operator.simulate.totals import ShareTotals, Totals
 
 _STILL = 2 * 3600.0
 """Seconds without a change after which the simulation ends: no window or policy of a pool is longer."""
@@ -51,7 +51,7 @@ class Simulation:
         self._failures: dict[int, int] = {}
         self._totals = Totals(
             slot_seconds=[0.0] * len(jobs.groups),
-            shares={queue: Shares() for queue in queues},
+            shares={queue: ShareTotals() for queue in queues},
             sizes=[pool.sizes for pool in self._pools],
         )
 

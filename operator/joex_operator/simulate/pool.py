@@ -144,10 +144,10 @@ class SimulatedPool:
 
     def _decide(self, demand: Demand, now: datetime, at: float) -> Change:
         observed = ObservedPool(tuple(map(self._slot, self._executors.values())), demand, template="")
-        decision = decide(self._pool, observed, self._history, now)
-        self._history, self.can_grow = decision.sizing.history, can_grow(self.spec, decision.sizing)
+        plan = decide(self._pool, observed, self._history, now)
+        self._history, self.can_grow = plan.sizing.history, can_grow(self.spec, plan.sizing)
         started, draining = list[SimulatedExecutor](), list[SimulatedExecutor]()
-        for action in decision.actions:
+        for action in plan.actions:
             match action:
                 case CreateSlot(index):
                     started.append(SimulatedExecutor(self, index, self.spec.pool_size))
@@ -157,7 +157,7 @@ class SimulatedPool:
                     raise AssertionError(f"no plan of a simulated pool has {action}")
         self._executors |= {executor.index: executor for executor in started}
         self.sizes.changed(at, len(started))
-        return Change(started, draining, decision.requeue_after)
+        return Change(started, draining, plan.requeue_after)
 
     def _retire(self, executor: SimulatedExecutor, now: datetime, at: float) -> list[SimulatedExecutor]:
         """Drain an executor; returns it if it has jobs to finish."""

@@ -48,7 +48,7 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """A queue. ``jain``: how evenly its groups held the slots while jobs waited; 1 is best (see `totals.Shares`)."""
+    """A queue. ``jain``: how evenly its groups held slots while jobs waited, 1 is best (`totals.ShareTotals`)."""
 
     queue: str
     waits: Waits

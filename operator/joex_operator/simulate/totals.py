@@ -15,7 +15,7 @@ from joex_operator.simulate.fair_queue import runnable
 
 
 @dataclass(slots=True)
-class Taken:
+class Takes:
     """The takes of jobs, as columns: the time, the group, and how long the job had waited."""
 
     at: array[float] = field(default_factory=lambda: array("d"))
@@ -29,7 +29,7 @@ class Taken:
         self.waited.append(waited)
 
 
-class Shares:
+class ShareTotals:
     """How evenly the groups of a queue held its slots, from samples while jobs waited.
 
     A group is entitled to its max-min share, by weight, of the slots in use: to no more than it could use, and what one
@@ -102,8 +102,8 @@ class Totals:
     """
 
     slot_seconds: list[float]
-    shares: dict[str, Shares]
+    shares: dict[str, ShareTotals]
     sizes: list[Sizes]
-    taken: Taken = field(default_factory=Taken)
+    taken: Takes = field(default_factory=Takes)
     ended: Counter[State] = field(default_factory=Counter)
     end: float = 0.0

@@ -1,4 +1,4 @@
-"""When a pool asks to be told of work, and when it looks by itself meanwhile."""
+"""When the reconciler arms the watch of a pool, and when it checks by itself meanwhile."""
 
 from joex_operator.decide.growth_watch import REST, GrowthWatch
 

@@ -1,4 +1,4 @@
-"""PeriodicTask objects as rows: what is desired for, what is to be changed, what holds, and when to look again."""
+"""PeriodicTask objects as rows: desired rows, changes, conditions, and the time of the next reconcile."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -40,7 +40,7 @@ def desired(name: str = "nightly", **spec: Any) -> DesiredRow:
 
 
 def row(of: DesiredRow | None = None, **fields: Any) -> PeriodicTask:
-    """The row of what was desired for, as the database has it when somebody has worked its next time out."""
+    """The row of a desired one as the database has it, after a scheduler has computed its next run."""
     wanted = (of or desired()).row
     assert wanted is not None
     stored = {name: getattr(wanted, name) for name in wanted.__slots__} | {"priority": str(wanted.priority)}
