@@ -22,7 +22,7 @@ class Recorder:
         self.failures: list[tuple[str, float]] = []
         self.has_ended = False
 
-    def said(self, slot: str, line: str) -> None:
+    def printed(self, slot: str, line: str) -> None:
         del slot
         self.lines.append(line)
 

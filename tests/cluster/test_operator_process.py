@@ -67,7 +67,7 @@ async def test_without_the_api_server_it_is_not_ready_and_says_why(system: Syste
     local_cluster.control_plane.stop_api()
     for operator in (leads, waits):
         await until_answers(operator, "/readyz", 503, timeout=90)
-        await until_says(operator, "the Lease can be neither read nor renewed: the API server can't be reached")
+        await until_says(operator, "can neither read nor renew the Lease: can't reach the API server")
         assert await answers(operator, "/healthz") == 200, "a restart would not help yet"
     local_cluster.control_plane.start_api()
     for operator in (leads, waits):

@@ -9,13 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from joex_operator.control.database import Databases
 from joex_operator.control.queue_metrics import refresh_queue_metrics
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 from tests.support.waiting import eventually
 
 EVERY = 0.05
 
 
-class Noted(Metrics):
+class Noted(OperatorMetrics):
     """Numbers that remember each time that the database was said to answer, or not to."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ async def metrics(database_url: str) -> AsyncIterator[Noted]:
     def nobody(*_: Any) -> Any:
         raise AssertionError("no periodic task is to be looked for")
 
-    metrics, databases = Noted(), Databases(lambda *_: None, migrate=False, repeat=nobody)
+    metrics, databases = Noted(), Databases(lambda *_: None, migrate=False, start_scheduler=nobody)
     databases.get(database_url)
     measuring = asyncio.create_task(refresh_queue_metrics(databases, metrics, EVERY))
     yield metrics
@@ -43,7 +43,7 @@ async def metrics(database_url: str) -> AsyncIterator[Noted]:
     await databases.close()
 
 
-def told(metrics: Metrics, name: str) -> list[float]:
+def told(metrics: OperatorMetrics, name: str) -> list[float]:
     page, _ = metrics.render()
     families = text_string_to_metric_families(page.decode())
     return [sample.value for family in families for sample in family.samples if sample.name == name]

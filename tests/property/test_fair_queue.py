@@ -1,4 +1,4 @@
-"""The ring, which the simulator runs on, chooses what core/fairness.py says, whatever the situation."""
+"""The fair queue of the simulator takes what core/fairness.py specifies, in any situation."""
 
 from bisect import insort
 from copy import deepcopy
@@ -44,7 +44,7 @@ steps = st.lists(
 
 
 class Sides:
-    """The ring and the specification, side by side."""
+    """The fair queue and the specification, side by side."""
 
     def __init__(self, groups: list[Group], cursor: Cursor) -> None:
         self.groups, self.cursor = groups, cursor

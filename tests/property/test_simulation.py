@@ -70,13 +70,13 @@ def made(groups, some):
 
 
 class Watched(Simulation):
-    """Looks at everything before the next thing happens at a later time."""
+    """Checks everything before time goes on."""
 
     looked_at = 0.0
 
-    def _can_be_taken(self, job, lane=None):
+    def _becomes_runnable(self, job, lane=None):
         self.watch()
-        super()._can_be_taken(job, lane)
+        super()._becomes_runnable(job, lane)
 
     def _end(self, executor, job, *more):
         self.watch()
@@ -93,8 +93,8 @@ class Watched(Simulation):
             assert one_pool._draining == sum(one.retired_at is not None for one in executors)
             assert all(one.free + len(one.held) == one_pool.spec.pool_size for one in executors)
             free = any(one.free and one.is_ready and one.retired_at is None for one in executors)
-            assert not free or not any(ring.has_work for ring in one_pool.rings)
-        for ring in self._rings.values():
+            assert not free or not any(ring.has_work for ring in one_pool.queues)
+        for ring in self._queues.values():
             assert all(group.max_running is None or group.running <= group.max_running for group in ring.groups)
 
 

@@ -1,7 +1,7 @@
-"""The CRDs, made from the models in `spec`.
+"""Makes the CRDs from the models in `spec`.
 
-pydantic writes JSON Schema; the API server wants a structural schema: no ``$ref``, no ``anyOf`` with null, defaults at
-each level. `_structural` turns the one into the other, and refuses what it does not know rather than guess.
+pydantic writes JSON Schema; the API server expects a structural schema: no ``$ref``, no ``anyOf`` with null, defaults
+at each level. `_structural` converts the one into the other, and raises for keywords that it does not know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEPT = (
     "minItems", "maxItems", "items", "properties", "required", "x-kubernetes-int-or-string",
     "x-kubernetes-preserve-unknown-fields", "x-kubernetes-list-type", "x-kubernetes-validations",
 )  # fmt: skip
-_DROPPED = {"title", "additionalProperties", "$defs", "ge", "le"}  # bounds of durations: a rule says them
+_DROPPED = {"title", "additionalProperties", "$defs", "ge", "le"}  # the bounds of durations are CEL rules
 _INT32 = 2**31
 
 _TIME = {"type": "string", "format": "date-time"}
@@ -36,19 +36,17 @@ def pool_crd() -> dict[str, Any]:
     """The CRD of JoexPool."""
     return _crd(
         "JoexPool",
-        "A pool of executors that grows and shrinks with the work, and never stops one that is busy.",
+        "A pool of executors that grows and shrinks with the demand, and never stops a busy executor.",
         short_name="jpool",
         longest_name=LONGEST_POOL,
         spec=JoexPoolSpec,
         status=_POOL_STATUS,
         columns=[
-            _column("Desired", "integer", ".status.desiredReplicas", "executors wanted"),
+            _column("Desired", "integer", ".status.desiredReplicas", "desired number of executors"),
             _column("Ready", "integer", ".status.readyReplicas", "executors that take jobs"),
-            _column(
-                "Draining", "integer", ".status.drainingReplicas", "executors that finish what they run", wide=True
-            ),
-            _column("Min", "integer", ".spec.scaling.minReplicas", "never fewer", wide=True),
-            _column("Max", "integer", ".spec.scaling.maxReplicas", "never more", wide=True),
+            _column("Draining", "integer", ".status.drainingReplicas", "executors that finish their jobs", wide=True),
+            _column("Min", "integer", ".spec.scaling.minReplicas", "minimum of executors", wide=True),
+            _column("Max", "integer", ".spec.scaling.maxReplicas", "maximum of executors", wide=True),
             *_READY_COLUMNS,
         ],
         scale={
@@ -63,20 +61,22 @@ def periodic_crd() -> dict[str, Any]:
     """The CRD of PeriodicTask."""
     return _crd(
         "PeriodicTask",
-        "A job that is submitted again and again: never twice, never while the one before is unfinished.",
+        "Submits a job at each time of a timer: never twice, and never while the previous job is unfinished.",
         short_name="ptask",
         longest_name=LONGEST_TASK,
         spec=PeriodicTaskSpec,
         status=_PERIODIC_STATUS,
         columns=[
             _column("Task", "string", ".spec.task", "name of the task"),
-            _column("Timer", "string", ".spec.timer", "when"),
+            _column("Timer", "string", ".spec.timer", "when it submits a job"),
             _column("Zone", "string", ".spec.timeZone", "time zone of the timer", wide=True),
-            _column("Suspended", "boolean", ".spec.suspend", "it submits nothing"),
-            _column("Next", "string", ".status.nextRun", "when it is due next"),  # a date that is to come is "invalid"
+            _column("Suspended", "boolean", ".spec.suspend", "whether it submits no jobs"),
+            _column(
+                "Next", "string", ".status.nextRun", "when it is due next"
+            ),  # kubectl shows a future date as invalid
             _column("Last", "date", ".status.lastRun", "how long ago it was due last"),
-            _column("Outcome", "string", ".status.lastOutcome", "what came of it then"),
-            _column("Job", "string", ".status.lastJob.state", "where the job made last stands", wide=True),
+            _column("Outcome", "string", ".status.lastOutcome", "outcome of that time"),
+            _column("Job", "string", ".status.lastJob.state", "state of the latest job", wide=True),
             *_READY_COLUMNS,
         ],
     )
@@ -147,7 +147,7 @@ def spec_schema(model: type[Part]) -> dict[str, Any]:
 
 class _Generator(GenerateJsonSchema):
     def encode_default(self, dft: Any) -> Any:
-        """Write a default as people would; that of an object is empty, for its fields have their own."""
+        """Write a default as a user would. That of an object is empty, because its fields have their own."""
         if isinstance(dft, BaseModel):
             return {}
         if isinstance(dft, timedelta):
@@ -158,7 +158,7 @@ class _Generator(GenerateJsonSchema):
 def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     flat = _flat(schema, definitions)
     if unknown := flat.keys() - _DROPPED - set(_KEPT):
-        raise ValueError(f"a structural schema can't say {sorted(unknown)}")
+        raise ValueError(f"a structural schema has no {sorted(unknown)}")
     if flat.get("type") == "integer":
         flat["format"] = "int32" if flat.get("maximum", _INT32) < _INT32 else "int64"
     if "properties" in flat:
@@ -169,7 +169,7 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> di
 
 
 def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with what it refers to in place; what stands beside a reference is said of this field, and wins."""
+    """The schema with its references resolved. Keywords beside a reference are of this field, and win."""
     flat = dict(schema)
     if "anyOf" in flat:
         (only,) = [option for option in flat.pop("anyOf") if option != {"type": "null"}]
@@ -187,13 +187,19 @@ def _column(name: str, kind: str, path: str, description: str, *, wide: bool = F
 
 
 _READY_COLUMNS = [
-    _column("State", "string", '.status.conditions[?(@.type=="Ready")].reason', "Ready, or why it is not"),
-    _column("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "in words", wide=True),
+    _column("State", "string", '.status.conditions[?(@.type=="Ready")].reason', "Ready, or the reason why not"),
+    _column(
+        "Message",
+        "string",
+        '.status.conditions[?(@.type=="Ready")].message',
+        "message of the condition Ready",
+        wide=True,
+    ),
     _column("Age", "date", ".metadata.creationTimestamp", "age"),
 ]
 
 _CONDITIONS = {
-    "description": "what holds now, and since when",
+    "description": "present conditions",
     "type": "array",
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["type"],
@@ -213,41 +219,45 @@ _CONDITIONS = {
 
 
 def _status(**properties: Mapping[str, Any]) -> dict[str, Any]:
-    generation = {"type": "integer", "format": "int64", "description": "generation of the spec that this status is of"}
+    generation = {
+        "type": "integer",
+        "format": "int64",
+        "description": "generation of the spec that this status is about",
+    }
     return {
         "type": "object",
-        "description": "what the operator found and did",
+        "description": "state that the operator has observed",
         "properties": {"observedGeneration": generation, "conditions": _CONDITIONS, **properties},
     }
 
 
 _POOL_STATUS = _status(
-    replicas={**_COUNT, "description": "executors there are, draining ones included"},
-    desiredReplicas={**_COUNT, "description": "executors wanted"},
+    replicas={**_COUNT, "description": "number of executors, draining ones included"},
+    desiredReplicas={**_COUNT, "description": "desired number of executors"},
     readyReplicas={**_COUNT, "description": "executors that take jobs"},
     updatedReplicas={**_COUNT, "description": "executors with the present template"},
-    drainingReplicas={**_COUNT, "description": "executors that take nothing more, and finish what they run"},
+    drainingReplicas={**_COUNT, "description": "executors that take no more jobs and finish those they have"},
     selector={"type": "string", "description": "label selector of the pods, for the scale subresource"},
     history={
         "type": "object",
-        "description": "what the operator must remember to grow and shrink calmly",
+        "description": "history for the stabilization windows and policies",
         "x-kubernetes-preserve-unknown-fields": True,
     },
 )
 _PERIODIC_STATUS = _status(
     nextRun={**_TIME, "description": "when it is due next"},
-    lastRun={**_TIME, "description": "the latest time of its timer that was decided"},
+    lastRun={**_TIME, "description": "the latest time of its timer that a scheduler has decided about"},
     lastOutcome={
         "type": "string",
-        "description": "what came of that time: submitted; left out, for the job before is not finished (overlapping), "
-        "or the time was missed by more than startingDeadline (late)",
+        "description": "outcome of that time: submitted; overlapping: skipped, as the previous job was unfinished; "
+        "late: skipped, as the time was missed by more than startingDeadline",
     },
     lastJob={
         "type": "object",
-        "description": "the job made last",
+        "description": "the latest job",
         "properties": {
-            "id": {"type": "string", "description": "its id"},
-            "state": {"type": "string", "description": "where it stands; none: it has been deleted"},
+            "id": {"type": "string", "description": "id of the job"},
+            "state": {"type": "string", "description": "state of the job; none: it has been deleted"},
         },
     },
 )

@@ -1,7 +1,7 @@
-"""The kinds of fields that objects have: how each is read, and what the API server is told of it.
+"""The types of fields: how each is parsed, and its schema in the CRD.
 
-What the API server can check, it checks: bounds and patterns stand in the schema, and what they can't say stands beside
-them as a CEL rule. pydantic checks all of it again, because ``joex up -f`` reads the same files without an API server.
+The API server checks what it can: bounds and patterns by the schema, the rest by CEL rules. pydantic checks all of it
+again, because ``joex up`` reads the same files without an API server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST = timedelta(days=3650)
 
 
 class Part(BaseModel):
-    """A part of an object: camelCase outside, snake_case inside, nothing unknown, nothing converted by guess."""
+    """A part of an object: camelCase outside, snake_case inside, no unknown fields, no implicit conversions."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         alias_generator=to_camel,
@@ -38,12 +38,12 @@ class Part(BaseModel):
 
 
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
-    """Rules for the API server, each in CEL with the message for whoever breaks it."""
+    """Validation rules for the API server, each a CEL expression and its message."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
 def between(least: timedelta, most: timedelta = _LONGEST) -> dict[str, Any]:
-    """Bounds of a duration, as arguments of `pydantic.Field`."""
+    """The bounds of a duration, as arguments of `pydantic.Field`."""
     low, high = format_duration(least), f"{most.total_seconds() / 3600:g}h"
     rule = f"duration(self) >= duration('{low}') && duration(self) <= duration('{high}')"
     return {"ge": least, "le": most, "json_schema_extra": rules((rule, f"expected {low} to {high}"))}
@@ -61,7 +61,7 @@ def _read_scheme(value: object) -> CountingScheme:
     if isinstance(value, CountingScheme):
         return value
     if not isinstance(value, str):
-        raise ValueError("expected two numbers like '4,1' (high,low)")  # noqa: TRY004 - pydantic wants it so
+        raise ValueError("expected two numbers like '4,1' (high,low)")  # noqa: TRY004 - pydantic expects ValueError
     return CountingScheme.parse(value)
 
 
@@ -73,7 +73,7 @@ def _read_share(value: object) -> object:
 
 
 def _checked(value: str) -> str:
-    check_name("name", value)  # as jobs have it checked: bytes, not characters; no NUL
+    check_name("name", value)  # as for jobs: a limit in bytes, no NUL
     return value
 
 
@@ -98,7 +98,7 @@ Duration = Annotated[
     BeforeValidator(_read_duration),
     WithJsonSchema({"type": "string", "pattern": _DURATION, "maxLength": 32}),
 ]
-"""The units are those that CEL can read too."""
+"""The units are those of CEL durations."""
 
 Scheme = Annotated[
     CountingScheme,
@@ -115,7 +115,7 @@ IntOrShare = Annotated[
 Name = Annotated[str, Field(min_length=1, max_length=254), AfterValidator(_checked)]
 
 Queue = Annotated[str, Field(min_length=1, max_length=254, pattern=r"^[^,\s]([^,]*[^,\s])?$"), AfterValidator(_checked)]
-"""Executors are given their queues in one variable, separated by commas."""
+"""No commas, because executors get their queues in one variable, separated by commas."""
 
 _TIMER_RULE = (
     r"self.matches('^\\s*[A-Za-z0-9*@][A-Za-z0-9*@:.,~/#_+\\s-]*$')",
@@ -126,7 +126,7 @@ _ZONE_RULE = ("self.matches('^[A-Za-z][A-Za-z0-9_+/-]*$')", "expected a name suc
 TimerText = Annotated[
     str, Field(min_length=1, max_length=254, json_schema_extra=rules(_TIMER_RULE)), AfterValidator(_checked_timer)
 ]
-"""The API server sees what can't be one by its characters; the rest is seen by whoever reads it."""
+"""The API server checks the characters only; the parser checks the rest."""
 
 Zone = Annotated[
     str, Field(min_length=1, max_length=64, json_schema_extra=rules(_ZONE_RULE)), AfterValidator(_checked_zone)

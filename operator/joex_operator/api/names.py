@@ -1,7 +1,7 @@
-"""Names: of slots, of the executors in them, of labels and annotations.
+"""The names of slots and of their executors, and the labels and annotations.
 
-A slot's name is stable and says where it belongs, so that whoever sees a Deployment, a pod or an executor knows the
-slot without asking, and making a slot a second time makes the same one.
+A slot's name is stable and contains its pool, so that a Deployment, a pod or an executor identifies its slot, and a
+repeated creation creates the same slot.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ TEMPLATE_ANNOTATION = f"{GROUP}/template-hash"
 FIELD_MANAGER = "joex-operator"
 
 LONGEST_POOL = 40
-"""Kubernetes cuts a generated pod name after 58 characters, which would tear the slot's name: a name of 40, an index of
-5 digits, a hash of 10 characters, and three dashes are just that."""
+"""Kubernetes truncates the prefix of a generated pod name to 58 characters, and must not cut the slot's name: a pool's
+name of 40, an index of 5 digits, a hash of 10 characters and three dashes make 58."""
 MOST_SLOTS = 10_000
 LONGEST_TASK = 63
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-"""What names are made of, as a regular expression that Python and the API server read alike."""
+"""The characters of names, as a regular expression that Python and the API server read alike."""
 
 _SLOT = re.compile(r"(.+)-(0|[1-9][0-9]*)")
 
@@ -38,7 +38,7 @@ def slot_name(pool: str, index: int) -> str:
 
 
 def slot_index(pool: str, slot: str) -> int | None:
-    """The index of a slot of this pool; None: the name is that of something else.
+    """The index of a slot of this pool; None: the name is not that of a slot.
 
     >>> slot_index("documents", "documents-3"), slot_index("documents", "documents-old-3")
     (3, None)
@@ -48,7 +48,7 @@ def slot_index(pool: str, slot: str) -> int | None:
 
 
 def app_id(namespace: str, slot: str) -> str:
-    """The app-id of the executor in a slot: what `joex.config.Settings` derives from its pod's name.
+    """The app-id of the executor in a slot, which `joex.config.Settings` derives from its pod's name too.
 
     >>> app_id("prod", "documents-3")
     'prod/documents-3'
@@ -57,7 +57,7 @@ def app_id(namespace: str, slot: str) -> str:
 
 
 def slot_of(namespace: str, pool: str, executor: str) -> int | None:
-    """The index of the slot whose executor has this app-id; None: it belongs to no slot of this pool.
+    """The index of the slot whose executor has this app-id; None: it is not in a slot of this pool.
 
     >>> slot_of("prod", "documents", "prod/documents-3"), slot_of("prod", "documents", "laptop")
     (3, None)
@@ -67,12 +67,12 @@ def slot_of(namespace: str, pool: str, executor: str) -> int | None:
 
 
 def selector(pool: str) -> str:
-    """The label selector of a pool's pods, as the scale subresource wants it."""
+    """The label selector of a pool's pods, for the scale subresource."""
     return f"{POOL_LABEL}={pool}"
 
 
 def pool_labels(pool: str) -> dict[str, str]:
-    """The labels of everything that belongs to a pool."""
+    """The labels of all objects of a pool."""
     return {
         "app.kubernetes.io/name": "joex",
         "app.kubernetes.io/component": "executor",
@@ -88,5 +88,5 @@ def slot_labels(pool: str, index: int) -> dict[str, str]:
 
 
 def slot_selector(pool: str, index: int) -> dict[str, str]:
-    """The labels by which a slot's Deployment knows its pods; they can never be changed."""
+    """The labels by which a slot's Deployment selects its pods. They are immutable."""
     return {POOL_LABEL: pool, SLOT_LABEL: slot_name(pool, index)}

@@ -1,4 +1,4 @@
-"""JoexPool and PeriodicTask as the operator works with them, read from the API server or from a file."""
+"""Parses JoexPool and PeriodicTask objects from the API server or from a file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from joex_operator.api.spec import JoexPoolSpec, PeriodicTaskSpec
 
 
 class SpecError(ConfigError):
-    """An object is wrong: one line that names each wrong field, and what is expected there.
+    """An object is invalid. The message is one line that names each wrong field and what is expected.
 
     Attributes:
-        reason: in one word, for a condition.
+        reason: one word, for a condition.
     """
 
     def __init__(self, message: str, reason: str = "InvalidSpec") -> None:
@@ -29,12 +29,12 @@ class SpecError(ConfigError):
 
 
 _REASONS: dict[tuple[int | str, ...], str] = {("timer",): "InvalidTimer", ("timeZone",): "UnknownZone"}
-"""Where just this field is wrong."""
+"""The reasons where only this field is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Which object is meant, whether it can be worked with or not."""
+    """Identifies an object, valid or not."""
 
     kind: str
     namespace: str
@@ -48,7 +48,7 @@ _Spec = TypeVar("_Spec", bound=Part)
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[_Spec]):
-    """An object as the operator works with it: who it is, and what it asks for."""
+    """A valid object: its identity and its spec."""
 
     name: str
     namespace: str
@@ -63,7 +63,7 @@ Periodic: TypeAlias = Resource[PeriodicTaskSpec]
 
 
 def reference(manifest: Mapping[str, Any]) -> Ref:
-    """Which object a manifest is."""
+    """The identity of a manifest's object."""
     metadata = manifest["metadata"]
     return Ref(
         kind=manifest["kind"],
@@ -75,16 +75,16 @@ def reference(manifest: Mapping[str, Any]) -> Ref:
 
 
 def parse_pool(manifest: Mapping[str, Any]) -> Pool:
-    """A JoexPool from an object or a file.
+    """Parse a JoexPool.
 
     Raises:
-        SpecError: it is none; the message is one line that names each wrong field.
+        SpecError: it is invalid; the message is one line that names each wrong field.
     """
     return _parse(manifest, "JoexPool", JoexPoolSpec, LONGEST_POOL)
 
 
 def parse_periodic(manifest: Mapping[str, Any]) -> Periodic:
-    """A PeriodicTask from an object or a file. Raises as `parse_pool`."""
+    """Parse a PeriodicTask. Raises as `parse_pool`."""
     return _parse(manifest, "PeriodicTask", PeriodicTaskSpec, LONGEST_TASK)
 
 
@@ -115,7 +115,7 @@ def _parse(manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: 
 
 
 def problem_line(problem: Any, root: str = "") -> str:
-    """What pydantic finds wrong about a field, in one line: the field, what is expected, and what is there."""
+    """An error of pydantic about a field, in one line: the field, what is expected, and the value."""
     path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
     where = f"{path.removeprefix('.')}: " if path else ""
     if problem["type"] == "missing":

@@ -1,6 +1,6 @@
-"""What people write into a JoexPool and a PeriodicTask: the one source of the CRDs, which `crd` makes from it.
+"""The specs of JoexPool and PeriodicTask, from which `crd` makes the CRDs.
 
-Each description becomes the field's text in ``kubectl explain``.
+Each description is the field's text in ``kubectl explain``.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _PLACE = "[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*"
 
 
 class DatabaseRef(Part):
-    """The secret that has the database's URL."""
+    """The secret with the database's URL."""
 
     secret_name: str = Field(min_length=1, max_length=253, description="name of the secret, in the pool's namespace")
-    secret_key: str = Field("url", min_length=1, max_length=253, description="key with a postgresql:// URL")
+    secret_key: str = Field("url", min_length=1, max_length=253, description="key of the postgresql:// URL")
 
 
 class ScalingPolicy(Part):
-    """A limit on change: at most so many executors, or so many percent of them, within a period."""
+    """A limit on change: a number or a percentage of executors within a period."""
 
-    type: Literal["Executors", "Percent"] = Field(description="what the value counts")
-    value: int = Field(ge=1, le=MOST_SLOTS, description="the most that may be added or removed in a period")
+    type: Literal["Executors", "Percent"] = Field(description="unit of the value")
+    value: int = Field(ge=1, le=MOST_SLOTS, description="most executors to add or remove within a period")
     period_seconds: int = Field(ge=1, le=1800, description="length of the period")
 
 
 class _Rules(Part):
     policies: list[ScalingPolicy] = Field([], max_length=10, description="limits on change; none: no limit")
     select_policy: Literal["Max", "Min", "Disabled"] = Field(
-        "Max", description="which policy counts: that of the largest change, of the smallest, or no change at all"
+        "Max", description="which policy applies: that of the largest change, that of the smallest, or no change at all"
     )
 
 
@@ -56,7 +56,7 @@ class ScaleUp(_Rules):
     """How quickly a pool grows."""
 
     stabilization_window_seconds: int = Field(
-        0, ge=0, le=3600, description="grow only to what was wanted all through this time"
+        0, ge=0, le=3600, description="grow only to the smallest size wanted within this time"
     )
 
 
@@ -64,22 +64,24 @@ class ScaleDown(_Rules):
     """How quickly a pool shrinks."""
 
     stabilization_window_seconds: int = Field(
-        300, ge=0, le=3600, description="shrink only to what was enough all through this time"
+        300, ge=0, le=3600, description="shrink only to the largest size wanted within this time"
     )
 
 
 class Behavior(Part):
-    """How quickly a pool grows and shrinks, in the words of HorizontalPodAutoscaler."""
+    """How quickly a pool grows and shrinks, as in HorizontalPodAutoscaler."""
 
     scale_up: ScaleUp = Field(ScaleUp(), description="how quickly the pool grows")
     scale_down: ScaleDown = Field(ScaleDown(), description="how quickly the pool shrinks")
 
 
 class Fallback(Part):
-    """What to do when the database has not told for long how much work there is."""
+    """What to do when the database has been down for long, so that the demand is unknown."""
 
-    after: Duration = Field(5 * _MINUTE, description="how long the database must be silent", **between(_ZERO))
-    replicas: int = Field(ge=0, le=MOST_SLOTS, description="grow to this size; a pool never shrinks without knowing")
+    after: Duration = Field(5 * _MINUTE, description="how long the database must be down", **between(_ZERO))
+    replicas: int = Field(
+        ge=0, le=MOST_SLOTS, description="grow to this size; a pool never shrinks while its demand is unknown"
+    )
 
 
 class Scaling(Part):
@@ -87,7 +89,7 @@ class Scaling(Part):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         json_schema_extra=rules(
-            # The API server tries rules on the default of the whole object too, which is empty.
+            # The API server applies rules to the default of the object too, which is empty.
             *(
                 (f"!has(self.{name}) || self.{field} <= self.maxReplicas", f"{field} must not be above maxReplicas")
                 for name, field in (
@@ -98,19 +100,15 @@ class Scaling(Part):
             )
         )
     )
-    min_replicas: int = Field(0, ge=0, le=MOST_SLOTS, description="never fewer executors")
-    max_replicas: int = Field(10, ge=1, le=MOST_SLOTS, description="never more executors, draining ones included")
-    idle_reserve: int = Field(
-        0, ge=0, le=MOST_SLOTS, description="executors beyond what the work needs, ready for what comes"
-    )
+    min_replicas: int = Field(0, ge=0, le=MOST_SLOTS, description="minimum of executors")
+    max_replicas: int = Field(10, ge=1, le=MOST_SLOTS, description="maximum of executors, draining ones included")
+    idle_reserve: int = Field(0, ge=0, le=MOST_SLOTS, description="executors beyond the demand, ready for more")
     tolerance: float = Field(
-        0.0, ge=0, le=0.5, description="change nothing while the size wanted is off by no more than this share"
+        0.0, ge=0, le=0.5, description="keep the size while it differs from the wanted one by no more than this share"
     )
-    target_utilization: int = Field(
-        100, ge=1, le=100, description="how many percent of an executor's slots shall be in use"
-    )
+    target_utilization: int = Field(100, ge=1, le=100, description="desired percentage of slots in use")
     behavior: Behavior = Field(Behavior(), description="how quickly the pool grows and shrinks")
-    fallback: Fallback | None = Field(None, description="what to do when the amount of work is unknown; none: hold")
+    fallback: Fallback | None = Field(None, description="what to do when the demand is unknown; none: keep the size")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Scaling:
@@ -124,13 +122,13 @@ class Scaling(Part):
 
 
 class Drain(Part):
-    """How long an executor that is to leave may finish what it runs."""
+    """How long a draining executor may finish its jobs."""
 
     timeout: Duration = Field(
-        _HOUR, description="how long; also the grace period of a pod that somebody else deletes", **between(_ZERO)
+        _HOUR, description="how long; also the grace period of a pod that a user deletes", **between(_ZERO)
     )
     on_timeout: Literal["Wait", "Terminate"] = Field(
-        "Wait", description="then: go on waiting, or interrupt the runs, whose jobs wait again"
+        "Wait", description="at the timeout: go on waiting, or interrupt the runs and give their jobs back"
     )
 
 
@@ -138,12 +136,12 @@ class Rollout(Part):
     """How a changed template reaches the executors."""
 
     max_unavailable: IntOrShare = Field(
-        1, description="how many executors, or what share of them, may be missing meanwhile"
+        1, description="number or share of executors that may be missing during a rollout"
     )
 
 
 class JoexPoolSpec(Part):
-    """Executors that serve the same queues with the same app, and how many of them there may be."""
+    """Executors that serve the same queues with the same app, and bounds on their number."""
 
     app: str = Field(
         max_length=254, pattern=f"^{_PLACE}:{_PLACE}$", description="the app with the tasks: module:attribute"
@@ -157,22 +155,24 @@ class JoexPoolSpec(Part):
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     database: DatabaseRef = Field(
-        description="where the database's URL is; can't be changed, because executors drain by their database's word",
+        description="where the database's URL is; immutable, because executors drain by means of their database",
         json_schema_extra=rules(("self == oldSelf", "database can't be changed: make another pool")),
     )
-    pool_size: int = Field(2, ge=1, le=100_000, description="jobs that an executor runs at a time: its slots")
+    pool_size: int = Field(2, ge=1, le=100_000, description="slots of an executor: jobs that it runs at a time")
     counting_scheme: Scheme = Field(CountingScheme(4, 1), description="turns for high and low priority")
-    retries: int = Field(5, ge=0, le=1_000_000, description="re-runs of a failed job")
+    retries: int = Field(5, ge=0, le=1_000_000, description="retries of a failed job")
     retry_delay: Duration = Field(
-        _MINUTE, description="delay before the first re-run; it doubles each time", **between(_ZERO)
+        _MINUTE, description="delay before the first retry; doubles with each retry", **between(_ZERO)
     )
     most_losses: int = Field(5, ge=0, le=1000, description="a job fails when more executors than this died holding it")
     timeout: Duration | None = Field(
-        None, description="longest a run may take; none: no limit", **between(timedelta(milliseconds=10))
+        None, description="limit on the duration of a run; none: no limit", **between(timedelta(milliseconds=10))
     )
-    log_buffer_size: int = Field(500, ge=1, le=1_000_000, description="log lines of jobs that wait to be written")
+    log_buffer_size: int = Field(
+        500, ge=1, le=1_000_000, description="log lines of jobs buffered before they are stored"
+    )
     wakeup_period: Duration = Field(
-        30 * _MINUTE, description="look for work at least this often", **between(timedelta(milliseconds=10))
+        30 * _MINUTE, description="poll for jobs at least this often", **between(timedelta(milliseconds=10))
     )
     lease: Duration = Field(
         timedelta(seconds=6),
@@ -183,7 +183,7 @@ class JoexPoolSpec(Part):
         None,
         ge=0,
         le=MOST_SLOTS,
-        description="a fixed number of executors, as kubectl scale sets it; while it is set, scaling rests",
+        description="a fixed number of executors, as kubectl scale sets it, instead of scaling by demand",
     )
     suspend: bool = Field(False, description="drain all executors, and keep none")  # noqa: FBT003 - a default
     scaling: Scaling = Field(Scaling(), description="size by demand, unless replicas is set")
@@ -191,7 +191,7 @@ class JoexPoolSpec(Part):
     rollout: Rollout = Field(Rollout(), description="how a changed template reaches the executors")
     template: AnyObject = Field(
         {},
-        description="PodTemplateSpec merged over the pods' own: containers, variables, volumes by name; null removes",
+        description="PodTemplateSpec merged over the operator's: containers, variables, volumes by name; null removes",
     )
 
     @model_validator(mode="after")
@@ -202,24 +202,26 @@ class JoexPoolSpec(Part):
 
 
 class PeriodicTaskSpec(Part):
-    """A job that is submitted again and again."""
+    """A job that is submitted at each time of a timer."""
 
     pool: str = Field(
         max_length=LONGEST_POOL,
         pattern=f"^{LABEL}$",
-        description="the pool, in this namespace, whose database it goes to; can't be changed",
+        description="the pool of this namespace in whose database the jobs run; immutable",
         json_schema_extra=rules(("self == oldSelf", "pool can't be changed: make another PeriodicTask")),
     )
     task: Name = Field(description="name of the task")
-    timer: TimerText = Field(description="when: a systemd calendar event such as '*-*-* 03:00', or a cron line")
+    timer: TimerText = Field(
+        description="when to submit: a systemd calendar event such as '*-*-* 03:00', or a cron line"
+    )
     time_zone: Zone = Field("UTC", description="time zone of a timer that names none")
-    suspend: bool = Field(False, description="submit nothing")  # noqa: FBT003 - a default
-    group: Name = Field("default", description="group of its jobs")
+    suspend: bool = Field(False, description="submit no jobs")  # noqa: FBT003 - a default
+    group: Name = Field("default", description="group of the jobs")
     args: AnyObject = Field({}, description="arguments of the task, by name")
-    subject: str = Field("", max_length=1000, description="what it is about, for people")
-    submitter: str = Field("", max_length=254, description="who submits it, for people")
-    priority: Literal["high", "low"] = Field("low", description="priority within the group")
-    queue: Queue | None = Field(None, description="queue of its jobs; none: the first one of the pool")
+    subject: str = Field("", max_length=1000, description="subject of the jobs, for people")
+    submitter: str = Field("", max_length=254, description="submitter of the jobs, for people")
+    priority: Literal["high", "low"] = Field("low", description="priority of the jobs within the group")
+    queue: Queue | None = Field(None, description="queue of the jobs; none: the first of the pool")
     starting_deadline: Duration | None = Field(
-        None, description="a run that is later than this is left out; none: one is caught up", **between(_ZERO)
+        None, description="skip a time missed by more than this; none: catch up with one job", **between(_ZERO)
     )

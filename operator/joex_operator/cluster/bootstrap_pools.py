@@ -1,7 +1,7 @@
-"""Pools that come with the chart: the operator makes them from a ConfigMap.
+"""Bootstrap pools: the first pools of the chart, in a ConfigMap from which the operator creates them.
 
-They can't be plain manifests of the release: helm refuses objects whose CRD is of the same release. They are owned by
-the ConfigMap, and so they go with it when the release is uninstalled.
+They can't be manifests of the release: Helm refuses objects whose CRD is part of the same release. The ConfigMap owns
+them, so uninstalling the release deletes them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ _log = logging.getLogger("joex.operator")
 
 
 async def apply_bootstrap_pools(api: KubernetesApi, namespace: str, config_map: str) -> bool:
-    """Bring the pools of a ConfigMap in line with it. What is wrong is logged, and stops nothing else.
+    """Apply the pools of a ConfigMap. An invalid one is logged, and stops no other.
 
-    Returns whether the API server has taken them: one that has just got the definition of pools refuses them for a
-    moment.
+    Returns whether the API server has accepted them: right after the creation of the CRD it refuses them for a moment.
     """
-    are_taken = True
+    are_accepted = True
     try:
         source = await api.get(path_of(namespace, "configmaps", config_map))
     except ApiError as error:
-        _log.error("the ConfigMap of the first pools can't be read: %s", error)
+        _log.error("can't read the ConfigMap of the bootstrap pools: %s", error)
         return False
     for key, manifest in _manifests(source):
         try:
@@ -39,8 +38,8 @@ async def apply_bootstrap_pools(api: KubernetesApi, namespace: str, config_map: 
             await api.patch(path, body, APPLY, fieldManager=FIELD_MANAGER, force="true")
         except (SpecError, ApiError) as error:
             _log.error("ConfigMap %s, %s: %s", config_map, key, error)
-            are_taken = are_taken and isinstance(error, SpecError)
-    return are_taken
+            are_accepted = are_accepted and isinstance(error, SpecError)
+    return are_accepted
 
 
 def _manifests(source: Object) -> Iterator[tuple[str, dict[str, Any]]]:

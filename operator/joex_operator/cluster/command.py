@@ -1,4 +1,4 @@
-"""``joex operator``: a thin face over `joex_operator.cluster.operator`."""
+"""The command ``joex operator``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PANEL = "Settings: a flag, or JOEX_OPERATOR_<FLAG> in the environment"
 def operator(*, flags: dict[str, str]) -> None:
     """Run the Kubernetes operator, which adds and removes executors.
 
-    It watches JoexPool and PeriodicTask objects, and the queues of their databases. Several may run: one leads.
+    It watches JoexPool and PeriodicTask objects and the queues of their databases. Of several operators one leads.
     """
     import uvloop  # noqa: PLC0415 - the other commands do without
 
@@ -26,7 +26,7 @@ def operator(*, flags: dict[str, str]) -> None:
     settings = load_operator_settings(flags)
     capture_logging(settings)
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    # It warns that it leaves signals alone in a thread, which is what is wanted.
+    # In a thread kopf warns that it handles no signals, as intended.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings))

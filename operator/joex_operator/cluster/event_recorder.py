@@ -1,4 +1,4 @@
-"""Events of the operator, as Kubernetes shows them: ``kubectl describe``, ``kubectl get events``."""
+"""Records Events, which ``kubectl describe`` and ``kubectl get events`` show."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _MOST_REMEMBERED = 2000
 
 
 class EventRecorder:
-    """Writes Events. The same thing said again about the same object counts up the one that is there."""
+    """Writes Events. It increments the count of an Event that it has written before about the same object."""
 
     def __init__(self, api: KubernetesApi, identity: str) -> None:
         self._api = api
         self._identity = identity
         self._counts: OrderedDict[str, int] = OrderedDict()
 
-    async def tell(self, ref: Ref, events: Sequence[Event]) -> None:
-        """Write Events about an object. Nothing depends on them: what can't be written is logged only."""
+    async def record(self, ref: Ref, events: Sequence[Event]) -> None:
+        """Write Events about an object, and log them. An error is logged, because nothing depends on Events."""
         for event in events:
             level = logging.WARNING if event.type == "Warning" else logging.INFO
             _log.log(level, "%s %s/%s: %s: %s", ref.kind, ref.namespace, ref.name, event.reason, event.message)
             try:
                 await self._write(ref, event)
             except ApiError as error:
-                _log.warning("an Event could not be written: %s", error)
+                _log.warning("could not write an Event: %s", error)
 
     async def _write(self, ref: Ref, event: Event) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         message = event.message[:_LONGEST]
-        said = f"{ref.kind}\0{ref.uid}\0{event.type}\0{event.reason}\0{message}\0{self._identity}"
-        name = f"{ref.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+        content = f"{ref.kind}\0{ref.uid}\0{event.type}\0{event.reason}\0{message}\0{self._identity}"
+        name = f"{ref.name}.{hashlib.sha256(content.encode()).hexdigest()[:16]}"
         count = self._counts[name] = self._counts.pop(name, 0) + 1
         while len(self._counts) > _MOST_REMEMBERED:
             self._counts.popitem(last=False)
@@ -49,7 +49,7 @@ class EventRecorder:
             try:
                 await self._api.patch(path_of(ref.namespace, "events", name), {"count": count, "lastTimestamp": now})
             except ApiError as error:
-                if not error.is_missing:  # forgotten by the API server, as Events are after an hour
+                if not error.is_missing:  # the API server deletes Events after an hour
                     raise
             else:
                 return
@@ -80,5 +80,5 @@ class EventRecorder:
         try:
             await self._api.create(path_of(ref.namespace, "events"), body)
         except ApiError as error:
-            if not error.is_conflict:  # written before this process was started
+            if not error.is_conflict:  # another process has written it before
                 raise

@@ -1,8 +1,8 @@
-"""kopf: it watches the API server, and tells the controller when to look.
+"""Watches the API server with kopf, and tells the controller what to reconcile.
 
-Only events are taken, for handlers of other kinds would write annotations and finalizers into the objects, and a
-finalizer hangs a namespace when the operator goes first. kopf runs only while this operator leads, and in a thread with
-a loop of its own: when it ends, it cancels every task of its loop that is younger than itself.
+It has kopf's event handlers only: other handlers write annotations and finalizers into the objects, and a finalizer
+blocks the deletion of a namespace when the operator goes first. kopf runs only while this operator leads, in a thread
+with an event loop of its own: when kopf ends, it cancels every task of its loop that is younger than itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import kopf
 from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
 from joex_operator.cluster.cache import version
 from joex_operator.cluster.fleet import ClusterFleet
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, Object, path_of, said
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, Object, describe, path_of
 from joex_operator.cluster.watch_session import WatchSession
 from joex_operator.control.controller import PERIODIC, POOL, Controller
 from joex_operator.decide.observed import ObservedDeployment, ObservedPod
@@ -29,22 +29,22 @@ _log = logging.getLogger("joex.operator")
 
 _OBJECTS = {"joexpools": POOL, "periodictasks": PERIODIC}
 _LISTED = ("deployments", "pods", *_OBJECTS)
-"""A pool comes after what it has: a look that knew nothing of its slots would take them for missing."""
+"""A pool comes after its Deployments and pods: a reconcile without them would take its slots for missing."""
 _STREAM = 600
-"""Seconds that one watch lasts before it is begun anew. The API server takes whole numbers only."""
+"""Seconds after which each watch is renewed. The API server takes whole numbers only."""
 _TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)
-"""Seconds between tries to reach the API server. Ever longer pauses would outlast its absence."""
+"""Seconds between tries to reach the API server. A longer back-off would outlast most outages."""
 _LOOK_FOR_CRDS_EVERY = 2.0
 
 
 class KopfWatches:
-    """Feeds a controller from the API server.
+    """Keeps the fleet's cache up to date, and feeds the controller.
 
     Args:
-        api: for listing.
-        fleet: the fleet, whose cache is kept.
-        controller: told when to look.
-        namespaces: which; none: the whole cluster.
+        api: for lists.
+        fleet: has the cache.
+        controller: reconciles what has changed.
+        namespaces: to watch; none: the whole cluster.
         identity: of this operator.
     """
 
@@ -66,12 +66,12 @@ class KopfWatches:
         self._session = WatchSession(api.client, paths)
 
     def problem(self) -> str | None:
-        """What is wrong with the watches, in one line; None: all are live."""
+        """Why a watch is not live, in one line; None: all are live."""
         return self._session.problem()
 
     async def wait_for_crds(self) -> None:
-        """Wait until the API server knows the objects: the chart may install them beside the operator."""
-        told = False
+        """Wait until the API server serves the CRDs, which the chart may install at the same time."""
+        logged = False
         while True:
             try:
                 known = await self._api.get(f"/apis/{GROUP}/{VERSION}")
@@ -80,8 +80,8 @@ class KopfWatches:
             except ApiError as error:
                 if not error.is_missing:
                     raise
-            if not told:
-                told = True
+            if not logged:
+                logged = True
                 _log.warning("waiting for the CRDs of %s/%s: kubectl apply -f crds/", GROUP, VERSION)
             await asyncio.sleep(_LOOK_FOR_CRDS_EVERY)
 
@@ -100,7 +100,7 @@ class KopfWatches:
         raise ApiError(f"the watches on the API server have ended: {ended.result()}")
 
     def _start(self, stop: Future[None]) -> asyncio.Future[str]:
-        """Start kopf in a thread; the result, when it has ended, is why."""
+        """Start kopf in a thread; the result says why kopf has ended."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
 
@@ -111,11 +111,11 @@ class KopfWatches:
             why = "kopf has stopped"
             try:
                 asyncio.run(self._run_kopf(hand_over, stop))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the operator begins anew
-                why = f"{type(error).__name__}: {said(error)}"
+            except Exception as error:  # noqa: BLE001 - after any error the operator begins anew
+                why = f"{type(error).__name__}: {describe(error)}"
                 _log.debug("kopf has failed", exc_info=True)
             finally:
-                with suppress(RuntimeError):  # the loop has ended
+                with suppress(RuntimeError):  # the operator's loop has ended
                     loop.call_soon_threadsafe(_settle, ended, why)
 
         threading.Thread(target=run, name="joex kopf", daemon=True).start()
@@ -126,8 +126,8 @@ class KopfWatches:
             await kopf.operator(
                 registry=_handlers(self._session, hand_over),
                 settings=_settings(),
-                # Else kopf asks for the user's name, and a user without an entry in passwd has none. (The type is a
-                # NewType of str that kopf keeps to itself.)
+                # By default kopf asks for the user's name, and a user without an entry in passwd has none. (The type is
+                # a private NewType of str.)
                 identity=self._identity,  # type: ignore[arg-type]
                 standalone=True,
                 clusterwide=not self._namespaces,
@@ -138,15 +138,15 @@ class KopfWatches:
             await self._session.close()
 
     def _on_event(self, plural: str, event: kopf.RawEvent) -> None:
-        """What kopf has heard, on the operator's loop."""
+        """Take an event of a watch, on the operator's loop."""
         body: dict[str, Any] = dict(event["object"])
         is_gone = event["type"] == "DELETED"
         cache = self._fleet.cache
-        thing: ObservedDeployment | ObservedPod | None
+        changed_object: ObservedDeployment | ObservedPod | None
         if plural == "deployments":
-            thing = cache.deployments.drop(body) if is_gone else cache.deployments.put(body)
+            changed_object = cache.deployments.drop(body) if is_gone else cache.deployments.put(body)
         elif plural == "pods":
-            thing = cache.pod_deleted(body) if is_gone else cache.pods.put(body)
+            changed_object = cache.pod_deleted(body) if is_gone else cache.pods.put(body)
         elif is_gone:
             self._fleet.mark_deleted({**body, "kind": _OBJECTS[plural]})
             self._controller.remove(_OBJECTS[plural], body["metadata"]["namespace"], body["metadata"]["name"])
@@ -154,11 +154,11 @@ class KopfWatches:
         else:
             self._put_object(_OBJECTS[plural], body)
             return
-        if thing is not None:
-            self._controller.wake(thing.namespace, thing.pool)
+        if changed_object is not None:
+            self._controller.enqueue(changed_object.namespace, changed_object.pool)
 
     async def resync(self) -> None:
-        """List everything, and put right what events have not told."""
+        """List everychanged_object, and correct what the watches have missed."""
         for kind in _LISTED:
             for namespace in self._namespaces or ("",):
                 query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
@@ -171,8 +171,8 @@ class KopfWatches:
             there = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in bodies}
             for body in bodies:
                 self._put_object(_OBJECTS[kind], body)
-            for place in self._fleet.forget_absent(_OBJECTS[kind], there, at, namespace):
-                self._controller.remove(_OBJECTS[kind], *place)
+            for key in self._fleet.forget_absent(_OBJECTS[kind], there, at, namespace):
+                self._controller.remove(_OBJECTS[kind], *key)
             return
         cache = self._fleet.cache
         changed = (
@@ -181,11 +181,11 @@ class KopfWatches:
             else cache.pods.replace(bodies, at, namespace)
         )
         for pool in changed:
-            self._controller.wake(*pool)
+            self._controller.enqueue(*pool)
 
     def _put_object(self, kind: str, body: Mapping[str, Any]) -> None:
         manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
-        if self._fleet.keep_status(manifest):  # a list may come later than an event that is newer
+        if self._fleet.keep_status(manifest):  # a list may come after a newer event
             self._controller.put({key: value for key, value in manifest.items() if key != "status"})
 
 
@@ -216,7 +216,7 @@ def _handlers(session: WatchSession, hand_over: Callable[[str, kopf.RawEvent], N
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # the CRDs are there, and the rights to watch all CRDs are not
+    settings.scanning.disabled = True  # the CRDs exist, and the operator may not watch all CRDs
     settings.watching.server_timeout = _STREAM
     settings.watching.client_timeout = _STREAM + 60.0
     settings.watching.connect_timeout = 30.0

@@ -1,4 +1,4 @@
-"""Requests to the API server: objects as JSON, errors as one line."""
+"""Requests to the Kubernetes API: objects as JSON, errors as one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
 from joex_operator.control.fleet import FleetError
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 Object: TypeAlias = dict[str, Any]
 
@@ -23,19 +23,19 @@ APPLY = "application/apply-patch+yaml"
 _WITHIN = 30.0
 _NOT_FOUND, _CONFLICT, _TOO_MANY, _LEAST_ERROR = 404, 409, 429, 400
 _MOST_TRIES, _LONGEST_PAUSE = 4, 5.0
-"""Where the server is busy, or only begins to serve a new kind, it says when to ask again."""
+"""An API server that is busy, or that begins to serve a new kind, answers 429 with Retry-After."""
 
 
 _STRICT = range(79, 95)
-"""OpenSSL's codes of what it refuses in certificates only where it is strict, such as 92: no key usage in a CA's."""
+"""OpenSSL's error codes of its strict mode for certificates, such as 92: a CA certificate without key usage."""
 
 
 class ApiError(FleetError):
-    """The API server refused, or could not be reached.
+    """The API server refused a request, or is unreachable.
 
     Attributes:
-        code: the HTTP status; 0: there was no answer.
-        reason: as the server names it, such as ``AlreadyExists``.
+        code: the HTTP status; 0: no answer came.
+        reason: the API server's word, such as ``AlreadyExists``.
     """
 
     def __init__(self, message: str, code: int = 0, reason: str = "") -> None:
@@ -45,19 +45,19 @@ class ApiError(FleetError):
 
     @property
     def is_missing(self) -> bool:
-        """There is no such object."""
+        """Whether there is no such object."""
         return self.code == _NOT_FOUND
 
     @property
     def is_conflict(self) -> bool:
-        """There is one already, or it is another one by now."""
+        """Whether the object exists already, or has changed since it was read."""
         return self.code == _CONFLICT
 
 
 class KubernetesApi:
-    """The API server, with the rights of whoever runs this."""
+    """The Kubernetes API, with the credentials of ``client``."""
 
-    def __init__(self, client: ApiClient, metrics: Metrics) -> None:
+    def __init__(self, client: ApiClient, metrics: OperatorMetrics) -> None:
         self.client = client
         self._metrics = metrics
 
@@ -104,7 +104,7 @@ class KubernetesApi:
     async def _send(
         self, method: str, path: str, query: Mapping[str, str], body: Any, headers: Mapping[str, str]
     ) -> tuple[int, bytes, float | None]:
-        """Send a request once; returns status, body, and after how many seconds the server wants to be asked again."""
+        """Send a request once; returns the status, the body, and the seconds of Retry-After."""
         try:
             request = await self.client.param_serialize(
                 method, path, None, list(query.items()), dict(headers), body, auth_settings=["BearerToken"]
@@ -113,14 +113,14 @@ class KubernetesApi:
             text: bytes = await response.read()  # type: ignore[no-untyped-call]
         except (TimeoutError, ApiException, aiohttp.ClientError, OSError, ValueError) as error:
             self._metrics.api_request(method, "none")
-            raise ApiError(f"the API server can't be reached: {said(error)}") from error
+            raise ApiError(f"can't reach the API server: {describe(error)}") from error
         self._metrics.api_request(method, str(response.status))
         again_in = response.headers.get("Retry-After", "")
         return response.status, text, float(again_in) if again_in.isdecimal() else None
 
 
-def said(error: BaseException) -> str:
-    """What an error of a connection says, in one line; and what can be done about certificates of an old kind."""
+def describe(error: BaseException) -> str:
+    """An error of a connection in one line, with a hint on certificates that only OpenSSL's strict mode refuses."""
     line = " ".join(str(error).split()) or type(error).__name__
     tls = getattr(error, "certificate_error", error)
     if isinstance(tls, ssl.SSLCertVerificationError) and tls.verify_code in _STRICT:
@@ -129,7 +129,7 @@ def said(error: BaseException) -> str:
 
 
 def _read(text: bytes) -> Object | None:
-    """What was answered; None: not an object, as of a path that nobody serves, or of a proxy in between."""
+    """The object of an answer; None: it has none, as when it comes from a proxy."""
     try:
         answer = json.loads(text or b"{}")
     except ValueError:
@@ -138,12 +138,12 @@ def _read(text: bytes) -> Object | None:
 
 
 def _refusal(method: str, path: str, code: int, answer: Mapping[str, Any]) -> ApiError:
-    said = " ".join(str(answer.get("message") or answer).split())
-    return ApiError(f"{method} {path}: {said}", code, str(answer.get("reason", "")))
+    message = " ".join(str(answer.get("message") or answer).split())
+    return ApiError(f"{method} {path}: {message}", code, str(answer.get("reason", "")))
 
 
 def path_of(namespace: str, kind: str, name: str = "") -> str:
-    """The path of an object, or (without a name) of all of its kind; without a namespace: in the whole cluster.
+    """The path of an object, or (without a name) of all of its kind; without a namespace, in the whole cluster.
 
     >>> path_of("prod", "deployments", "documents-0")
     '/apis/apps/v1/namespaces/prod/deployments/documents-0'

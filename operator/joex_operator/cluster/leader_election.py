@@ -1,8 +1,8 @@
-"""One operator leads, by a Lease; others wait.
+"""Leader election by a Lease: one operator leads, the others stand by.
 
-The algorithm is that of client-go's leader election: a holder renews the Lease; who sees it unchanged for the whole of
-its duration, by the clock of its own process, may take it. A leader that can't renew it steps down earlier than that.
-Not needed for safety, for each action of an operator may be repeated by another; two would only disturb each other.
+The algorithm is that of client-go: the leader renews the Lease; a standby that sees it unchanged for its whole
+duration, by the clock of its own process, may take it; a leader that can't renew it steps down before that. Safety does
+not depend on it, because each action is idempotent: two leaders would only disturb each other.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_o
 _log = logging.getLogger("joex.operator")
 
 DURATION = 15.0
-"""Seconds after which a Lease that is not renewed may be taken."""
+"""Seconds after which a standby may take a Lease that is not renewed."""
 _DEADLINE = 10.0
 """Seconds after which a leader that could not renew steps down."""
 _RENEW_EVERY = 5.0
-_LOOK_EVERY = 2.0
-_HEARD_WITHIN = 30.0
-"""Seconds after which an API server that has not answered about the Lease is not at work."""
+_TRY_EVERY = 2.0
+_ANSWER_WITHIN = 30.0
+"""Seconds without an answer about the Lease after which the API server counts as down."""
 
 
 class LeaderElection:
@@ -41,24 +41,24 @@ class LeaderElection:
         self._held: Body | None = None
         self._seen: object = None
         self._seen_at = 0.0
-        self._heard_at: float | None = None
-        self._trouble = ""
+        self._answered_at: float | None = None
+        self._error = ""
         self.is_standby = False
         """Another operator leads."""
 
     def problem(self) -> str | None:
-        """What is wrong, in one line, where the Lease was neither read nor renewed lately; by a standby neither."""
-        if self._heard_at is not None and time.monotonic() - self._heard_at < _HEARD_WITHIN:
+        """Why the Lease was neither read nor renewed lately, in one line; None: it was."""
+        if self._answered_at is not None and time.monotonic() - self._answered_at < _ANSWER_WITHIN:
             return None
-        return f"the Lease can be neither read nor renewed: {self._trouble or 'no answer yet'}"
+        return f"can neither read nor renew the Lease: {self._error or 'no answer yet'}"
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait until this operator leads, and work for as long as it does; returns when it leads no more.
+        """Wait until this operator leads, and run ``work`` while it does; returns when it leads no more.
 
-        An exception of ``work`` is raised here. At the end the Lease is released, so that nobody need wait for its end.
+        Raises what ``work`` raises. At the end it releases the Lease, so that a standby need not wait for its end.
         """
-        while not await self._try():  # noqa: ASYNC110 - it is in the API server, not here
-            await asyncio.sleep(_LOOK_EVERY)
+        while not await self._try():  # noqa: ASYNC110 - the Lease is in the API server
+            await asyncio.sleep(_TRY_EVERY)
         _log.info("%s leads", self._identity)
         working, renewing = asyncio.ensure_future(work()), asyncio.create_task(self._renew())
         try:
@@ -76,7 +76,7 @@ class LeaderElection:
                 raise error
 
     async def _renew(self) -> None:
-        """Renew the Lease; returns when it is lost, or has not been renewed for too long."""
+        """Renew the Lease; returns when this operator has lost it, or could not renew it in time."""
         renewed_at = time.monotonic()
         while time.monotonic() - renewed_at < _DEADLINE:
             await asyncio.sleep(_RENEW_EVERY if time.monotonic() - renewed_at < _RENEW_EVERY else 1.0)
@@ -86,11 +86,11 @@ class LeaderElection:
                     if await self._try():
                         renewed_at = began
             if within.expired():
-                self._trouble = f"no answer within {_DEADLINE / 2:.0f} seconds"
+                self._error = f"no answer within {_DEADLINE / 2:.0f} seconds"
 
     async def _try(self) -> bool:
-        """Take or renew the Lease; False: another one has it, or the API server does not answer."""
-        # A holder need not read: where somebody has changed the Lease since, the API server refuses what is older.
+        """Take or renew the Lease; False: another operator holds it, or the API server does not answer."""
+        # The leader need not read it: if the Lease has changed since, the API server refuses the older version.
         held, self._held = self._held, None
         try:
             lease = held or await self._read()
@@ -101,11 +101,11 @@ class LeaderElection:
                 body = {**lease, "spec": self._spec(lease.get("spec") or {})}
                 self._held = await self._api.replace(path_of(self._namespace, "leases", self._name), body)
         except ApiError as error:
-            if not error.is_conflict:  # another one was faster
-                self._trouble = str(error)
+            if not error.is_conflict:  # another operator was faster
+                self._error = str(error)
                 _log.warning("the Lease: %s", error)
                 return False
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         self.is_standby = self._held is None
         return self._held is not None
 
@@ -137,7 +137,7 @@ class LeaderElection:
         }
 
     async def _release(self) -> None:
-        """Give the Lease up, if it is still ours."""
+        """Release the Lease, if this operator still holds it."""
         with suppress(ApiError, TimeoutError):
             async with asyncio.timeout(_DEADLINE / 2):
                 lease = await self._read()

@@ -1,4 +1,4 @@
-"""The operator on a cluster: it waits for its turn, and works for as long as it leads."""
+"""The operator on a cluster: it stands by, and works while it leads."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from joex_operator.cluster.settings import OperatorSettings
 from joex_operator.control.controller import Controller
 from joex_operator.control.fleet import FleetError
 from joex_operator.control.queue_metrics import refresh_queue_metrics
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 _log = logging.getLogger("joex.operator")
 
-_SOON_AGAIN = 10.0
-"""Seconds after which everything is listed again: what was deleted before the watches began, they never tell."""
-_MEASURE_EVERY = 15.0
+_FIRST_RESYNC_AFTER = 10.0
+"""Seconds until the first resync: the watches never report deletions from before they began."""
+_QUERY_EVERY = 15.0
 _BEGIN_AGAIN_IN = 2.0
-_LONGEST_LOOK = 300.0
+_LONGEST_RECONCILE = 300.0
 _CONNECTIONS = 20
 _LONGEST_UNREADY = 600.0
-"""Seconds after which a restart may help an operator that is not ready. As long as a container must have run for the
-kubelet not to wait before it starts it again."""
+"""Seconds after which an operator that is not ready asks for a restart. After this time the kubelet restarts a
+container without a back-off."""
 
 
 class Operator:
-    """One operator process."""
+    """An operator process."""
 
     def __init__(self, settings: OperatorSettings, client: ApiClient) -> None:
         self._settings = settings
-        self._metrics = Metrics()
+        self._metrics = OperatorMetrics()
         self._api = KubernetesApi(client, self._metrics)
         self._controller: Controller | None = None
         self._watches: KopfWatches | None = None
@@ -74,33 +74,33 @@ class Operator:
                 await asyncio.sleep(_BEGIN_AGAIN_IN)
 
     def health(self) -> str | None:
-        """What a restart would mend; a loop that hangs does not even answer."""
+        """Why a restart would help, in one line; None: it would not. A blocked event loop does not even answer."""
         controller = self._controller
-        if controller is not None and controller.longest_reconcile > _LONGEST_LOOK:
-            return f"a look at a pool has lasted {controller.longest_reconcile:.0f} seconds"
+        if controller is not None and controller.longest_reconcile > _LONGEST_RECONCILE:
+            return f"a reconcile has lasted {controller.longest_reconcile:.0f} seconds"
         overdue = 3 * self._settings.resync_period.total_seconds() + 60
         if self._listed_at is not None and time.monotonic() - self._listed_at > overdue:
-            return "the cluster has not been listed for too long"
+            return "the operator has not listed the cluster for too long"
         return self._readiness.for_too_long()
 
     def _not_ready(self) -> str | None:
-        """Whether it does what it should: lead, with all in view, or wait for its turn; and hear the API server."""
+        """Why this operator neither leads with a complete view of the cluster nor stands by; None: it does."""
         wrong = self._election.problem() or self._not_at_work()
         if wrong is None:
             self._failure = ""
         return wrong
 
     def _not_at_work(self) -> str | None:
-        before = f"; it has begun anew after {self._failure}" if self._failure else ""
+        before = f"; it began anew after {self._failure}" if self._failure else ""
         if self._watches is None:
             return None if self._election.is_standby or not before else f"does not lead{before}"
         if self._listed_at is None:
-            return f"leads, and has not seen everything yet{before}"
+            return f"leads, and has not listed the cluster yet{before}"
         wrong = self._watches.problem()
         return None if wrong is None else wrong + before
 
     async def _work(self) -> None:
-        """Lead: watch, look, measure."""
+        """Lead: watch, reconcile, query metrics."""
         settings = self._settings
         self._metrics.leading(value=True)
         fleet = ClusterFleet(self._api, image=settings.image, identity=settings.own_identity)
@@ -116,7 +116,7 @@ class Operator:
         )
         try:
             await watches.wait_for_crds()
-            # First, so that an upgrade of the chart replaces executors once, for the new image and the new pool.
+            # First, so that an upgrade of the chart replaces executors once, for the new image and the new spec.
             are_applied = await self._apply_bootstrap_pools()
             await watches.resync()
             self._listed_at = time.monotonic()
@@ -124,7 +124,7 @@ class Operator:
                 group.create_task(controller.run())
                 group.create_task(watches.run())
                 group.create_task(self._keep_resyncing(watches, are_applied=are_applied))
-                group.create_task(refresh_queue_metrics(controller.databases, self._metrics, _MEASURE_EVERY))
+                group.create_task(refresh_queue_metrics(controller.databases, self._metrics, _QUERY_EVERY))
         finally:
             self._controller = self._watches = self._listed_at = None
 
@@ -136,10 +136,10 @@ class Operator:
 
     async def _keep_resyncing(self, watches: KopfWatches, *, are_applied: bool) -> None:
         period = self._settings.resync_period.total_seconds()
-        pause = min(_SOON_AGAIN, period)
+        pause = min(_FIRST_RESYNC_AFTER, period)
         while True:
             await asyncio.sleep(pause)
-            # Not sooner: in an upgrade the operator before would replace executors for the new pool with its own image.
+            # Not sooner: in an upgrade the old operator would replace executors for the new spec with its own image.
             if not are_applied or pause == period:
                 are_applied = await self._apply_bootstrap_pools()
             pause = period
@@ -176,9 +176,9 @@ async def _connected(settings: OperatorSettings) -> AsyncIterator[ApiClient]:
             _check_kubeconfig()
             await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise ConfigError(
-            f"no Kubernetes API: neither in a pod, nor by KUBECONFIG or ~/.kube/config: {said}"
+            f"no Kubernetes API: neither a pod's, nor one of KUBECONFIG or ~/.kube/config: {message}"
         ) from error
     configuration.connection_pool_maxsize = _CONNECTIONS
     configuration.disable_strict_ssl_verification = not settings.strict_x509
@@ -187,7 +187,7 @@ async def _connected(settings: OperatorSettings) -> AsyncIterator[ApiClient]:
 
 
 def _check_kubeconfig() -> None:
-    """Say which file is missing, where the client would say that a key is missing in it."""
+    """Name a missing file, where the client would complain about a missing key in it."""
     path = os.environ.get("KUBECONFIG") or "~/.kube/config"
     if not any(Path(one).expanduser().exists() for one in path.split(os.pathsep) if one):
         raise ConfigError(f"no Kubernetes API: this is no pod, and there is no file {path} (KUBECONFIG)")

@@ -10,19 +10,19 @@ from aiohttp import web
 
 from joex.config import split_address
 from joex.errors import ConfigError
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 Problem = Callable[[], str | None]
-"""What is wrong, in one line; None: nothing."""
+"""Returns a problem in one line; None: there is none."""
 
 
 class LastingProblem:
-    """A problem that lasts: that of readiness, of which a restart is the mend when it does not pass.
+    """Tells a lasting problem from a passing one: if an operator is not ready for too long, a restart may help.
 
     Args:
-        problem: what is wrong now.
-        longest: seconds for which it may be so.
-        clock: seconds.
+        problem: the present problem.
+        longest: seconds that a problem may last.
+        clock: monotonic, in seconds.
     """
 
     def __init__(self, problem: Problem, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +32,7 @@ class LastingProblem:
         self._since: float | None = None
 
     def now(self) -> str | None:
-        """What is wrong now."""
+        """The present problem."""
         wrong = self._problem()
         if wrong is None:
             self._since = None
@@ -41,7 +41,7 @@ class LastingProblem:
         return wrong
 
     def for_too_long(self) -> str | None:
-        """What is wrong, if something was at each look for longer than may be."""
+        """The present problem, if each call for longer than ``longest`` has found one."""
         wrong = self.now()
         if wrong is None or self._since is None or self._clock() - self._since <= self._longest:
             return None
@@ -49,11 +49,11 @@ class LastingProblem:
 
 
 @asynccontextmanager
-async def probes(address: str, metrics: Metrics, *, health: Problem, readiness: Problem) -> AsyncIterator[str]:
-    """Serve for as long as the block; gives the address, with the port that was found where 0 was asked for.
+async def probes(address: str, metrics: OperatorMetrics, *, health: Problem, readiness: Problem) -> AsyncIterator[str]:
+    """Serve the endpoints during the block; gives the address, with the actual port instead of 0.
 
     Raises:
-        ConfigError: nothing can listen there.
+        ConfigError: the operator can't listen on the address.
     """
     app = web.Application(middlewares=[_refuse_parameters])
     app.add_routes(
@@ -82,9 +82,9 @@ async def probes(address: str, metrics: Metrics, *, health: Problem, readiness: 
 async def _refuse_parameters(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Refuse parameters: no page here has any."""
+    """Refuse query parameters: no endpoint here has any."""
     for name in request.query:
-        return web.Response(status=400, text=f"{name}: there is no such parameter: this page has none\n")
+        return web.Response(status=400, text=f"{name}: there is no such parameter: this endpoint has none\n")
     return await handler(request)
 
 
@@ -96,7 +96,7 @@ def _probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Response]]
     return answer
 
 
-def _page(metrics: Metrics) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _page(metrics: OperatorMetrics) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
         page, content_type = metrics.render()
         return web.Response(body=page, headers={"Content-Type": content_type})

@@ -1,4 +1,4 @@
-"""Settings of the operator: each field is ``JOEX_OPERATOR_<FIELD>`` in the environment, and a flag."""
+"""The settings of the operator: each is a flag, and ``JOEX_OPERATOR_<FIELD>`` in the environment."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ def _names(value: object) -> object:
 
 
 class OperatorSettings(BaseSettings):
-    """Everything that can be set."""
+    """All settings."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
-    namespace: str = Field("", description="where its Lease is; none: that of its pod, or 'default'")
+    namespace: str = Field("", description="namespace of the Lease; empty: that of the operator's pod, or 'default'")
     namespaces: Annotated[list[str], NoDecode, BeforeValidator(_names)] = Field(
-        [], description="namespaces to watch, separated by commas; none: the whole cluster"
+        [], description="namespaces to watch, separated by commas; empty: the whole cluster"
     )
     image: str = Field("joex:latest", min_length=1, description="image of executors whose pool names none")
-    http_address: str = Field("127.0.0.1:7879", description="host:port of probes and metrics; empty: none")
-    identity: str = Field("", description="who this operator is; none: its host's name")
-    lease_name: str = Field("joex-operator", min_length=1, description="name of the Lease by which one operator leads")
-    poll_interval: Duration = Field(
-        timedelta(seconds=15), description="look at each pool's database this often, though nothing was heard"
-    )
-    resync_period: Duration = Field(timedelta(minutes=5), description="list everything in the cluster this often")
-    migrate: bool = Field(True, description="bring the pools' databases to this version's schema")  # noqa: FBT003
-    pools_config_map: str = Field("", description="ConfigMap with manifests of first pools; empty: none")
+    http_address: str = Field("127.0.0.1:7879", description="host:port of probes and metrics; empty: serve none")
+    identity: str = Field("", description="name of this operator in the Lease; empty: its host's name")
+    lease_name: str = Field("joex-operator", min_length=1, description="name of the Lease for leader election")
+    poll_interval: Duration = Field(timedelta(seconds=15), description="reconcile each pool at least this often")
+    resync_period: Duration = Field(timedelta(minutes=5), description="list all objects in the cluster this often")
+    migrate: bool = Field(True, description="migrate the pools' databases to this version's schema")  # noqa: FBT003
+    pools_config_map: str = Field("", description="ConfigMap with manifests of bootstrap pools; empty: none")
     strict_x509: bool = Field(
         True,  # noqa: FBT003
         description="refuse an API server whose certificates lack key usage or key identifiers, as Python 3.13 does",
@@ -65,22 +63,22 @@ class OperatorSettings(BaseSettings):
 
     @property
     def own_namespace(self) -> str:
-        """The namespace that it runs in."""
+        """The namespace of this operator."""
         if self.namespace:
             return self.namespace
         return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.exists() else "default"
 
     @property
     def own_identity(self) -> str:
-        """Who it is. In a pod, the pod: started again in place, it need not wait for its own Lease."""
+        """The name of this operator. In a pod it is the pod's: after a restart it need not wait for its own Lease."""
         return self.identity or socket.gethostname()
 
 
 def load_operator_settings(flags: Mapping[str, Any]) -> OperatorSettings:
-    """The settings that hold.
+    """Read the settings from flags and the environment.
 
     Raises:
-        ConfigError: one line that names the wrong setting, and what is expected.
+        ConfigError: one line that names the invalid setting and what is expected.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     try:

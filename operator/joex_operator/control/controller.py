@@ -1,7 +1,7 @@
-"""The pools and periodic tasks that exist, and when to look at each.
+"""The controller: it knows the pools and periodic tasks that exist, and decides when to reconcile each.
 
-What comes in here only says *when* to look: an object has changed, something of a pool has changed in the fleet, the
-database has said something, or time has passed. One object that can't be worked with never stops another.
+Its inputs say only *when* to reconcile: an object has changed, the fleet of a pool has changed, the database has sent a
+notification, or time has passed. An object that can't be reconciled never stops another one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from joex_operator.control.work_queue import WorkQueue
 from joex_operator.decide.conditions import refused
 from joex_operator.decide.events import events_of_change
 from joex_operator.decide.status import with_conditions
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 _log = logging.getLogger("joex.operator")
 
@@ -33,13 +33,13 @@ _WORKERS = 64
 _FIRST_RETRY = 0.25
 _LAST_RETRY = 60.0
 _SOON = 0.02
-"""Seconds in which several things that executors say make one look."""
+"""Seconds within which several changes of a pool are merged into one reconcile."""
 
 POOL, PERIODIC = "JoexPool", "PeriodicTask"
 
 
 class Key(NamedTuple):
-    """What is looked at: a pool, or all periodic tasks of a namespace (without a name)."""
+    """What is reconciled at once: a pool, or (without a name) all periodic tasks of a namespace."""
 
     kind: str
     namespace: str
@@ -47,22 +47,28 @@ class Key(NamedTuple):
 
 
 class Controller:
-    """Looks at pools and periodic tasks until it is cancelled.
+    """Reconciles pools and periodic tasks until it is cancelled.
 
     Args:
         fleet: where executors run.
-        poll: seconds after which a pool, or a periodic task, is looked at though nothing was heard.
-        worker: who makes the jobs of periodic tasks.
+        poll: seconds after which a pool, or a periodic task, is reconciled without a notification.
+        worker: the name under which this controller submits the jobs of periodic tasks.
         migrate: bring databases to this version's schema before their first use.
-        metrics: what is counted.
+        metrics: counts what the controller does.
     """
 
     def __init__(
-        self, fleet: Fleet, *, worker: str, poll: float = 15.0, migrate: bool = True, metrics: Metrics | None = None
+        self,
+        fleet: Fleet,
+        *,
+        worker: str,
+        poll: float = 15.0,
+        migrate: bool = True,
+        metrics: OperatorMetrics | None = None,
     ) -> None:
-        self.metrics = metrics or Metrics()
-        repeat = partial(SchedulerService, worker=worker, poll=poll, metrics=self.metrics)
-        self.databases = Databases(self._heard, migrate=migrate, repeat=repeat)
+        self.metrics = metrics or OperatorMetrics()
+        start_scheduler = partial(SchedulerService, worker=worker, poll=poll, metrics=self.metrics)
+        self.databases = Databases(self._on_notification, migrate=migrate, start_scheduler=start_scheduler)
         self._fleet = fleet
         self._poll = poll
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -76,12 +82,12 @@ class Controller:
         self._periodic_reconciler = PeriodicReconciler(fleet, self.databases, poll=poll)
 
     def put(self, manifest: Mapping[str, Any]) -> None:
-        """Take an object that is new, or has changed."""
+        """Add an object, or replace one that has changed."""
         ref = reference(manifest)
         key, before = Key(ref.kind, ref.namespace, ref.name), None
         before, self._objects[key] = self._objects.get(key), manifest
-        # A status that was written, by this operator for one, is no reason to look.
-        if before is not None and _asked(before) == _asked(manifest):
+        # A changed status, which this operator writes itself, is no reason to reconcile.
+        if before is not None and _desired_state(before) == _desired_state(manifest):
             return
         if ref.kind == POOL:
             self._parse(key, manifest)
@@ -89,7 +95,7 @@ class Controller:
         self._queue.add(Key(PERIODIC, ref.namespace))
 
     def _parse(self, key: Key, manifest: Mapping[str, Any]) -> None:
-        """Read a pool at once, so that periodic tasks find it, whatever is looked at first."""
+        """Parse a pool at once, so that its periodic tasks find it in whichever order the queue runs."""
         self._refused.pop(key, None)
         try:
             self._pools[key] = parse_pool(manifest)
@@ -98,7 +104,7 @@ class Controller:
             self._refused[key] = error
 
     def remove(self, kind: str, namespace: str, name: str) -> None:
-        """Take it that an object is gone."""
+        """Remove an object that is gone."""
         key = Key(kind, namespace, name)
         if self._objects.pop(key, None) is None:
             return
@@ -109,42 +115,42 @@ class Controller:
             self._pool_reconciler.forget(namespace, name)
         self._queue.add(Key(PERIODIC, namespace))
 
-    def wake(self, namespace: str, pool: str) -> None:
-        """Look at a pool: something of it has changed in the fleet."""
+    def enqueue(self, namespace: str, pool: str) -> None:
+        """Reconcile a pool soon, because its Deployments, pods or processes have changed."""
         key = Key(POOL, namespace, pool)
         if key in self._objects:
             self._queue.add(key, _SOON)
 
     @property
     def longest_reconcile(self) -> float:
-        """Seconds that the longest of the looks under way has lasted: each of its steps has a time limit."""
+        """Seconds since the oldest reconcile under way began. Each step of a reconcile has a time limit."""
         return time.monotonic() - min(self._under_way.values(), default=time.monotonic())
 
     async def run(self) -> None:
-        """Look, whenever there is a reason."""
+        """Reconcile what is due."""
         try:
-            await self._queue.run(self._look, _WORKERS)
+            await self._queue.run(self._reconcile, _WORKERS)
         finally:
             await self.databases.close()
 
-    def _heard(self, url: str, kind: str, name: str) -> None:
-        """What a database says unasked."""
+    def _on_notification(self, url: str, kind: str, name: str) -> None:
+        """Enqueue the pools that a notification of a database concerns."""
         for key, pool in self._pools.items():
             if self._urls.get(key) != url:
                 continue
             if kind == "queue" and name in pool.spec.queues:
-                self._pool_reconciler.heard(pool)
+                self._pool_reconciler.notified(pool)
                 self._queue.add(key)
             elif kind == "all" or (kind == "executor" and slot_of(pool.namespace, pool.name, name) is not None):
                 self._queue.add(key, _SOON)
 
-    async def _look(self, key: Key) -> None:
+    async def _reconcile(self, key: Key) -> None:
         began, ok = time.monotonic(), True
         self._under_way[key] = began
         try:
             after = await (self._reconcile_periodic_tasks(key) if key.kind == PERIODIC else self._reconcile_pool(key))
             self._failures.pop(key, None)
-        except Exception as error:  # noqa: BLE001 - whatever it is, others are looked at all the same
+        except Exception as error:  # noqa: BLE001 - no error of one object stops the others
             ok, after = False, self._failed(key, error)
         finally:
             del self._under_way[key]
@@ -162,18 +168,18 @@ class Controller:
                 raise self._refused[key]
             pool = self._pools[key]
             await self._note_url(key, pool)
-            return await self._pool_reconciler.look(reference(manifest), pool)
+            return await self._pool_reconciler.reconcile(reference(manifest), pool)
         except SpecError as error:
             await self._refuse(manifest, error)
-            return None  # until it changes
+            return None  # until the object changes
 
     async def _note_url(self, key: Key, pool: Pool) -> None:
-        """Remember which database is to be heard for a pool, and close those that nobody uses any more."""
+        """Remember the database whose notifications concern a pool, and close the databases that no pool uses."""
         try:
             url = await self._fleet.database_url(pool)
         except UrlUnknown:
             return
-        if key in self._pools and self._urls.get(key) != url:  # it may have gone meanwhile
+        if key in self._pools and self._urls.get(key) != url:  # the pool may have been removed meanwhile
             self._urls[key] = url
             await self._close_unused()
 
@@ -184,14 +190,14 @@ class Controller:
         for other, pool in pools.items():
             if pool is not None:
                 await self._note_url(other, pool)
-        after = await self._periodic_reconciler.look(
+        after = await self._periodic_reconciler.reconcile(
             key.namespace, tasks, {other.name: pool for other, pool in pools.items()}
         )
-        await self._close_unused()  # of a pool that is gone, the database was wanted just now, for the last time
+        await self._close_unused()  # this reconcile was the last to need the database of a pool that is gone
         return after
 
     async def _close_unused(self) -> None:
-        await self.databases.keep({*self._urls.values(), *self._periodic_reconciler.visited})
+        await self.databases.close_others({*self._urls.values(), *self._periodic_reconciler.visited})
 
     async def _refuse(self, manifest: Mapping[str, Any], error: SpecError) -> None:
         ref = reference(manifest)
@@ -200,21 +206,21 @@ class Controller:
         status = with_conditions([condition], ref.generation, stored, datetime.now(UTC))
         if status != stored:
             await self._fleet.set_status(ref, status)
-            await self._fleet.tell(ref, events_of_change([condition], stored))
+            await self._fleet.record_events(ref, events_of_change([condition], stored))
 
     def _failed(self, key: Key, error: Exception) -> float:
-        """Say what went wrong, and when it is tried again."""
+        """Log an error; returns the seconds until the next try, an exponential back-off."""
         expected = isinstance(error, FleetError | JoexError | OSError)
         where = "/".join(part for part in key if part)
         if expected:
             _log.warning("%s: %s", where, " ".join(str(error).split()))
         else:
-            _log.error("%s: a mistake of Joex's own", where, exc_info=error)
+            _log.error("%s: a bug in Joex", where, exc_info=error)
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         return float(min(_FIRST_RETRY * 2**failures, _LAST_RETRY))
 
 
-def _asked(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What an object asks for: who it is, its spec, whether it is being deleted."""
+def _desired_state(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The parts of an object that call for a reconcile when they change."""
     metadata = manifest["metadata"]
     return metadata.get("uid"), metadata.get("deletionTimestamp"), manifest.get("spec")

@@ -1,6 +1,7 @@
 """The databases of the pools: one set of connections for each URL, however many pools use it.
 
-In each the jobs of periodic tasks are made, for as long as it is in use: its pools may have no executor to do so.
+In each database in use the operator submits the jobs of periodic tasks, because its pools may have no executor that
+would.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from joex.core.lease import Mark, Observation
@@ -40,33 +42,35 @@ _LINK_WITHIN = 10.0
 _TRY_AGAIN_IN = 1.0
 
 OnNotification = Callable[[str, str], None]
-"""Called with what was heard: ``queue`` and its name, ``executor`` and its app-id; or ``all`` and no name, when
-something may have been missed."""
+"""Called with the content of a notification: ``queue`` and its name, or ``executor`` and its app-id;
+``all`` and no name when notifications may have been missed."""
 StartScheduler = Callable[["asyncpg.Pool[Any]", str], SchedulerService]
-"""Called with connections to a database, and its name."""
+"""Called with a pool of connections to a database, and the database's name."""
 
 
 class Database:
-    """One database: connections to it, and what it says unasked.
+    """One database: its connections, its notifications, and the scheduler of its periodic tasks.
 
     Args:
-        url: where it is.
-        heard: told of notifications.
-        migrate: bring it to this version's schema before it is used for the first time.
-        repeat: begins to make the jobs of its periodic tasks.
+        url: of the database.
+        on_notification: called with each notification.
+        migrate: bring the database to this version's schema before its first use.
+        start_scheduler: starts the scheduler of the database's periodic tasks.
     """
 
-    def __init__(self, url: str, heard: OnNotification, *, migrate: bool, repeat: StartScheduler) -> None:
+    def __init__(
+        self, url: str, on_notification: OnNotification, *, migrate: bool, start_scheduler: StartScheduler
+    ) -> None:
         self.name = database_name(url)
         self._url = url
-        self._heard = heard
+        self._on_notification = on_notification
         self._migrate = migrate
-        self._repeat = repeat
+        self._start_scheduler = start_scheduler
         self._pool: asyncpg.Pool[Any] | None = None
         self._scheduler: SchedulerService | None = None
         self._is_prepared = False
         self._is_closed = False
-        self._silence: DatabaseUnavailable | None = None
+        self._outage: DatabaseUnavailable | None = None
         self._try_again_at = 0.0
         self._observed = Observation(_ASK_EVERY)
         self._preparing = asyncio.Lock()
@@ -85,61 +89,61 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A connection, for what `joex.store.pools` has. The database has this version's schema then.
+        """A connection to the database, which has this version's schema.
 
         Raises:
-            JoexError: `database_problem` says what it means.
+            JoexError: `database_problem` explains it in a condition's words.
         """
         self._fail_fast()
-        before = self._silence
+        before = self._outage
         try:
             async with borrowed(await self._prepared(before)) as connection:
                 self._fail_with_others(before)
                 yield connection
-            self._silence = None
+            self._outage = None
         except SchemaError:
-            self._is_prepared = False  # the database was made anew
+            self._is_prepared = False  # the database was created anew
             raise
         except DatabaseUnavailable as error:
-            self._silence, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
+            self._outage, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
             raise
 
     @property
-    def observed(self) -> list[Mark]:
-        """By what executors are judged that are silent."""
+    def marks(self) -> list[Mark]:
+        """The marks by which `executors.rescue` tells dead executors from live ones."""
         return self._observed.marks
 
     def periodic_changed(self) -> None:
-        """Periodic tasks have changed, or may have: what is due is worked out anew."""
+        """Let the scheduler compute anew what is due: periodic tasks have changed, or may have."""
         if self._scheduler is not None:
             self._scheduler.wake()
 
     def _fail_fast(self) -> None:
-        """While the database is away, one of many tries to reach it: others would only wait for their time limits."""
+        """Let one caller at a time try a database that is down: the others would only run into their timeouts."""
         now = asyncio.get_running_loop().time()
-        if self._silence is not None:
+        if self._outage is not None:
             if now < self._try_again_at:
-                raise DatabaseUnavailable(str(self._silence)) from self._silence
+                raise DatabaseUnavailable(str(self._outage)) from self._outage
             self._try_again_at = now + _LINK_WITHIN
 
     def _fail_with_others(self, before: DatabaseUnavailable | None) -> None:
-        """Who waited for a connection while the database was found to be away need not find it out once more."""
-        if self._silence is not None and self._silence is not before:
-            raise DatabaseUnavailable(str(self._silence)) from self._silence
+        """Fail a caller that waited for a connection while another one found the database down."""
+        if self._outage is not None and self._outage is not before:
+            raise DatabaseUnavailable(str(self._outage)) from self._outage
 
     async def queue_stats(self) -> list[QueueStats]:
-        """The numbers of all queues. With very many jobs this takes its time."""
-        async with self._patiently() as connection:
+        """The statistics of all queues. With millions of jobs this takes seconds."""
+        async with self._stats_connection() as connection:
             return await stats.queue_stats(connection)
 
     async def queue_shares(self) -> list[Shares]:
-        """How the slots of all queues are shared. With very many groups this takes its time."""
-        async with self._patiently() as connection:
+        """How the groups of each queue share its slots. With very many groups this takes seconds."""
+        async with self._stats_connection() as connection:
             return await stats.queue_shares(connection)
 
     @asynccontextmanager
-    async def _patiently(self) -> AsyncIterator[Connection]:
-        """A connection of its own, for a statement that takes its time."""
+    async def _stats_connection(self) -> AsyncIterator[Connection]:
+        """A connection of its own with a long timeout, for slow statements."""
         connection = await connect(self._url, name="joex operator stats", within=60.0)
         try:
             yield connection
@@ -154,11 +158,11 @@ class Database:
             if not self._is_prepared:
                 await self._prepare()
                 self._is_prepared = True
-            if self._is_closed:  # meanwhile
+            if self._is_closed:  # while this one connected
                 self._pool.terminate()
-                raise DatabaseUnavailable("the database is not used any more")
+                raise DatabaseUnavailable("no pool uses this database any more")
             if self._scheduler is None:
-                self._scheduler = self._repeat(self._pool, self.name)
+                self._scheduler = self._start_scheduler(self._pool, self.name)
             return self._pool
 
     async def _prepare(self) -> None:
@@ -173,19 +177,19 @@ class Database:
             connection.terminate()
 
     async def _listen(self) -> None:
-        """Hear notifications, for as long as this alive, and observe executors.
+        """Listen for notifications and observe the executors' heartbeats, until cancelled.
 
-        Behind a transaction pooler nothing is heard, only polled; executors are observed there, too.
+        A transaction pooler passes no notifications on: behind one the operator polls, and observes as elsewhere.
         """
-        told = ""
+        logged = ""
         while True:
             migrates_first = self._migrate and not self._is_prepared
             try:
                 await self._listen_once()
             except (JoexError, OSError) as error:
-                if str(error) != told and not (migrates_first and isinstance(error, SchemaError)):
-                    told = str(error)
-                    _log.warning("listening for work: %s", told)
+                if str(error) != logged and not (migrates_first and isinstance(error, SchemaError)):
+                    logged = str(error)
+                    _log.warning("listening for work: %s", logged)
             await asyncio.sleep(_LISTEN_AGAIN_IN)
 
     async def _listen_once(self) -> None:
@@ -194,12 +198,12 @@ class Database:
             listener = Listener(connection, asyncio.Event())
             await listener.start()
             if not listener.is_pooled:
-                await listener.listen(pools.CHANNEL, self._hear)
-                await listener.listen(periodic.CHANNEL, self._hear_periodic)
-                self._heard("all", "")
+                await listener.listen(pools.CHANNEL, self._on_pool_message)
+                await listener.listen(periodic.CHANNEL, self._on_periodic_message)
+                self._on_notification("all", "")
                 self.periodic_changed()
             while not listener.is_lost:
-                sent = time.monotonic()  # a link that has gone silent is noticed so
+                sent = time.monotonic()  # this statement also notices a broken connection
                 mark = await horizon(connection)
                 self._observed.answered(sent, time.monotonic(), mark)
                 with suppress(DatabaseUnavailable):  # a session that has ended without an error is no trouble yet
@@ -208,15 +212,15 @@ class Database:
             self._observed.break_off()
             connection.terminate()
 
-    def _hear(self, payload: str) -> None:
+    def _on_pool_message(self, payload: str) -> None:
         try:
             message = [(kind, name) for kind, name in json.loads(payload).items() if isinstance(name, str)]
         except NO_MESSAGE:
             return
         for kind, name in message:
-            self._heard(kind, name)
+            self._on_notification(kind, name)
 
-    def _hear_periodic(self, _payload: str) -> None:
+    def _on_periodic_message(self, _payload: str) -> None:
         self.periodic_changed()
 
 
@@ -224,41 +228,46 @@ class Databases:
     """The databases in use, by their URL.
 
     Args:
-        heard: told of notifications, with the URL before the rest.
-        migrate, repeat: as for `Database`.
+        on_notification: called with each notification, the URL first.
+        migrate, start_scheduler: as for `Database`.
     """
 
-    def __init__(self, heard: Callable[[str, str, str], None], *, migrate: bool, repeat: StartScheduler) -> None:
-        self._heard = heard
+    def __init__(
+        self, on_notification: Callable[[str, str, str], None], *, migrate: bool, start_scheduler: StartScheduler
+    ) -> None:
+        self._on_notification = on_notification
         self._migrate = migrate
-        self._repeat = repeat
+        self._start_scheduler = start_scheduler
         self._open: dict[str, Database] = {}
 
     def get(self, url: str) -> Database:
         """The database with this URL."""
         if url not in self._open:
             self._open[url] = Database(
-                url, lambda kind, name: self._heard(url, kind, name), migrate=self._migrate, repeat=self._repeat
+                url,
+                partial(self._on_notification, url),
+                migrate=self._migrate,
+                start_scheduler=self._start_scheduler,
             )
         return self._open[url]
 
     def opened(self) -> dict[str, Database]:
-        """Those in use."""
+        """All databases in use, by their URL."""
         return dict(self._open)
 
-    async def keep(self, urls: set[str]) -> None:
+    async def close_others(self, urls: set[str]) -> None:
         """Close all databases but these."""
         for url in [url for url in self._open if url not in urls]:
-            if (unused := self._open.pop(url, None)) is not None:  # somebody else may be closing it
+            if (unused := self._open.pop(url, None)) is not None:  # another call may be closing it
                 await unused.close()
 
     async def close(self) -> None:
-        """Close all."""
-        await self.keep(set())
+        """Close all databases."""
+        await self.close_others(set())
 
 
 def database_problem(error: Exception) -> DatabaseProblem:
-    """Why a database is silent, from what its use has raised."""
+    """Why a database can't be used, from the error that it raised."""
     message = " ".join(str(error).split())
     if isinstance(error, SchemaError):
         return DatabaseProblem("SchemaMissing", message)

@@ -1,4 +1,4 @@
-"""Where executors run: a cluster (`cluster`), or this machine (`processes`)."""
+"""Where executors run: on a cluster (`cluster.fleet`), or on this machine (`local.fleet`)."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from joex_operator.decide.slots import Slot
 
 
 class FleetError(Exception):
-    """Something could not be done now, in one line; it is tried again."""
+    """An operation failed, with a message of one line. The controller tries it again."""
 
 
 class Fleet(Protocol):
-    """What a reconciler sees of executors, and does to them. Each change may be repeated."""
+    """Observes and changes the executors of pools. Each change is idempotent."""
 
     def template(self, pool: Pool) -> str:
-        """The hash of the template that new slots of the pool are made with.
+        """The hash of the template of which new slots of the pool are made.
 
         Raises:
             SpecError: spec.template can't be used; the message names the field.
         """
 
     def slots(self, pool: Pool) -> list[Slot]:
-        """The slots of a pool that have something here: a Deployment, a pod, a process. Without their ``executor``."""
+        """The slots of a pool that have a Deployment, a pod or a process. Their ``executor`` is None."""
 
     async def create(self, pool: Pool, index: int) -> None:
-        """Make a slot; where there is one of this name, it is left as it is.
+        """Create a slot, unless one of this name exists.
 
         Raises:
-            FleetError: it could not be made, as with all that follow.
+            FleetError: the fleet could not create it. The methods below raise it likewise.
         """
 
     async def delete(self, pool: Pool, slot: str, uid: str) -> None:
-        """Remove a slot, if it still is the one with this uid."""
+        """Delete a slot, if its uid still is this one."""
 
     async def update(self, pool: Pool, slot: str, uid: str) -> None:
-        """Bring a slot, if it still is the one with this uid, back to one executor."""
+        """Scale a slot back to one executor, if its uid still is this one."""
 
     async def is_clear(self, pool: Pool, slot: str) -> bool:
-        """Whether nothing of a slot is left, asked anew: nobody can come back under its name."""
+        """Whether nothing of a slot is left, by a fresh read: no executor can come back under its name."""
 
     async def database_url(self, pool: Pool) -> str:
         """The URL of a pool's database.
 
         Raises:
-            UrlUnknown: it can't be had; the reason is for a condition.
+            UrlUnknown: the URL is not known.
         """
 
-    def doubt_url(self, pool: Pool) -> None:
-        """The database has refused what this URL says: it may have changed."""
+    def recheck_url(self, pool: Pool) -> None:
+        """Read the URL again soon: the database has failed, and its URL may have changed."""
 
     def status(self, ref: Ref) -> Mapping[str, Any]:
-        """The status of an object that is stored."""
+        """The stored status of an object."""
 
     async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
-        """Store a status: `status` gives it from now on."""
+        """Store a status, which `status` returns from then on."""
 
-    async def tell(self, ref: Ref, events: Sequence[Event]) -> None:
-        """Tell people what has happened. Nothing depends on it: it never fails."""
+    async def record_events(self, ref: Ref, events: Sequence[Event]) -> None:
+        """Record Events on an object, for people. Nothing depends on them: this never raises."""
 
 
 class UrlUnknown(Exception):
-    """The URL of a pool's database can't be had.
+    """The URL of a pool's database is not known.
 
     Attributes:
-        reason: in one word, for a condition.
-        message: in one line, with what to do.
+        reason: one word, for a condition.
+        message: one line that says what to do.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -1,8 +1,8 @@
-"""PeriodicTask objects -> rows of the table of periodic tasks, in the database of their pool; and back: their status.
+"""Syncs PeriodicTask objects to rows in the database of their pool, and the rows' state back to the objects' status.
 
-All tasks of a namespace are looked at together, so that a row whose object has gone while nobody looked is found: it is
-one that a pool of this namespace owns, and no object asks for. Databases are looked at side by side: a silent one holds
-up no task of another.
+All tasks of a namespace are reconciled together. So the reconciler finds rows whose object was deleted while no
+operator ran: a pool of this namespace owns them, and no object asks for them. Databases are synced concurrently: one
+that is down delays no task of another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from joex_operator.api.objects import Pool
 from joex_operator.control.database import Databases, database_problem
 from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
 from joex_operator.decide.events import events_of_change
-from joex_operator.decide.periodic_rows import DesiredRow, ask, changes, condition, next_reconcile, owner, with_next_run
+from joex_operator.decide.periodic_rows import (
+    DesiredRow,
+    changes,
+    condition,
+    desired_row,
+    next_reconcile,
+    owner,
+    with_next_run,
+)
 from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.decide.status import periodic_status, with_conditions
 
@@ -28,16 +36,16 @@ _PAGE = 1000
 
 
 _Answer: TypeAlias = dict[str, PeriodicTask | DatabaseProblem] | DatabaseProblem
-"""Rows by their ids; or why nobody knows them."""
+"""Rows by their ids, each with its problem where the database refused it; or why the database can't be read."""
 
 
 class PeriodicReconciler:
-    """Keeps the rows as the objects ask for, and the objects' statuses as the rows are.
+    """Reconciles the periodic tasks of namespaces.
 
     Args:
-        fleet: knows the URLs, and stores statuses.
-        databases: where the rows are.
-        poll: seconds after which the tasks of a namespace are looked at again, at the latest.
+        fleet: knows the URLs of databases and stores statuses.
+        databases: hold the rows.
+        poll: seconds after which the tasks of a namespace are reconciled again, at the latest.
     """
 
     def __init__(self, fleet: Fleet, databases: Databases, *, poll: float) -> None:
@@ -49,39 +57,41 @@ class PeriodicReconciler:
 
     @property
     def visited(self) -> set[str]:
-        """The URLs that are used at this moment though no pool has them any more."""
+        """The URLs that a reconcile under way still uses, though no pool has them any more."""
         return {url for urls in self._last_visits.values() for url in urls}
 
-    async def look(
+    async def reconcile(
         self, namespace: str, manifests: Sequence[Mapping[str, Any]], pools: Mapping[str, Pool | None]
     ) -> float | None:
-        """Bring the rows of a namespace in line; returns the seconds until the next look, None: until it changes.
+        """Sync the tasks of a namespace; returns the seconds until the next reconcile, None: when something changes.
 
         Args:
-            namespace: which.
-            manifests: all its PeriodicTasks.
-            pools: all its pools, by name; None: one that can't be worked with as it is.
+            namespace: of the tasks and pools.
+            manifests: all PeriodicTasks of the namespace.
+            pools: all its pools, by name; None for an invalid one.
 
         Raises:
-            FleetError: a status could not be stored, and all else was done.
+            FleetError: a status could not be stored. All else is done.
         """
-        asked = [ask(manifest, pools) for manifest in manifests]
-        urls, silent = await self._urls(pools)
+        desired = [desired_row(manifest, pools) for manifest in manifests]
+        urls, problems = await self._urls(pools)
         known = self._known_urls.get(namespace, {}) | urls
         self._known_urls[namespace] = {name: url for name, url in known.items() if name in pools}
-        gone = {name: url for name, url in known.items() if name not in pools}  # their rows go, where they are reached
+        gone = {
+            name: url for name, url in known.items() if name not in pools
+        }  # their rows are removed, if the database answers
         here: dict[str, dict[str, list[DesiredRow]]] = {}
         for name, url in (urls | gone).items():
-            here.setdefault(url, {})[name] = [one for one in asked if one.pool == name and name not in gone]
+            here.setdefault(url, {})[name] = [one for one in desired if one.pool == name and name not in gone]
         self._last_visits[namespace] = set(gone.values())
         try:
-            answers = await asyncio.gather(*(self._follow(namespace, url, some) for url, some in here.items()))
+            answers = await asyncio.gather(*(self._sync_rows(namespace, url, some) for url, some in here.items()))
         finally:
             del self._last_visits[namespace]
         at = dict(zip(here, answers, strict=True))
-        found = silent | {name: at[url] for name, url in urls.items()}
-        await self._say(asked, found)
-        if not asked and not any(isinstance(at[url], DatabaseProblem) for url in urls.values()):
+        found = problems | {name: at[url] for name, url in urls.items()}
+        await self._store_statuses(desired, found)
+        if not desired and not any(isinstance(at[url], DatabaseProblem) for url in urls.values()):
             return None
         rows = [
             row
@@ -93,31 +103,29 @@ class PeriodicReconciler:
         return next_reconcile(rows, datetime.now(UTC), self._poll)
 
     async def _urls(self, pools: Mapping[str, Pool | None]) -> tuple[dict[str, str], dict[str, _Answer]]:
-        """Where the database of each pool is, or why that is not known."""
+        """The URL of each pool's database, or why it is not known."""
         urls: dict[str, str] = {}
-        silent: dict[str, _Answer] = {}
+        problems: dict[str, _Answer] = {}
         for name, pool in pools.items():
             if pool is None:
-                silent[name] = DatabaseProblem(
-                    "InvalidPool", f"JoexPool {name!r} can't be worked with: its conditions say why"
-                )
+                problems[name] = DatabaseProblem("InvalidPool", f"JoexPool {name!r} is invalid: its conditions say why")
                 continue
             try:
                 urls[name] = await self._fleet.database_url(pool)
             except UrlUnknown as error:
-                silent[name] = DatabaseProblem(error.reason, error.message)
-        return urls, silent
+                problems[name] = DatabaseProblem(error.reason, error.message)
+        return urls, problems
 
-    async def _follow(self, namespace: str, url: str, asked: Mapping[str, Sequence[DesiredRow]]) -> _Answer:
-        """Bring the rows of the pools of a database in line, and return them. ``asked``: the objects of each pool."""
+    async def _sync_rows(self, namespace: str, url: str, desired: Mapping[str, Sequence[DesiredRow]]) -> _Answer:
+        """Sync the rows of one database; returns the rows. ``desired``: those of each pool, by the pool's name."""
         database = self._databases.get(url)
         try:
             async with database.connection() as connection:
-                owned = {owner(namespace, pool): some for pool, some in asked.items()}
+                owned = {owner(namespace, pool): some for pool, some in desired.items()}
                 found = {name: await _rows(connection, name) for name in owned}
                 refused: dict[str, DatabaseProblem] = {}
                 todo = {name: changes(some, found[name]) for name, some in owned.items()}
-                for name, some in todo.items():  # first of all pools: a task may have gone to another
+                for name, some in todo.items():  # in all pools first: a task may have moved to another pool
                     for row_id in some.remove:
                         await store.remove(connection, row_id, name)
                 for name, some in todo.items():
@@ -125,23 +133,23 @@ class PeriodicReconciler:
                         try:
                             async with connection.transaction():
                                 await store.put(connection, row, name)
-                        except InvalidJob as error:  # a limit of the database's own: it concerns no other row
+                        except InvalidJob as error:  # by a check of the database: it concerns this row only
                             refused[row.id] = DatabaseProblem("Refused", str(error))
                     for row_id in some.disable:
                         await store.enable(connection, row_id, name, enabled=False)
                     if some:
                         found[name] = await _rows(connection, name)
                 if any(todo.values()):
-                    database.periodic_changed()  # a notification may not come through a pooler
+                    database.periodic_changed()  # a pooler may drop the notification
         except (JoexError, OSError) as error:
             return database_problem(error)
         now = datetime.now(UTC)
         return {row.id: with_next_run(row, now) for rows in found.values() for row in rows.values()} | refused
 
-    async def _say(self, asked: Sequence[DesiredRow], found: Mapping[str, _Answer]) -> None:
-        """Store and tell what was found of each; ``found``: by its pool."""
+    async def _store_statuses(self, desired: Sequence[DesiredRow], found: Mapping[str, _Answer]) -> None:
+        """Store the status of each object and record its Events. ``found``: the rows, by their pool."""
         failed: FleetError | None = None
-        for one in asked:
+        for one in desired:
             now, stored = datetime.now(UTC), self._fleet.status(one.ref)
             rows = found.get(one.pool, {})
             row = rows if isinstance(rows, DatabaseProblem) else rows.get(one.id)
@@ -154,7 +162,7 @@ class PeriodicReconciler:
                 continue
             try:
                 await self._fleet.set_status(one.ref, status)
-                await self._fleet.tell(one.ref, events_of_change([ready], stored))
+                await self._fleet.record_events(one.ref, events_of_change([ready], stored))
             except FleetError as error:
                 failed = error
         if failed is not None:
@@ -162,7 +170,7 @@ class PeriodicReconciler:
 
 
 async def _rows(connection: Connection, name: str) -> dict[str, PeriodicTask]:
-    """The rows of an owner, by id."""
+    """The rows of an owner, by their ids."""
     found: dict[str, PeriodicTask] = {}
     after: str | None = None
     while page := await store.list_tasks(connection, owner=name, after=after, most=_PAGE):

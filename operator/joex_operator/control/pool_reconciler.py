@@ -1,7 +1,7 @@
-"""One look at a pool: observe, decide, store what must be remembered, act, tell.
+"""The reconcile of a pool: observe, decide, store what the next reconcile must remember, act, record Events.
 
-The decision is `reconcile.decide`, which is pure; here is what surrounds it. A look may be cut off after any step: the
-next one, of this operator or of another, finds what is left to do.
+`plan.decide` makes the plan and is pure; this module does what surrounds it. A reconcile may be cut off after any
+step: the next one, by this operator or by another, finds what is left to do.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from joex_operator.decide.conditions import conditions
 from joex_operator.decide.events import Event, events_of_actions, events_of_change
 from joex_operator.decide.growth_watch import PAUSES, GrowthWatch
 from joex_operator.decide.history import History
-from joex_operator.decide.plan import DatabaseProblem, Decision, ObservedPool, decide
+from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
 from joex_operator.decide.scaling import Demand
 from joex_operator.decide.slots import ObservedExecutor, Slot
 from joex_operator.decide.status import pool_status
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
-_AT_A_TIME = 10
+_CREATIONS_AT_ONCE = 10
 _WATCH_POLLS = 4
 
 
 class PoolReconciler:
-    """Looks at pools.
+    """Reconciles pools.
 
     Args:
-        fleet: where their executors run.
-        databases: where their jobs are.
-        metrics: what is counted.
-        poll: seconds after which a pool is looked at though nothing was heard.
+        fleet: where the executors run.
+        databases: the databases of the pools.
+        metrics: counts what the reconciler does.
+        poll: seconds after which a pool is reconciled without a notification.
     """
 
-    def __init__(self, fleet: Fleet, databases: Databases, metrics: Metrics, *, poll: float) -> None:
+    def __init__(self, fleet: Fleet, databases: Databases, metrics: OperatorMetrics, *, poll: float) -> None:
         self._fleet = fleet
         self._databases = databases
         self._metrics = metrics
@@ -55,9 +55,9 @@ class PoolReconciler:
         self._watches: dict[tuple[str, str], GrowthWatch] = {}
         self._can_grow: dict[tuple[str, str], bool] = {}
 
-    def heard(self, pool: Pool) -> None:
-        """There is work for a pool: a look follows."""
-        self._watch(pool).heard(time.monotonic())
+    def notified(self, pool: Pool) -> None:
+        """A notification says that a pool has work. A reconcile follows."""
+        self._watch(pool).notified(time.monotonic())
 
     def forget(self, namespace: str, name: str) -> None:
         """Forget a pool that is gone."""
@@ -65,64 +65,64 @@ class PoolReconciler:
         self._can_grow.pop((namespace, name), None)
         self._metrics.forget(namespace, name)
 
-    async def look(self, ref: Ref, pool: Pool) -> float:
-        """Look at a pool once; returns the seconds until the next look.
+    async def reconcile(self, ref: Ref, pool: Pool) -> float:
+        """Reconcile a pool; returns the seconds until the next reconcile.
 
         Raises:
-            SpecError: the pool's template can't be used.
-            FleetError, JoexError: something could not be done, and is to be tried again; everything else was.
+            SpecError: the pool's template is invalid.
+            FleetError, JoexError: an action failed and is to be tried again. All other actions are done.
         """
         template = self._fleet.template(pool)
-        seen, database = await self._see(pool, template)
+        observed, database = await self._observe(pool, template)
         now, stored = datetime.now(UTC), self._fleet.status(ref)
-        decision = decide(pool, seen, History.from_dict(stored.get("history")), now)
-        self._metrics.observed(pool, seen, decision, now, database=None if database is None else database.name)
-        self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, decision.sizing)
-        status = pool_status(pool, seen, decision, stored, now)
+        plan = decide(pool, observed, History.from_dict(stored.get("history")), now)
+        self._metrics.observed(pool, observed, plan, now, database=None if database is None else database.name)
+        self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, plan.sizing)
+        status = pool_status(pool, observed, plan, stored, now)
         if status.get("history") != stored.get("history"):
-            # Before anything is done: who comes after this operator reckons with the same history.
-            await self._store(ref, status)
+            # Before any action, so that another operator that takes over counts with the same history.
+            await self._store_status(ref, status)
         failed: Exception | None = None
         try:
-            await self._act(ref, pool, seen, decision, database)
+            await self._act(ref, pool, observed, plan, database)
         except (FleetError, JoexError, OSError) as error:
             failed = error
         failure = "" if failed is None else " ".join(str(failed).split())
-        # The rest can wait: a slot that is wanted can't. Not in a `finally`: an error there would hide a cancellation,
-        # and an operator that is to end, or leads no more, would go on.
-        await self._store(ref, pool_status(pool, seen, decision, stored, now, failure=failure))
-        await self._fleet.tell(ref, events_of_change(conditions(pool, seen, decision, failure), stored))
+        # The rest of the status waits until the slots are created. Not in a `finally`: an error there would hide a
+        # cancellation, and an operator that should end, or leads no more, would go on.
+        await self._store_status(ref, pool_status(pool, observed, plan, stored, now, failure=failure))
+        await self._fleet.record_events(ref, events_of_change(conditions(pool, observed, plan, failure), stored))
         if failed is not None:
             raise failed
-        return self._requeue_after(pool, decision)
+        return self._requeue_after(pool, plan)
 
-    async def _store(self, ref: Ref, status: Mapping[str, Any]) -> None:
+    async def _store_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
         if status != self._fleet.status(ref):
             await self._fleet.set_status(ref, status)
 
-    def _requeue_after(self, pool: Pool, decision: Decision) -> float:
-        asked = (decision.requeue_after, self._watch(pool).next_reconcile(time.monotonic()))
+    def _requeue_after(self, pool: Pool, plan: Plan) -> float:
+        asked = (plan.requeue_after, self._watch(pool).next_reconcile(time.monotonic()))
         return min([self._poll, *(delay for delay in asked if delay is not None)])
 
     # Observe.
 
-    async def _see(self, pool: Pool, template: str) -> tuple[ObservedPool, Database | None]:
+    async def _observe(self, pool: Pool, template: str) -> tuple[ObservedPool, Database | None]:
         database = None
         try:
             database = self._databases.get(await self._fleet.database_url(pool))
-            known, demand, worked = await self._ask(pool, database)
+            known, demand, worked = await self._query(pool, database)
         except UrlUnknown as error:
-            silent = DatabaseProblem(error.reason, error.message)
+            problem = DatabaseProblem(error.reason, error.message)
         except (JoexError, OSError) as error:
-            self._fleet.doubt_url(pool)
-            silent = database_problem(error)
+            self._fleet.recheck_url(pool)
+            problem = database_problem(error)
         else:
-            found = [_judged(slot, worked) for slot in self._fleet.slots(pool)]
-            return ObservedPool(tuple(_joined(pool, found, known)), demand, template), database
-        return ObservedPool(tuple(self._fleet.slots(pool)), None, template, silent), database
+            slots = [_judged(slot, worked) for slot in self._fleet.slots(pool)]
+            return ObservedPool(tuple(_merged(pool, slots, known)), demand, template), database
+        return ObservedPool(tuple(self._fleet.slots(pool)), None, template, problem), database
 
-    async def _ask(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand, set[str]]:
-        """What the database knows: of app-ids, by slot; the work; in which pods that crash executors had registered."""
+    async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand, set[str]]:
+        """Query the app-ids by slot index, the demand, and the crashing pods in which an executor ever registered."""
         watch, name = self._watch(pool), app_id(pool.namespace, pool.name)
         spec = pool.spec
         can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
@@ -131,12 +131,12 @@ class PoolReconciler:
                 await pools.watch(connection, name, spec.queues, 0.0)
                 watch.disarmed()
             if can_grow and watch.wants_arming(time.monotonic()):
-                watching = pools.watch(connection, name, spec.queues, watch.length)
-                watch.armed(time.monotonic(), await announce(connection, watching, **PAUSES))
-            if watch.recheck is not None:  # before the look, which then sees all that they have done
+                arming = pools.watch(connection, name, spec.queues, watch.length)
+                watch.armed(time.monotonic(), await announce(connection, arming, **PAUSES))
+            if watch.recheck is not None:  # before the query of the demand, which then sees what they submitted
                 watch.settle(time.monotonic(), await oldest_transaction(connection))
-            # Where no executor is left, nobody else notices that the last one has died.
-            while await executors.rescue(connection, database.observed, spec.most_losses):
+            # Where no executor is left, only the operator notices that the last one has died.
+            while await executors.rescue(connection, database.marks, spec.most_losses):
                 pass
             prefix = app_id(pool.namespace, slot_name(pool.name, 0))[:-1]
             runnable, next_due, known = await pools.demand_and_slots(
@@ -152,35 +152,33 @@ class PoolReconciler:
 
     # Act.
 
-    async def _act(
-        self, ref: Ref, pool: Pool, seen: ObservedPool, decision: Decision, database: Database | None
-    ) -> None:
-        slots = {slot.name: slot for slot in seen.slots}
+    async def _act(self, ref: Ref, pool: Pool, observed: ObservedPool, plan: Plan, database: Database | None) -> None:
+        slots = {slot.name: slot for slot in observed.slots}
         done: list[Action] = []
         failed: list[Exception] = []
 
         async def do(action: Action) -> None:
             try:
-                if await self._do(pool, action, database):
+                if await self._execute(pool, action, database):
                     done.append(action)
                     self._metrics.acted(pool, action, slots.get(_slot(pool, action)), datetime.now(UTC))
             except (FleetError, JoexError, OSError) as error:
                 failed.append(error)
 
-        for action in decision.actions:
+        for action in plan.actions:
             if not isinstance(action, CreateSlot):
                 await do(action)
-        await _side_by_side([do(action) for action in decision.actions if isinstance(action, CreateSlot)])
+        await _gather([do(action) for action in plan.actions if isinstance(action, CreateSlot)])
         self._count_latency(pool, done)
-        told = events_of_actions(pool.name, done)
+        events = events_of_actions(pool.name, done)
         if failed:
-            told.append(Event("Warning", "ActionFailed", " ".join(str(failed[0]).split())))
-        await self._fleet.tell(ref, told)
+            events.append(Event("Warning", "ActionFailed", " ".join(str(failed[0]).split())))
+        await self._fleet.record_events(ref, events)
         if failed:
             raise failed[0]
 
-    async def _do(self, pool: Pool, action: Action, database: Database | None) -> bool:
-        """Carry an action out. False: there was nothing to do, or not any more."""
+    async def _execute(self, pool: Pool, action: Action, database: Database | None) -> bool:
+        """Carry out an action. False: there was nothing to do, or not any more."""
         match action:
             case CreateSlot(index, _):
                 await self._fleet.create(pool, index)
@@ -191,11 +189,11 @@ class PoolReconciler:
             case _:
                 if database is None:
                     return False
-                return await self._say(pool, action, database)
+                return await self._tell_database(pool, action, database)
         return True
 
-    async def _say(self, pool: Pool, action: AskDrain | ForgetSlot | ReportGone, database: Database) -> bool:
-        """Carry out what is said to the database."""
+    async def _tell_database(self, pool: Pool, action: AskDrain | ForgetSlot | ReportGone, database: Database) -> bool:
+        """Carry out an action on the database."""
         match action:
             case AskDrain(slot, only_if_idle, _):
                 async with database.connection() as connection:
@@ -222,19 +220,19 @@ def _by_demand(pool: Pool) -> bool:
 
 
 def _judged(slot: Slot, worked: set[str]) -> Slot:
-    """A slot that crashes for what it ran. One that never registered fails for its template, and so would the next."""
+    """Call a slot crashing only if its executor ever registered. Else its template is at fault, as in any new slot."""
     return replace(slot, crashing=slot.crashing and not worked.isdisjoint(slot.pods))
 
 
-def _joined(pool: Pool, found: Sequence[Slot], known: Mapping[int, Known]) -> list[Slot]:
-    """The slots that were found, with what the database knows; and those that only the database knows."""
-    slots = {slot.index: slot for slot in found}
+def _merged(pool: Pool, observed: Sequence[Slot], known: Mapping[int, Known]) -> list[Slot]:
+    """The observed slots with what the database knows of them, and the slots that only the database knows."""
+    slots = {slot.index: slot for slot in observed}
     for index in known.keys() - slots.keys():
         slots[index] = Slot(slot_name(pool.name, index), index)
-    return [_with(slots[index], known.get(index)) for index in sorted(slots)]
+    return [_with_executor(slots[index], known.get(index)) for index in sorted(slots)]
 
 
-def _with(slot: Slot, known: Known | None) -> Slot:
+def _with_executor(slot: Slot, known: Known | None) -> Slot:
     if known is None:
         return replace(slot, executor=ObservedExecutor())
     executor = ObservedExecutor(known.executor is not None, known.held, known.draining, known.retired_at, known.pod_uid)
@@ -251,12 +249,12 @@ def _slot(pool: Pool, action: Action) -> str:
             return action.slot
 
 
-async def _side_by_side(some: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all of these, a few at a time."""
-    gate = asyncio.Semaphore(_AT_A_TIME)
+async def _gather(some: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all of these, a few at a time."""
+    gate = asyncio.Semaphore(_CREATIONS_AT_ONCE)
 
-    async def one(work: Coroutine[Any, Any, None]) -> None:
+    async def run(work: Coroutine[Any, Any, None]) -> None:
         async with gate:
             await work
 
-    await asyncio.gather(*(one(work) for work in some))
+    await asyncio.gather(*map(run, some))

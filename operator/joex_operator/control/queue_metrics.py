@@ -1,6 +1,6 @@
-"""Numbers of the queues, asked for now and then: with ten million jobs a count takes its time.
+"""Queries the statistics of the queues at intervals: with ten million jobs a count takes seconds.
 
-How slots are shared is asked apart from that: it is known as quickly with ten million jobs as with few.
+How groups share the slots is a query of its own, as quick with ten million jobs as with few.
 """
 
 from __future__ import annotations
@@ -12,30 +12,31 @@ from collections.abc import Awaitable, Callable
 
 from joex.errors import JoexError
 from joex_operator.control.database import Database, Databases
-from joex_operator.metrics import Metrics, database_name
+from joex_operator.metrics import OperatorMetrics, database_name
 
 _log = logging.getLogger("joex.operator")
 
 _SHARE = 50
-"""Of this share of the time one question may be under way: one that takes a second is asked every 50 seconds."""
+"""A query runs for at most one part in so many of the time: one that takes a second runs every 50 seconds."""
 
 
-async def refresh_queue_metrics(databases: Databases, metrics: Metrics, every: float) -> None:
-    """Ask all databases in use, until cancelled; ``every`` so many seconds where that is quick."""
-    measuring: dict[str, list[asyncio.Task[None]]] = {}
+async def refresh_queue_metrics(databases: Databases, metrics: OperatorMetrics, every: float) -> None:
+    """Query all databases in use until cancelled, ``every`` so many seconds if the queries are quick."""
+    running: dict[str, list[asyncio.Task[None]]] = {}
     try:
         while True:
             opened = databases.opened()
-            for url in measuring.keys() - opened.keys():
-                _cancel(measuring.pop(url))
+            for url in running.keys() - opened.keys():
+                _cancel(running.pop(url))
                 metrics.forget_database(database_name(url))
-            for url in opened.keys() - measuring.keys():  # each by itself: one that hangs delays no other
-                measuring[url] = [
-                    asyncio.create_task(_repeat(ask, opened[url], metrics, every)) for ask in (_count, _share)
+            for url in opened.keys() - running.keys():  # tasks of its own: a database that hangs delays no other
+                running[url] = [
+                    asyncio.create_task(_query_at_intervals(query, opened[url], metrics, every))
+                    for query in (_count, _share)
                 ]
             await asyncio.sleep(1.0)
     finally:
-        for tasks in measuring.values():
+        for tasks in running.values():
             _cancel(tasks)
 
 
@@ -44,16 +45,19 @@ def _cancel(tasks: list[asyncio.Task[None]]) -> None:
         task.cancel()
 
 
-async def _repeat(
-    ask: Callable[[Database, Metrics], Awaitable[bool]], database: Database, metrics: Metrics, every: float
+async def _query_at_intervals(
+    query: Callable[[Database, OperatorMetrics], Awaitable[bool]],
+    database: Database,
+    metrics: OperatorMetrics,
+    every: float,
 ) -> None:
     while True:
         began = time.monotonic()
-        is_answered = await ask(database, metrics)
+        is_answered = await query(database, metrics)
         await asyncio.sleep(max(every, (time.monotonic() - began) * _SHARE) if is_answered else every)
 
 
-async def _count(database: Database, metrics: Metrics) -> bool:
+async def _count(database: Database, metrics: OperatorMetrics) -> bool:
     try:
         metrics.queues(database.name, await database.queue_stats())
     except (JoexError, OSError) as error:
@@ -64,10 +68,10 @@ async def _count(database: Database, metrics: Metrics) -> bool:
     return True
 
 
-async def _share(database: Database, metrics: Metrics) -> bool:
+async def _share(database: Database, metrics: OperatorMetrics) -> bool:
     try:
         metrics.shares(database.name, await database.queue_shares())
-    except (JoexError, OSError) as error:  # whether the database answers is said by the counts alone
+    except (JoexError, OSError) as error:  # the counts alone say whether the database answers
         _log.debug("asking how slots are shared in %s: %s", database.name, error)
         metrics.shares(database.name, [])
         return False

@@ -1,7 +1,8 @@
-"""What to look at, and when: many reasons to look at something make one look.
+"""The work queue of the controller: it merges many reasons to reconcile a key into one reconcile.
 
-A key has one appointment, the earliest that was asked for. It is looked at by one worker at a time: who asks for it
-meanwhile gets another look afterwards, because the one under way may have seen the world as it was before.
+Each key has at most one entry, due at the earliest time that a caller asked for. One worker at a time reconciles a key.
+A key added during its own reconcile is reconciled again afterwards, because the reconcile under way may have observed
+the state from before the change.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class WorkQueue(Generic[Key]):
-    """Appointments by key. To be used on one event loop."""
+    """Keys to reconcile, each with the time at which it is due. Use it on one event loop."""
 
     def __init__(self) -> None:
         self._due: dict[Key, float] = {}
@@ -26,7 +27,7 @@ class WorkQueue(Generic[Key]):
         self._changed = asyncio.Event()
 
     def add(self, key: Key, after: float = 0.0) -> None:
-        """Look at this in so many seconds, or sooner if that is said already."""
+        """Reconcile a key after so many seconds, or sooner if it is due sooner already."""
         due = asyncio.get_running_loop().time() + max(after, 0.0)
         known = self._due.get(key)
         if known is None or due < known:
@@ -35,20 +36,20 @@ class WorkQueue(Generic[Key]):
             self._changed.set()
 
     def drop(self, key: Key) -> None:
-        """Forget the appointment of a key."""
+        """Remove the entry of a key."""
         self._due.pop(key, None)
 
-    async def run(self, look: Callable[[Key], Awaitable[None]], workers: int) -> None:
-        """Keep the appointments, so many at a time. ``look`` must not raise."""
+    async def run(self, reconcile: Callable[[Key], Awaitable[None]], workers: int) -> None:
+        """Reconcile each key when it is due, with so many workers. ``reconcile`` must not raise."""
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
-                group.create_task(self._work(look))
+                group.create_task(self._work(reconcile))
 
-    async def _work(self, look: Callable[[Key], Awaitable[None]]) -> None:
+    async def _work(self, reconcile: Callable[[Key], Awaitable[None]]) -> None:
         while True:
             key = await self._next()
             try:
-                await look(key)
+                await reconcile(key)
             finally:
                 self._busy.discard(key)
                 if key in self._due:
@@ -62,7 +63,7 @@ class WorkQueue(Generic[Key]):
             now = loop.time()
             while self._heap and self._heap[0][0] <= now:
                 due, _, key = heapq.heappop(self._heap)
-                # An entry that an earlier appointment has made obsolete; or its key is busy: then it is put back after.
+                # An earlier entry has replaced this one; or its key is busy, and its worker adds it again afterwards.
                 if self._due.get(key) != due or key in self._busy:
                     continue
                 del self._due[key]

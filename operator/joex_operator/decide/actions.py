@@ -1,7 +1,7 @@
-"""What can be done about a pool, as data: on a cluster by `cluster`, on local processes by `processes`.
+"""The actions on a pool, as data. `control.pool_reconciler` carries them out.
 
-Every action may be repeated, and may come late: from an operator that was stopped for a while, and does not lead any
-more. So each names what it is about precisely enough to do nothing where that is done already, or has become another.
+Each action is idempotent, and may come late: from an operator that was suspended for a while and leads no more. So each
+action names its object precisely enough to do nothing when it is done already, or when another object has that name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 
 class Why(enum.StrEnum):
-    """What an action is for."""
+    """The reason for an action."""
 
     DEMAND = "demand"
     FIXED = "fixed"
@@ -21,16 +21,16 @@ class Why(enum.StrEnum):
     DELETED = "deleted"
     HOLD = "hold"
     FALLBACK = "fallback"
-    TEMPLATE = "template"  # it has an outdated template
-    LOST = "lost"  # its node is silent, and the database says that its executor is dead
-    RETIRED = "retired"  # no executor lives under its app-id, and none will
-    DRAIN_TIMEOUT = "drain timeout"  # it drains for too long, and onTimeout is Terminate
-    UNREACHABLE = "unreachable"  # its pool is deleted, and the database silent: its pod drains at SIGTERM
+    TEMPLATE = "template"  # its template is outdated
+    LOST = "lost"  # its node is lost, and the database says that its executor is dead
+    RETIRED = "retired"  # no executor runs under its app-id, and none will
+    DRAIN_TIMEOUT = "drain timeout"  # it has drained for too long, and onTimeout is Terminate
+    UNREACHABLE = "unreachable"  # its pool is deleted and the database is down: its pod drains at SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
 class CreateSlot:
-    """Make the Deployment of a new slot; where there is one of this name, it is left as it is."""
+    """Create the Deployment of a new slot, unless one of this name exists."""
 
     index: int
     why: Why
@@ -38,7 +38,7 @@ class CreateSlot:
 
 @dataclass(frozen=True, slots=True)
 class AskDrain:
-    """Retire a slot's app-id, in one transaction; ``only_if_idle``: unless it holds a job, then nothing happens."""
+    """Retire a slot's app-id, in one transaction. With ``only_if_idle``: only if its executor holds no job."""
 
     slot: str
     only_if_idle: bool
@@ -47,7 +47,7 @@ class AskDrain:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSlot:
-    """Delete the Deployment of a slot, if it still is the one with this uid."""
+    """Delete the Deployment of a slot, if its uid still is this one."""
 
     slot: str
     uid: str
@@ -56,7 +56,7 @@ class DeleteSlot:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSlot:
-    """Nothing of a slot is left: forget that its app-id was retired then, so that its index can be used again."""
+    """Forget that the app-id of a slot was retired, so that a new slot can use its index. Nothing of it is left."""
 
     slot: str
     retired_at: datetime
@@ -64,7 +64,7 @@ class ForgetSlot:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSlot:
-    """Set the Deployment of a slot, if it still is the one with this uid, to one pod: somebody has changed that."""
+    """Scale the Deployment of a slot, if its uid still is this one, back to one pod, after a user changed that."""
 
     slot: str
     uid: str
@@ -72,7 +72,7 @@ class UpdateSlot:
 
 @dataclass(frozen=True, slots=True)
 class ReportGone:
-    """Tell the database that a pod does not run any more, so that its executor's jobs move on."""
+    """Tell the database that a pod has ended, so that other executors take its executor's jobs."""
 
     pod_uid: str
 

@@ -1,4 +1,4 @@
-"""What holds of a pool: one function for each condition, from what was found and decided."""
+"""The conditions of a pool: a function for each, of the observed state and the plan."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from joex.core.duration import format_duration
 from joex_operator.api.objects import Pool, SpecError
 from joex_operator.decide.actions import CreateSlot
-from joex_operator.decide.plan import Decision, ObservedPool, may_be_missing
+from joex_operator.decide.plan import ObservedPool, Plan, may_be_missing
 from joex_operator.decide.scaling import Limit, Mode
 from joex_operator.decide.slots import Phase, Slot, crashing, draining, ready, takers
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that holds (``True``), does not (``False``), or can't be known (``Unknown``).
-
-    ``bad``: somebody should look at it.
-    """
+    """A condition of an object: ``True``, ``False`` or ``Unknown``. ``bad``: its Event is a warning."""
 
     type: str
     status: str
@@ -27,49 +24,49 @@ class Condition:
 
 
 _MISTAKES = ("InvalidURL", "SecretKeyMissing", "SecretMissing", "SecretUnreadable", "UrlUnknown")
-"""Why a database is not even asked: the mend is in the cluster, so it is told where people look first."""
+"""Reasons that a user mends in the cluster, so that Ready, which users read first, has them too."""
 
 
-def conditions(pool: Pool, seen: ObservedPool, decision: Decision, failure: str = "") -> list[Condition]:
-    """All conditions of a pool, always in the same order; ``failure`` says what of the decision could not be done."""
+def conditions(pool: Pool, observed: ObservedPool, plan: Plan, failure: str = "") -> list[Condition]:
+    """All conditions of a pool, always in the same order. ``failure``: the error of an action; empty: none failed."""
     return [
-        _ready(pool, seen, decision),
-        _scaling_active(pool, decision),
-        _able_to_scale(seen, decision, failure),
-        _scaling_limited(pool, seen, decision),
-        _database_reachable(seen),
+        _ready(pool, observed, plan),
+        _scaling_active(pool, plan),
+        _able_to_scale(observed, plan, failure),
+        _scaling_limited(pool, observed, plan),
+        _database_reachable(observed),
         _suspended(pool),
     ]
 
 
 def refused(error: SpecError) -> Condition:
-    """What holds of an object that can't be worked with: nothing of it is changed until it is mended."""
+    """The condition of an invalid object: the operator changes nothing of it until a user mends it."""
     return Condition("Ready", "False", error.reason, str(error), bad=True)
 
 
-def _ready(pool: Pool, seen: ObservedPool, decision: Decision) -> Condition:
-    """It takes jobs where it should, and none of its executors fails to start."""
-    name, sizing = "Ready", decision.sizing
+def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
+    """The pool takes jobs when it should, and none of its executors fails to start."""
+    name, sizing = "Ready", plan.sizing
     if sizing.mode in (Mode.DELETED, Mode.SUSPENDED):
-        left = takers(seen.slots) or draining(seen.slots)
+        left = takers(observed.slots) or draining(observed.slots)
         doing = "its executors finish what they run" if left else "it has no executors"
         return Condition(name, "False", "Deleting" if sizing.mode is Mode.DELETED else "Suspended", doing)
-    if seen.database_problem is not None:
-        if seen.database_problem.reason in _MISTAKES:
-            return Condition(name, "Unknown", seen.database_problem.reason, seen.database_problem.message)
+    if observed.database_problem is not None:
+        if observed.database_problem.reason in _MISTAKES:
+            return Condition(name, "Unknown", observed.database_problem.reason, observed.database_problem.message)
         return Condition(name, "Unknown", "DatabaseUnreachable", "only the database knows which executors take jobs")
-    return _working(name, pool, seen, sizing.target)
+    return _working(name, pool, observed, sizing.target)
 
 
-def _working(name: str, pool: Pool, seen: ObservedPool, target: int) -> Condition:
+def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Condition:
     waiting = (Phase.PENDING, Phase.CRASHING)
-    failing = [slot for slot in seen.slots if slot.phase in waiting and slot.problem is not None]
+    failing = [slot for slot in observed.slots if slot.phase in waiting and slot.problem is not None]
     if failing:
         return Condition(name, "False", "ExecutorFailing", _failure(failing), bad=True)
-    there = [slot for slot in [*takers(seen.slots), *draining(seen.slots)] if slot.uid is not None]
-    is_rolling_out = any(slot.template != seen.template for slot in there)
+    there = [slot for slot in [*takers(observed.slots), *draining(observed.slots)] if slot.uid is not None]
+    is_rolling_out = any(slot.template != observed.template for slot in there)
     needed = _needed(pool, target) - (may_be_missing(pool, target) if is_rolling_out else 0)
-    if len(ready(seen.slots)) < needed:
+    if len(ready(observed.slots)) < needed:
         return Condition(name, "False", "Starting", "executors are starting")
     if is_rolling_out:
         return Condition(name, "True", "RollingOut", "executors with the template before are being replaced")
@@ -85,16 +82,16 @@ def _failure(failing: list[Slot]) -> str:
 
 
 def _needed(pool: Pool, target: int) -> int:
-    """Executors without which a pool is not ready: those it always has, and one where there is work."""
+    """The executors without which a pool is not ready: its minimum, and one if there is demand."""
     if pool.spec.replicas is not None:
         return pool.spec.replicas
     return min(target, max(pool.spec.scaling.min_replicas, 1))
 
 
-def _scaling_active(pool: Pool, decision: Decision) -> Condition:
-    """Its size follows the work."""
+def _scaling_active(pool: Pool, plan: Plan) -> Condition:
+    """The size follows the demand."""
     name = "ScalingActive"
-    match decision.sizing.mode:
+    match plan.sizing.mode:
         case Mode.DEMAND:
             return Condition(name, "True", "ByDemand", f"its size follows the work in {', '.join(pool.spec.queues)}")
         case Mode.FIXED:
@@ -113,15 +110,15 @@ def _scaling_active(pool: Pool, decision: Decision) -> Condition:
             return Condition(name, "False", "DemandUnknown", said, bad=True)
 
 
-def _able_to_scale(seen: ObservedPool, decision: Decision, failure: str) -> Condition:
-    """It can grow and shrink now."""
-    name, sizing = "AbleToScale", decision.sizing
-    if seen.database_problem is not None:
+def _able_to_scale(observed: ObservedPool, plan: Plan, failure: str) -> Condition:
+    """The pool can grow and shrink now."""
+    name, sizing = "AbleToScale", plan.sizing
+    if observed.database_problem is not None:
         return Condition(name, "False", "DatabaseUnreachable", "no executor can be drained without the database")
     if failure:
         return Condition(name, "False", "ActionFailed", failure, bad=True)
-    if decision.overdue:
-        slow = f"{', '.join(decision.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
+    if plan.overdue:
+        slow = f"{', '.join(plan.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
         return Condition(name, "True", "DrainSlow", slow, bad=True)
     if sizing.waiting and sizing.wanted is not None and sizing.wanted < sizing.target:
         return Condition(name, "True", "ScaleDownStabilized", "it shrinks when less has been enough for long enough")
@@ -130,14 +127,14 @@ def _able_to_scale(seen: ObservedPool, decision: Decision, failure: str) -> Cond
     return Condition(name, "True", "ReadyForNewScale", "nothing holds it up")
 
 
-def _scaling_limited(pool: Pool, seen: ObservedPool, decision: Decision) -> Condition:
-    """Its size is not what the work calls for."""
-    name, sizing = "ScalingLimited", decision.sizing
+def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
+    """The size is not what the demand calls for."""
+    name, sizing = "ScalingLimited", plan.sizing
     scaling = pool.spec.scaling
-    created = sum(isinstance(action, CreateSlot) for action in decision.actions)
-    if draining(seen.slots) and sizing.target > len(takers(seen.slots)) + created:
+    created = sum(isinstance(action, CreateSlot) for action in plan.actions)
+    if draining(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
         return Condition(name, "True", "WaitingForDrain", "executors that drain take up the room until they are gone")
-    if crashing(seen.slots) and sizing.target > len(takers(seen.slots)) + created:
+    if crashing(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
         return Condition(name, "True", "ExecutorsCrashing", "executors that crash take up the room", bad=True)
     match sizing.limit:
         case Limit.MOST:
@@ -153,17 +150,17 @@ def _scaling_limited(pool: Pool, seen: ObservedPool, decision: Decision) -> Cond
             return Condition(name, "False", "DesiredWithinRange", "the size wanted is allowed")
 
 
-def _database_reachable(seen: ObservedPool) -> Condition:
-    """The operator knows what the database says."""
-    if seen.database_problem is None:
+def _database_reachable(observed: ObservedPool) -> Condition:
+    """The operator can use the database."""
+    if observed.database_problem is None:
         return Condition("DatabaseReachable", "True", "Connected", "the database answers")
     return Condition(
-        "DatabaseReachable", "False", seen.database_problem.reason, seen.database_problem.message, bad=True
+        "DatabaseReachable", "False", observed.database_problem.reason, observed.database_problem.message, bad=True
     )
 
 
 def _suspended(pool: Pool) -> Condition:
-    """Somebody has suspended it."""
+    """A user has suspended the pool."""
     if pool.spec.suspend:
         return Condition("Suspended", "True", "Suspended", "spec.suspend is set: executors drain, and none is started")
     return Condition("Suspended", "False", "NotSuspended", "spec.suspend is not set")

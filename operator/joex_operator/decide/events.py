@@ -1,6 +1,6 @@
-"""The Events of a pool, as data: what has changed, and what is done.
+"""The Events of objects, as data: changed conditions, and actions.
 
-Not everything that changes is told: a pool that breathes with its queue must not bury what somebody should look at.
+Not every change is an Event: a pool that grows and shrinks with its queue must not bury the Events that need attention.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from joex_operator.decide.actions import Action, AskDrain, CreateSlot, DeleteSlo
 from joex_operator.decide.conditions import Condition
 from joex_operator.decide.status import by_type
 
-_TOLD = ("Ready", "DatabaseReachable", "Suspended", "ScalingActive")
+_SHOWN = ("Ready", "DatabaseReachable", "Suspended", "ScalingActive")
 _MOST_NAMED = 5
 
 
@@ -28,34 +28,34 @@ class Event:
 
 
 def events_of_change(new: Iterable[Condition], previous: Mapping[str, Any]) -> list[Event]:
-    """An Event for each condition that has become another; of an object that is new, what is wrong with it.
+    """An Event for each condition that has changed; for a new object, one for each bad condition.
 
     Args:
-        new: the conditions that hold.
-        previous: the status that is stored.
+        new: the present conditions.
+        previous: the stored status.
     """
     before = by_type(previous)
     return [
         Event("Warning" if condition.bad else "Normal", condition.reason, condition.message)
         for condition in new
-        if condition.type in _TOLD and _is_news(condition, before.get(condition.type))
+        if condition.type in _SHOWN and _is_news(condition, before.get(condition.type))
     ]
 
 
 def events_of_actions(pool: str, actions: Sequence[Action]) -> list[Event]:
-    """An Event for the slots that are added, asked to drain, or removed, for each reason."""
-    told: dict[tuple[str, Why], list[str]] = {}
+    """An Event for the slots added, drained or removed, for each reason."""
+    slots_by: dict[tuple[str, Why], list[str]] = {}
     for action in actions:
         match action:
             case CreateSlot(index, why):
-                told.setdefault(("Added", why), []).append(slot_name(pool, index))
+                slots_by.setdefault(("Added", why), []).append(slot_name(pool, index))
             case AskDrain(slot, _, why):
-                told.setdefault(("Draining", why), []).append(slot)
+                slots_by.setdefault(("Draining", why), []).append(slot)
             case DeleteSlot(slot, _, why):
-                told.setdefault(("Removed", why), []).append(slot)
+                slots_by.setdefault(("Removed", why), []).append(slot)
             case _:
                 pass
-    return [_event(reason, why, slots) for (reason, why), slots in told.items()]
+    return [_event(reason, why, slots) for (reason, why), slots in slots_by.items()]
 
 
 def _is_news(condition: Condition, before: Mapping[str, Any] | None) -> bool:

@@ -1,4 +1,4 @@
-"""What Deployments and pods say of the slots of a pool. Pure."""
+"""The slots of a pool, from its Deployments and pods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESTARTS = 2  # before the second a container has waited
 
 @dataclass(frozen=True, slots=True)
 class ObservedDeployment:
-    """What matters of a Deployment. ``owner``: the uid of its pool; ``deleting``: it is being deleted."""
+    """The parts of a Deployment that matter. ``owner``: the uid of its pool; ``deleting``: it is being deleted."""
 
     namespace: str
     pool: str
@@ -33,14 +33,14 @@ class ObservedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """What matters of a pod.
+    """The parts of a pod that matter.
 
     Attributes:
-        has_ended: none of its containers runs any more, nor will: its node says so.
+        has_ended: none of its containers runs or will run, by its node's word.
         deleting: it is being deleted.
-        lost: its node is silent.
+        lost: its node does not answer.
         problem: why it does not start.
-        crashing: its executor has ended again and again: it waits to be started again, or has been and is not ready.
+        crashing: its executor has ended again and again, and waits for its restart or to become ready.
     """
 
     namespace: str
@@ -55,7 +55,7 @@ class ObservedPod:
 
 
 def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
-    """What matters of a Deployment."""
+    """The parts of a Deployment that matter."""
     metadata, spec = body["metadata"], body["spec"]
     owners = [owner["uid"] for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
     conditions = _conditions(body)
@@ -74,7 +74,7 @@ def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
 
 
 def pod(body: Mapping[str, Any]) -> ObservedPod:
-    """What matters of a pod."""
+    """The parts of a pod that matter."""
     metadata, status = body["metadata"], body.get("status", {})
     return ObservedPod(
         namespace=metadata["namespace"],
@@ -100,10 +100,10 @@ def slots(
 
     Args:
         pool: the name of the pool.
-        uid: its uid: a Deployment of an earlier one of this name is on its way out.
-        deployments: those of the pool.
-        pods: likewise.
-        gone: pods that are there no more, and that had ended before.
+        uid: the uid of the pool. A Deployment of an earlier pool of this name is being deleted.
+        deployments: of the pool.
+        pods: of the pool.
+        gone: deleted pods that had ended before.
     """
     made = {one.slot: one for one in deployments}
     running: dict[str, list[ObservedPod]] = {}
@@ -129,15 +129,15 @@ def _slot(name: str, index: int, made: ObservedDeployment | None, pods: list[Obs
     if made is None:
         return Slot(name, index, pods=there)
     if made.deleting or made.owner not in ("", owner):
-        # It counts as a pod until it is gone: deleted in the foreground, it goes after all that it has made.
+        # It counts as a pod until it is gone: a deletion in the foreground removes its pods first.
         return Slot(name, index, pods=(*there, made.uid))
     staying = [pod for pod in pods if not pod.deleting]
     return Slot(
         name,
         index,
         uid=made.uid,
-        # One that nobody owns was left by an earlier pool of this name, deleted with --cascade=orphan: it serves on,
-        # and is replaced as if its template were outdated.
+        # An orphan of an earlier pool of this name, deleted with --cascade=orphan: its executor goes on, and the
+        # operator replaces it as if its template were outdated.
         template=made.template if made.owner else "",
         replicas=made.replicas,
         problem=next((pod.problem for pod in staying if pod.problem), made.problem),
@@ -152,7 +152,7 @@ def _has_ended(body: Mapping[str, Any]) -> bool:
     if status.get("phase") in _TERMINAL:
         return True
     containers = status.get("containerStatuses") or []
-    # Deleted before it was placed anywhere: nothing has ever run.
+    # Deleted before the scheduler placed it: nothing has ever run.
     never_ran = "deletionTimestamp" in body["metadata"] and not body["spec"].get("nodeName")
     if "deletionTimestamp" not in body["metadata"] or not containers:
         return never_ran
@@ -160,7 +160,7 @@ def _has_ended(body: Mapping[str, Any]) -> bool:
 
 
 def _is_lost(status: Mapping[str, Any]) -> bool:
-    """Whether the node is silent: then the control plane says that a pod is not ready whose node said that it is."""
+    """Whether the node is lost: then the control plane sets Ready to False, though the node had reported it ready."""
     containers = status.get("containerStatuses") or []
     said_ready = bool(containers) and all(one.get("ready") for one in containers)
     return said_ready and _conditions({"status": status}).get("Ready", {}).get("status") == "False"
@@ -170,7 +170,7 @@ def _is_crashing(status: Mapping[str, Any]) -> bool:
     executors = [one for one in status.get("containerStatuses") or [] if one.get("name") == EXECUTOR]
     return any(
         one.get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff"
-        # Started again after a back-off: it may die of the same at once, and is not reckoned with before it is ready.
+        # Restarted after a back-off: it may crash again at once, and counts as crashing until it is ready.
         or (one.get("restartCount", 0) >= _RESTARTS and not one.get("ready"))
         for one in executors
     )
@@ -189,7 +189,7 @@ def _problems(status: Mapping[str, Any]) -> Iterator[str]:
         ended = state.get("terminated") or one.get("lastState", {}).get("terminated") or {}
         if "running" in state:
             continue
-        # While it waits to be started again, how it ended says more than that it waits.
+        # While it waits for its restart, the reason of its end says more than that it waits.
         if ended.get("exitCode"):
             yield _end(ended)
         elif state.get("waiting", {}).get("reason") not in (None, *_ON_ITS_WAY):

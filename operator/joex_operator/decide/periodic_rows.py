@@ -1,4 +1,4 @@
-"""PeriodicTask objects -> rows of the table of periodic tasks: what is asked for, what is to be changed, what holds."""
+"""PeriodicTask objects as rows of the database: the desired rows, the changes that lead to them, and the conditions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from joex_operator.decide.plan import DatabaseProblem
 _READY = "Ready"
 _MOMENT = 0.5
 _LEAST_PAUSE = 5.0
-"""Seconds: what is due each second changes its status each second, and the API server has other things to do."""
+"""Seconds between two writes of a status at least, because the task of a timer may be due each second."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredRow:
-    """What an object asks for.
+    """The row that an object asks for.
 
     Attributes:
-        id: of its row.
-        pool: the name of its pool, also where the rest of it is wrong.
-        row: None: its pool can't be worked with, or there is none.
-        error: why it can't have a row that runs.
+        ref: the object.
+        id: of the row.
+        pool: the name of the pool, even where the rest of the object is invalid.
+        row: None: the object or its pool is invalid, or there is no such pool.
+        error: why the object can't have an enabled row.
     """
 
     ref: Ref
@@ -45,7 +46,7 @@ class DesiredRow:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """What is to be done to the rows of a pool; false: nothing."""
+    """The changes to the rows of a pool; false: there are none."""
 
     remove: Sequence[str]
     put: Sequence[NewPeriodicTask]
@@ -65,7 +66,7 @@ def row_id(namespace: str, name: str) -> str:
 
 
 def owner(namespace: str, pool: str) -> str:
-    """The owner of the rows of a pool: also where two pools share a database, each has its own.
+    """The owner of the rows of a pool, by which pools that share a database keep theirs apart.
 
     >>> owner("prod", "documents")
     'kubernetes:prod/documents'
@@ -73,60 +74,60 @@ def owner(namespace: str, pool: str) -> str:
     return f"kubernetes:{namespace}/{pool}"
 
 
-def ask(manifest: Mapping[str, Any], pools: Mapping[str, Pool | None]) -> DesiredRow:
-    """What an object asks for. ``pools``: those of its namespace; None: one that can't be worked with as it is."""
+def desired_row(manifest: Mapping[str, Any], pools: Mapping[str, Pool | None]) -> DesiredRow:
+    """The row that an object asks for. ``pools``: those of its namespace, by name; None for an invalid one."""
     ref = reference(manifest)
-    asked = DesiredRow(ref, row_id(ref.namespace, ref.name), str((manifest.get("spec") or {}).get("pool")))
+    desired = DesiredRow(ref, row_id(ref.namespace, ref.name), str((manifest.get("spec") or {}).get("pool")))
     try:
         task = parse_periodic(manifest)
-        pool = pools.get(asked.pool)
+        pool = pools.get(desired.pool)
         if pool is not None:
-            return replace(asked, row=_row(task, pool))
+            return replace(desired, row=_row(task, pool))
     except SpecError as error:
-        return replace(asked, error=error)
-    if asked.pool in pools:
-        return asked
-    said = f"spec.pool: there is no JoexPool {asked.pool!r} in this namespace"
-    return replace(asked, error=SpecError(said, "UnknownPool"))
+        return replace(desired, error=error)
+    if desired.pool in pools:
+        return desired
+    said = f"spec.pool: there is no JoexPool {desired.pool!r} in this namespace"
+    return replace(desired, error=SpecError(said, "UnknownPool"))
 
 
-def changes(asked: Sequence[DesiredRow], found: Mapping[str, PeriodicTask]) -> RowChanges:
-    """What is to be changed: ``asked`` are the objects of a pool, ``found`` the rows that it owns, by id."""
+def changes(desired: Sequence[DesiredRow], found: Mapping[str, PeriodicTask]) -> RowChanges:
+    """The changes from ``found``, the rows that a pool owns by their ids, to ``desired``."""
     return RowChanges(
-        remove=sorted(found.keys() - {one.id for one in asked}),
-        put=[one.row for one in asked if one.row is not None and not _is_as_asked(found.get(one.id), one.row)],
-        disable=[one.id for one in asked if one.error is not None and one.id in found and found[one.id].enabled],
+        remove=sorted(found.keys() - {one.id for one in desired}),
+        put=[one.row for one in desired if one.row is not None and not _is_as_asked(found.get(one.id), one.row)],
+        disable=[one.id for one in desired if one.error is not None and one.id in found and found[one.id].enabled],
     )
 
 
 def with_next_run(row: PeriodicTask, now: datetime) -> PeriodicTask:
-    """The row with its next time; where it has none yet, that which whoever makes jobs will find in a moment."""
+    """The row with its next run. A new row has none yet: then it is the one that a scheduler will store in a moment."""
     if row.nextrun is not None or not row.enabled or row.error is not None:
         return row
     try:
         return replace(row, nextrun=Timer.parse(row.timer).next(max(now, row.last_run or now), parse_zone(row.zone)))
-    except ValueError:  # somebody else has written it
+    except ValueError:  # another client has written an invalid one
         return row
 
 
-def condition(asked: DesiredRow, row: PeriodicTask | DatabaseProblem | None) -> Condition:
-    """Whether the jobs of an object are made.
+def condition(desired: DesiredRow, row: PeriodicTask | DatabaseProblem | None) -> Condition:
+    """The condition Ready of an object: whether a scheduler submits its jobs.
 
-    ``row``: as the database has it by now, `with_next_run`; None: it has none of the object's; or why nobody knows.
+    ``row``: its row by now, `with_next_run`; None: the database has none; or why the database can't be read.
     """
-    if asked.error is not None:
+    if desired.error is not None:
         said = "; it makes no jobs until this is mended" if isinstance(row, PeriodicTask) else ""
-        return Condition(_READY, "False", asked.error.reason, f"{asked.error}{said}", bad=True)
+        return Condition(_READY, "False", desired.error.reason, f"{desired.error}{said}", bad=True)
     if isinstance(row, DatabaseProblem):
         return Condition(_READY, "Unknown", row.reason, row.message, bad=True)
     if row is None:
-        said = f"the database has a periodic task {asked.id!r} that somebody else owns"
+        said = f"the database has a periodic task {desired.id!r} of another owner"
         return Condition(_READY, "False", "OwnedByOther", said, bad=True)
     return _of_row(row)
 
 
 def next_reconcile(rows: Iterable[PeriodicTask], now: datetime, poll: float) -> float:
-    """Seconds until the rows have something new to tell, or may have; at most ``poll``."""
+    """Seconds until the status of one of these rows may change; at most ``poll``."""
     return min((_news_in(row, now, poll) for row in rows if row.enabled and row.error is None), default=poll)
 
 
@@ -174,5 +175,5 @@ def _is_as_asked(found: PeriodicTask | None, row: NewPeriodicTask) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Compares as JSON does: in Python, True and 1 are the same."""
+    """A value as JSON, for comparisons: in Python, True and 1 are equal."""
     return json.dumps(value, sort_keys=True, default=str)

@@ -1,13 +1,13 @@
-"""How many executors a pool shall have: by demand, as HorizontalPodAutoscaler would have it, or as somebody says.
+"""The desired number of executors of a pool: by demand, as HorizontalPodAutoscaler computes it, or by a user's order.
 
-Demand is runnable and running jobs over the slots of an executor. Executors that are starting count as if they were
-there, so that nothing is asked for twice. Those that drain take nothing any more: the jobs they finish call for no
-other place, but they do keep the pool from shrinking further, for others may follow them::
+The demand is the runnable and running jobs, divided by the slots of an executor. Starting executors count as ready, so
+that the same jobs never call for two. Draining executors take no jobs: those that they finish call for no new executor,
+but keep the pool from shrinking further, because more jobs may follow them::
 
     need = (runnable + running on executors that take jobs) / slots      grow, where there are fewer
     keep = (runnable + running anywhere)                    / slots      shrink, where there are more
 
-An amount of work that is unknown is never read as none: the pool keeps its size.
+When the demand is unknown, the pool keeps its size: unknown never means zero.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LEAST_COUNTED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the database says of a pool's queues.
+    """The demand for a pool: what the database knows of its queues.
 
     Attributes:
-        runnable: jobs that could be taken now (not those of paused groups, nor beyond a group's limit).
-        next_due: seconds until the next job is due; None: none waits for its time.
+        runnable: jobs that an executor could take now: without those of paused groups, and within each group's limit.
+        next_due: seconds until the next job is due; None: no job is due later.
     """
 
     runnable: int
@@ -37,7 +37,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What there is. ``held``: jobs on executors that take more (``takers``); ``leaving``: on those that drain."""
+    """The load of a pool. ``held``: jobs on executors that take more (``takers``); ``leaving``: on draining ones."""
 
     demand: Demand | None
     takers: int
@@ -46,7 +46,7 @@ class Load:
 
 
 class Mode(enum.StrEnum):
-    """What decides about the size."""
+    """What determines the size."""
 
     DEMAND = "demand"
     FIXED = "fixed"
@@ -57,7 +57,7 @@ class Mode(enum.StrEnum):
 
 
 class Limit(enum.StrEnum):
-    """What keeps a pool from the size that the work calls for."""
+    """What keeps a pool from the size that its demand calls for."""
 
     MOST = "maxReplicas"
     LEAST = "minReplicas"
@@ -67,17 +67,17 @@ class Limit(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The size that a pool shall have.
+    """The desired size of a pool.
 
     Attributes:
-        target: executors that shall take jobs.
-        most: there may be no more, with those that drain.
-        mode: what decided.
-        wanted: what the work alone calls for; None: it was not asked.
-        limit: what stands between the two, if not time.
-        waiting: it shall change, when it has been so for long enough.
-        again_in: seconds after which the answer may be another, though nothing happens.
-        history: to be stored.
+        target: the desired number of executors that take jobs.
+        most: the maximum, draining ones included.
+        mode: what determined the target.
+        wanted: the size that the demand alone calls for; None: the demand does not count.
+        limit: what keeps the target from ``wanted``, if not a stabilization window.
+        waiting: a stabilization window delays a change.
+        again_in: seconds after which the target may change even if nothing happens.
+        history: to store in the status.
     """
 
     target: int
@@ -91,7 +91,7 @@ class Sizing:
 
 
 def size(pool: Pool, load: Load, history: History, now: float) -> Sizing:
-    """The size that a pool shall have. Orders come before demand: deletion, suspension, a fixed number, the bounds."""
+    """The desired size of a pool. Orders come before demand: deletion, suspension, a fixed number, the bounds."""
     spec = pool.spec
     if pool.deleted_at is not None:
         return Sizing(0, 0, Mode.DELETED, History())
@@ -105,17 +105,17 @@ def size(pool: Pool, load: Load, history: History, now: float) -> Sizing:
 
 
 def can_grow(spec: JoexPoolSpec, sizing: Sizing) -> bool:
-    """Whether more work would make the pool larger."""
+    """Whether more demand would make the pool larger."""
     return sizing.mode is Mode.DEMAND and sizing.target < spec.scaling.max_replicas
 
 
 def most_counted(spec: JoexPoolSpec) -> int:
-    """As many jobs are counted; more of them would change nothing."""
+    """The number up to which the database counts jobs: more of them would not change the size."""
     return max(2 * spec.scaling.max_replicas * spec.pool_size, _LEAST_COUNTED)
 
 
 def _blind(scaling: Scaling, load: Load, history: History, now: float) -> Sizing:
-    """Hold; grow to the minimum, and after a while to the fallback. Windows begin anew when the work is known again."""
+    """Hold; grow to the minimum, and later to the fallback. Windows begin anew when the demand is known again."""
     since = now if history.unknown_since is None else history.unknown_since
     remembered = History(changes=history.changes, unknown_since=since)
     target = max(load.takers, scaling.min_replicas)
@@ -134,7 +134,7 @@ def _by_demand(spec: JoexPoolSpec, demand: Demand, load: Load, history: History,
     bounded = _clamp(wanted, scaling)
     calm, history, until = _calmed(scaling, takers, bounded, history, now)
     allowed = _allowed(scaling, takers, calm, history, now)
-    target = _clamp(allowed, scaling)  # the bounds are orders: neither windows nor policies hold them up
+    target = _clamp(allowed, scaling)  # the bounds are orders: neither windows nor policies delay them
     times = [until, _next_freed(scaling, history, now) if allowed != calm else None]
     delays = [time - now for time in times if time is not None]
     return Sizing(
@@ -150,7 +150,7 @@ def _by_demand(spec: JoexPoolSpec, demand: Demand, load: Load, history: History,
 
 
 def _wanted(spec: JoexPoolSpec, demand: Demand, load: Load) -> int:
-    """The size that the work calls for; the present one where that is good enough."""
+    """The size that the demand calls for; the present one where that is within the tolerance."""
     scaling, takers = spec.scaling, load.takers
     need = _executors(spec, demand.runnable + load.held) + scaling.idle_reserve
     keep = _executors(spec, demand.runnable + load.held + load.leaving) + scaling.idle_reserve
@@ -177,7 +177,7 @@ def _limit(wanted: int, bounded: int, calm: int, target: int) -> Limit | None:
 def _calmed(
     scaling: Scaling, takers: int, wanted: int, history: History, now: float
 ) -> tuple[int, History, float | None]:
-    """The change that was wanted all through its window, what to remember, and when the answer may be another."""
+    """The size after the stabilization windows, the new history, and when the size may change next."""
     up = float(scaling.behavior.scale_up.stabilization_window_seconds)
     down = float(scaling.behavior.scale_down.stabilization_window_seconds)
     if wanted < takers and down:
@@ -190,7 +190,7 @@ def _calmed(
 
 
 def _allowed(scaling: Scaling, takers: int, wanted: int, history: History, now: float) -> int:
-    """As much of a change as the policies allow."""
+    """The size after the policies."""
     rules = scaling.behavior.scale_up if wanted > takers else scaling.behavior.scale_down
     if wanted == takers or rules.select_policy == "Disabled":
         return takers
@@ -204,19 +204,19 @@ def _allowed(scaling: Scaling, takers: int, wanted: int, history: History, now: 
 
 
 def _highest(policy: ScalingPolicy, start: int) -> int:
-    """How far a policy lets a pool grow that had this size when the period began: from zero, at least to one."""
+    """The size to which a policy lets a pool grow that began the period with this size: from zero, at least one."""
     if policy.type == "Executors":
         return start + policy.value
     return max(start + 1, -(-start * (100 + policy.value) // 100))
 
 
 def _lowest(policy: ScalingPolicy, start: int) -> int:
-    """How far a policy lets a pool shrink that had this size when the period began."""
+    """The size to which a policy lets a pool shrink that began the period with this size."""
     return start - policy.value if policy.type == "Executors" else start * (100 - policy.value) // 100
 
 
 def longest_period(scaling: Scaling) -> int:
-    """The longest period of a policy: so long changes are remembered. 0: there is none."""
+    """The longest period of a policy, for which the history keeps changes. 0: there is no policy."""
     behavior = scaling.behavior
     return max((p.period_seconds for p in behavior.scale_up.policies + behavior.scale_down.policies), default=0)
 

@@ -1,7 +1,7 @@
-"""What people are told of an object: its conditions and numbers.
+"""The status of an object: its conditions and numbers.
 
-A condition keeps the time since when it holds; it names the generation of the spec that it is about. Messages have no
-number that changes by the second, so that a status is written when something has changed, and only then.
+A condition keeps the time of its last transition and the generation of the spec that it is about. Its message has no
+number that changes by the second, so that the operator writes a status only when something has changed.
 """
 
 from __future__ import annotations
@@ -14,36 +14,44 @@ from joex.store.periodic import PeriodicTask
 from joex_operator.api.names import selector
 from joex_operator.api.objects import Pool
 from joex_operator.decide.conditions import Condition, conditions
-from joex_operator.decide.plan import Decision, ObservedPool
+from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.slots import crashing, draining, ready, takers
 
 
 def pool_status(
-    pool: Pool, seen: ObservedPool, decision: Decision, previous: Mapping[str, Any], now: datetime, *, failure: str = ""
+    pool: Pool,
+    observed: ObservedPool,
+    plan: Plan,
+    previous: Mapping[str, Any],
+    now: datetime,
+    *,
+    failure: str = "",
 ) -> dict[str, Any]:
-    """The whole status of a pool after a decision.
+    """The whole status of a pool.
 
-    ``previous`` is the one that is stored; ``failure`` says what of the decision could not be done.
+    ``previous``: the stored status. ``failure``: the error of an action; empty: none failed.
     """
-    staying, leaving = takers(seen.slots), draining(seen.slots)
+    staying, leaving = takers(observed.slots), draining(observed.slots)
     status = {
         "observedGeneration": pool.generation,
-        "replicas": len(staying) + len(leaving) + len(crashing(seen.slots)),
-        "desiredReplicas": decision.sizing.target,
-        "readyReplicas": len(ready(seen.slots)) if seen.database_problem is None else previous.get("readyReplicas", 0),
-        "updatedReplicas": sum(slot.template == seen.template for slot in staying),
+        "replicas": len(staying) + len(leaving) + len(crashing(observed.slots)),
+        "desiredReplicas": plan.sizing.target,
+        "readyReplicas": len(ready(observed.slots))
+        if observed.database_problem is None
+        else previous.get("readyReplicas", 0),
+        "updatedReplicas": sum(slot.template == observed.template for slot in staying),
         "drainingReplicas": len(leaving),
         "selector": selector(pool.name),
-        "conditions": dated(conditions(pool, seen, decision, failure), previous, pool.generation, now),
+        "conditions": dated(conditions(pool, observed, plan, failure), previous, pool.generation, now),
     }
-    history = decision.sizing.history.to_dict()
+    history = plan.sizing.history.to_dict()
     return {**status, "history": history} if history else status
 
 
 def periodic_status(
     ready: Condition, row: PeriodicTask | None, generation: int, previous: Mapping[str, Any], now: datetime
 ) -> dict[str, Any]:
-    """The whole status of a periodic task. ``row``: as the database has it; None: it has none of this object."""
+    """The whole status of a periodic task. ``row``: its row in the database; None: it has none."""
     status = {"observedGeneration": generation, "conditions": dated([ready], previous, generation, now)}
     if row is None:
         return status
@@ -60,17 +68,17 @@ def periodic_status(
 def with_conditions(
     new: Iterable[Condition], generation: int, previous: Mapping[str, Any], now: datetime
 ) -> dict[str, Any]:
-    """The stored status with these conditions in it; other conditions stay as they are."""
-    told = dated(new, previous, generation, now)
-    names = {condition["type"] for condition in told}
+    """The stored status with these conditions. Its other conditions stay."""
+    changed = dated(new, previous, generation, now)
+    names = {condition["type"] for condition in changed}
     kept = [condition for condition in previous.get("conditions") or [] if condition["type"] not in names]
-    return {**previous, "observedGeneration": generation, "conditions": [*told, *kept]}
+    return {**previous, "observedGeneration": generation, "conditions": [*changed, *kept]}
 
 
 def dated(
     new: Iterable[Condition], previous: Mapping[str, Any], generation: int, now: datetime
 ) -> list[dict[str, Any]]:
-    """The conditions as they are stored: with the time of their last change, which stays while their status does."""
+    """The conditions as stored, each with the time of its last transition."""
     before = by_type(previous)
     return [
         {

@@ -1,9 +1,9 @@
-"""Executors as processes of this machine: a `fleet.Fleet` without a cluster.
+"""A fleet of processes on this machine.
 
-A slot is a process that is started again whenever it ends by itself (see `slot`), until the slot is deleted.
-Its uid stands for both the Deployment and the pod: a process that is started again has the jobs of the one before at
-once. Nothing of this is stored: what ends with ``joex up``, its processes, drains then, and the next one finds in the
-database who has not left yet.
+A slot is a process that restarts whenever it ends by itself (see `slot`), until the slot is deleted. Its uid stands for
+both the Deployment and the pod, so a restarted process gets the jobs of its predecessor at once. Nothing of this is
+stored: when ``joex up`` ends, its processes drain, and the next ``joex up`` finds in the database the executors that
+have not left yet.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from joex_operator.local.environment import environment, template_hash
 from joex_operator.local.slot import SlotProcess
 
 _BEYOND_DRAIN = 30.0
-"""Seconds a process has beyond its drain, to give jobs back and to say that it leaves."""
+"""Seconds beyond drain.timeout in which an executor gives its jobs back and deregisters."""
 _REMEMBERED_FOR = 60.0
-"""Seconds in which it is said of a process that it is gone. Then the lease of its executor has to show it."""
+"""Seconds for which the fleet reports an ended process as gone. Later the lease of its executor shows it."""
 _IN_ORDER = (0, TOLD_TO_END, -signal.SIGTERM)
-"""How a process ends that has left nothing behind: drained; or asked to end before it had begun anything."""
+"""The exit codes of a process that holds no jobs: it has drained, or got SIGTERM before it registered."""
 
 
 class Output(Protocol):
-    """Where people see what happens."""
+    """Shows users what happens."""
 
     def event(self, kind: str, name: str, event: Event) -> None:
-        """Something has happened to an object."""
+        """Show an Event of an object."""
 
     def log_line(self, slot: str, line: str) -> None:
         """A process has printed a line."""
@@ -46,7 +46,7 @@ class Output(Protocol):
 
 @dataclass(slots=True)
 class _Entry:
-    """A slot. ``pool`` is what was asked for when it was made."""
+    """A slot. ``pool``: its pool at the time of its creation."""
 
     pool: Pool
     index: int
@@ -74,14 +74,14 @@ class _Entry:
 
 
 class ProcessFleet:
-    """The processes of the pools of one ``joex up``. To be used on one event loop.
+    """The processes of all pools of a ``joex up``. Use it on one event loop.
 
     Args:
-        urls: the URLs of databases, by the name of their secret.
-        default_url: of all others; None: they have none.
-        log_format: of the executors, where spec.template says nothing else.
-        output: where people see what happens.
-        changed: called with namespace and pool when something of a pool has changed.
+        urls: the URLs of databases, by the names of their secrets.
+        default_url: of all other databases; None: they have none.
+        log_format: of the executors, unless spec.template sets another.
+        output: shows users what happens.
+        changed: called with the namespace and name of a pool when one of its processes has changed.
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class ProcessFleet:
         self._statuses: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     def template(self, pool: Pool) -> str:
-        """The hash of the template that new slots of the pool are made with."""
+        """See `Fleet.template`."""
         return template_hash(pool)
 
     def slots(self, pool: Pool) -> list[Slot]:
-        """The slots of a pool that have a process, or had one a moment ago that did not leave in order."""
+        """The slots of a pool that have a process, or had one a moment ago that did not drain."""
         return [entry.slot() for entry in self._entries.values() if entry.pool.name == pool.name]
 
     async def create(self, pool: Pool, index: int) -> None:
-        """Start the process of a slot, unless there is one, or its pool is at its end by now."""
+        """Start the process of a slot, unless it has one or its pool is being removed."""
         name = slot_name(pool.name, index)
         entry = self._entries.get(name)
         if pool.name not in self._pools or (entry is not None and not entry.process.has_ended):
@@ -127,17 +127,17 @@ class ProcessFleet:
         self._entries[name] = _Entry(pool, index, uid, template_hash(pool), process)
 
     async def delete(self, pool: Pool, slot: str, uid: str) -> None:
-        """Let a slot's process end, and do not start it again."""
+        """Drain the process of a slot."""
         del pool
         entry = self._entries.get(slot)
         if entry is not None and entry.uid == uid:
             entry.end()
 
     async def update(self, pool: Pool, slot: str, uid: str) -> None:
-        """Nothing: a slot always has one process."""
+        """Do nothing: a slot always has one process."""
 
     async def is_clear(self, pool: Pool, slot: str) -> bool:
-        """Whether a slot has no process any more. Then it is forgotten here too."""
+        """Whether a slot has no process any more. If so, the fleet forgets it too."""
         del pool
         entry = self._entries.get(slot)
         if entry is not None and entry.process.has_ended:
@@ -145,41 +145,41 @@ class ProcessFleet:
         return slot not in self._entries
 
     async def database_url(self, pool: Pool) -> str:
-        """The URL of a pool's database, as the command line has it."""
+        """The URL of a pool's database, from the command line."""
         secret = pool.spec.database.secret_name
         url = self._urls.get(secret, self._default_url)
         if url is None:
-            raise UrlUnknown("UrlUnknown", f"no URL is given for the database {secret!r}: --database {secret}=URL")
+            raise UrlUnknown("UrlUnknown", f"the database {secret!r} has no URL: give it with --database {secret}=URL")
         return url
 
-    def doubt_url(self, pool: Pool) -> None:
-        """Nothing: it stays what the command line says."""
+    def recheck_url(self, pool: Pool) -> None:
+        """Do nothing: the command line does not change."""
 
     def status(self, ref: Ref) -> Mapping[str, Any]:
-        """The status of an object."""
+        """See `Fleet.status`."""
         return self._statuses.get((ref.kind, ref.name), {})
 
     async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
-        """Remember the status of an object."""
+        """Keep the status of an object in memory."""
         self._statuses[ref.kind, ref.name] = status
 
-    async def tell(self, ref: Ref, events: Sequence[Event]) -> None:
-        """Show events."""
+    async def record_events(self, ref: Ref, events: Sequence[Event]) -> None:
+        """Show Events."""
         for event in events:
             self._output.event(ref.kind, ref.name, event)
 
-    # The beginning and the end of a pool.
+    # Adding and removing pools.
 
-    def begin(self, pool: str) -> None:
-        """From now on, a pool may have processes."""
+    def add_pool(self, pool: str) -> None:
+        """Allow processes of a pool."""
         self._pools.add(pool)
 
     def running(self) -> list[str]:
-        """The slots whose processes have not ended."""
+        """The names of the slots whose processes have not ended."""
         return [name for name, entry in self._entries.items() if not entry.process.has_ended]
 
     async def end(self, pool: str | None = None) -> None:
-        """Let the processes of a pool (None: of all) drain, and wait until they have ended."""
+        """Drain the processes of a pool (None: of all), allow no new ones, and wait until they have ended."""
         self._pools -= self._pools if pool is None else {pool}
         entries = [entry for entry in self._entries.values() if pool in (None, entry.pool.name)]
         for entry in entries:
@@ -187,29 +187,29 @@ class ProcessFleet:
         await asyncio.gather(*(entry.process.ended() for entry in entries))
 
     def forget(self, kind: str, name: str) -> None:
-        """An object is gone: forget its status."""
+        """Forget the status of a removed object."""
         self._statuses.pop((kind, name), None)
 
-    def hurry(self) -> None:
-        """Let the processes that drain give their jobs back at once."""
+    def interrupt(self) -> None:
+        """Make the draining processes give their jobs back at once."""
         for entry in self._entries.values():
             entry.process.signal(signal.SIGTERM)
 
-    # What processes tell.
+    # Notifications of processes.
 
-    def said(self, slot: str, line: str) -> None:
+    def printed(self, slot: str, line: str) -> None:
         """A process has printed a line."""
         self._output.log_line(slot, line)
 
     def failed(self, slot: str, problem: str, again_in: float) -> None:
-        """A process has ended by itself."""
+        """A process has ended by itself, and restarts."""
         pool = self._entries[slot].pool
-        when = f"again in {again_in:g} s" if again_in else "again now"
+        when = f"restart in {again_in:g} s" if again_in else "restart now"
         self._output.event("JoexPool", pool.name, Event("Warning", "ExecutorEnded", f"{slot}: {problem}; {when}"))
         self._changed(pool.namespace, pool.name)
 
     def ended(self, slot: str) -> None:
-        """A process has ended, as it was asked to."""
+        """The process of a deleted slot has ended."""
         entry = self._entries[slot]
         if entry.process.exit_code in _IN_ORDER:
             del self._entries[slot]

@@ -1,4 +1,4 @@
-"""One run of ``joex up``, from the first look at the pools until the last executor has left."""
+"""A run of ``joex up``, until its last executor has left."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _OPERATOR = "joex up"
 
 @dataclass(slots=True)
 class _LoadedObject:
-    """An object, from its appearance in the files until it is not there any more."""
+    """An object of the files, with the uid and generation that an API server would give it."""
 
     document: Document
     uid: str
     generation: int = 1
 
     def manifest(self) -> dict[str, Any]:
-        """The object as an API server would give it."""
+        """The object as an API server would return it."""
         given = self.document.manifest
         return {**given, "metadata": {**given["metadata"], "uid": self.uid, "generation": self.generation}}
 
 
 class LocalOperator:
-    """Keeps pools as the files say.
+    """Runs the pools and periodic tasks of the files.
 
     Args:
-        namespace: the name of this ``joex up``: of its executors, and of its tasks.
-        documents: what is in the files.
-        read: reads the files anew.
-        urls: the URLs of databases, by the name of their secret.
-        default_url: of all others.
-        output: where people see what happens.
+        namespace: the name of this ``joex up``, the namespace of its executors and tasks.
+        documents: the content of the files.
+        read: reads the files again.
+        urls: the URLs of databases, by the names of their secrets.
+        default_url: of all other databases.
+        output: shows users what happens.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LocalOperator:
         output: ConsoleOutput | JsonOutput,
     ) -> None:
         self._namespace = namespace
-        self._first = documents
+        self._documents = documents
         self._read = read
         self._output = output
         self._loaded: dict[tuple[str, str], _LoadedObject] = {}
@@ -74,39 +74,39 @@ class LocalOperator:
         self._controller = Controller(self._fleet, worker=f"{_OPERATOR} {namespace}")
 
     async def run(self) -> None:
-        """Run until a signal says that it is enough, and all executors have drained."""
+        """Run until a signal comes and all executors have drained."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop, number.name)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        self._apply(self._first)
+        self._apply(self._documents)
         controlling = asyncio.create_task(self._controller.run())
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({controlling, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # The controller first: nobody starts an executor from now on.
+            # The controller first, so that it starts no more executors.
             controlling.cancel()
             stopping.cancel()
             await asyncio.wait({controlling})
             await self._fleet.end()
         if not controlling.cancelled():
-            controlling.result()  # raises what has ended it
+            controlling.result()  # raises the error that has ended it
 
     def _wake(self, namespace: str, pool: str) -> None:
-        self._controller.wake(namespace, pool)
+        self._controller.enqueue(namespace, pool)
 
     def _on_stop(self, name: str) -> None:
         running = ", ".join(self._fleet.running()) or "none"
         if not self._stop.is_set():
             self._stop.set()
-            said = f"{name}: waiting for the executors: {running}; a further signal makes them give their jobs back"
-            self._tell("Stopping", said)
+            message = f"{name}: waiting for the executors: {running}; a further signal makes them give their jobs back"
+            self._show("Stopping", message)
         else:
-            self._tell("Hurrying", f"{name} again: the executors give their jobs back: {running}")
-            self._fleet.hurry()
+            self._show("Interrupting", f"{name} again: the executors give their jobs back: {running}")
+            self._fleet.interrupt()
 
-    # What the files say.
+    # The content of the files.
 
     def _reload(self) -> None:
         if self._stop.is_set():
@@ -115,10 +115,10 @@ class LocalOperator:
             documents = self._read()
             check_changes({key: loaded.document for key, loaded in self._loaded.items()}, documents)
         except ConfigError as error:
-            self._tell("NotReloaded", f"nothing is changed: {error}", bad=True)
+            self._show("NotReloaded", f"nothing has changed: {error}", bad=True)
         else:
             self._apply(documents)
-            self._tell("Reloaded", f"{len(documents)} objects in the files")
+            self._show("Reloaded", f"{len(documents)} objects in the files")
 
     def _apply(self, documents: Documents) -> None:
         for key, document in documents.items():
@@ -126,11 +126,11 @@ class LocalOperator:
             if loaded is None:
                 self._loaded[key] = _LoadedObject(document, str(uuid4()))
                 if document.kind == POOL:
-                    self._fleet.begin(document.name)
-                self._say(document, "Loaded")
+                    self._fleet.add_pool(document.name)
+                self._show_spec(document, "Loaded")
             elif loaded.document.spec != document.spec:
                 loaded.document, loaded.generation = document, loaded.generation + 1
-                self._say(document, "Changed")
+                self._show_spec(document, "Changed")
             else:
                 continue
             self._controller.put(self._loaded[key].manifest())
@@ -143,30 +143,30 @@ class LocalOperator:
         self._fleet.forget(kind, name)
         self._output.event(kind, name, Event("Normal", "Removed", "it is not in the files any more"))
         if kind == POOL:
-            leaving = asyncio.create_task(self._see_off(name))
+            leaving = asyncio.create_task(self._drain(name))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    async def _see_off(self, pool: str) -> None:
+    async def _drain(self, pool: str) -> None:
         await self._fleet.end(pool)
         self._output.event(POOL, pool, Event("Normal", "Gone", "its executors have left"))
 
-    # What people are told.
+    # Events for users.
 
-    def _tell(self, reason: str, message: str, *, bad: bool = False) -> None:
+    def _show(self, reason: str, message: str, *, bad: bool = False) -> None:
         self._output.event(_OPERATOR, self._namespace, Event("Warning" if bad else "Normal", reason, message))
 
-    def _say(self, document: Document, reason: str) -> None:
+    def _show_spec(self, document: Document, reason: str) -> None:
         spec = document.spec
-        said = _size(spec) if isinstance(spec, JoexPoolSpec) else f"{spec.task}, {spec.timer}"
-        self._output.event(document.kind, document.name, Event("Normal", reason, f"{said} ({document.place})"))
+        summary = _size(spec) if isinstance(spec, JoexPoolSpec) else f"{spec.task}, {spec.timer}"
+        self._output.event(document.kind, document.name, Event("Normal", reason, f"{summary} ({document.place})"))
         for field in unused(spec) if isinstance(spec, JoexPoolSpec) else ():
-            ignored = f"{field} means nothing without a cluster, and is not used"
+            ignored = f"{field} has no effect without a cluster"
             self._output.event(document.kind, document.name, Event("Warning", "NotUsed", ignored))
 
 
 def _size(spec: JoexPoolSpec) -> str:
-    """What size a pool may have, for people."""
+    """The size of a pool, for users."""
     slots = f"with {spec.pool_size} slots each, for {', '.join(spec.queues)}"
     if spec.suspend:
         return "suspended: no executors"

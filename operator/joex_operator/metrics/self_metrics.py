@@ -1,4 +1,4 @@
-"""The operator's own work: reconciles, periodic tasks, the API server's answers, whether it leads."""
+"""Metrics of the operator itself: reconciles, periodic tasks, API requests, leadership."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _RECONCILE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 class SelfMetrics(Collector):
-    """Counts the operator's own work. As a collector it gives the one gauge that may be unknown."""
+    """The operator's metrics of itself. It is a collector for the one gauge that may be unknown."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         reconciles = Counter(
             "joex_operator_reconciles",
-            "Reconciles, by result: ok; error (it is repeated).",
+            "Reconciles of pools, by result: ok or error (repeated).",
             ("result",),
             registry=registry,
         )
         self._results = {True: reconciles.labels("ok"), False: reconciles.labels("error")}
         self._seconds = Histogram(
             "joex_operator_reconcile_seconds",
-            "How long reconciles took.",
+            "Duration of reconciles.",
             buckets=_RECONCILE_SECONDS,
             registry=registry,
         )
@@ -42,12 +42,12 @@ class SelfMetrics(Collector):
             ("outcome",),
             registry=registry,
         )
-        for outcome in ("submitted", "overlapping", "late", "refused", "trouble"):  # there from the start
+        for outcome in ("submitted", "overlapping", "late", "refused", "trouble"):  # exported from the start
             self._repeated.labels(outcome)
-        self._leader = Gauge("joex_operator_leader", "1: this operator leads; 0: it waits.", registry=registry)
-        Gauge(
-            "joex_operator_info", "Always 1: an operator of this version runs.", ("version",), registry=registry
-        ).labels(joex.__version__).set(1)
+        self._leader = Gauge("joex_operator_leader", "Whether this operator leads: 1 or 0.", registry=registry)
+        Gauge("joex_operator_info", "Always 1; the label has the version.", ("version",), registry=registry).labels(
+            joex.__version__
+        ).set(1)
         self._last_success: float | None = None
         registry.register(self)
 
@@ -59,7 +59,7 @@ class SelfMetrics(Collector):
             self._last_success = now.timestamp()
 
     def leading(self, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
-        """Whether this operator leads."""
+        """Note whether this operator leads."""
         self._leader.set(value)
 
     def api_request(self, method: str, code: str) -> None:
@@ -67,13 +67,13 @@ class SelfMetrics(Collector):
         self._requests.labels(method, code).inc()
 
     def repeated(self, outcome: str) -> None:
-        """A periodic task was due."""
+        """This operator decided about a run of a periodic task."""
         self._repeated.labels(outcome).inc()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Called for each page."""
+        """The samples of a page."""
         yield GaugeMetricFamily(
             "joex_operator_last_success_timestamp_seconds",
-            "When a reconcile last ended well.",
+            "Time of the latest successful reconcile.",
             value=self._last_success,
         )

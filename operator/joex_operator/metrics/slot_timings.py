@@ -1,8 +1,7 @@
-"""How long executors take to start and to drain, from the phases in which their slots are seen.
+"""Durations of executors' starts and drains, from the phases in which reconciles observe their slots.
 
-A start is measured from the creation of its Deployment by this operator, so that after an operator's restart the starts
-under way are left out rather than measured wrong. A drain is measured from when the database says that it began; one
-that is over before it is seen is left out.
+A start begins when this operator creates the Deployment: starts under way when an operator restarts are not measured. A
+drain begins at the time in the database: one that ends between two reconciles is not measured.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _DRAIN_SECONDS = (0.1, 0.5, 1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 14400,
 
 @dataclass(slots=True)
 class _PoolTimings:
-    """What is under way in a pool, by slot; and the numbers it moves, looked up once."""
+    """The starts and drains under way in a pool, by slot, and the pool's histograms."""
 
     startup: Histogram
     drain: Histogram
@@ -44,21 +43,21 @@ class SlotTimings:
         self._pools: dict[tuple[str, str], _PoolTimings] = {}
         self._startup = Histogram(
             "joex_executor_startup_seconds",
-            "From the creation of an executor's Deployment until it takes jobs.",
+            "Time from the creation of an executor's Deployment until it takes jobs.",
             by_pool,
             buckets=_STARTUP_SECONDS,
             registry=registry,
         )
         self._drain = Histogram(
             "joex_executor_drain_seconds",
-            "From when an executor was told to drain until it had ended.",
+            "Time from the beginning of an executor's drain to its end.",
             by_pool,
             buckets=_DRAIN_SECONDS,
             registry=registry,
         )
         self._wake = Histogram(
             "joex_scale_up_seconds",
-            "From hearing of a submission until the Deployment that it called for was made.",
+            "Time from a notification of work to the creation of the Deployment that it called for.",
             buckets=_WAKE_SECONDS,
             registry=registry,
         )
@@ -69,18 +68,18 @@ class SlotTimings:
             self._of(pool).created[slot_name(pool.name, action.index)] = now
 
     def observed(self, pool: Pool, slots: Iterable[Slot], now: datetime) -> None:
-        """The slots of a pool, all of them, by the database's word."""
+        """A reconcile has observed all slots of a pool, with the database's answer."""
         timings, slots = self._of(pool), tuple(slots)
         for slot in slots if timings.created else ():
             _started(timings, slot, now)
         _drained(timings, slots, now)
 
     def woken(self, seconds: float) -> None:
-        """A submission has led to a Deployment."""
+        """The operator created a Deployment so many seconds after the notification that called for it."""
         self._wake.observe(seconds)
 
     def forget(self, namespace: str, pool: str) -> None:
-        """A pool is gone."""
+        """Remove a deleted pool."""
         self._pools.pop((namespace, pool), None)
         for histogram in (self._startup, self._drain):
             histogram.remove_by_labels({"namespace": namespace, "pool": pool})
@@ -98,7 +97,7 @@ def _started(timings: _PoolTimings, slot: Slot, now: datetime) -> None:
         return
     if slot.phase in (Phase.IDLE, Phase.BUSY):
         timings.startup.observe((now - since).total_seconds())
-    del timings.created[slot.name]  # it has started, or is let go before it has
+    del timings.created[slot.name]  # it has started, or drains before it has
 
 
 def _drained(timings: _PoolTimings, slots: tuple[Slot, ...], now: datetime) -> None:

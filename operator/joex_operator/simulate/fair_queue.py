@@ -1,8 +1,8 @@
-"""The groups of a queue, so that a take costs the logarithm of how many there are: what the simulator runs on.
+"""A queue whose takes cost the logarithm of the number of its groups.
 
-`joex.core.fairness.take` says which job is next; property tests hold this to it. The groups that have runnable work
-stand in a sorted row for each level; the next one is found by bisection, from the cursor on. (To insert into a row
-moves what comes after it: for ten thousand groups less than a microsecond.)
+`joex.core.fairness.take` specifies which job is next, and property tests hold this implementation to it. Each level has
+a sorted list of the groups with runnable work, and bisection finds the next group after the cursor. (An insertion moves
+the rest of the list: for ten thousand groups in less than a microsecond.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from joex.core.priority_turns import CountingScheme
 
 
 class Lane(enum.IntEnum):
-    """Where a runnable job stands within its group."""
+    """The lane of a runnable job within its group."""
 
     DUE = 0
     HIGH = 1
@@ -25,18 +25,18 @@ class Lane(enum.IntEnum):
 
 
 class FairQueue:
-    """The groups of a queue, each on a place of its own, and the cursor.
+    """The groups of a queue, each at a place of its own, and the cursor.
 
-    Jobs are numbers: the smaller one is taken first. The three lists of each group are kept as heaps. A group may be
-    changed from outside (its weight, its limit, its pause), if `settle` is called after it.
+    Jobs are numbers: the smaller one comes first. The three lanes of each group are heaps. Callers may change a group
+    (its weight, its limit, its pause), and must call `settle` afterwards.
     """
 
     def __init__(self, groups: Iterable[Group], cursor: Cursor) -> None:
         self.cursor = cursor
         self._groups = {group.place: group for group in groups}
-        self._rows: dict[int, list[int]] = {}  # by level: the places of runnable groups
+        self._rows: dict[int, list[int]] = {}  # by level: the places of runnable groups, sorted
         self._levels: list[int] = []  # a heap of the levels that have a row
-        self._level_of: dict[int, int] = {}  # of the groups that stand in a row
+        self._level_of: dict[int, int] = {}  # of the groups in a row
         self._waiting = sum(map(_waiting, self._groups.values()))
         self._restricted: set[int] = set()  # groups that were once paused or limited
         for group in self._groups.values():
@@ -44,35 +44,35 @@ class FairQueue:
 
     @property
     def groups(self) -> Iterable[Group]:
-        """All groups, to look at."""
+        """All groups."""
         return self._groups.values()
 
     @property
     def has_work(self) -> bool:
-        """Whether a job may be taken now."""
+        """Whether there is a runnable job."""
         return self._lowest() is not None
 
     @property
     def runnable(self) -> int:
-        """How many jobs may be taken now: neither those of paused groups, nor beyond a group's limit."""
+        """The number of runnable jobs: without those of paused groups, and within each group's limit."""
         restricted = [self._groups[place] for place in self._restricted]
         return self._waiting - sum(_waiting(group) - runnable(group) for group in restricted)
 
     def submit(self, place: int, lane: Lane, job: int) -> None:
-        """A job of a group can run from now on."""
+        """Add a runnable job to a group."""
         group = self._groups[place]
         heappush((group.due, group.high, group.low)[lane], job)
         self._waiting += 1
         self.settle(group)
 
     def ended(self, place: int) -> None:
-        """A job of a group is held no more."""
+        """An executor has finished a job of a group, or given it back."""
         group = self._groups[place]
         group.running -= 1
         self.settle(group)
 
     def settle(self, group: Group) -> None:
-        """Put a group that has changed into the row where it belongs."""
+        """Move a changed group to the row of its level."""
         place = group.place
         if group.paused or group.max_running is not None:
             self._restricted.add(place)
@@ -93,9 +93,9 @@ class FairQueue:
         insort(self._rows[now], place)
 
     def take(self, free: int, scheme: CountingScheme) -> list[int]:
-        """Take up to ``free`` jobs, in the order of service; the cursor and the groups are changed accordingly.
+        """Take up to ``free`` jobs in the order of service, and update the cursor and the groups.
 
-        The names and the rule are those of `joex.core.fairness.take`.
+        It has the names and the rule of `joex.core.fairness.take`.
         """
         cursor, jobs = self.cursor, list[int]()
         here = self._groups.get(cursor.place)
@@ -120,7 +120,7 @@ class FairQueue:
         return jobs
 
     def _lowest(self) -> int | None:
-        """The lowest level on which a group has runnable work; None: there is none."""
+        """The lowest level with a runnable group; None: there is none."""
         while self._levels:
             level = self._levels[0]
             if self._rows[level]:
@@ -130,7 +130,7 @@ class FairQueue:
         return None
 
     def _next(self, level: int, before: int) -> int:
-        """The place of the first group on a level that comes after this place on the ring."""
+        """The place of the next group on a level after this place, in a circle."""
         row = self._rows[level]
         nr = bisect_right(row, before)
         return row[nr] if nr < len(row) else row[0]
@@ -152,7 +152,7 @@ def _waiting(group: Group) -> int:
 
 
 def runnable(group: Group) -> int:
-    """How many jobs of a group may be taken now."""
+    """The number of runnable jobs of a group."""
     if not group.is_runnable:
         return 0
     return _waiting(group) if group.max_running is None else min(_waiting(group), group.max_running - group.running)

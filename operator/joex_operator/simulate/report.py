@@ -1,4 +1,4 @@
-"""What a simulation says: waits, shares of the slots, executors and what they cost."""
+"""The report of a simulation: waits, shares of the slots, executors and their cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Key = TypeVar("_Key", int, str)
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long jobs waited, in seconds, from when they could be taken until they were; each run counts."""
+    """Seconds from when jobs became runnable until an executor took them; each run counts."""
 
     runs: int
     mean: float
@@ -35,7 +35,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group in a queue. ``slot_share``: of all slot time; ``was``: the waits that the trace tells of."""
+    """A group of a queue. ``slot_share``: of all slot time; ``was``: the waits in the trace."""
 
     queue: str
     group: str
@@ -48,7 +48,7 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """A queue. ``jain``: how evenly its slots were held while work waited, 1 is best (see `totals.Shares`)."""
+    """A queue. ``jain``: how evenly its groups held slots while jobs waited, 1 is best (`totals.ShareTotals`)."""
 
     queue: str
     waits: Waits
@@ -58,7 +58,7 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """A pool. An executor counts from the decision to start it until it is gone; ``utilisation``: of its slots."""
+    """A pool. An executor counts from the decision to start it until it is gone. ``utilisation``: of its slots."""
 
     pool: str
     executors_mean: float
@@ -72,7 +72,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of the time: the waits of the jobs taken in it, and the executors there were at its end."""
+    """A step of the time: the waits of the jobs taken in it, and the executors at its end."""
 
     at: float
     wait_p50: float | None
@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a policy. ``seconds``: how long it took until all was done; ``not_run``: jobs that never were."""
+    """The report of a policy. ``seconds``: until all jobs had ended; ``not_run``: jobs that no executor ever took."""
 
     policy: str
     seconds: float
@@ -103,7 +103,7 @@ class Report:
 
 
 def report(policy: str, jobs: Jobs, pools: Sequence[Pool], totals: Totals, price: float | None) -> Report:
-    """The report on a simulation. ``price``: of an executor for an hour."""
+    """The report of a simulation. ``price``: of an executor for an hour."""
     of_pools = [_pool(pool, sizes, totals.end) for pool, sizes in zip(pools, totals.sizes, strict=True)]
     hours = sum(pool.executor_hours for pool in of_pools)
     slot_hours = sum(one.executor_hours * pool.spec.pool_size for one, pool in zip(of_pools, pools, strict=True))
@@ -181,7 +181,7 @@ def _queues(jobs: Jobs, totals: Totals) -> list[QueueReport]:
 
 
 def _pool(pool: Pool, sizes: Sizes, end: float) -> PoolReport:
-    points = [(at, size) for at, size in sizes.points if at <= end]  # a last look may have come after the end
+    points = [(at, size) for at, size in sizes.points if at <= end]  # a last reconcile may come after the end
     parts = [(after - at, size) for (at, size), (after, _) in pairwise([*points, (end, 0)])]
     seconds = sum(length * size for length, size in parts)
     executors = [size for _, size in parts]

@@ -1,4 +1,4 @@
-"""What is counted while a simulation runs."""
+"""The totals of a simulation."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from joex_operator.simulate.fair_queue import runnable
 
 
 @dataclass(slots=True)
-class Taken:
-    """Each take of a job, as columns: when it was, of which group, and how long the job had waited."""
+class Takes:
+    """The takes of jobs, as columns: the time, the group, and how long the job had waited."""
 
     at: array[float] = field(default_factory=lambda: array("d"))
     group: array[int] = field(default_factory=lambda: array("I"))
     waited: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, at: float, group: int, waited: float) -> None:
-        """Count a take."""
+        """Add a take."""
         self.at.append(at)
         self.group.append(group)
         self.waited.append(waited)
 
 
-class Shares:
-    """How evenly a queue's slots were held, from looks at regular times at which work waited.
+class ShareTotals:
+    """How evenly the groups of a queue held its slots, from samples while jobs waited.
 
-    What a group is entitled to is its max-min share, by weight, of the slots that are held then: no more than it could
-    use, and what others can't use is shared again.
+    A group is entitled to its max-min share, by weight, of the slots in use: to no more than it could use, and what one
+    group can't use the others share.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, float] = defaultdict(float)
         self._entitled: dict[int, float] = defaultdict(float)
 
-    def look(self, groups: Iterable[Group], seconds: float) -> None:
-        """Count what each group holds, and what it should, for so many seconds."""
+    def sample(self, groups: Iterable[Group], seconds: float) -> None:
+        """Add what each group holds and is entitled to, for so many seconds."""
         usable = [(group.running + runnable(group), group) for group in groups]
         slots = sum(group.running for _, group in usable)
         if not slots or sum(some for some, _ in usable) == slots:
-            return  # there is nothing to share, or each has what it can use
+            return  # no slot is in use, or each group has what it can use
         wanting = [(some / group.weight, group) for some, group in usable if some]
         wanting.sort(key=itemgetter(0))
         weights, left = sum(group.weight for _, group in wanting), float(slots)
-        for level, group in wanting:  # the water rises: the groups that want least are satisfied first
+        for level, group in wanting:  # water-filling: the groups that want least first
             share = min(level, left / weights) * group.weight
             self._held[group.place] += group.running * seconds
             self._entitled[group.place] += share * seconds
@@ -57,7 +57,7 @@ class Shares:
 
     @property
     def jain(self) -> float | None:
-        """Jain's index of held over entitled, each group counted by its share: 1 is even. None: nothing ever waited.
+        """Jain's index of held over entitled, weighted by share: 1 is even. None: no job ever waited.
 
         Source: R. Jain, D. Chiu, W. Hawe, "A quantitative measure of fairness and discrimination", DEC-TR-301, 1984.
         """
@@ -66,7 +66,7 @@ class Shares:
 
 
 class Sizes:
-    """The size of a pool over time: how many executors there were, starting and draining ones included."""
+    """The number of executors of a pool over time, starting and draining ones included."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, int]] = [(0.0, 0)]
@@ -75,7 +75,7 @@ class Sizes:
         self.slot_seconds = 0.0
 
     def changed(self, now: float, by: int) -> None:
-        """So many executors more, or fewer."""
+        """Add executors, or (negative) remove them."""
         at, size = self.points[-1]
         if at == now:
             self.points.pop()
@@ -86,24 +86,24 @@ class Sizes:
             self.removed -= by
 
     def at(self, time: float) -> int:
-        """How many there were at a time."""
+        """The number of executors at a time."""
         return self.points[bisect_right(self.points, time, key=itemgetter(0)) - 1][1]
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a simulation has given.
+    """The totals of a simulation.
 
     Attributes:
         slot_seconds: by group.
         shares: by queue.
         sizes: by pool.
-        end: the second at which it ended.
+        end: the time at which the simulation ended.
     """
 
     slot_seconds: list[float]
-    shares: dict[str, Shares]
+    shares: dict[str, ShareTotals]
     sizes: list[Sizes]
-    taken: Taken = field(default_factory=Taken)
+    taken: Takes = field(default_factory=Takes)
     ended: Counter[State] = field(default_factory=Counter)
     end: float = 0.0

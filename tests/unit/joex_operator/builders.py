@@ -69,7 +69,7 @@ def slots(count: int, phase: Phase = Phase.IDLE, held: int = 0, *, first: int = 
 
 
 def seen(*found: Slot, runnable: int | None = 0, next_due: float | None = None, template: str = "now") -> ObservedPool:
-    """What was found; ``runnable`` None: the database is silent, and so says nothing of executors."""
+    """An observed pool. ``runnable`` None: the database is down, so executors are unknown too."""
     if runnable is None:
         return ObservedPool(found, None, template, SILENT)
     return ObservedPool(found, Demand(runnable, next_due), template)

@@ -6,7 +6,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from joex_operator.api.objects import Ref
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kubernetes_api import KubernetesApi
-from joex_operator.metrics import Metrics
+from joex_operator.metrics import OperatorMetrics
 
 PLACE = ("prod", "documents")
 
@@ -19,7 +19,7 @@ def body(version, name="documents", namespace="prod", **status):
 @pytest.fixture
 async def cluster():
     async with ApiClient(Configuration()) as client:  # nothing here asks an API server
-        yield ClusterFleet(KubernetesApi(client, Metrics()), image="joex", identity="operator")
+        yield ClusterFleet(KubernetesApi(client, OperatorMetrics()), image="joex", identity="operator")
 
 
 def test_what_is_older_than_what_is_known_is_not_taken(cluster):

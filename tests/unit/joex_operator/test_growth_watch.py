@@ -1,4 +1,4 @@
-"""When a pool asks to be told of work, and when it looks by itself meanwhile."""
+"""When the reconciler arms the watch of a pool, and when it checks by itself meanwhile."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_one_that_is_renewed_has_no_older_transactions_to_wait_for() -> None:
 def test_when_it_has_heard_it_is_disarmed_and_rests_and_looks_again() -> None:
     watch = GrowthWatch(60.0)
     watch.armed(100.0, Recheck(7, **PAUSES))
-    watch.heard(101.0)
+    watch.notified(101.0)
     assert watch.wants_disarming(101.0, can_grow=True)
     watch.disarmed()
     assert not watch.wants_disarming(101.0, can_grow=True)
@@ -51,8 +51,8 @@ def test_when_it_has_heard_it_is_disarmed_and_rests_and_looks_again() -> None:
 
 def test_hearing_more_does_not_make_it_rest_longer() -> None:
     watch = GrowthWatch(60.0)
-    watch.heard(100.0)
-    watch.heard(100.2)
+    watch.notified(100.0)
+    watch.notified(100.2)
     assert watch.wants_arming(100.0 + REST)
 
 

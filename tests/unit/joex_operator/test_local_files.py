@@ -83,9 +83,9 @@ def test_a_wrong_document_is_named_with_its_field(write, document, said):
     ("text", "said"),
     [
         ("a: [", ", line 1, column 5: expected the node content, but found '<stream end>'"),
-        ("spec:\n  a: 1\n  a: 2", ", line 3, column 3: 'a' is here twice"),
+        ("spec:\n  a: 1\n  a: 2", ", line 3, column 3: duplicate key 'a'"),
         ("a: \x00", ": unacceptable character #x0000: special characters are not allowed"),
-        ("# nothing", ": no JoexPool in it"),
+        ("# nothing", ": no JoexPool"),
     ],
 )
 def test_what_is_no_yaml_is_named_with_its_line(write, text, said):

@@ -12,7 +12,7 @@ from joex_operator.decide.actions import AskDrain, CreateSlot, DeleteSlot, Forge
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
 from joex_operator.decide.slots import ObservedExecutor, Phase
-from joex_operator.metrics import Metrics, databases
+from joex_operator.metrics import OperatorMetrics, databases
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
 
 POOL = {"namespace": "prod", "pool": "documents"}
@@ -20,7 +20,7 @@ POOL = {"namespace": "prod", "pool": "documents"}
 
 @pytest.fixture
 def metrics():
-    return Metrics()
+    return OperatorMetrics()
 
 
 def samples(metrics):

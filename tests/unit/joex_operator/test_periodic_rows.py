@@ -1,4 +1,4 @@
-"""PeriodicTask objects as rows: what is asked for, what is to be changed, what holds, and when to look again."""
+"""PeriodicTask objects as rows: desired rows, changes, conditions, and the time of the next reconcile."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -8,7 +8,15 @@ from uuid import UUID
 import pytest
 
 from joex.store.periodic import PeriodicTask
-from joex_operator.decide.periodic_rows import DesiredRow, ask, changes, condition, next_reconcile, owner, with_next_run
+from joex_operator.decide.periodic_rows import (
+    DesiredRow,
+    changes,
+    condition,
+    desired_row,
+    next_reconcile,
+    owner,
+    with_next_run,
+)
 from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.decide.status import periodic_status
 from tests.unit.joex_operator.builders import NOW, pool
@@ -27,13 +35,13 @@ def manifest(name: str = "nightly", **spec: Any) -> dict[str, Any]:
     }
 
 
-def asked(name: str = "nightly", **spec: Any) -> DesiredRow:
-    return ask(manifest(name, **spec), POOLS)
+def desired(name: str = "nightly", **spec: Any) -> DesiredRow:
+    return desired_row(manifest(name, **spec), POOLS)
 
 
 def row(of: DesiredRow | None = None, **fields: Any) -> PeriodicTask:
-    """The row of what was asked for, as the database has it when somebody has worked its next time out."""
-    wanted = (of or asked()).row
+    """The row of a desired one as the database has it, after a scheduler has computed its next run."""
+    wanted = (of or desired()).row
     assert wanted is not None
     stored = {name: getattr(wanted, name) for name in wanted.__slots__} | {"priority": str(wanted.priority)}
     known = dict.fromkeys(["last_run", "last_outcome", "last_job", "last_job_state", "error", "worker", "marked"])
@@ -48,14 +56,14 @@ def ready(of: DesiredRow, found: PeriodicTask | DatabaseProblem | None) -> tuple
 
 
 def test_an_object_asks_for_a_row_with_the_first_queue_of_its_pool():
-    found = asked(timeZone="Europe/Berlin", args={"days": 7}, priority="high", startingDeadline="1h").row
+    found = desired(timeZone="Europe/Berlin", args={"days": 7}, priority="high", startingDeadline="1h").row
     assert found is not None
     assert (found.id, found.queue, found.zone, found.args) == ("prod/nightly", "night", "Europe/Berlin", {"days": 7})
     assert (found.priority, found.starting_deadline, found.enabled) == ("high", timedelta(hours=1), True)
 
 
 def test_a_queue_of_its_own_wins_and_a_suspended_one_is_not_enabled():
-    found = asked(queue="elsewhere", suspend=True).row
+    found = desired(queue="elsewhere", suspend=True).row
     assert found is not None
     assert (found.queue, found.enabled) == ("elsewhere", False)
 
@@ -74,7 +82,7 @@ def test_a_queue_of_its_own_wins_and_a_suspended_one_is_not_enabled():
     ],
 )
 def test_what_is_wrong_with_an_object_is_said_by_its_field(spec, reason, said):
-    found = asked(**spec)
+    found = desired(**spec)
     assert found.row is None
     assert found.error is not None
     assert (found.error.reason, found.pool) == (reason, spec.get("pool", "documents"))
@@ -83,14 +91,14 @@ def test_what_is_wrong_with_an_object_is_said_by_its_field(spec, reason, said):
 
 
 def test_of_a_pool_that_can_not_be_worked_with_nothing_is_known():
-    found = asked(pool="broken")
+    found = desired(pool="broken")
     assert (found.row, found.error) == (None, None)
     assert ready(found, DatabaseProblem("InvalidPool", "")) == ("Unknown", "InvalidPool")
     assert not changes([found], {found.id: row()})
 
 
 def test_a_row_that_is_as_asked_is_left_alone():
-    one = asked(args={"b": [1, {"c": None}], "a": 1.5}, startingDeadline="90s")
+    one = desired(args={"b": [1, {"c": None}], "a": 1.5}, startingDeadline="90s")
     assert not changes([one], {one.id: row(one)})
     assert not changes([one], {one.id: row(one, args={"a": 1.5, "b": [1, {"c": None}]})}), "the order says nothing"
 
@@ -113,18 +121,18 @@ def test_a_row_that_is_as_asked_is_left_alone():
     ids=str,
 )
 def test_a_row_that_differs_is_put_right(fields):
-    one = asked(args={"days": 1})
+    one = desired(args={"days": 1})
     assert changes([one], {one.id: row(one, **fields)}).put == [one.row]
 
 
 def test_what_is_asked_for_is_put_and_what_nobody_asks_for_goes():
-    one, new = asked("one"), asked("new")
+    one, new = desired("one"), desired("new")
     todo = changes([one, new], {"prod/one": row(one), "prod/old": row()})
     assert (todo.put, todo.remove, todo.disable) == ([new.row], ["prod/old"], [])
 
 
 def test_the_row_of_an_object_that_is_wrong_by_now_rests():
-    wrong = asked(timer="every day")
+    wrong = desired(timer="every day")
     assert changes([wrong], {wrong.id: row()}).disable == [wrong.id]
     assert not changes([wrong], {wrong.id: row(enabled=False)})
     assert not changes([wrong], {})
@@ -134,23 +142,23 @@ def test_the_row_of_an_object_that_is_wrong_by_now_rests():
 
 
 def test_a_condition_says_whether_jobs_are_made():
-    assert ready(asked(), row()) == ("True", "Stored")
-    assert ready(asked(suspend=True), row(enabled=False)) == ("False", "Suspended")
-    assert ready(asked(), row(error="no such zone", nextrun=None)) == ("False", "Refused")
-    assert ready(asked(), None) == ("False", "OwnedByOther")
-    assert ready(asked(), DatabaseProblem("Unreachable", "")) == ("Unknown", "Unreachable")
-    assert ready(asked(timer="whenever"), DatabaseProblem("Unreachable", "")) == ("False", "InvalidTimer")
+    assert ready(desired(), row()) == ("True", "Stored")
+    assert ready(desired(suspend=True), row(enabled=False)) == ("False", "Suspended")
+    assert ready(desired(), row(error="no such zone", nextrun=None)) == ("False", "Refused")
+    assert ready(desired(), None) == ("False", "OwnedByOther")
+    assert ready(desired(), DatabaseProblem("Unreachable", "")) == ("Unknown", "Unreachable")
+    assert ready(desired(timer="whenever"), DatabaseProblem("Unreachable", "")) == ("False", "InvalidTimer")
 
 
 def test_a_timer_without_a_next_time_is_bad_only_if_it_never_had_one():
-    never = condition(asked(), row(nextrun=None))
-    over = condition(asked(), row(nextrun=None, last_run=NOW))
+    never = condition(desired(), row(nextrun=None))
+    over = condition(desired(), row(nextrun=None, last_run=NOW))
     assert (never.status, never.reason, never.bad) == ("True", "NeverDue", True)
     assert (over.status, over.reason, over.bad) == ("True", "NeverDue", False)
 
 
 def test_a_next_time_that_nobody_has_worked_out_yet_is_the_one_that_will_be():
-    one = asked(timeZone="Asia/Tokyo")
+    one = desired(timeZone="Asia/Tokyo")
     assert with_next_run(row(one, nextrun=None), NOW).nextrun == NOW.replace(hour=18)
     assert with_next_run(row(one, nextrun=None, last_run=NOW.replace(hour=18)), NOW).nextrun == NOW.replace(
         day=NOW.day + 1, hour=18
@@ -178,7 +186,7 @@ def test_what_is_at_rest_is_looked_at_by_the_poll():
 
 
 def test_a_status_has_what_is_known_and_nothing_else():
-    told = condition(asked(), row())
+    told = condition(desired(), row())
     fresh = periodic_status(told, row(), 4, {}, NOW)
     assert fresh["nextRun"] == "2026-11-20T13:00:00Z"
     assert fresh.keys() == {"observedGeneration", "conditions", "nextRun"}
@@ -190,5 +198,5 @@ def test_a_status_has_what_is_known_and_nothing_else():
     deleted = row(last_run=NOW, last_outcome="submitted", last_job=JOB)
     assert periodic_status(told, deleted, 4, status, NOW)["lastJob"] == {"id": str(JOB)}
 
-    none = periodic_status(condition(asked(pool="other"), None), None, 5, status, NOW)
+    none = periodic_status(condition(desired(pool="other"), None), None, 5, status, NOW)
     assert none.keys() == {"observedGeneration", "conditions"}

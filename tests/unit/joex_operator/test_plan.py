@@ -177,9 +177,9 @@ def drains_for(time, on_timeout, held=1):
 
 
 def test_a_drain_is_waited_for_however_long_it_takes():
-    decision = drains_for(100 * HOUR, "Wait")
-    assert decision.actions == ()
-    assert decision.overdue == ("documents-0",)
+    plan = drains_for(100 * HOUR, "Wait")
+    assert plan.actions == ()
+    assert plan.overdue == ("documents-0",)
 
 
 def test_a_drain_is_ended_after_its_time_where_that_is_the_order():
@@ -334,8 +334,8 @@ def test_a_deleted_pool_whose_database_stays_silent_leaves_its_pods_to_drain_by_
 POLICY = {"policies": [{"type": "Executors", "value": 4, "periodSeconds": 60}]}
 
 
-def changes(decision):
-    return [executors for _, executors in decision.sizing.history.changes]
+def changes(plan):
+    return [executors for _, executors in plan.sizing.history.changes]
 
 
 def test_growth_is_remembered_as_far_as_it_is_done():
@@ -350,9 +350,9 @@ def test_shrinking_is_remembered():
 
 def test_replacing_a_slot_is_no_change_of_size():
     scaling = autoscaled(behavior={"scaleUp": POLICY})
-    decision = decided(seen(slot(0, held=2, template="old")), scaling=scaling)
-    assert len(decision.actions) == 2
-    assert changes(decision) == []
+    plan = decided(seen(slot(0, held=2, template="old")), scaling=scaling)
+    assert len(plan.actions) == 2
+    assert changes(plan) == []
 
 
 def test_a_decision_is_made_of_what_is_there_alone():

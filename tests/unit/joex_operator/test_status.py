@@ -1,4 +1,4 @@
-"""What people are told: conditions, numbers, Events."""
+"""Conditions, numbers and Events."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -22,8 +22,8 @@ def told(found, history=None, now=NOW, **spec):
     """The conditions by type."""
     spec.setdefault("scaling", autoscaled())
     asked_for = pool(**spec)
-    decision = decide(asked_for, found, history or History(), now)
-    return {condition.type: condition for condition in conditions(asked_for, found, decision)}
+    plan = decide(asked_for, found, history or History(), now)
+    return {condition.type: condition for condition in conditions(asked_for, found, plan)}
 
 
 def brief(found, kind, **spec):
@@ -113,8 +113,8 @@ def test_it_is_told_what_holds_a_change_up():
 
 def test_it_is_told_what_could_not_be_done():
     asked_for = pool(scaling=autoscaled())
-    decision = decide(asked_for, seen(runnable=1), History(), NOW)
-    found = pool_status(asked_for, seen(runnable=1), decision, {}, NOW, failure="the quota is used up")
+    plan = decide(asked_for, seen(runnable=1), History(), NOW)
+    found = pool_status(asked_for, seen(runnable=1), plan, {}, NOW, failure="the quota is used up")
     [condition] = [one for one in found["conditions"] if one["type"] == "AbleToScale"]
     assert (condition["status"], condition["reason"]) == ("False", "ActionFailed")
     assert condition["message"] == "the quota is used up"

@@ -1,4 +1,4 @@
-"""Appointments: one for each key, the earliest; one look at a time."""
+"""The work queue: one entry for each key, the earliest; one reconcile of a key at a time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ from joex_operator.control.work_queue import WorkQueue
 
 
 class Looks:
-    """Looks that wait until they are let go."""
+    """Reconciles that wait until the test releases them."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[str] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""What the operator makes in the cluster, as data: the same pool gives the same manifest, to the byte."""
+"""The manifests of what the operator creates. The same pool gives the same manifest, to the byte."""
 
 from joex_operator.decide.manifests.deployment import slot_deployment, template_hash
 

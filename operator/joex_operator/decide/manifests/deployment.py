@@ -1,7 +1,7 @@
-"""The Deployment of a slot: one executor, under a name that stays.
+"""The Deployment of a slot: one executor, under a stable name.
 
 `strategy: Recreate`, because two pods with one app-id never help each other: the second waits for the first. The
-operator drains a slot before it touches its Deployment, so the strategy only matters where a person changes one.
+operator drains a slot before it changes its Deployment, so the strategy only matters when a user changes one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from joex_operator.decide.manifests.environment import HTTP_PORT, environment, l
 from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
 
 _GRACE_AFTER_DRAIN = 30
-"""Seconds a pod has beyond its drain, to give jobs back and to say that it leaves."""
+"""Seconds beyond drain.timeout in which an executor gives its jobs back and deregisters."""
 
 _REQUESTS = {"cpu": "50m", "memory": "128Mi"}
 _RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -32,12 +32,12 @@ def slot_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
     """The Deployment of a slot.
 
     Args:
-        pool: what is asked for.
-        index: which slot.
-        image: the image where the pool names none: the operator's own.
+        pool: of the slot.
+        index: of the slot.
+        image: of a pool that names none: the operator's own.
 
     Raises:
-        SpecError: spec.template can't be merged; the message names the field.
+        SpecError: spec.template is invalid; the message names the field.
     """
     spec = _deployment_spec(pool, index, image)
     return {
@@ -55,7 +55,7 @@ def slot_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
 
 
 def template_hash(pool: Pool, image: str) -> str:
-    """What tells one template from another: the same for all slots, and changed by whatever changes their pods.
+    """The hash of a pool's template: the same for all slots, and another whenever their pods change.
 
     Raises:
         SpecError: as `slot_deployment`.
@@ -75,10 +75,10 @@ def _deployment_spec(pool: Pool, index: int, image: str) -> dict[str, Any]:
 
 
 def _with_requests(template: dict[str, Any]) -> dict[str, Any]:
-    """Let the executor request what an idle one needs, unless the pool says anything of its resources.
+    """Request what an idle executor needs, unless the pool sets resources.
 
-    A pod that requests nothing is the first to be evicted, and the scheduler takes it for free. What a pool gives
-    counts alone: limits without requests are requests too, and a request above a limit is refused.
+    A node evicts a pod without requests first, and the scheduler takes it for free. Resources of the pool replace these
+    as a whole: limits without requests are requests too, and the API server refuses a request above a limit.
     """
     for container in template["spec"]["containers"]:
         if container["name"] == EXECUTOR and not container.get("resources"):
@@ -108,12 +108,12 @@ def _container(pool: Pool, index: int, image: str) -> dict[str, Any]:
         "args": ["executor", "--app", literal(pool.spec.app)],
         "env": environment(pool, index),
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        # (By then its port is open, as a rule, and the probe waits there: a refused one is a warning at each start.)
+        # The delay lets the executor open its port first: a refused probe is a warning Event at each start.
         "startupProbe": {**_probe("/healthz", every=1, failures=300, patience=5), "initialDelaySeconds": 2},
-        # A task that holds up the loop must not get its executor killed, unless it does so for minutes.
+        # A task that blocks the event loop must not get its executor killed, unless it does so for minutes.
         "livenessProbe": _probe("/healthz", every=15, failures=20, patience=10),
         "readinessProbe": _probe("/readyz", every=5, failures=2, patience=5),
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # why it ended is shown where people look for it
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # kubectl describe shows why it ended
         "securityContext": _RESTRICTED,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own
     }
@@ -129,7 +129,7 @@ def _probe(path: str, *, every: int, failures: int, patience: int) -> dict[str, 
 
 
 def _owner(pool: Pool) -> dict[str, Any]:
-    # Without blockOwnerDeletion: an API server that has just got the definition of pools refuses it for half a minute.
+    # Without blockOwnerDeletion: the API server refuses it for half a minute after the CRD was created.
     return {
         "apiVersion": API_VERSION,
         "kind": "JoexPool",

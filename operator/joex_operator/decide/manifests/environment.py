@@ -1,4 +1,4 @@
-"""The environment of an executor: each field of the pool that is a setting of `joex.config.Settings`."""
+"""The environment of an executor: the fields of its pool that are settings of `joex.config.Settings`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HTTP_PORT = 7878
 _IN_POD = {
     "http_address": f"0.0.0.0:{HTTP_PORT}",
     "log_format": "json",
-    "startup_wait": "4m",  # while the database is away, restarts would only come ever later
+    "startup_wait": "4m",  # while the database is down, restarts with their back-off would take longer
 }
 
 RESERVED = frozenset(
@@ -22,14 +22,14 @@ RESERVED = frozenset(
         "JOEX_POOL_SIZE", "JOEX_QUEUES",
     }
 )  # fmt: skip
-"""What a template may not change: the operator reckons with it."""
+"""Variables that a template may not change, because the operator relies on them."""
 
 
 def environment(pool: Pool, index: int) -> list[dict[str, Any]]:
-    """The variables of the executor in a slot."""
+    """The environment variables of the executor in a slot."""
     url = {"name": pool.spec.database.secret_name, "key": pool.spec.database.secret_key}
     return [
-        # Said outright, so that executor and operator can't differ about it, whatever the pod is called.
+        # Explicit, so that executor and operator have the same app-id, whatever the name of the pod.
         _value("JOEX_APP_ID", app_id(pool.namespace, slot_name(pool.name, index))),
         _from_pod("JOEX_POD_NAME", "metadata.name"),
         _from_pod("JOEX_POD_NAMESPACE", "metadata.namespace"),
@@ -40,7 +40,7 @@ def environment(pool: Pool, index: int) -> list[dict[str, Any]]:
 
 
 def settings(pool: Pool) -> dict[str, str]:
-    """The settings that a pool gives its executors, wherever they run, as they stand in an environment."""
+    """The settings that a pool gives its executors, as text, for a pod and a process alike."""
     spec = pool.spec
     given = {
         "queues": ",".join(spec.queues),
@@ -52,18 +52,18 @@ def settings(pool: Pool) -> dict[str, str]:
         "log_buffer_size": str(spec.log_buffer_size),
         "wakeup_period": format_duration(spec.wakeup_period),
         "lease": format_duration(spec.lease),
-        # A pod that somebody else deletes or evicts: its jobs are given back in order before its grace is over.
+        # For a pod that a user deletes or a node evicts: its executor gives its jobs back within the grace period.
         "signal_timeout": format_duration(spec.drain.timeout),
     }
     if spec.timeout is not None:
         given["timeout"] = format_duration(spec.timeout)
-    if spec.drain.on_timeout == "Terminate":  # the executor itself gives its jobs back in order
+    if spec.drain.on_timeout == "Terminate":  # the executor itself interrupts its jobs and gives them back
         given["drain_timeout"] = format_duration(spec.drain.timeout)
     return given
 
 
 def literal(text: str) -> str:
-    """Text that Kubernetes hands on as it is: it would replace ``$(NAME)`` by the value of a variable.
+    """Text with ``$(NAME)`` escaped, which Kubernetes would replace by the value of a variable.
 
     >>> literal("price$(usd)")
     'price$$(usd)'

@@ -1,11 +1,11 @@
-"""Merging what people write (spec.template) over what the operator builds.
+"""Merges a user's spec.template over the pod template that the operator builds.
 
-- Objects merge key by key; null takes a key away.
-- Containers, their ports and their mounts merge item by item, found by name (mounts by path).
-- Variables and volumes are found by name too, but replaced as a whole, for an item has one source only.
-- Every other list, and every other value, is replaced.
+- Objects merge key by key; null removes a key.
+- Containers, their ports and their mounts merge item by item, matched by name (mounts by path).
+- Variables and volumes are matched by name too, but replaced as a whole, because an item has one source only.
+- Any other list or value is replaced.
 
-What the operator reckons with can't be changed: labels of its own, and the variables in `environment.RESERVED`.
+A template can't change what the operator relies on: its labels, and the variables in `environment.RESERVED`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _REPLACED = {"env": "name", "volumes": "name"}
 
 
 def overlay(built: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The pod template with what was given merged over it; neither is changed.
+    """The pod template with the given one merged over it. Neither argument is changed.
 
     Raises:
-        SpecError: a part has the wrong form, or would change what the operator reckons with; the message names it.
+        SpecError: a part has the wrong form, or would change what the operator relies on; the message names it.
     """
     merged = _merge(built, given, "spec.template")
     _check_labels(given)
@@ -63,7 +63,7 @@ def _merge_list(old: list[Any], new: Any, name: str, path: str, *, whole: bool) 
     items = {item[name]: item for item in old}
     for number, item in enumerate(new):
         if not isinstance(item.get(name), str):
-            raise SpecError(f"{path}[{number}].{name}: required, to find the item by")
+            raise SpecError(f"{path}[{number}].{name}: required, to match the item by")
         before = items.get(item[name])
         is_new = before is None or whole
         items[item[name]] = dict(item) if is_new else _merge(before or {}, item, f"{path}[{number}]")
