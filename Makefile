@@ -89,7 +89,7 @@ format: setup ## format the code and apply the safe fixes
 bench: setup ## run the benchmarks; ARGS=--help tells what there is
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-docs: setup ## run the benchmarks, and write docs/benchmarks.md and its plots
+bench-docs: setup ## run the benchmarks, and write docs/why/benchmarks.md and its plots
 	$(BIN)/python -m benchmarks --docs $(ARGS)
 
 UV_COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile $(ARGS) --quiet \
