@@ -20,7 +20,6 @@ import joex.examples.documents
 from joex.testing import drain
 from joex_operator.local.files import read_files
 from tests.support.pages import DOCS, ROOT, Command, File, Foreign, Manifest, Statements, Step, pages, steps
-from tests.support.postgres import free_port
 from tests.support.shell import Shell
 
 LEARN, HOW_TO = pages("learn"), pages("how-to")
@@ -42,8 +41,8 @@ def test_each_file_of_a_page_is_used_by_a_command_or_a_test(page: Path) -> None:
     text = "".join(step.text for step in found if not isinstance(step, Foreign))
     for step in found:
         if isinstance(step, File):
-            stem = Path(step.name).stem
-            used = len(re.findall(rf"\b{re.escape(stem)}\b", text)) > text.count(f"# {step.name}\n")
+            word = "docker build" if step.name == "Dockerfile" else Path(step.name).stem
+            used = len(re.findall(rf"\b{re.escape(word)}\b", text)) > text.count(f"# {step.name}\n")
             assert used or step.name in _of_other_tests(page), f"neither the page nor a test uses {step.name}"
 
 
@@ -70,7 +69,9 @@ def test_a_pool_or_periodic_task_that_a_page_shows_is_accepted(page: Path, tmp_p
     files = []
     for number, text in enumerate(texts):
         files.append(tmp_path / f"{number}.yaml")
-        files[-1].write_text(text.replace("name: documents", f"name: documents-{number}") if "JoexPool" in text else text)
+        files[-1].write_text(
+            text.replace("name: documents", f"name: documents-{number}") if "JoexPool" in text else text
+        )
     files[0].write_text(POOL.read_text())
     assert read_files(files, "default")
 
@@ -97,14 +98,17 @@ def home() -> Iterator[Path]:
 def clone(home: Path) -> Path:
     """A clone of the repository. What `make` and `pip` would download is that of the tests."""
     tracked = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     )
     folder = home / "joex"
     for name in tracked.stdout.decode().split("\0"):
         if name and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    with_code = f'PYTHONPATH={folder / "executor"}:{folder / "operator"} exec {sys.executable}'
+    with_code = f"PYTHONPATH={folder / 'executor'}:{folder / 'operator'} exec {sys.executable}"
     write_program(folder / ".venv" / "bin" / "python", f'{with_code} "$@"')
     write_program(folder / ".venv" / "bin" / "joex", f'{with_code} -m joex "$@"')
     (folder / ".venv" / ".installed").touch()
@@ -125,12 +129,12 @@ async def test_the_tour_leads_from_a_clone_to_a_pool(home: Path, clone: Path) ->
         "JOEX_EMBEDDED_DIR": str(home / "embedded"),
         "PATH": f"{home / 'bin'}:/usr/local/bin:/usr/bin:/bin",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONUNBUFFERED": "1",  # as in a terminal
         "PIP_NO_BUILD_ISOLATION": "0",
         "PIP_NO_INDEX": "1",
         "LANG": "C.UTF-8",
     }
-    port = free_port()
-    async with Shell(clone, environment | {"JOEX_HTTP_ADDRESS": f"127.0.0.1:{port}"}, port) as shell:
+    async with Shell(clone, environment) as shell:
         for page in LEARN:
             for step in steps(page):
                 await follow(shell, step)
@@ -150,18 +154,16 @@ async def test_a_page_does_what_it_says(page, postgres, database_name, database_
     for name, module in {"joex": "joex", "pip": "pip", "pytest": "pytest", "uvicorn": "uvicorn"}.items():
         write_program(programs / name, f'exec {sys.executable} -m {module} "$@"')
     write_program(programs / "python", f'exec {sys.executable} "$@"')
-    port = free_port()
     environment = {
         "HOME": str(tmp_path),
         "JOEX_DATABASE_URL": database_url,
-        "JOEX_HTTP_ADDRESS": f"127.0.0.1:{port}",
         "PATH": f"{programs}:{postgres.binaries}:/usr/local/bin:/usr/bin:/bin",
         "PYTHONPATH": PYTHONPATH,
-        "PYTHONUNBUFFERED": "1",
+        "PYTHONUNBUFFERED": "1",  # as in a terminal
         "PIP_NO_INDEX": "1",
         "LANG": "C.UTF-8",
     }
-    async with Shell(tmp_path, environment, port) as shell:
+    async with Shell(tmp_path, environment) as shell:
         for step in steps(page):
             if isinstance(step, Statements):
                 await connection.execute(step.text)

@@ -107,11 +107,17 @@ def files(page: Path) -> dict[str, str]:
     return {step.name: step.text for step in steps(page) if isinstance(step, File)}
 
 
+def console(page: Path) -> list[Command]:
+    """The commands of all console blocks of any page."""
+    fences = [fence for fence in _FENCE.finditer(page.read_text()) if fence[2].split()[0] == "console"]
+    return [command for fence in fences for command in commands(textwrap.dedent(fence[3]))]
+
+
 def _step(language: str, kind: str, block: str, before: Sequence[Step]) -> Sequence[Step] | None:
     name = _NAME.match(block)
     if kind == "foreign" and language in ("python", "console"):
         return [Foreign(language, block)]
-    if language == "console" and kind in ("", "cluster"):
+    if language == "console" and kind in ("", "cluster") and block.startswith("$ "):
         return list(commands(block, on_cluster=kind == "cluster"))
     if kind:
         return None
