@@ -3,7 +3,7 @@
 Between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` stands what is made here; all else is written by hand. What
 was not measured stays as it is.
 
-    python -m benchmarks.page build/benchmarks.json docs/why     makes the page and the plots out of a measurement before
+    python -m benchmarks.page build/benchmarks.json docs/why     makes page and plots of an earlier measurement
 """
 
 from __future__ import annotations
