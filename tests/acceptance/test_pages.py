@@ -11,9 +11,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 import joex.examples.documents
@@ -25,6 +26,8 @@ from tests.support.shell import Shell
 LEARN, HOW_TO = pages("learn"), pages("how-to")
 PYTHONPATH = f"{ROOT / 'executor'}:{ROOT / 'operator'}"
 STORIES = (ROOT / "tests" / "node" / "test_stories.py").read_text()
+IMAGE = "docker build --tag joex:0.1.0 . "  # tests/support/node/images.py does
+RUN_BY = {"Dockerfile": "docker build", "test": "pytest", "conftest.py": "pytest", "pyproject.toml": "pytest"}
 POOL = ROOT / "examples" / "joexpool.yaml"
 
 
@@ -41,7 +44,7 @@ def test_each_file_of_a_page_is_used_by_a_command_or_a_test(page: Path) -> None:
     text = "".join(step.text for step in found if not isinstance(step, Foreign))
     for step in found:
         if isinstance(step, File):
-            word = "docker build" if step.name == "Dockerfile" else Path(step.name).stem
+            word = RUN_BY.get(step.name.split("_")[0], Path(step.name).stem)
             used = len(re.findall(rf"\b{re.escape(word)}\b", text)) > text.count(f"# {step.name}\n")
             assert used or step.name in _of_other_tests(page), f"neither the page nor a test uses {step.name}"
 
@@ -52,7 +55,7 @@ def test_a_real_node_runs_each_command_for_a_cluster(page: Path) -> None:
     followed = f'story.follow("{page_id(page)}")' in STORIES
     beginnings = re.findall(r"story\.documented\(\"([^\"]+)\"", STORIES)
     for step in on_cluster:
-        assert followed or step.text.startswith(tuple(beginnings)), f"no story runs: {step.text}"
+        assert followed or step.text.startswith((IMAGE, *beginnings)), f"no story runs: {step.text}"
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=page_id)
@@ -144,10 +147,18 @@ async def test_the_tour_leads_from_a_clone_to_a_pool(home: Path, clone: Path) ->
 # ---- docs/how-to
 
 
+@pytest.fixture
+async def role(connection: asyncpg.Connection) -> AsyncIterator[str]:
+    """The role of an application, as the pages call it."""
+    await connection.execute("CREATE ROLE app LOGIN")
+    yield "app"
+    await connection.execute("DROP OWNED BY app; DROP ROLE app")
+
+
 @pytest.mark.parametrize("page", HOW_TO, ids=page_id)
-async def test_a_page_does_what_it_says(page, postgres, database_name, database_url, client, connection, tmp_path):
+async def test_a_page_does_what_it_says(page, postgres, database_url, client, connection, tmp_path, role):
     async with connection.transaction():
-        await client.submit("documents.count", {"path": str(POOL)}, connection=connection)
+        await client.submit("documents.count", {"path": __file__}, connection=connection)
         await drain(joex.examples.documents.app, connection)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     programs = tmp_path / ".bin"
@@ -157,6 +168,7 @@ async def test_a_page_does_what_it_says(page, postgres, database_name, database_
     environment = {
         "HOME": str(tmp_path),
         "JOEX_DATABASE_URL": database_url,
+        "TEST_DATABASE_URL": database_url,
         "PATH": f"{programs}:{postgres.binaries}:/usr/local/bin:/usr/bin:/bin",
         "PYTHONPATH": PYTHONPATH,
         "PYTHONUNBUFFERED": "1",  # as in a terminal

@@ -241,6 +241,8 @@ async def test_a_periodic_task_wakes_a_pool_at_zero(story: Story) -> None:
         timeout=PATIENCE,
     )
     await story.finished_undisturbed(UUID(made["status"]["lastJob"]["id"]))
+    story.documented("kubectl get periodictasks")
+    assert "Stored" in story.sh(f"kubectl --namespace {JOBS} get periodictasks")
     await story.api.delete("periodictasks.joex.dev", "often", JOBS)
     await story.drop("clock")
 

@@ -13,9 +13,9 @@ from tests.support.pages import Command, is_as_shown
 from tests.support.postgres import free_port
 from tests.support.waiting import PATIENCE, eventually
 
-_STAYS = re.compile(r"(joex (executor|up)|uvicorn|python -m django runserver)\b")
+_STAYS = re.compile(r"(\w+=\S+ )*(joex (executor|up)|uvicorn|python \S+ runserver|\S*worker\.sh)\b")
 """Commands that go on until they are stopped: a reader gives them a terminal of their own."""
-_IS_READY = re.compile(r"registered|Loaded|Uvicorn running|Quit the server")
+_IS_READY = re.compile(r"registered|Loaded|Uvicorn running|Quit the server|^ok ")
 _LONGEST = 5 * PATIENCE
 
 
@@ -105,7 +105,7 @@ class Shell:
 
         def is_ready() -> bool:
             printed = output.read_text() if output.exists() else ""
-            return bool(_IS_READY.search(printed)) and (shown is None or is_as_shown(printed, f"...\n{shown}\n..."))
+            return bool(_IS_READY.search(printed)) and (shown is None or is_as_shown(printed, f"...\n{shown.strip()}\n..."))
 
         try:
             await eventually(is_ready, why=f"{text.strip()} is ready")
