@@ -93,6 +93,7 @@ def home() -> Iterator[Path]:
     """A home folder that the embedded server can reach, which runs as another user if we are root."""
     name = Path(tempfile.mkdtemp(prefix="joex-test-pages-", dir="/var/tmp"))
     name.chmod(0o755)
+    (name / "tmp").mkdir()
     yield name
     shutil.rmtree(name)
 
@@ -129,6 +130,7 @@ def clone(home: Path) -> Path:
 async def test_the_tour_leads_from_a_clone_to_a_pool(home: Path, clone: Path) -> None:
     environment = {
         "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),  # one `joex up` of a name has a lock there
         "JOEX_EMBEDDED_DIR": str(home / "embedded"),
         "PATH": f"{home / 'bin'}:/usr/local/bin:/usr/bin:/bin",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -167,6 +169,7 @@ async def test_a_page_does_what_it_says(page, postgres, database_url, client, co
     write_program(programs / "python", f'exec {sys.executable} "$@"')
     environment = {
         "HOME": str(tmp_path),
+        "TMPDIR": str(programs),
         "JOEX_DATABASE_URL": database_url,
         "TEST_DATABASE_URL": database_url,
         "PATH": f"{programs}:{postgres.binaries}:/usr/local/bin:/usr/bin:/bin",

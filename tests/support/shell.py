@@ -51,12 +51,12 @@ class Shell:
         """End what the page has left running."""
         started = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
-        await self._process.wait()
         for process in started:
             _quietly(process.terminate)
         _, alive = await asyncio.to_thread(psutil.wait_procs, started, PATIENCE)
         for process in alive:
             _quietly(process.kill)
+        await self._process.wait()  # and until all that it has started has closed its output
 
     async def follow(self, command: Command) -> None:
         """Run a command of a page, and compare what it prints with what the page shows."""
