@@ -21,5 +21,5 @@ myst_links_external_new_tab = True
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True}
+autodoc_default_options = {"members": True, "inherited-members": "BaseException,object,str"}
 napoleon_use_ivar = True

@@ -68,7 +68,7 @@ class Client:
 
     @property
     def periodic(self) -> PeriodicTasks:
-        """Periodic tasks: their jobs are made again and again, as timers say."""
+        """The periodic tasks, whose jobs are made when their timers say."""
         return PeriodicTasks(self)
 
     async def __aenter__(self) -> Self:

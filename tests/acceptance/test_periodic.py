@@ -39,7 +39,7 @@ def blocks(language):
 
 APP, CLIENT = blocks("python")
 PEOPLE, RETENTION = ([line[2:].partition("   ")[0] for line in one.splitlines()] for one in blocks("console"))
-[SQL], [HTTP] = blocks("sql"), blocks("http")
+[SQL], [HTTP] = blocks("sql"), blocks("text")
 
 
 @asynccontextmanager
