@@ -4,7 +4,7 @@ Three rules hold for all of them. A number that is unknown is absent, never 0. O
 series is left. A counter that somebody is alerted by is there, at 0, before it first moves.
 
 What is true now is kept as it was found, and made into numbers only when somebody asks for the page, so that a
-reconcile costs next to nothing. docs/metrics.md explains each number.
+reconcile costs next to nothing. docs/reference/metrics.md explains each number.
 """
 
 from __future__ import annotations
