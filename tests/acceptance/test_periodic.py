@@ -115,7 +115,7 @@ async def test_a_wrong_periodic_task_of_an_app_is_a_line_at_its_start(
 
 async def test_the_jobs_of_a_periodic_task_come_and_the_list_shows_it(tmp_path, client, connection, database_url):
     async def come():
-        return await connection.fetchval("SELECT count(*) >= 2 FROM joex.job WHERE subject = 'shop:app/tick'")
+        return await connection.fetchval("SELECT count(*) >= 2 FROM joex_private.job WHERE subject = 'shop:app/tick'")
 
     async with executor(tmp_path, database_url, "shop", '@app.periodic("*:*:*")'):
         await eventually(come, why="there are two jobs")

@@ -171,7 +171,7 @@ async def test_what_was_really_run_is_exported_and_simulated(joex, database_url,
     jobs += [{"task": "fail", "group": "light", "retries": 1}] * 3
     await client.submit_many(jobs)
     async with joex.executor("--pool-size", "4", "--retry-delay", "100ms"):
-        open_jobs = "SELECT count(*) FROM joex.job WHERE finished_at IS NULL"
+        open_jobs = "SELECT count(*) FROM joex_private.job WHERE finished_at IS NULL"
         await eventually(lambda: _is_zero(connection, open_jobs), why="all jobs have ended")
     plain, hidden, later = await asyncio.gather(
         joex.done("stats", "--trace"),

@@ -78,7 +78,7 @@ async def test_a_worker_that_hangs_and_comes_back_late_copies_nothing_twice(prog
     late = await client.typed.accept(program.TYPE)
     running = asyncio.create_task(program.run(client, late, source.fetch))
     await source.held.wait()
-    await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp()")
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp()")
     assert await keyed.recover_overdue(connection, 5) == [("worker", 1)]
     assert await program.run(client, await client.typed.accept(program.TYPE), source.fetch) == "ok"
     source.go_on.set()

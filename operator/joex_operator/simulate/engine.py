@@ -94,7 +94,7 @@ class Simulation:
     def _wake(self, ring: Ring, most: int = 1) -> None:
         """Wake executors that sleep, if there is work, the latest first; where nobody sleeps, pools hear of it.
 
-        As `joex.wake` in the database does: one that was woken already is not counted again, and takes all it can.
+        As `wake` in the database does: one that was woken already is not counted again, and takes all it can.
         """
         if not ring.has_work:
             return
