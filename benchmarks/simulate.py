@@ -23,7 +23,7 @@ from joex.cli.demo.fifo import Run, changeovers
 from joex.client import Client
 from joex.store.database import connect
 from joex.store.stats import set_group
-from joex_operator.objects import parse_pool
+from joex_operator.api.objects import parse_pool
 from joex_operator.simulate.clock import Timing
 from joex_operator.simulate.engine import Simulation
 from joex_operator.simulate.generate import generate
@@ -68,9 +68,9 @@ def _speed(jobs: int) -> list[Figure]:
     figures = []
     for name, size in (("fixed", {"replicas": executors}), ("scaled", {"scaling": {"maxReplicas": executors}})):
         begin = time.process_time()
-        tally = Simulation(made, [_pool(poolSize=1, **size)], Timing()).run()
+        totals = Simulation(made, [_pool(poolSize=1, **size)], Timing()).run()
         seconds = time.process_time() - begin
-        assert tally.ended.total() == len(made)
+        assert totals.ended.total() == len(made)
         met = seconds < 60 if jobs >= 1_000_000 else None
         what = f"simulate {jobs:,} jobs over {executors:,} executors, {name}, one process"
         figures.append(Figure(what, seconds, "s", "below 60", met))

@@ -401,7 +401,7 @@ async def test_there_is_one_of_a_name(up, client, tmp_path, environment):
     await up.write(pool()).start()
     second = joex(environment, "up", "-f", str(up.file), "--name", "here")
     assert second.returncode == 1
-    assert second.stderr.startswith("joex: joex up is there already under the name 'here': ")
+    assert second.stderr.startswith("joex: joex up already runs under the name 'here': ")
     assert f"process {up.process.pid}, with {up.file}" in second.stderr
     assert second.stdout == ""
 
@@ -465,7 +465,7 @@ def test_a_wrong_file_is_one_line_and_nothing_is_started(tmp_path):
         ),
         (
             ["-f", "examples/joexpool.yaml", "--database", "joexdb=postgresql://h/d"],
-            "--database joexdb: no pool has this secretName; those of the files: joex-db",
+            "--database joexdb: no pool has this secretName; the files have: joex-db",
         ),
         (["-f", "examples/joexpool.yaml", "--database-url", "nonsense"], "--database-url: expected postgresql://"),
     ],

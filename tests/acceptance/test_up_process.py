@@ -15,14 +15,14 @@ from tests.support.waiting import eventually
 
 
 class Recorder:
-    """A watcher that remembers."""
+    """An observer that remembers."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.failures: list[tuple[str, float]] = []
         self.has_ended = False
 
-    def said(self, slot: str, line: str) -> None:
+    def printed(self, slot: str, line: str) -> None:
         del slot
         self.lines.append(line)
 

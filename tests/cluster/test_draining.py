@@ -52,7 +52,7 @@ async def test_those_that_start_go_before_those_that_are_idle(system: System) ->
 
 
 async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: System) -> None:
-    """It was idle when the operator looked; the other one goes."""
+    """It was idle when the operator observed it; the other one goes."""
     system.operator()
     await system.pool(replicas=2)
     await system.until_ready(2)

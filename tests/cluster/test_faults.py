@@ -155,7 +155,7 @@ async def test_the_jobs_of_a_pod_that_has_ended_move_on_at_once(
 
 
 async def test_a_pod_deleted_by_force_is_not_taken_for_dead(system: System, own_node: LocalNode) -> None:
-    """Its object is gone, and nobody has said that its processes are."""
+    """Its object is gone, and no kubelet has reported that its processes are."""
     system.operator()
     await system.pool(lease=LONG, template={"nodeSelector": own_node.pod_selector})
     held = await system.submit("hold", flag="go")

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 LONG = "120s"
 """A lease that ends in no test."""
 MANY = 70
-"""Pools: more than are looked at at a time."""
+"""Pools: more than the operator reconciles at a time."""
 _WAITING = "SELECT pid FROM pg_locks WHERE relation = 'joex_private.retired'::regclass AND NOT granted"
 
 
@@ -31,7 +31,7 @@ async def retired(system: System) -> list[str]:
 
 @asynccontextmanager
 async def held_up(system: System, operator: OperatorProcess) -> AsyncIterator[None]:
-    """Nobody can retire or forget a name; at the end an operator that is about to is killed, and so it does not."""
+    """No operator can retire or forget a name; at the end the test kills one that is about to."""
     async with system.db.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE joex_private.retired IN SHARE MODE")
         yield

@@ -139,7 +139,7 @@ async def test_the_row_of_a_person_is_left_alone_until_it_is_gone(system: System
     await system.pool()
     await apply(system)
     found = await until_reason(system, "OwnedByOther")
-    assert f"{row!r} that somebody else owns" in condition(found, "Ready", what="message")
+    assert f"{row!r} of another owner" in condition(found, "Ready", what="message")
     assert (await system.until_event("OwnedByOther"))["type"] == "Warning"
     assert await rows(system, "timer") == {"nightly": "yearly"}
 

@@ -1,4 +1,4 @@
-"""The jobs of PeriodicTask objects: made also where no executor runs, and told in the status."""
+"""The jobs of PeriodicTask objects: the operator submits them even without an executor, and their status shows them."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ async def until_metric(operator: OperatorProcess, name: str, least: float, **lab
 
 
 async def after_looks(operator: OperatorProcess, looks: int) -> str:
-    """Wait until pools, and so tasks, were looked at so many times more; returns what was written until then."""
+    """Wait for so many more reconciles of pools, and so of tasks; returns what was written until then."""
     before = await until_metric(operator, "joex_operator_reconciles_total", 1, result="ok")
     await until_metric(operator, "joex_operator_reconciles_total", before + looks, result="ok")
     page = await operator.get("/metrics")

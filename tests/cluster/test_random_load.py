@@ -1,4 +1,4 @@
-"""Bursts of jobs from several groups, while two pools grow and shrink all the time: nobody is ended who runs one."""
+"""Bursts of jobs from several groups, while two pools grow and shrink all the time: no busy executor is ended."""
 
 import asyncio
 import random

@@ -78,7 +78,7 @@ def variables(deployment: Object) -> dict[str, str]:
 
 @asynccontextmanager
 async def numbers_ready(system: System) -> AsyncIterator[list[int]]:
-    """All numbers of ready executors, as the pool's status tells them meanwhile."""
+    """All numbers of ready executors that the pool's status has meanwhile."""
     numbers: list[int] = []
 
     async def watch() -> None:

@@ -72,7 +72,7 @@ async def test_a_retry_that_is_due_wakes_a_pool_at_zero(system: System) -> None:
 
 
 async def test_one_job_makes_one_executor(system: System) -> None:
-    """A job is not counted twice while somebody takes it."""
+    """A job does not count twice while an executor takes it."""
     system.operator(poll_interval="100ms")
     await system.pool(scaling={"maxReplicas": 2})
     async with slots_seen(system) as seen:
@@ -211,7 +211,7 @@ async def slots_seen(system: System) -> AsyncIterator[list[set[str]]]:
 
 
 async def looked_at(system: System, name: str) -> None:
-    """Wait until the operator has looked at a pool because of a change that changes nothing."""
+    """Wait until the operator has reconciled a pool after a change that changes nothing."""
     generation = (await system.change(name, rollout={"maxUnavailable": 2}))["metadata"]["generation"]
 
     def seen(pool: Object) -> bool:

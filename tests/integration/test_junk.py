@@ -8,7 +8,7 @@ import pytest
 
 import joex
 from joex.core.events import Registered
-from joex_operator.database import Database
+from joex_operator.control.database import Database
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import eventually
 
@@ -110,7 +110,7 @@ async def test_an_operator_passes_over_junk(database_url, connection, send):
     heard: list[Any] = []
     nothing: Any = Nothing()
     database = Database(
-        database_url, lambda *what: heard.append(what), migrate=False, repeat=lambda _pool, _name: nothing
+        database_url, lambda *what: heard.append(what), migrate=False, start_scheduler=lambda _pool, _name: nothing
     )
     try:
         listening = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'joex operator listen')"

@@ -13,7 +13,7 @@ from joex.store.database import connect
 from joex.store.jobs import json_text
 from joex.store.migrate import check_schema, definitions, migrate, migrations, schema_version
 from joex.store.runs import finish
-from joex_operator.database import Database
+from joex_operator.control.database import Database
 from tests.support.waiting import eventually
 
 NEWEST = migrations()[-1].number
@@ -252,7 +252,10 @@ async def test_an_operator_that_migrates_a_database_asks_nobody_to_do_so(empty_d
     nothing: Any = Nothing()
     begun: list[str] = []
     database = Database(
-        empty_database_url, lambda kind, _name: begun.append(kind), migrate=True, repeat=lambda _pool, _name: nothing
+        empty_database_url,
+        lambda kind, _name: begun.append(kind),
+        migrate=True,
+        start_scheduler=lambda _pool, _name: nothing,
     )
     try:
         await eventually(lambda: len(begun) > 1, why="it has listened, found no schema, and listened again")

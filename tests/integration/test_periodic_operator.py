@@ -8,11 +8,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from joex_operator.controller import PERIODIC, POOL, Controller
-from joex_operator.events import Event
-from joex_operator.fleet import FleetError
-from joex_operator.local.processes import Processes
-from joex_operator.objects import Ref
+from joex_operator.api.objects import Ref
+from joex_operator.control.controller import PERIODIC, POOL, Controller
+from joex_operator.control.fleet import FleetError
+from joex_operator.decide.events import Event
+from joex_operator.local.fleet import ProcessFleet
 from tests.support.waiting import eventually
 
 EVERY_SECOND = "*:*:*"
@@ -33,7 +33,7 @@ class Output:
         raise AssertionError(f"no executor is to be started: {slot} {line}")
 
 
-class Fleet(Processes):
+class Fleet(ProcessFleet):
     """A fleet that can't store the statuses of some objects."""
 
     def __init__(self, url: str, output: Output) -> None:

@@ -7,10 +7,12 @@ import pkgutil
 import pytest
 
 import joex
+import joex_operator
 
 MODULES = [
     module.name
-    for module in pkgutil.walk_packages(joex.__path__, "joex.")
+    for package in (joex, joex_operator)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not module.name.endswith("__main__")  # importing it is running it
 ]
 

@@ -26,7 +26,7 @@ def sets(*pairs: str) -> list[str]:
 
 
 async def manifests(helm: Helm, *pairs: str, release: str = "joex", namespace: str = "prod") -> str:
-    """The manifests that the chart makes of these values, without a look at the cluster.
+    """The manifests that the chart renders from these values, without reading the cluster.
 
     Raises:
         HelmError: it refuses them.

@@ -1,4 +1,4 @@
-"""Watches how the pods of executors end: nobody may end one that takes jobs, or runs one."""
+"""Watches how the pods of executors end: no deletion may end an executor that takes or runs jobs."""
 
 import asyncio
 from contextlib import aclosing, suppress
@@ -15,7 +15,7 @@ _EXECUTOR = """
 
 
 class Terminations:
-    """The pods whose end was asked for while this was open: ``async with Terminations(system) as terminations``.
+    """The pods that were told to end while this was open: ``async with Terminations(system) as terminations``.
 
     An executor that is let go has left, by the database's word, before the API server hears that its pod is to end. So
     what is found in the database just after that shows who was ended too early.

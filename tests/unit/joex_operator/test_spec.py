@@ -6,8 +6,8 @@ import pytest
 
 from joex.config import Settings
 from joex.core.counting import CountingScheme
-from joex_operator.objects import SpecError, parse_periodic, parse_pool
-from joex_operator.spec import JoexPoolSpec
+from joex_operator.api.objects import SpecError, parse_periodic, parse_pool
+from joex_operator.api.spec import JoexPoolSpec
 from tests.unit.joex_operator.builders import manifest
 
 SHARED = set(JoexPoolSpec.model_fields) & set(Settings.model_fields)
