@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "sql.md"
+PAGE = ROOT / "docs" / "reference" / "sql.md"
 SOURCE = ROOT / "executor" / "joex" / "store" / "sql"
 SECTIONS = {
     "Submit": "20_submit",

@@ -1,4 +1,4 @@
-"""The program for Joex in docs/coming-from.md does what the page says."""
+"""The program for Joex in docs/how-to/coming-from.md does what the page says."""
 
 import importlib
 import re
@@ -11,7 +11,7 @@ import pytest
 from joex import check_timer
 from tests.support.commands import running
 
-PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from.md").read_text()
 ORDERS = "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, item text)"
 
 

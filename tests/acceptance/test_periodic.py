@@ -1,4 +1,4 @@
-"""Periodic tasks as their users meet them: in a program, and as docs/periodic.md says."""
+"""Periodic tasks as their users meet them: in a program, and as docs/how-to/periodic.md says."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ from joex.runtime.executor import Executor
 from tests.support.commands import done, running, started
 from tests.support.waiting import eventually
 
-PAGE = (Path(__file__).parents[2] / "docs" / "periodic.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "periodic.md").read_text()
 EXECUTOR = "joex executor --app {}:app"
 MAINTENANCE = "joex.retention"  # in each of the tests' databases there is this row
 PROGRAM = """
@@ -39,7 +39,7 @@ def blocks(language):
 
 APP, CLIENT = blocks("python")
 PEOPLE, RETENTION = ([line[2:].partition("   ")[0] for line in one.splitlines()] for one in blocks("console"))
-[SQL], [HTTP] = blocks("sql"), blocks("http")
+[SQL], [HTTP] = blocks("sql"), blocks("text")
 
 
 @asynccontextmanager

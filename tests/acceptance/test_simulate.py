@@ -66,7 +66,7 @@ async def test_a_workload_on_a_pool_is_told_in_tables(joex):
 
 async def test_the_page_shows_what_the_example_really_gives():
     """All figures: the same seed gives the same answer."""
-    page = (ROOT / "docs" / "simulation.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "simulation.md").read_text()
     joex, shown = (
         Joex(ROOT, None),
         re.findall(r"^\$ joex (simulate examples.*)\n((?:.+\n|\n)*?)```", page, re.MULTILINE),

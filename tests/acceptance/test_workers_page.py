@@ -1,4 +1,4 @@
-"""The worker in docs/workers.md does what the page says."""
+"""The worker in docs/how-to/workers.md does what the page says."""
 
 import asyncio
 import importlib
@@ -11,7 +11,7 @@ import pytest
 from joex.store import keyed as keyed_store
 from tests.support.waiting import eventually
 
-PAGE = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "workers.md").read_text()
 [CODE] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

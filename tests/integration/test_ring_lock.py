@@ -169,7 +169,7 @@ async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_
         ALTER FUNCTION joex_private.free_ring RENAME TO really_free_ring;
         CREATE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
             PERFORM pg_advisory_lock(1), pg_advisory_unlock(1);
-            PERFORM joex.really_free_ring(p_queue);
+            PERFORM joex_private.really_free_ring(p_queue);
         END $$""")
     await gate.execute("SELECT pg_advisory_lock(1)")
     await gate.execute(
