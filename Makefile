@@ -15,10 +15,10 @@ SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks scri
 # More arguments for what a target runs: make test ARGS="-k fairness -x"
 ARGS ?=
 
-.PHONY: help setup demo test test-kind test-node $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
+.PHONY: help setup demo docs test test-kind test-node $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
 
 help: ## print the targets
-	@echo "Targets (ARGS=\"...\" is handed on to the program that demo, test, bench and lock run):"
+	@echo "Targets (ARGS=\"...\" is handed on to the program that demo, docs, test, bench and lock run):"
 	@awk -F ' ## ' '/^[^\t#.].*: .*## / { sub(/:.*/, "", $$1); printf "  %-16s %s\n", $$1, $$2 }' Makefile
 	@echo "  test-TIER        run one tier: $(TIERS)"
 
@@ -69,7 +69,7 @@ test-node: setup ## run Joex on a real node: kubelet, containerd, the image of t
 $(TIERS:%=test-%): test-%: setup
 	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m $* $(ARGS)
 
-check: setup check-generated ## format, lint, types, import contracts, dependencies, generated files
+check: setup check-generated docs ## format, lint, types, import contracts, dependencies, generated files, docs
 	$(BIN)/ruff format --check --quiet --diff
 	$(BIN)/ruff check
 	$(BIN)/mypy $(SOURCES)
@@ -82,6 +82,11 @@ check-generated: setup ## compare the generated files with what they are made fr
 		echo "$(BIN)/python $$script --check"; $(BIN)/python $$script --check; \
 	done
 
+# From nothing each time, in seconds: its reference pages are made from the code, of which Sphinx knows no changes.
+# ARGS="-b linkcheck" asks for the links to other sites too, which needs a network.
+docs: setup ## build the site of the docs, build/docs/index.html; a warning or a broken link is an error
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet -d build/doctrees $(ARGS) docs build/docs
+
 format: setup ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
@@ -89,7 +94,7 @@ format: setup ## format the code and apply the safe fixes
 bench: setup ## run the benchmarks; ARGS=--help tells what there is
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-docs: setup ## run the benchmarks, and write docs/benchmarks.md and its plots
+bench-docs: setup ## run the benchmarks, and write docs/why/benchmarks.md and its plots
 	$(BIN)/python -m benchmarks --docs $(ARGS)
 
 UV_COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile $(ARGS) --quiet \

@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument(
         "--peers", default=",".join(PEERS), metavar="NAME,...", help="whom Joex races against (default: %(default)s)"
     )
-    parser.add_argument("--docs", action="store_true", help="write docs/benchmarks.md and its plots too")
+    parser.add_argument("--docs", action="store_true", help="write docs/why/benchmarks.md and its plots too")
     given = parser.parse_args()
     try:
         peers = race.choose(given.peers)
@@ -89,7 +89,7 @@ def main() -> int:
     write_json(figures, about, given.json)
     page.write(figures, about, given.json.parent)
     if given.docs:
-        page.write(figures, about, Path("docs"))
+        page.write(figures, about, Path("docs/why"))
     say(f"written to {given.json}, and as a page beside it")
     return 1 if any(figure.met is False for figure in figures) else 0
 

@@ -1,9 +1,9 @@
-"""Writes the page about the benchmarks: the text of docs/benchmarks.md, with the figures that were measured.
+"""Writes the page about the benchmarks: the text of docs/why/benchmarks.md, with the figures that were measured.
 
 Between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` stands what is made here; all else is written by hand. What
 was not measured stays as it is.
 
-    python -m benchmarks.page build/benchmarks.json docs     makes the page and the plots out of a measurement before
+    python -m benchmarks.page build/benchmarks.json docs/why     makes page and plots of an earlier measurement
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.peers.systems import JOEX, PEERS
 from benchmarks.plots import draw
 from benchmarks.report import Figure, advantages, one_by_one, side_by_side
 
-_TEXT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+_TEXT = Path(__file__).parent.parent / "docs" / "why" / "benchmarks.md"
 _ABOUT_RACE = ("cpus", "processor", "memory", "system", "postgresql", "python", "measured", "sizes")
 
 

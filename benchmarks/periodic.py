@@ -22,8 +22,8 @@ _FINISH_EVERY = 0.1
 _COUNTED_WITHIN = 15.0  # seconds: an idle session of the server hands its counts on after ten
 
 _PUT = "SELECT joex.put_periodic_task('task ' || n, 'bench.noop', $1) FROM generate_series(1, $2::int) n"
-_SETTLED = "NOT EXISTS (SELECT FROM joex.periodic_task WHERE nextrun = '-infinity' AND enabled)"
-_ASLEEP = "(SELECT count(*) = $1 FROM joex.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
+_SETTLED = "NOT EXISTS (SELECT FROM joex_private.periodic_task WHERE nextrun = '-infinity' AND enabled)"
+_ASLEEP = "(SELECT count(*) = $1 FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
 _LISTENING = "(SELECT count(*) = $1 FROM pg_stat_activity WHERE application_name = 'joex repeater listens')"
 _TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1"
 _RECORD = """
@@ -33,10 +33,12 @@ _RECORD = """
         INSERT INTO decisions VALUES (NEW.id, NEW.last_run, NEW.last_outcome, NEW.marked);
         RETURN NULL;
     END $$;
-    CREATE TRIGGER record AFTER UPDATE OF marked ON joex.periodic_task
+    CREATE TRIGGER record AFTER UPDATE OF marked ON joex_private.periodic_task
         FOR EACH ROW WHEN (OLD.nextrun > '-infinity') EXECUTE FUNCTION record();
 """
-_FINISH = "UPDATE joex.job SET state = 'success', lane = NULL, finished_at = clock_timestamp() WHERE lane IS NOT NULL"
+_FINISH = (
+    "UPDATE joex_private.job SET state = 'success', lane = NULL, finished_at = clock_timestamp() WHERE lane IS NOT NULL"
+)
 _RESULT = """
     SELECT count(*) AS times, count(*) FILTER (WHERE outcome = 'submitted') AS submitted,
            count(*) - count(DISTINCT (id, fire)) AS twice,
@@ -81,7 +83,7 @@ async def _transactions(server_url: str, url: str, are_there: str, tasks: int, w
     """What a database is asked per minute, once these processes are there and the tasks have their next times."""
     connection = await connect(url)
     await until(connection, are_there, _SCHEDULERS)
-    await connection.execute("UPDATE joex.periodic_task SET enabled = false")  # housekeeping
+    await connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # housekeeping
     await connection.execute(_PUT, "daily", tasks)
     await until(connection, _SETTLED)
     name = await connection.fetchval("SELECT current_database()")

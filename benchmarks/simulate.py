@@ -94,13 +94,16 @@ async def _validity(server_url: str) -> list[Figure]:
             for nr in range(_EXECUTORS):
                 stack.enter_context(executor(url, f"real-{nr}", "--pool-size", str(_POOL_SIZE)))
             await until(
-                connection, "count(*) = $1 FROM joex.executor WHERE asleep_since IS NOT NULL", _EXECUTORS, patience=60
+                connection,
+                "count(*) = $1 FROM joex_private.executor WHERE asleep_since IS NOT NULL",
+                _EXECUTORS,
+                patience=60,
             )
             async with Client(url) as client:
                 for group in jobs.groups:
                     await set_group(connection, group.name, group.queue, weight=group.weight)
                 await _submit(client, jobs)
-            await until(connection, "NOT EXISTS (SELECT FROM joex.job WHERE finished_at IS NULL)")
+            await until(connection, "NOT EXISTS (SELECT FROM joex_private.job WHERE finished_at IS NULL)")
         answer = await _simulate(connection, url)
         await connection.close()
     errors = dict(_errors(answer))
@@ -131,7 +134,8 @@ async def _submit(client: Client, jobs: Jobs) -> None:
 async def _simulate(connection: asyncpg.Connection[Any], url: str) -> Mapping[str, Any]:
     """What the commands say that a user would give. How long this machine takes from job to job is measured."""
     rows = await connection.fetch(
-        "SELECT app_id, extract(epoch FROM scheduled_at)::float8, extract(epoch FROM finished_at)::float8 FROM joex.job"
+        "SELECT app_id, extract(epoch FROM scheduled_at)::float8, extract(epoch FROM finished_at)::float8 "
+        "FROM joex_private.job"
     )
     overhead = statistics.fmean(changeovers([Run(*row) for row in rows]))
     say(f"simulate: a slot is empty for {overhead * 1000:.1f} ms between two jobs")

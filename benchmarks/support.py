@@ -44,7 +44,7 @@ async def load(connection: asyncpg.Connection[Any], jobs: int, groups: int) -> N
             min(10_000, jobs - start),
             groups,
         )
-    await connection.execute("VACUUM (ANALYZE) joex.job")
+    await connection.execute("VACUUM (ANALYZE) joex_private.job")
     await connection.execute("CHECKPOINT")
 
 

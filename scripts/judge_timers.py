@@ -3,7 +3,8 @@
     python -m scripts.judge_timers           write its answers to tests/unit/timers.jsonl.gz, for the tests
     python -m scripts.judge_timers --check   compare it with the code, and fail where they differ
 
-The judge has faults of its own, which docs/timers.md lists; what falls under one is not asked, or asked in other words.
+The judge has faults of its own, which docs/reference/timers.md lists; what falls under one is not asked, or asked in
+other words.
 """  # noqa: INP001 - not a package
 
 from __future__ import annotations

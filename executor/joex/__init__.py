@@ -1,7 +1,4 @@
-"""Joex: a fair job executor for PostgreSQL.
-
-The public names are imported when they are asked for: a command must handle SIGTERM before it imports what takes long.
-"""
+"""Joex: a fair job executor for PostgreSQL."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
+# Imported when they are asked for: a command must handle SIGTERM before it imports what takes long.
 _MODULES = {
     "App": "joex.task",
     "AppIdInUse": "joex.errors",

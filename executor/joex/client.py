@@ -68,7 +68,7 @@ class Client:
 
     @property
     def periodic(self) -> PeriodicTasks:
-        """Periodic tasks: their jobs are made again and again, as timers say."""
+        """The periodic tasks, whose jobs are made when their timers say."""
         return PeriodicTasks(self)
 
     async def __aenter__(self) -> Self:
@@ -105,7 +105,7 @@ class Client:
 
         Args:
             task: the name of the task.
-            args: its arguments by name: values that JSON holds, or that it has a text for (see docs/guide.md).
+            args: its arguments by name: values that JSON holds, or that it has a text for (see docs/how-to/jobs.md).
             group: the tenant it belongs to; groups are served in round robin.
             queue: the lane of work; executors serve one or more queues.
             priority: ``high`` or ``low`` (in whichever case), within its group.

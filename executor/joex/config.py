@@ -51,24 +51,26 @@ class Settings(BaseSettings):
     )
 
     database_url: SecretStr | None = Field(None, description="PostgreSQL URL; none: an embedded server")
-    app_id: str = Field("", description="stable name of this executor; none: the pod's slot, or host and folder")
+    app_id: str = Field("", description="stable name of this executor; none: the pod's slot, or the host's name")
     pod_name: str = Field("", description="name of the pod (downward API)")
     pod_namespace: str = Field("", description="namespace of the pod (downward API)")
     pod_uid: str = Field("", description="uid of the pod (downward API)")
-    pool_size: int = Field(2, ge=1, le=100_000, description="jobs that run at a time")
+    pool_size: int = Field(2, ge=1, le=100_000, description="jobs to run at a time")
     queues: Names = Field(["default"], description="queues to serve in turn, separated by commas")
-    counting_scheme: Scheme = Field(CountingScheme(4, 1), description="turns for high and low priority")
-    retries: int = Field(5, ge=0, le=1_000_000, description="re-runs of a failed job")
-    retry_delay: Duration = Field(
-        timedelta(minutes=1), description="delay before the first re-run; it doubles each time"
+    counting_scheme: Scheme = Field(CountingScheme(4, 1), description="turns for high and low priority within a group")
+    retries: int = Field(
+        5, ge=0, le=1_000_000, description="retries of a failed job, unless the task or the job sets them"
     )
-    retry_jitter: float = Field(0.1, ge=0, le=1, description="a delay is longer by up to this share of it, by chance")
-    most_losses: int = Field(5, ge=0, le=1000, description="a job fails when more executors than this died holding it")
-    timeout: Duration | None = Field(None, description="longest a run may take; none: no limit")
-    log_buffer_size: int = Field(500, ge=1, le=1_000_000, description="log lines of jobs that wait to be written")
+    retry_delay: Duration = Field(
+        timedelta(minutes=1), description="delay before the first retry; it doubles each time, up to 7 days"
+    )
+    retry_jitter: float = Field(0.1, ge=0, le=1, description="lengthen each of these delays by up to this share of it")
+    most_losses: int = Field(5, ge=0, le=1000, description="fail a job when more executors than this died holding it")
+    timeout: Duration | None = Field(None, description="longest time of a run, unless the task sets one")
+    log_buffer_size: int = Field(500, ge=1, le=1_000_000, description="log lines that wait to be written; drop others")
     wakeup_period: Duration = Field(timedelta(minutes=30), description="look for work at least this often")
     poll_interval: Duration | None = Field(
-        None, description="poll this often instead of LISTEN; none: only where a pooler is in between"
+        None, description="poll this often instead of LISTEN; none: LISTEN, or 1s behind a pooler"
     )
     lease: Duration = Field(timedelta(seconds=6), description="silence after which a dead executor's jobs move on")
     drain_timeout: Duration | None = Field(None, description="longest a drain waits for running jobs; none: no limit")
@@ -76,13 +78,15 @@ class Settings(BaseSettings):
         None, description="the same for a drain that a signal began; none: as drain_timeout"
     )
     startup_wait: Duration = Field(
-        timedelta(0), description="wait at the start this long for the database and its schema"
+        timedelta(0), description="wait this long at the start for the database and its schema"
     )
-    retention: Duration = Field(timedelta(days=7), description="finished jobs and their logs are kept this long")
-    retention_failed: Duration = Field(timedelta(days=30), description="failed jobs and their logs are kept this long")
+    retention: Duration = Field(timedelta(days=7), description="keep finished jobs and their logs this long")
+    retention_failed: Duration = Field(timedelta(days=30), description="keep failed jobs and their logs this long")
     http_address: str = Field("127.0.0.1:7878", description="host:port of the HTTP interface; empty: none")
-    api_token: SecretStr | None = Field(None, description="bearer token for calls that change something")
-    log_format: str = Field("console", pattern="^(console|json)$", description="console or json")
+    api_token: SecretStr | None = Field(
+        None, description="bearer token for calls that change something; none: serve those on loopback only"
+    )
+    log_format: str = Field("console", pattern="^(console|json)$", description="console or json, on standard error")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
 
     @classmethod

@@ -137,7 +137,7 @@ class PeriodicTasks:
         Args:
             task_id: its id, unique in the database, at most 240 bytes.
             task: the task that its jobs run.
-            timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/timers.md.
+            timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/reference/timers.md.
             zone: the time zone, such as ``"Europe/Zurich"``, of a timer that names none.
             args: the arguments of its jobs.
             group: the group of its jobs.

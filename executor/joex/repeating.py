@@ -1,9 +1,9 @@
 """Making the jobs of periodic tasks, in each executor and in each operator; any number of them may do so.
 
 Nobody is in charge. Each sleeps until the next task is due, or one has changed; reads the tasks that are due, works
-out when each is due next, and hands both to joex.fire_periodic, which decides in one transaction who was first. What it
-holds while it decides is held by the server, for as long as that one statement takes, so whoever dies, hangs, or is cut
-off in between leaves nothing behind.
+out when each is due next, and hands both to `fire_periodic` in SQL, which decides in one transaction who was first.
+What it holds while it decides is held by the server, for as long as that one statement takes, so whoever dies, hangs,
+or is cut off in between leaves nothing behind.
 
 Time is the database's: it says what is due, and how long it is until the next; our own clock only measures how long
 we sleep. Where the database's clock is set forward, what has become due is found at the latest when the longest sleep

@@ -196,7 +196,7 @@ class App:
         when it is due, wherever the app's queue is served: never twice, and not while the one before is unfinished.
 
         Args:
-            timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/timers.md.
+            timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/reference/timers.md.
             zone: the time zone, such as ``"Europe/Zurich"``, of a timer that names none.
             id: tells it apart where a task has several; by default the task's name.
             args: the arguments of its jobs.

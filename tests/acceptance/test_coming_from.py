@@ -1,4 +1,4 @@
-"""The program for Joex in docs/coming-from.md does what the page says."""
+"""The program for Joex in docs/how-to/coming-from.md does what the page says."""
 
 import importlib
 import re
@@ -11,7 +11,7 @@ import pytest
 from joex import check_timer
 from tests.support.commands import running
 
-PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from.md").read_text()
 ORDERS = "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, item text)"
 
 
@@ -40,7 +40,7 @@ def shop(folder, monkeypatch):
 
 
 async def jobs(connection):
-    return [tuple(row) for row in await connection.fetch("SELECT task, grp, args::text FROM joex.job")]
+    return [tuple(row) for row in await connection.fetch("SELECT task, grp, args::text FROM joex_private.job")]
 
 
 async def test_the_request_submits_in_its_transaction(shop, client, connection):
@@ -69,7 +69,7 @@ async def test_one_comes_later_and_one_comes_first_and_its_end_is_waited_for(
         await shop.confirm_more(client)
     assert "success order 8 is confirmed" in capsys.readouterr().out
     later, first = [
-        await client.get(row["id"]) for row in await connection.fetch("SELECT id FROM joex.job ORDER BY seq")
+        await client.get(row["id"]) for row in await connection.fetch("SELECT id FROM joex_private.job ORDER BY seq")
     ]
     assert (later.args, later.state, later.priority) == ({"order": 7}, "waiting", "low")
     assert later.due_at - datetime.now(UTC) > timedelta(minutes=5)

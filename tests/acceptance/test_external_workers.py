@@ -110,7 +110,7 @@ async def an_executor(client: AnyClient, url: str, app_id: str, **settings: str)
     command = "joex executor --app tests.support.deliveries:app --http-address 127.0.0.1:0"
     environment = {f"JOEX_{name.upper()}": value for name, value in settings.items()}
     async with running(command, ROOT, url, "registered", JOEX_APP_ID=app_id, **environment):
-        asked = "SELECT http_address FROM joex.executor WHERE app_id = $1 AND left_at IS NULL"
+        asked = "SELECT http_address FROM joex_private.executor WHERE app_id = $1 AND left_at IS NULL"
         async with client.acquire() as connection:
             address = await connection.fetchval(asked, app_id)
         yield f"http://{address}"
@@ -126,7 +126,7 @@ class Load:
 
     async def keep_up(self) -> None:
         """Submit more where little is left."""
-        waiting = await self._connection.fetchval("SELECT count(*) FROM joex.job WHERE lane IS NOT NULL")
+        waiting = await self._connection.fetchval("SELECT count(*) FROM joex_private.job WHERE lane IS NOT NULL")
         if waiting < AT_ONCE:
             await self.submit(AT_ONCE)
 
@@ -166,7 +166,7 @@ class Load:
             # (Neither row is locked: it is in no transaction, which would be open as long as it is stopped.)
             found = await self._connection.fetchrow(
                 """
-                SELECT d.run, d.job FROM delivery d JOIN joex.job j ON j.id = d.job AND j.lock_id = d.run
+                SELECT d.run, d.job FROM delivery d JOIN joex_private.job j ON j.id = d.job AND j.lock_id = d.run
                 WHERE d.worker = $1 AND d.ended IS NULL AND j.state = 'running' FOR UPDATE SKIP LOCKED
                 """,
                 worker.name,
@@ -180,12 +180,12 @@ class Load:
 
     async def given_to_another(self, run: asyncpg.Record) -> None:
         """Wait until somebody else has the job of a run."""
-        asked = "SELECT lock_id IS NOT NULL AND lock_id <> $2 FROM joex.job WHERE id = $1"
+        asked = "SELECT lock_id IS NOT NULL AND lock_id <> $2 FROM joex_private.job WHERE id = $1"
         await eventually(lambda: self._connection.fetchval(asked, *(run["job"], run["run"])), why="another has the job")
 
     async def all_finished(self) -> None:
         """Wait until all jobs are finished."""
-        asked = "SELECT count(*) = $1 FROM joex.job WHERE finished_at IS NOT NULL"
+        asked = "SELECT count(*) = $1 FROM joex_private.job WHERE finished_at IS NOT NULL"
         await eventually(lambda: self._connection.fetchval(asked, len(self.jobs)), why="all are finished")
 
 
@@ -234,7 +234,7 @@ async def test_executors_and_workers_in_python_and_in_a_shell_run_all_jobs_under
         for worker in late:
             await worker.leave()
 
-    states = await connection.fetch("SELECT state::text, count(*) FROM joex.job GROUP BY 1")
+    states = await connection.fetch("SELECT state::text, count(*) FROM joex_private.job GROUP BY 1")
     assert [tuple(row) for row in states] == [("success", len(load.jobs))]
     assert await connection.fetch(OVERLAPPING) == []
     by_others = await connection.fetch("SELECT job FROM delivery WHERE worker NOT LIKE 'shell%' AND ended IS NOT NULL")
@@ -266,7 +266,7 @@ async def test_a_worker_reports_as_long_as_it_works_and_stops_when_its_job_is_ca
     reports: set[Any] = set()
 
     async def has_reported() -> bool:
-        reports.add(await connection.fetchval("SELECT overdue_at FROM joex.job WHERE id = $1", job))
+        reports.add(await connection.fetchval("SELECT overdue_at FROM joex_private.job WHERE id = $1", job))
         return len(reports) > 3
 
     await eventually(has_reported, why="it reports again and again")

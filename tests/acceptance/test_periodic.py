@@ -1,4 +1,4 @@
-"""Periodic tasks as their users meet them: in a program, and as docs/periodic.md says."""
+"""Periodic tasks as their users meet them: in a program, and as docs/how-to/periodic.md says."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ from joex.runtime.executor import Executor
 from tests.support.commands import done, running, started
 from tests.support.waiting import eventually
 
-PAGE = (Path(__file__).parents[2] / "docs" / "periodic.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "periodic.md").read_text()
 EXECUTOR = "joex executor --app {}:app"
 HOUSEKEEPING = "joex.retention"  # in each of the tests' databases there is this row
 PROGRAM = """
@@ -39,7 +39,7 @@ def blocks(language):
 
 APP, CLIENT = blocks("python")
 PEOPLE, RETENTION = ([line[2:].partition("   ")[0] for line in one.splitlines()] for one in blocks("console"))
-[SQL], [HTTP] = blocks("sql"), blocks("http")
+[SQL], [HTTP] = blocks("sql"), blocks("text")
 
 
 @asynccontextmanager
@@ -115,7 +115,7 @@ async def test_a_wrong_periodic_task_of_an_app_is_a_line_at_its_start(
 
 async def test_the_jobs_of_a_periodic_task_come_and_the_list_shows_it(tmp_path, client, connection, database_url):
     async def come():
-        return await connection.fetchval("SELECT count(*) >= 2 FROM joex.job WHERE subject = 'shop:app/tick'")
+        return await connection.fetchval("SELECT count(*) >= 2 FROM joex_private.job WHERE subject = 'shop:app/tick'")
 
     async with executor(tmp_path, database_url, "shop", '@app.periodic("*:*:*")'):
         await eventually(come, why="there are two jobs")

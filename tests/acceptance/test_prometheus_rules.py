@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = ROOT / "charts/joex/files/prometheus/rules.yaml"
 STORIES = ROOT / "tests/support/prometheus/rules_test.yaml"
 DASHBOARD = ROOT / "charts/joex/files/grafana/joex.json"
-DOCS = ROOT / "docs/metrics.md"
+DOCS = ROOT / "docs/reference/metrics.md"
 
 NAME = re.compile(r"(?<![\w:])joex_\w+")
 SAMPLES_OF_A_HISTOGRAM = re.compile("_(bucket|sum|count)$")
@@ -95,7 +95,7 @@ def test_an_alert_tells_how_bad_it_is_what_it_is_and_what_to_do(name):
     rule = rules("alert")[name]
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert set(rule["annotations"]) == {"summary", "description", "runbook"}
-    assert rule["annotations"]["runbook"] == f"docs/metrics.md#{name.lower()}"
+    assert rule["annotations"]["runbook"] == f"docs/reference/metrics.md#{name.lower()}"
     section = DOCS.read_text("utf-8").partition(f"\n## {name}\n")[2].strip()
     assert section.startswith(rule["labels"]["severity"].capitalize() + ". ")
 

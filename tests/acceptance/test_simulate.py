@@ -66,7 +66,7 @@ async def test_a_workload_on_a_pool_is_told_in_tables(joex):
 
 async def test_the_page_shows_what_the_example_really_gives():
     """All figures: the same seed gives the same answer."""
-    page = (ROOT / "docs" / "simulation.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "simulation.md").read_text()
     joex, shown = (
         Joex(ROOT, None),
         re.findall(r"^\$ joex (simulate examples.*)\n((?:.+\n|\n)*?)```", page, re.MULTILINE),
@@ -171,7 +171,7 @@ async def test_what_was_really_run_is_exported_and_simulated(joex, database_url,
     jobs += [{"task": "fail", "group": "light", "retries": 1}] * 3
     await client.submit_many(jobs)
     async with joex.executor("--pool-size", "4", "--retry-delay", "100ms"):
-        open_jobs = "SELECT count(*) FROM joex.job WHERE finished_at IS NULL"
+        open_jobs = "SELECT count(*) FROM joex_private.job WHERE finished_at IS NULL"
         await eventually(lambda: _is_zero(connection, open_jobs), why="all jobs have ended")
     plain, hidden, later = await asyncio.gather(
         joex.done("stats", "--trace"),

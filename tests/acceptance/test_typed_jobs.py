@@ -38,7 +38,7 @@ async def time_out(connection: asyncpg.Connection) -> Callable[[UUID], Awaitable
         async def is_running() -> bool:
             found = await connection.fetchval(
                 """
-                UPDATE joex.job SET overdue_at = clock_timestamp()
+                UPDATE joex_private.job SET overdue_at = clock_timestamp()
                 WHERE id = $1 AND state = 'running' AND overdue_at > clock_timestamp() RETURNING true
                 """,
                 job,
@@ -246,10 +246,10 @@ async def test_a_task_that_hangs_again_and_again_fails_in_the_end(
 async def crowd(connection: asyncpg.Connection) -> int:
     """More than a thousand runs of a worker that is never heard of again; they are overdue. How many they are."""
     number = 1201
-    keys = "SELECT joex.add($1, '\\x17' || substr(int4send(65536 + nr), 2)) FROM generate_series(1, $2) nr"
+    keys = "SELECT joex_private.add($1, '\\x17' || substr(int4send(65536 + nr), 2)) FROM generate_series(1, $2) nr"
     await connection.execute(keys, NAME, number)
     assert len(await keyed.accept(connection, NAME, number, "gone", None)) == number
-    await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp()")
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp()")
     return number
 
 
@@ -263,7 +263,7 @@ async def test_all_that_is_overdue_is_put_back_by_executors_that_do_not_serve_it
 
     transaction = connection.transaction()
     await transaction.start()
-    await connection.execute("SELECT FROM joex.job ORDER BY overdue_at LIMIT 1 FOR UPDATE")
+    await connection.execute("SELECT FROM joex_private.job ORDER BY overdue_at LIMIT 1 FOR UPDATE")
     async with executor_inside(joex.App(), database_url, queues=["another"], log=log):
         await eventually(lambda: are_back(crowd - 1), why="all but one are back")
         await transaction.rollback()

@@ -1,4 +1,4 @@
-"""The worker in docs/workers.md does what the page says."""
+"""The worker in docs/how-to/workers.md does what the page says."""
 
 import asyncio
 import importlib
@@ -11,7 +11,7 @@ import pytest
 from joex.store import keyed
 from tests.support.waiting import eventually
 
-PAGE = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "workers.md").read_text()
 [CODE] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -78,7 +78,7 @@ async def test_a_worker_that_hangs_and_comes_back_late_copies_nothing_twice(prog
     late = await client.typed.accept(program.TYPE)
     running = asyncio.create_task(program.run(client, late, source.fetch))
     await source.held.wait()
-    await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp()")
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp()")
     assert await keyed.recover_overdue(connection, 5) == [("worker", 1)]
     assert await program.run(client, await client.typed.accept(program.TYPE), source.fetch) == "ok"
     source.go_on.set()

@@ -35,7 +35,7 @@ async def test_executors_are_replaced_one_by_one_and_finish_first(system: System
     assert old(await system.api.get_all(DEPLOYMENTS, system.namespace)) == set()
     pods = await system.api.get_all("pods", system.namespace, labels="round=second")
     assert len(pods) == 3
-    sizes = await system.db.fetch("SELECT pool_size FROM joex.executor WHERE left_at IS NULL")
+    sizes = await system.db.fetch("SELECT pool_size FROM joex_private.executor WHERE left_at IS NULL")
     assert [row[0] for row in sizes] == [2, 2, 2]
     [run] = await system.effects.of(job)
     assert run["pid"] == before[busy]["pid"]

@@ -63,12 +63,12 @@ async def test_a_retry_that_is_due_wakes_a_pool_at_zero(system: System) -> None:
     job = await system.submit("second.time")
     await system.effects.begun(job)
     await system.until_slots()
-    soon = "UPDATE joex.job SET due_at = now() + interval '1 second' WHERE id = $1 RETURNING state::text"
+    soon = "UPDATE joex_private.job SET due_at = now() + interval '1 second' WHERE id = $1 RETURNING state::text"
     assert await system.db.fetchval(soon, job) == "stuck"
 
     assert await system.effects.all_finished([job]) == {"success": 1}
     assert len(await system.effects.of(job)) == 2
-    assert await system.db.fetchval("SELECT count(*) FROM joex.executor") == 2
+    assert await system.db.fetchval("SELECT count(*) FROM joex_private.executor") == 2
 
 
 async def test_one_job_makes_one_executor(system: System) -> None:
@@ -185,7 +185,7 @@ async def every_submission_is_watched(system: System) -> None:
     """The operator hears of submissions from now on."""
 
     async def armed() -> bool:
-        return bool(await system.db.fetchval("SELECT count(*) >= 3 FROM joex.watch WHERE until > now()"))
+        return bool(await system.db.fetchval("SELECT count(*) >= 3 FROM joex_private.watch WHERE until > now()"))
 
     await eventually(armed)
 

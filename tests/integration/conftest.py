@@ -133,9 +133,9 @@ class Bench:
         """Let an executor have been silent for so many of its leases."""
         await self.connection.execute(
             """
-            UPDATE joex.lease l
+            UPDATE joex_private.lease l
             SET heartbeat_at = clock_timestamp() - e.lease * $2::float8, beat = -1000 * extract(epoch FROM e.lease) * $2
-            FROM joex.executor e WHERE e.id = l.executor_id AND e.id = $1
+            FROM joex_private.executor e WHERE e.id = l.executor_id AND e.id = $1
             """,
             executor,
             leases,
@@ -149,7 +149,9 @@ class Bench:
 
     async def held(self, executor: int) -> list[UUID]:
         """The jobs that an executor holds."""
-        rows = await self.connection.fetch("SELECT id FROM joex.job WHERE executor_id = $1 ORDER BY seq", executor)
+        rows = await self.connection.fetch(
+            "SELECT id FROM joex_private.job WHERE executor_id = $1 ORDER BY seq", executor
+        )
         return [row["id"] for row in rows]
 
 
@@ -196,7 +198,7 @@ def rows(connection: asyncpg.Connection) -> Callable[[], Awaitable[Any]]:
     """Reads all that is stored of jobs, for comparison."""
 
     async def read() -> Any:
-        tables = [await connection.fetch(f"TABLE joex.{name}") for name in ("job", "task_timeout", "job_log")]
+        tables = [await connection.fetch(f"TABLE joex_private.{name}") for name in ("job", "task_timeout", "job_log")]
         return [sorted(str(tuple(row)) for row in table) for table in tables]
 
     return read

@@ -23,7 +23,9 @@ async def watched(connection):
 
     async def is_watched(queues: int = 1) -> None:
         async def found() -> bool:
-            return bool(await connection.fetchval("SELECT count(*) FROM joex.watch WHERE until > now()") == queues)
+            return bool(
+                await connection.fetchval("SELECT count(*) FROM joex_private.watch WHERE until > now()") == queues
+            )
 
         await eventually(found)
 
@@ -67,7 +69,7 @@ async def test_a_submission_whose_transaction_was_open_before_anybody_waited_is_
     async with joex.Client(database_url) as other, other.acquire() as another:
 
         async def is_watched() -> bool:
-            return bool(await another.fetchval("SELECT count(*) FROM joex.watch") == 1)
+            return bool(await another.fetchval("SELECT count(*) FROM joex_private.watch") == 1)
 
         await eventually(is_watched)
     await transaction.commit()
@@ -114,13 +116,15 @@ async def test_who_is_cancelled_while_it_waits_takes_nothing(client, connection,
         await worker
     await client.submit("mail.send", queue="mail")
     assert (await other).type == "mail.send"
-    assert await connection.fetchval("SELECT count(*) FROM joex.job WHERE executor_id IS NOT NULL") == 1
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.job WHERE executor_id IS NOT NULL") == 1
 
 
 async def test_who_is_cancelled_in_the_middle_of_taking_gives_back(client, connection):
     await client.submit("mail.send", queue="mail")
     async with connection.transaction():
-        await connection.execute("LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE")  # the take waits for it
+        await connection.execute(
+            "LOCK TABLE joex_private.task_timeout IN ACCESS EXCLUSIVE MODE"
+        )  # the take waits for it
         worker = asyncio.create_task(client.typed.accept("mail"))
 
         async def is_blocked() -> bool:
@@ -155,7 +159,7 @@ async def test_who_waits_sleeps_between_the_looks_when_those_at_another_queue_ha
             super().clear()
 
     async def count(made):
-        made.add_query_logger(lambda asked: looks.append(asked) if "look_for_worker" in asked.query else None)
+        made.add_query_logger(lambda asked: looks.append(asked) if "accept_state" in asked.query else None)
 
     async with asyncpg.create_pool(database_url, min_size=0, max_size=3, init=count) as pool:
         client = joex.Client(pool)
@@ -182,7 +186,7 @@ async def test_nothing_is_left_behind(database_url, connection, watched):
         await watched(2)
     with pytest.raises(JoexError, match="closed"):
         await worker
-    assert await connection.fetchval("SELECT count(*) FROM joex.watch") == 0
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.watch") == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

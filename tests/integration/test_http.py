@@ -125,7 +125,7 @@ async def order_of_submission(client: Client, job_ids: Sequence[UUID]) -> None:
     async with client.acquire() as connection:
         await connection.execute(
             """
-            UPDATE joex.job j SET submitted_at = now() - make_interval(hours => 1, secs => -g.nr)
+            UPDATE joex_private.job j SET submitted_at = now() - make_interval(hours => 1, secs => -g.nr)
             FROM unnest($1::uuid[]) WITH ORDINALITY AS g(id, nr) WHERE j.id = g.id
             """,
             job_ids,
@@ -445,7 +445,7 @@ async def test_the_state_of_the_queue_is_of_one_group_where_that_is_asked_for(ht
     for group in ("a", "b"):
         job_id = held[group].pop()
         async with client.acquire() as connection:
-            lock_id = await connection.fetchval("SELECT lock_id FROM joex.job WHERE id = $1", UUID(job_id))
+            lock_id = await connection.fetchval("SELECT lock_id FROM joex_private.job WHERE id = $1", UUID(job_id))
             ended = runs.EndedRun(UUID(job_id), lock_id, "success", age=0.1)
             assert await runs.finish_many(connection, [ended]) == []
         done[group] = [job_id]

@@ -192,7 +192,7 @@ async def test_a_run_that_fails_is_tried_again_as_the_executor_is_set(call, clie
     await call.ok("finish", **run_of(await call.accept()), error="broken")
     assert (await client.get(UUID(job))).state == "stuck", "retried by hand, all retries are new"
     async with client.acquire() as connection:
-        await connection.execute("UPDATE joex.job SET due_at = NULL, lane = 0")
+        await connection.execute("UPDATE joex_private.job SET due_at = NULL, lane = 0")
     await call.ok("finish", **run_of(await call.accept()), error="still broken")
     stored = await client.get(UUID(job))
     assert (stored.state, stored.error) == ("failed", "still broken")
@@ -279,7 +279,7 @@ async def test_a_run_asks_for_another_round(call):
 async def waits(client: Client) -> None:
     """Wait until somebody waits for a job."""
     async with client.acquire() as connection:
-        await eventually(lambda: connection.fetchval("SELECT count(*) > 0 FROM joex.watch WHERE for_workers"))
+        await eventually(lambda: connection.fetchval("SELECT count(*) > 0 FROM joex_private.watch WHERE for_workers"))
 
 
 async def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(call, client):
@@ -385,7 +385,7 @@ async def test_reports_keep_a_job_from_others(call, client):
 
     async def overdue_at() -> Any:
         async with client.acquire() as connection:
-            return await connection.fetchval("SELECT overdue_at FROM joex.job WHERE id = $1", job)
+            return await connection.fetchval("SELECT overdue_at FROM joex_private.job WHERE id = $1", job)
 
     before = await overdue_at()
     await call.ok("update", **run)

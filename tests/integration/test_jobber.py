@@ -43,7 +43,7 @@ async def queued(http: httpx.AsyncClient, job_type: str, payload: Any = None) ->
 async def states(client: Client) -> list[str]:
     """The states of all jobs that there are."""
     async with client.acquire() as connection:
-        return [row[0] for row in await connection.fetch("SELECT state::text FROM joex.job ORDER BY state")]
+        return [row[0] for row in await connection.fetch("SELECT state::text FROM joex_private.job ORDER BY state")]
 
 
 async def test_a_type_and_a_free_payload_give_the_id_of_a_job(http, client):
@@ -125,7 +125,7 @@ async def test_no_report_prolongs_the_visibility_timeout(http, client):
 
     async def overdue_at() -> Any:
         async with client.acquire() as connection:
-            return await connection.fetchval("SELECT overdue_at FROM joex.job WHERE id = $1", job)
+            return await connection.fetchval("SELECT overdue_at FROM joex_private.job WHERE id = $1", job)
 
     before = await overdue_at()
     assert await client.typed.update("resize", run.id, {}, run.lock_id, progress=50) == "ok"
@@ -163,7 +163,7 @@ async def test_the_recoverer_looks_at_everything_overdue_not_only_at_the_first(h
         await client.submit_many([{"task": job_type, "queue": job_type}] * 100)
     async with client.acquire() as connection:
         for job_type in types:
-            await connection.execute("SELECT joex.accept($1, 100)", job_type)
+            await connection.execute("SELECT joex_private.accept($1, 100)", job_type)
     assert await states(client) == ["running"] * 600
 
     async with executor_inside(joex.App(), database_url, queues="other"):
@@ -226,9 +226,9 @@ async def test_without_a_database_the_answer_is_503_and_nothing_is_half_stored(h
 
 async def test_a_submission_during_which_the_database_crashes_is_not_half_stored(http, client, connection, postgres):
     await connection.execute("BEGIN")
-    await connection.execute("LOCK TABLE joex.job IN SHARE MODE")
+    await connection.execute("LOCK TABLE joex_private.job IN SHARE MODE")
     submitting = asyncio.create_task(http.post("/jobber/queue", json={"type": "resize", "payload": {}}))
-    waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'joex.job'::regclass"
+    waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'joex_private.job'::regclass"
     await eventually(lambda: connection.fetchval(waits))
     postgres.stop("immediate")
     assert (await submitting).status_code == 503

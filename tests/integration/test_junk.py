@@ -87,7 +87,7 @@ async def test_those_who_wait_for_jobs_and_events_pass_over_junk(client, connect
     waits = asyncio.create_task(client.wait(job_id))
     accepts = asyncio.create_task(client.typed.accept("mail", wait="1m"))
     async with client.events() as events:
-        asked = "SELECT EXISTS (SELECT FROM joex.subscription) AND EXISTS (SELECT FROM joex.watch)"
+        asked = "SELECT EXISTS (SELECT FROM joex_private.subscription) AND EXISTS (SELECT FROM joex_private.watch)"
         await eventually(lambda: connection.fetchval(asked))
         for channel in ("joex_jobs", "joex_events", "joex_wake"):
             await send(channel)

@@ -18,9 +18,10 @@ from joex.store import jobs, keyed, runs
 from tests.support.waiting import eventually
 
 FOUR_ONE = CountingScheme(4, 1)
-RING = "joex.lock_class(3), hashtext('default')"
+RING = "joex_private.ring_lock(), hashtext('default')"
 HELD = """
-    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = joex.lock_class(3) AND granted
+    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = joex_private.ring_lock()
+        AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 WAITS = """
@@ -78,7 +79,7 @@ async def test_a_take_that_is_interrupted_just_when_the_ring_is_granted_does_not
 
 
 NO_LIMIT = """
-    ALTER FUNCTION joex.wait_for_ring SET lock_timeout = 0;
+    ALTER FUNCTION joex_private.wait_for_ring SET lock_timeout = 0;
     CREATE TABLE other_than_new ();  -- this database serves no other test
 """
 ONE_ALARM = "SET deadlock_timeout = '10min'"  # a look for deadlocks is not what a signal is for
@@ -164,14 +165,14 @@ async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_
     taker = await asyncpg.connect(database_url)  # another one than Joex's own: those end when they are cancelled
     pid = taker.get_server_pid()
     await bench.connection.execute("""
-        ALTER FUNCTION joex.free_ring RENAME TO really_free_ring;
-        CREATE FUNCTION joex.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+        ALTER FUNCTION joex_private.free_ring RENAME TO really_free_ring;
+        CREATE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
             PERFORM pg_advisory_lock(1), pg_advisory_unlock(1);
-            PERFORM joex.really_free_ring(p_queue);
+            PERFORM joex_private.really_free_ring(p_queue);
         END $$""")
     await gate.execute("SELECT pg_advisory_lock(1)")
     await gate.execute(
-        "BEGIN; LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE"
+        "BEGIN; LOCK TABLE joex_private.task_timeout IN ACCESS EXCLUSIVE MODE"
     )  # the take waits there, with the ring
 
     async def waits_for(kind: str) -> bool:
@@ -218,7 +219,7 @@ async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before
     executor = await bench.executor()
     for _ in range(2):
         await bench.connection.execute(f"SELECT pg_advisory_lock({RING})")
-    await bench.connection.execute("SELECT joex.end_executor($1, 'left', 5)", executor)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", executor)
     with pytest.raises(Exception, match="has ended"):
         await bench.take(executor)
     assert await bench.connection.fetchval(HELD) == 0
@@ -226,7 +227,7 @@ async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before
 
 async def test_a_failing_take_leaves_the_rings_of_other_queues_and_sessions_alone(bench, another_connection):
     other = await another_connection()
-    await bench.connection.execute("SELECT pg_advisory_lock(joex.lock_class(3), hashtext('mine'))")
+    await bench.connection.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('mine'))")
     await other.execute(f"SELECT pg_advisory_lock({RING})")
     with pytest.raises(Exception, match="has ended"):
         await bench.take(4711)

@@ -466,7 +466,7 @@ async def test_a_job_that_does_not_run_is_removed_at_once_with_its_log(typed, co
     await typed.finish(T, 1, opts, job.lock_id, **more)
     assert await typed.remove(T, 1) == "ok"
     assert await typed.get_job(T, 1) is None
-    assert await connection.fetchval("SELECT count(*) FROM joex.job_log") == 0
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.job_log") == 0
     assert await typed.remove(T, 1) == "not_found"
 
 
@@ -480,7 +480,7 @@ async def test_a_job_that_runs_is_removed_when_its_run_has_ended(typed, connecti
     assert await typed.resubmit(T, 1) == "not_found"
     assert await typed.finish(T, 1, {"resubmit": True}, job.lock_id) == "canceled"
     assert await typed.get_job(T, 1) is None
-    assert await connection.fetchval("SELECT count(*) FROM joex.job_log") == 0
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.job_log") == 0
     await typed.add(T, 1)
 
 
@@ -497,7 +497,7 @@ async def test_a_job_whose_executor_dies_is_removed_when_that_is_known(typed, be
     [_] = await runs.take(bench.connection, me, [T], 1, FOUR_ONE)
     assert await typed.remove(T, 1) == "ok"
     assert await state(typed, 1) == "pending", "its code has not started"
-    await bench.connection.execute("SELECT joex.end_executor($1, 'dead', 5)", me)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", me)
     assert await typed.get_job(T, 1) is None
 
 
@@ -650,7 +650,7 @@ async def test_retention_leaves_them_alone(typed, client, connection, bench):
     await client.submit("a", queue=T)
     await run(typed)
     await run(typed)
-    await connection.execute("UPDATE joex.job SET finished_at = '2000-01-01'")
+    await connection.execute("UPDATE joex_private.job SET finished_at = '2000-01-01'")
     assert (await jobs.delete_finished(connection, ["success"], timedelta(days=1), 100))[0] == 1
     assert [job.id for job in await typed.list_jobs(T)] == [1]
 

@@ -508,14 +508,14 @@ async def test_a_run_that_is_given_back_does_not_count_and_keeps_its_place(typed
 
 async def seconds_left(connection, job):
     return await connection.fetchval(
-        "SELECT extract(epoch FROM overdue_at - clock_timestamp())::float8 FROM joex.job WHERE id = $1", job.job
+        "SELECT extract(epoch FROM overdue_at - clock_timestamp())::float8 FROM joex_private.job WHERE id = $1", job.job
     )
 
 
 async def test_a_run_without_a_timeout_of_its_type_has_sixty_seconds_between_reports(typed, connection):
     job = await in_work(typed)
     assert 50 < await seconds_left(connection, job) <= 60
-    await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp() + interval '1 second'")
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp() + interval '1 second'")
     await typed.update(T, 1, {}, job.lock_id)
     assert 50 < await seconds_left(connection, job) <= 60
 
@@ -524,7 +524,7 @@ async def test_a_report_renews_the_activity_timeout_of_the_type(typed, connectio
     await typed.set_timeout(T, activity="1h")
     job = await in_work(typed)
     assert 3500 < await seconds_left(connection, job) <= 3600
-    await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp() + interval '1 second'")
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp() + interval '1 second'")
     await typed.update(T, 1, {}, job.lock_id)
     assert 3500 < await seconds_left(connection, job) <= 3600
 
@@ -532,7 +532,7 @@ async def test_a_report_renews_the_activity_timeout_of_the_type(typed, connectio
 async def test_no_report_renews_a_visibility_timeout(typed, connection):
     await typed.set_timeout(T, visibility=timedelta(hours=1))
     job = await in_work(typed)
-    await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp() + interval '100 seconds'")
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp() + interval '100 seconds'")
     await typed.update(T, 1, {}, job.lock_id, progress=50)
     await runs.note_many(connection, [], [runs.Progress(job.job, job.lock_id, 60, None)])
     assert 0 < await seconds_left(connection, job) <= 100
@@ -570,14 +570,14 @@ async def test_a_run_that_does_not_report_in_time_goes_back_to_pending_with_its_
 
 
 async def test_more_than_a_batch_is_put_back_and_a_locked_one_is_in_nobodys_way(typed, connection, another_connection):
-    await connection.execute("SELECT joex.serve_queue($1)", T)
-    await connection.execute("SELECT joex.add($1, int4send(nr)) FROM generate_series(1, 1201) nr", T)
-    await connection.execute("SELECT count(*) FROM joex.accept($1, 1201)", T)
+    await connection.execute("SELECT joex_private.serve_queue($1)", T)
+    await connection.execute("SELECT joex_private.add($1, int4send(nr)) FROM generate_series(1, 1201) nr", T)
+    await connection.execute("SELECT count(*) FROM joex_private.accept($1, 1201)", T)
     await let_time_out(connection)
-    locked = await connection.fetchval("SELECT id FROM joex.job ORDER BY overdue_at, seq LIMIT 1")
+    locked = await connection.fetchval("SELECT id FROM joex_private.job ORDER BY overdue_at, seq LIMIT 1")
     other = await another_connection()
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", locked)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", locked)
         batches = [await keyed.recover_overdue(connection, MOST_LOSSES) for _ in range(4)]
     assert batches == [[("worker", 500)], [("worker", 500)], [("worker", 200)], []]
     assert await keyed.recover_overdue(connection, MOST_LOSSES) == [("worker", 1)]
@@ -604,7 +604,7 @@ async def test_monitors_that_look_at_the_same_time_put_a_run_back_once(typed, cl
     monitors = [await another_connection() for _ in range(4)]
     found = await asyncio.gather(*(keyed.recover_overdue(monitor, MOST_LOSSES) for monitor in monitors))
     assert sum(number for batch in found for _, number in batch) == 50
-    assert {row["losses"] for row in await connection.fetch("SELECT losses FROM joex.job")} == {1}
+    assert {row["losses"] for row in await connection.fetch("SELECT losses FROM joex_private.job")} == {1}
 
 
 async def test_a_job_is_never_lost_too_often_by_workers_but_by_executors(typed, bench, client):
@@ -645,6 +645,6 @@ async def test_who_waits_learns_when_a_run_of_its_own_queue_is_overdue(typed, co
     for job_type in (T, "another"):
         await typed.add(job_type, 1)
         await typed.accept(job_type)
-    await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp() WHERE task = 'another'")
-    due = [(await keyed.look(connection, queue))[0] for queue in (T, "another", "a third")]
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp() WHERE task = 'another'")
+    due = [(await keyed.accept_state(connection, queue))[0] for queue in (T, "another", "a third")]
     assert [None if seconds is None else seconds > 0 for seconds in due] == [True, False, None]

@@ -20,7 +20,7 @@ def subscribed(connection):
 
     async def wait(jobs: int = 1) -> None:
         async def found() -> bool:
-            return bool(await connection.fetchval("SELECT count(*) FROM joex.subscription") == jobs)
+            return bool(await connection.fetchval("SELECT count(*) FROM joex_private.subscription") == jobs)
 
         await eventually(found)
 

@@ -68,13 +68,13 @@ def waiting(connection):
 
 async def _are_waited_for(connection, job_ids) -> bool:
     found = await connection.fetchval(
-        "SELECT count(DISTINCT job_id) FROM joex.subscription WHERE job_id = ANY ($1)", list(job_ids)
+        "SELECT count(DISTINCT job_id) FROM joex_private.subscription WHERE job_id = ANY ($1)", list(job_ids)
     )
     return bool(found == len(job_ids))
 
 
 async def _subscribers(connection) -> int:
-    return int(await connection.fetchval("SELECT count(*) FROM joex.subscriber"))
+    return int(await connection.fetchval("SELECT count(*) FROM joex_private.subscriber"))
 
 
 def _tasks() -> set[str]:
@@ -232,7 +232,7 @@ async def test_a_change_under_a_snapshot_older_than_the_subscription_is_not_miss
     changing = await another_connection()
     transaction = changing.transaction(isolation="repeatable_read")
     await transaction.start()
-    await changing.fetchval("SELECT count(*) FROM joex.subscriber")  # takes the snapshot
+    await changing.fetchval("SELECT count(*) FROM joex_private.subscriber")  # takes the snapshot
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
         await jobs.cancel(changing, job_id)
@@ -257,7 +257,7 @@ async def test_a_notification_that_was_lost_is_made_up_for_when_the_subscription
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
         await bench.connection.execute(  # tells nobody
-            "UPDATE joex.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
+            "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
         )
         assert await _next_state(changes) == "failed"
 
@@ -266,7 +266,7 @@ async def test_a_subscription_that_others_took_for_dead_begins_again(bench, clie
     monkeypatch.setattr(session, "_RENEW_EVERY", 0.1)
     job_id = await bench.submit()
     async with waiting(client.wait(job_id), job_id):
-        await bench.connection.execute("DELETE FROM joex.subscriber")
+        await bench.connection.execute("DELETE FROM joex_private.subscriber")
         await eventually(lambda: _are_waited_for(bench.connection, [job_id]))
         await client.cancel(job_id)
 
@@ -275,8 +275,8 @@ async def test_a_subscription_is_renewed_before_it_ends(bench, client, waiting, 
     monkeypatch.setattr(session, "_RENEW_EVERY", 0.1)
     job_id = await bench.submit()
     async with waiting(client.wait(job_id), job_id):
-        before = await bench.connection.fetchval("SELECT until FROM joex.subscriber")
-        await eventually(lambda: bench.connection.fetchval("SELECT until > $1 FROM joex.subscriber", before))
+        before = await bench.connection.fetchval("SELECT until FROM joex_private.subscriber")
+        await eventually(lambda: bench.connection.fetchval("SELECT until > $1 FROM joex_private.subscriber", before))
         assert await _subscribers(bench.connection) == 1
         await client.cancel(job_id)
 
@@ -463,7 +463,7 @@ async def test_what_nobody_waits_for_any_more_is_forgotten_while_others_wait(ben
             gone.cancel()
         await eventually(
             lambda: bench.connection.fetchval(
-                "SELECT array_agg(job_id) = ARRAY[$1::uuid] FROM joex.subscription", job_id
+                "SELECT array_agg(job_id) = ARRAY[$1::uuid] FROM joex_private.subscription", job_id
             )
         )
         await client.cancel(job_id)

@@ -1,6 +1,6 @@
 """What users and nodes do to Joex on a real node, in the order in which a user would meet it.
 
-All begins with the README's own commands. Each story leaves the cluster as it found it, but for the release.
+All begins with the tutorial, and with the README's own commands. Each story leaves the cluster as it found it, but for the release.
 """
 
 import asyncio
@@ -19,6 +19,14 @@ from tests.support.node.node import NAME as NODE
 from tests.support.node.story import JOBS, PATIENCE, Story
 
 pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.mark.timeout(900)
+async def test_the_tutorial_leads_to_a_pool_that_scales(story: Story) -> None:
+    with story.timed("the tutorial's page about a cluster, from its first command to its last"):
+        await story.follow("learn/cluster.md")
+    story.sh("kubectl delete secret joex-db")  # as the end of a cluster of kind does
+    await story.api.until_all("pods", lambda found: not found, "default", timeout=PATIENCE)
 
 
 async def test_the_readmes_commands_give_pools_that_run_jobs(story: Story) -> None:
@@ -233,6 +241,8 @@ async def test_a_periodic_task_wakes_a_pool_at_zero(story: Story) -> None:
         timeout=PATIENCE,
     )
     await story.finished_undisturbed(UUID(made["status"]["lastJob"]["id"]))
+    story.documented("kubectl get periodictasks")
+    assert "Stored" in story.sh(f"kubectl --namespace {JOBS} get periodictasks")
     await story.api.delete("periodictasks.joex.dev", "often", JOBS)
     await story.drop("clock")
 
@@ -260,8 +270,9 @@ async def test_an_upgrade_and_a_rollback_interrupt_nothing(story: Story) -> None
     _, job_id = await story.busy("own", seconds=25)
     with story.timed("helm upgrade, until the new operator is ready"):
         story.sh("helm upgrade joex charts/joex --set operator.logLevel=debug --wait --timeout 120s")
+    story.documented("helm upgrade joex charts/joex")
     with story.timed("helm rollback, until the old operator is ready"):
-        story.sh("helm rollback joex --wait --timeout 120s")
+        story.documented("helm rollback joex")
     await story.finished_undisturbed(job_id)
     await story.drop("own")
     await story.nothing_hangs()

@@ -306,7 +306,8 @@ class Sides:
 
     async def _lose(self, lost: set[int]) -> None:
         await self.connection.execute(
-            "UPDATE joex.job SET overdue_at = clock_timestamp() WHERE executor_id IS NOT NULL AND lock_id = ANY ($1)",
+            "UPDATE joex_private.job SET overdue_at = clock_timestamp() WHERE executor_id IS NOT NULL "
+            "AND lock_id = ANY ($1)",
             [self.locks[run] for run in lost],
         )
         await keyed.recover_overdue(self.connection, 5)
@@ -315,8 +316,8 @@ class Sides:
 
     async def _make_due(self) -> None:
         await self.connection.execute("""
-            UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL;
-            SELECT joex.promote(name) FROM joex.queue;
+            UPDATE joex_private.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL;
+            SELECT joex_private.promote(name) FROM joex_private.queue;
         """)
         self.model.make_due()
 
@@ -351,7 +352,7 @@ async def database(client: Client, connection: asyncpg.Connection) -> Callable[[
     typed = TypedJobs(client, retries=RETRIES, retry_delay=timedelta(hours=1), retry_jitter=0)
 
     async def make() -> Sides:
-        await connection.execute("TRUNCATE joex.job, joex.job_log")
+        await connection.execute("TRUNCATE joex_private.job, joex_private.job_log")
         return Sides(typed, connection)
 
     return make

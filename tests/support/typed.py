@@ -26,7 +26,8 @@ def same(one: Any, other: Any) -> bool:
 async def let_time_out(connection: asyncpg.Connection, *ids: UUID) -> None:
     """Let the time of all runs (or of these jobs') be over."""
     await connection.execute(
-        "UPDATE joex.job SET overdue_at = clock_timestamp() WHERE overdue_at IS NOT NULL AND ($1 OR id = ANY ($2))",
+        "UPDATE joex_private.job SET overdue_at = clock_timestamp() WHERE overdue_at IS NOT NULL "
+        "AND ($1 OR id = ANY ($2))",
         not ids,
         ids,
     )
@@ -40,7 +41,7 @@ async def lose(connection: asyncpg.Connection, *ids: UUID) -> list[tuple[str, in
 
 async def make_due(connection: asyncpg.Connection) -> None:
     """Let all delays be over."""
-    await connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
+    await connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
 
 
 async def run(typed: TypedJobs, job_type: Any = T, opts: dict[str, Any] | None = None, **more: Any) -> Any:

@@ -27,7 +27,7 @@ def test_the_schema_knows_each_value_and_no_other() -> None:
 
 
 def test_each_value_is_documented_and_no_other() -> None:
-    text = (ROOT / "docs" / "chart.md").read_text()
+    text = (ROOT / "docs" / "reference" / "chart.md").read_text()
     rows = text.partition("| value |")[2].partition("\n\n")[0].splitlines()[2:]
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert sorted(key for row in rows for key in _documented(row)) == sorted(_given(values, ""))

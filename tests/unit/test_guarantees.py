@@ -1,4 +1,4 @@
-"""What docs/guarantees.md and docs/behaviours.md name is there: tests, and places."""
+"""What docs/why/guarantees.md and docs/why/behaviours.md name is there: tests, and places."""
 
 import re
 from pathlib import Path
@@ -22,14 +22,14 @@ def there() -> set[str]:
 
 def rows() -> list[list[str]]:
     """The cells of each row of the tables of behaviours."""
-    text = (_ROOT / "docs" / "behaviours.md").read_text()
+    text = (_ROOT / "docs" / "why" / "behaviours.md").read_text()
     found = [[cell.strip() for cell in row.split(" | ")] for row in _ROW.findall(text)]
     return [row for row in found if row[0] not in _HEADS and not row[0].startswith("---")]
 
 
 @pytest.mark.parametrize("page", ["guarantees.md", "behaviours.md"])
 def test_every_test_that_a_page_names_exists(page: str, there: set[str]) -> None:
-    named = set(_NAMED.findall((_ROOT / "docs" / page).read_text()))
+    named = set(_NAMED.findall((_ROOT / "docs" / "why" / page).read_text()))
     assert named
     assert named - there == set()
 

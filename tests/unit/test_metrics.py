@@ -117,7 +117,7 @@ def test_runs_of_which_the_start_or_the_end_is_not_written_are_counted_from_the_
 
 
 def test_what_a_database_answers_is_no_label(metrics):
-    metrics(events.LogLinesDropped(3, 'relation "joex.job_log" does not exist'))
+    metrics(events.LogLinesDropped(3, 'relation "joex_private.job_log" does not exist'))
     metrics(events.LogLinesDropped(4, "permission denied"))
     assert value(metrics, "joex_log_lines_dropped_total", reason="(others)") == 7
 

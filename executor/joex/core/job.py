@@ -20,7 +20,7 @@ _FIRST_YEAR, _LAST_YEAR = 2, 9998  # so that no change of the zone leaves the ca
 
 
 class State(enum.StrEnum):
-    """The states of a job."""
+    """The states of a job: waiting, scheduled, running, stuck, success, failed, cancelled."""
 
     WAITING = "waiting"
     SCHEDULED = "scheduled"
@@ -37,7 +37,7 @@ class State(enum.StrEnum):
 
 
 class Priority(enum.StrEnum):
-    """The two priorities within a group."""
+    """The priorities within a group: high and low."""
 
     HIGH = "high"
     LOW = "low"

@@ -1,7 +1,8 @@
 """Events -> numbers for Prometheus.
 
 Labels are bounded: task, queue, the bucket of a group, result, and words of our own. A job could name any task, so that
-after `_MOST_TASKS` pairs of task and queue the further ones are counted together. docs/metrics.md explains each number.
+after `_MOST_TASKS` pairs of task and queue the further ones are counted together. Each number is explained in
+docs/reference/metrics.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs of jobs in the slots of an executor, from their start to the `Outcome` that is written.
 
 A suspect, a job that executors died with, keeps its slot unstarted until all else that runs here has ended, and nothing
-is taken until it has ended itself: should this executor die too, it is known of which job (docs/adr/0030). Each of the
-two has a limit of time, for runs may wait for each other's jobs.
+is taken until it has ended itself: should this executor die too, it is known of which job (docs/why/adr/0030). Each of
+the two has a limit of time, for runs may wait for each other's jobs.
 """
 
 from __future__ import annotations

@@ -172,17 +172,17 @@ class Taker:
         return self._queues
 
     async def _until_due(self, connection: Any) -> float:
-        look = await executors.look(connection, self._queues)
+        state = await executors.sleep_state(connection, self._queues)
         sleep = min(self._longest_sleep, LATEST) if self._unknown_until else self._longest_sleep
-        if look.next_due is not None:
+        if state.next_due is not None:
             # Due and not taken: somebody has locked the row. It is looked for again, but not without a pause.
-            sleep = min(sleep, look.next_due if look.next_due > 0 else _LOCKED_RETRY_IN)
+            sleep = min(sleep, state.next_due if state.next_due > 0 else _LOCKED_RETRY_IN)
         if self._looks is not None:
-            look_in, self._looks = self._looks.look_in, self._looks.after(look.oldest_xid)
+            look_in, self._looks = self._looks.look_in, self._looks.after(state.oldest_xid)
             # Where they have all ended: maybe only since the take, so it must be done once more.
             return 0 if self._looks is None else min(sleep, look_in)
         if not self._runner.runs:
-            self._emit(FellAsleep(look.next_due))
+            self._emit(FellAsleep(state.next_due))
         return sleep
 
     async def _wait(self, seconds: float) -> None:

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
-_SWITCH = statement("SELECT joex.switch_floors()")
-_DRAW = statement("SELECT upto, epoch, writers FROM joex.draw_floor()")
-_FINISHED = statement("SELECT queue, ring, jobs, until FROM joex.finished_since($1::timestamptz, $2::integer)")
-_RAISE = statement("SELECT joex.raise_floors($1::bigint, $2::bigint, $3::text[], $4::text[], $5::bigint[])")
+_SWITCH = statement("SELECT joex_private.switch_floors()")
+_DRAW = statement("SELECT upto, epoch, writers FROM joex_private.draw_floor()")
+_FINISHED = statement("SELECT queue, ring, jobs, until FROM joex_private.finished_since($1::timestamptz, $2::integer)")
+_RAISE = statement("SELECT joex_private.raise_floors($1::bigint, $2::bigint, $3::text[], $4::text[], $5::bigint[])")
 
 Place: TypeAlias = tuple[str, int]
 """A group, by its queue and its place on the ring there."""

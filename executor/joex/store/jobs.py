@@ -33,13 +33,13 @@ _SET_ARGS = statement("SELECT joex.set_args($1::uuid, $2::text::jsonb)")
 _RETRY = statement("SELECT joex.retry($1::uuid)")
 _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
 _BRING_FORWARD = statement("""
-    UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at > clock_timestamp() AND queue = ANY ($1::text[])
+    UPDATE joex_private.job SET due_at = clock_timestamp() WHERE due_at > clock_timestamp() AND queue = ANY ($1::text[])
 """)
 _DELETE_FINISHED = statement("""
     SELECT jobs, upto FROM joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer,
                                                 coalesce($4::timestamptz, '-infinity'))
 """)
-_FORGET_LINES = statement("SELECT joex.forget_lines($1::uuid, $2::integer)")
+_FORGET_LINES = statement("SELECT joex_private.forget_lines($1::uuid, $2::integer)")
 COLUMNS = """
     id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
     failures, losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at,
@@ -47,17 +47,17 @@ COLUMNS = """
     message, result::text, error, seq
 """
 _WHY = statement("SELECT reason, detail::text FROM joex.why($1::uuid)")
-_GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
+_GET = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM joex.log($1::uuid, $2::bigint, $3::integer)
 """)
 # (No order over all jobs, which would sort what each job's index gives in order.)
 _LATEST_LOG = statement("""
     SELECT j.id, l.seq, l.attempt, l.at, l.level, l.message FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL (
-        SELECT seq, attempt, at, level, message FROM joex.job_log
+        SELECT seq, attempt, at, level, message FROM joex_private.job_log
         WHERE job_id = j.id ORDER BY seq DESC LIMIT $2::integer) l
     UNION ALL
-    SELECT j.id, l.* FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL joex.log_of_success(j.id) l
+    SELECT j.id, l.* FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL joex_private.log_of_success(j.id) l
 """)
 
 

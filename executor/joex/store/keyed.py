@@ -16,27 +16,28 @@ from joex.store.jobs import read_json
 from joex.store.statement import Connection, statement
 
 _ADD = statement("""
-    SELECT joex.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
-                    subject => $8::text, submitter => $9::text, cancel => $10::boolean, resubmit => $11::boolean)
+    SELECT joex_private.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
+                            subject => $8::text, submitter => $9::text, cancel => $10::boolean,
+                            resubmit => $11::boolean)
 """)
-_FIND = statement("SELECT joex.find($1::text, $2::bytea)")
+_FIND = statement("SELECT joex_private.find($1::text, $2::bytea)")
 _REMOVE = statement("SELECT joex.remove($1::uuid)")
-_RESUBMIT = statement("SELECT joex.resubmit($1::uuid)")
+_RESUBMIT = statement("SELECT joex_private.resubmit($1::uuid)")
 _COLUMNS = """
     id, task, queue, grp, key, rank, args::text, opts::text, state::text, attempt, failures, retries, cancel_requested,
     resubmit_requested, lock_id
 """
-_GET = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
+_GET = statement(f"SELECT {_COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _FIND_MANY = statement("""
-    SELECT joex.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
+    SELECT joex_private.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
 """)
-_READ = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
+_READ = statement(f"SELECT {_COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
 _ACCEPT = statement(f"""
     SELECT {_COLUMNS}
-    FROM joex.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex.highest_rank()))
+    FROM joex_private.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex_private.highest_rank()))
 """)  # noqa: S608 - likewise
 _UPDATE = statement("""
-    SELECT u.answer, u.answer = 'ok' AND joex.goes_round($1::uuid) AS resubmit
+    SELECT u.answer, u.answer = 'ok' AND joex_private.goes_round($1::uuid) AS resubmit
     FROM joex.update($1::uuid, $2::uuid, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::integer, $7::text,
                      $8::boolean) AS u(answer)
 """)
@@ -45,7 +46,7 @@ _FINISH = statement("""
                        $8::boolean)
 """)
 _LIST = statement(f"""
-    SELECT {_COLUMNS} FROM joex.job
+    SELECT {_COLUMNS} FROM joex_private.job
     WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR key > $2::bytea)
       AND ($3::text[] IS NULL OR state::text = ANY ($3))
     ORDER BY key LIMIT $4::integer
@@ -54,16 +55,16 @@ _COUNT = statement("""
     SELECT count(*) FILTER (WHERE finished_at IS NULL AND state <> 'running') AS pending,
            count(*) FILTER (WHERE state = 'running') AS running,
            count(*) FILTER (WHERE finished_at IS NOT NULL) AS finished
-    FROM joex.job WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR rank <= $2)
+    FROM joex_private.job WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR rank <= $2)
 """)
 _ACTIVE = statement("""
-    SELECT key FROM joex.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
+    SELECT key FROM joex_private.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
 """)
-_SET_TIMEOUT = statement("SELECT joex.set_timeout($1::text, $2::interval, $3::boolean)")
-_TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex.task_timeout ORDER BY task")
-_RECOVER = statement("SELECT app_id, jobs FROM joex.recover_overdue($1::integer)")
-_LOOK = statement("SELECT next_due, oldest_xid FROM joex.look_for_worker($1::text)")
-_WATCH = statement("SELECT joex.watch_for_workers($1::text, $2::text, $3::interval)")
+_SET_TIMEOUT = statement("SELECT joex_private.set_timeout($1::text, $2::interval, $3::boolean)")
+_TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex_private.task_timeout ORDER BY task")
+_RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue($1::integer)")
+_ACCEPT_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.accept_state($1::text)")
+_WATCH = statement("SELECT joex_private.watch_for_workers($1::text, $2::text, $3::interval)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +257,12 @@ async def recover_overdue(connection: Connection, most_losses: int) -> list[tupl
         return [(row["app_id"], row["jobs"]) for row in await connection.fetch(_RECOVER, most_losses)]
 
 
-async def look(connection: Connection, queue: str) -> tuple[float | None, int]:
+async def accept_state(connection: Connection, queue: str) -> tuple[float | None, int]:
     """Seconds until a job of the queue is due or a run overdue (None: none is), and the oldest open transaction."""
     with translated():
-        row = await connection.fetchrow(_LOOK, queue)
+        row = await connection.fetchrow(_ACCEPT_STATE, queue)
     if row is None:
-        raise RuntimeError("look_for_worker gave no row")
+        raise RuntimeError("accept_state gave no row")
     return row["next_due"], row["oldest_xid"]
 
 

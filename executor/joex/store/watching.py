@@ -24,12 +24,12 @@ _WAIT_FOR = statement("SELECT joex.wait_for($1::text, $2::uuid[])")
 _WAIT_NO_MORE = statement("SELECT joex.wait_no_more($1::text, $2::uuid[])")
 # One snapshot: the versions have all that the transactions did which have ended in it. A row's xmin is the transaction
 # that wrote this version of it; a mere lock does not change it.
-_LOOK = statement("""
+_VERSIONS = statement("""
     SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS oldest_xid, array_agg(j.id) AS ids,
            array_agg(j.xmin::text::bigint) AS xmins, array_agg(j.state::text) AS states
-    FROM joex.job j WHERE j.id = ANY ($1::uuid[])
+    FROM joex_private.job j WHERE j.id = ANY ($1::uuid[])
 """)
-_READ = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - put together of constants
+_READ = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - put together of constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class JobVersions:
     """The versions of jobs (one that is missing is gone), and the oldest transaction that was open then."""
 
     versions: dict[UUID, Version]
@@ -102,14 +102,14 @@ async def wait_no_more(connection: Connection, name: str, ids: Collection[UUID])
         await connection.execute(_WAIT_NO_MORE, name, list(ids))
 
 
-async def look(connection: Connection, ids: Collection[UUID]) -> Look:
-    """Look at jobs: cheap, whatever is in them."""
+async def job_versions(connection: Connection, ids: Collection[UUID]) -> JobVersions:
+    """Read the versions of jobs: cheap, however large the jobs are."""
     with translated():
-        row = await connection.fetchrow(_LOOK, list(ids))
+        row = await connection.fetchrow(_VERSIONS, list(ids))
     if row is None:
         raise RuntimeError("an aggregate gave no row")
     seen = zip(row["ids"] or (), row["xmins"] or (), row["states"] or (), strict=True)
-    return Look({job_id: Version(xmin, state) for job_id, xmin, state in seen}, row["oldest_xid"])
+    return JobVersions({job_id: Version(xmin, state) for job_id, xmin, state in seen}, row["oldest_xid"])
 
 
 async def read_jobs(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Job]:

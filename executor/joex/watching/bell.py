@@ -1,6 +1,6 @@
 """The bell that rings for workers that wait for work: one connection for all of them in a process.
 
-A submission tells of a job while its transaction is open, to those who had said then that they wait (joex.wake in SQL).
+A submission tells of a job while its transaction is open, to those who had said then that they wait (`wake` in SQL).
 So after somebody has said so, the queue is looked at again and again until all transactions that were open at that
 time have ended (`joex.core.looks`); and again when a job is due there, or a run overdue; and now and then in any
 case, for a notification can get lost. Through a pooler none comes: there it is looked every second.
@@ -172,7 +172,7 @@ class _Session:
             now = self._clock()
             line = self._lines[queue] = _Line(Looks(horizon), now, now + _RENEW_EVERY)
         if self._clock() >= line.look_at:
-            next_due, oldest_xid = await self._link.ask(keyed.look(self._connection, queue))
+            next_due, oldest_xid = await self._link.ask(keyed.accept_state(self._connection, queue))
             self._bell.ring(queue)
             line.look_at = self._clock() + POLL_EVERY if self._link.is_pooled else line.renew_at
             if next_due is not None:

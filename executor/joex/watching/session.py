@@ -30,7 +30,7 @@ from joex.core.looks import Looks
 from joex.errors import ConfigError
 from joex.store import executors, watching
 from joex.store.database import POLL_EVERY
-from joex.store.watching import EVENTS, JOBS, Look
+from joex.store.watching import EVENTS, JOBS, JobVersions
 from joex.watching.link import LINGER, Link
 from joex.watching.streams import Read, Streams
 
@@ -101,9 +101,9 @@ class Session:
         due = self._due()
         ids.update(*(unsure.ids for unsure in due))
         if ids := ids & self._streams.of.keys():
-            look = await self._link.ask(watching.look(self._connection, ids))
-            self._make_sure(due, look)
-            await self._pass_on(ids, look)
+            found = await self._link.ask(watching.job_versions(self._connection, ids))
+            self._make_sure(due, found)
+            await self._pass_on(ids, found)
         if self._tells_events:
             for stream in self._streams.events:
                 stream.begin()
@@ -138,19 +138,19 @@ class Session:
         self._unsure = [unsure for unsure in self._unsure if unsure.ids]
         return [unsure for unsure in self._unsure if unsure.due <= self._clock()]
 
-    def _make_sure(self, looked_at: Iterable[_Unsure], look: Look) -> None:
+    def _make_sure(self, looked_at: Iterable[_Unsure], found: JobVersions) -> None:
         for unsure in looked_at:
-            following = unsure.looks.after(look.oldest_xid)
+            following = unsure.looks.after(found.oldest_xid)
             if following is None:
                 self._unsure.remove(unsure)
             else:
                 unsure.due, unsure.looks = self._clock() + unsure.looks.look_in, following
 
-    async def _pass_on(self, ids: set[UUID], look: Look) -> None:
+    async def _pass_on(self, ids: set[UUID], found: JobVersions) -> None:
         """Read the jobs that have changed, once for all who read them in the same way."""
         wanted: dict[Read[Any], list[UUID]] = defaultdict(list)
         for job_id in ids:
-            version = look.versions.get(job_id)
+            version = found.versions.get(job_id)
             for read in {s.read for s in self._streams.of.get(job_id, ()) if s.wants(job_id, version)}:
                 wanted[read].append(job_id)
         for read, changed in wanted.items():
@@ -158,7 +158,7 @@ class Session:
             while batch := list(islice(rest, _BATCH)):
                 jobs = await self._link.ask(read(self._connection, batch))
                 for job_id in batch:
-                    version = look.versions.get(job_id)
+                    version = found.versions.get(job_id)
                     for stream in self._streams.of.get(job_id, ()):
                         if stream.read == read and stream.wants(job_id, version):
                             stream.put(job_id, version, jobs.get(job_id))

@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Watcher:
     """Watches jobs and hears events.
 
-    During a wait it keeps one connection and one row in joex.subscriber. While the database is away, waits go on: the
-    changes of jobs come later, events of that time are lost. An error that does not pass, such as a wrong URL or a
-    missing schema, ends all waits.
+    During a wait it keeps one connection and one row in the table of subscribers. While the database is away, waits go
+    on: the changes of jobs come later, events of that time are lost. An error that does not pass, such as a wrong URL
+    or a missing schema, ends all waits.
 
     Args:
         connect: gives a connection.

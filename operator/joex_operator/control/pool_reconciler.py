@@ -138,7 +138,9 @@ class PoolReconciler:
             while await executors.rescue(connection, database.marks, spec.most_losses):
                 pass
             prefix = app_id(pool.namespace, slot_name(pool.name, 0))[:-1]
-            runnable, next_due, known = await pools.look(connection, spec.queues, scaling.most_counted(spec), prefix)
+            runnable, next_due, known = await pools.demand_and_slots(
+                connection, spec.queues, scaling.most_counted(spec), prefix
+            )
             pods = [uid for slot in self._fleet.slots(pool) if slot.crashing for uid in slot.pods]
             worked = await pools.registered_in(connection, pods) if pods else set()
         indices = {slot_of(pool.namespace, pool.name, one.app_id): one for one in known}

@@ -1,4 +1,4 @@
-"""The operator's metrics for Prometheus. docs/metrics.md explains each.
+"""The operator's metrics for Prometheus. docs/reference/metrics.md explains each.
 
 Three rules hold for all of them. An unknown number is absent, never 0. A pool or database that is gone leaves no
 series. A counter with an alert is exported as 0 before it first increases.

@@ -9,7 +9,7 @@ from tests.support.cluster.connection import Object
 from tests.support.cluster.helm import Helm
 
 CHART = Path(__file__).parents[3] / "charts" / "joex"
-OLDEST = "1.29.0"
+OLDEST = "1.30.0"
 """The oldest Kubernetes that the chart is for."""
 
 Key = tuple[str, str]

@@ -9,8 +9,8 @@ from tests.support.cluster.connection import Object
 from tests.support.cluster.system import System
 
 _EXECUTOR = """
-    SELECT e.app_id, e.draining, (SELECT count(*) FROM joex.job j WHERE j.executor_id = e.id) AS held
-    FROM joex.executor e WHERE e.pod_uid = $1 AND e.left_at IS NULL
+    SELECT e.app_id, e.draining, (SELECT count(*) FROM joex_private.job j WHERE j.executor_id = e.id) AS held
+    FROM joex_private.executor e WHERE e.pod_uid = $1 AND e.left_at IS NULL
 """
 
 

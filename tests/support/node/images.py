@@ -17,6 +17,7 @@ from typing import IO
 from tests.support.cluster.components import Component
 from tests.support.cluster.go_build import Report
 from tests.support.node.packages import archive
+from tests.support.pages import files, pages
 
 ROOT = Path(__file__).parents[3]
 PAUSE = "node.test/pause:1"
@@ -24,6 +25,8 @@ PAUSE = "node.test/pause:1"
 JOEX, POSTGRES = "joex:0.1.0", "postgres:18"
 SHOPS = ("shop:7", "shop:8")
 """An app of the stories on the project's image, in two versions."""
+WORDS = "words:1"
+"""The image that the reader of docs/learn builds."""
 
 _HERE = Path(__file__).parent / "dockerfiles"
 _PYTHON = "python:3.13-slim"
@@ -134,16 +137,21 @@ def build(packages: Path, folder: Path, report: Report) -> Path:
             report(f"{_PYTHON}: making what stands in for it, of Debian {_DEBIAN}")
             _make_python(docker, packages, folder)
         source = f"ARCHIVE={archive()}"
+        tutorial = folder / "tutorial"
+        tutorial.mkdir(exist_ok=True)
+        for name, text in (item for page in pages("learn") for item in files(page).items()):
+            (tutorial / name).write_text(text)
         for image, context, arguments in (
             (PAUSE, _HERE / "pause", []),
             (POSTGRES, _HERE / "postgres", ["--build-arg", source]),
             (JOEX, ROOT, []),
             *((shop, _HERE / "shop", ["--label", f"version={shop}"]) for shop in SHOPS),
+            (WORDS, tutorial, []),
         ):
             began = time.monotonic()
             docker("build", "--quiet", "--network=host", *arguments, "--tag", image, str(context))
             report(f"{image}: {_megabytes(docker, image)} MB, built in {time.monotonic() - began:.0f} s")
-        for image in (PAUSE, POSTGRES, JOEX, *SHOPS):
+        for image in (PAUSE, POSTGRES, JOEX, *SHOPS, WORDS):
             _save(docker, image, archives)
     return archives
 

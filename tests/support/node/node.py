@@ -97,7 +97,7 @@ class Node:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=folder,
-            env=self._environment(),
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -121,7 +121,9 @@ class Node:
         """A client for the running event loop, as the administrator."""
         return Api(self.kubeconfig)
 
-    def _environment(self) -> dict[str, str]:
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a shell needs to use the cluster."""
         return {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "HOME": str(self.folder),

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +16,15 @@ from tests.support.cluster.api import Api
 from tests.support.cluster.connection import Object
 from tests.support.node.images import SHOPS
 from tests.support.node.node import ROOT, Node
+from tests.support.pages import DOCS, Command, File, console, steps
+from tests.support.shell import Shell
 from tests.support.waiting import eventually
 
 JOBS = "jobs"
 """The namespace of the stories' own pools; restricted, as the chart's own."""
 PATIENCE = 120.0
 """Seconds after which a story gives up. None is faster or slower because of it."""
-_CONSOLE = re.compile(r"^ *```console\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"\s{2,}#.*$")
+_PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md")))
 _FINISHED = ("success", "failed", "cancelled")
 
 
@@ -80,9 +80,24 @@ class Story:
 
     def documented(self, beginning: str) -> str:
         """Run the command that begins so, as it stands in a console block of the README or of a page."""
-        found = [command for first, command in _commands().items() if first.startswith(beginning)]
+        found = [command for page in _PAGES for command in console(page) if command.text.startswith(beginning)]
         assert found, f"no document has a command that begins so: {beginning}"
-        return self.sh(found[0])
+        return self.sh(found[0].text)
+
+    async def follow(self, page: str) -> None:
+        """Do what a page of docs/ says for a cluster, in a new folder of a clone.
+
+        This node stands in for the one of kind, and it has the images already.
+        """
+        folder = self.node.folder / "clone" / "tutorial"
+        folder.mkdir(parents=True)
+        (folder.parent / "charts").symlink_to(ROOT / "charts")
+        async with Shell(folder, self.node.environment, "kind", "docker") as shell:
+            for step in steps(DOCS / page):
+                if isinstance(step, File):
+                    await shell.write(step.name, step.text)
+                elif isinstance(step, Command) and step.on_cluster:
+                    await shell.follow(step)
 
     def sh(self, command: str, folder: Path = ROOT) -> str:
         """Run a command in a shell."""
@@ -251,19 +266,3 @@ class Story:
 
             self._database = await eventually(connect, PATIENCE, why="the trial database answers")
         return self._database
-
-
-def _commands() -> dict[str, str]:
-    """The commands of all console blocks, by their first lines without the comments behind them."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-    lines = "\n".join(block for page in pages for block in _CONSOLE.findall(page.read_text())).splitlines()
-    found: dict[str, str] = {}
-    first = ""
-    for line in lines:
-        stripped = _COMMENT.sub("", line.strip())
-        if stripped.startswith("$ "):
-            first = stripped.removeprefix("$ ")
-            found[first] = first
-        elif found.get(first, "").endswith("\\"):
-            found[first] += "\n" + stripped
-    return found

@@ -139,6 +139,7 @@ def test_the_deployment_of_a_slot():
                                 "failureThreshold": 2,
                                 "timeoutSeconds": 5,
                             },
+                            "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
                             "securityContext": {
                                 "allowPrivilegeEscalation": False,
                                 "capabilities": {"drop": ["ALL"]},

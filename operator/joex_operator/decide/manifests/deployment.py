@@ -113,6 +113,9 @@ def _container(pool: Pool, index: int, image: str) -> dict[str, Any]:
         # A task that blocks the event loop must not get its executor killed, unless it does so for minutes.
         "livenessProbe": _probe("/healthz", every=15, failures=20, patience=10),
         "readinessProbe": _probe("/readyz", every=5, failures=2, patience=5),
+        # The kernel drops a SIGTERM that comes while it starts the first process (see scripts/install_image.sh): the
+        # pod would stay for all of its grace period. A second later the process blocks or handles the signal.
+        "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",  # kubectl describe shows why it ended
         "securityContext": _RESTRICTED,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own

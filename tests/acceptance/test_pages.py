@@ -1,0 +1,204 @@
+"""Readers follow the pages of docs/learn and docs/how-to word for word, and each page does what it says.
+
+The tour of docs/learn begins in a clone, in an environment in which nothing is installed. A page of docs/how-to begins in
+a folder with the examples of a clone; ``joex`` is installed, ``JOEX_DATABASE_URL`` is set, and a few jobs have been run.
+"""
+
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+import joex.examples.documents
+from joex.testing import drain
+from joex_operator.local.files import read_files
+from tests.support.pages import DOCS, ROOT, Command, File, Foreign, Manifest, Statements, Step, pages, steps
+from tests.support.shell import Shell
+
+LEARN, HOW_TO = pages("learn"), pages("how-to")
+PYTHONPATH = f"{ROOT / 'executor'}:{ROOT / 'operator'}"
+STORIES = (ROOT / "tests" / "node" / "test_stories.py").read_text()
+IMAGE = "docker build --tag joex:0.1.0 . "  # tests/support/node/images.py does
+RUN_BY = {"Dockerfile": "docker build", "test": "pytest", "conftest.py": "pytest", "pyproject.toml": "pytest"}
+POOL = ROOT / "examples" / "joexpool.yaml"
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(DOCS))
+
+
+# ---- what is run, and where
+
+
+@pytest.mark.parametrize("page", [*LEARN, *HOW_TO], ids=page_id)
+def test_each_file_of_a_page_is_used_by_a_command_or_a_test(page: Path) -> None:
+    found = steps(page)
+    text = "".join(step.text for step in found if not isinstance(step, Foreign))
+    for step in found:
+        if isinstance(step, File):
+            word = RUN_BY.get(step.name.split("_")[0], Path(step.name).stem)
+            used = len(re.findall(rf"\b{re.escape(word)}\b", text)) > text.count(f"# {step.name}\n")
+            assert used or step.name in _of_other_tests(page), f"neither the page nor a test uses {step.name}"
+
+
+@pytest.mark.parametrize("page", [*LEARN, *HOW_TO], ids=page_id)
+def test_a_real_node_runs_each_command_for_a_cluster(page: Path) -> None:
+    on_cluster = [step for step in steps(page) if isinstance(step, Command) and step.on_cluster]
+    followed = f'story.follow("{page_id(page)}")' in STORIES
+    beginnings = re.findall(r"story\.documented\(\"([^\"]+)\"", STORIES)
+    for step in on_cluster:
+        assert followed or step.text.startswith((IMAGE, *beginnings)), f"no story runs: {step.text}"
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=page_id)
+def test_programs_for_other_libraries_are_python(page: Path) -> None:
+    for step in steps(page):
+        if isinstance(step, Foreign):
+            assert step.language == "console" or compile(step.text, page.name, "exec")
+
+
+@pytest.mark.parametrize("page", [*LEARN, *HOW_TO], ids=page_id)
+def test_a_pool_or_periodic_task_that_a_page_shows_is_accepted(page: Path, tmp_path: Path) -> None:
+    shown = [step.text for step in steps(page) if isinstance(step, Manifest)]
+    texts = [POOL.read_text(), *shown]
+    files = []
+    for number, text in enumerate(texts):
+        files.append(tmp_path / f"{number}.yaml")
+        files[-1].write_text(
+            text.replace("name: documents", f"name: documents-{number}") if "JoexPool" in text else text
+        )
+    files[0].write_text(POOL.read_text())
+    assert read_files(files, "default")
+
+
+def _of_other_tests(page: Path) -> str:
+    """The tests that import the programs of a page."""
+    tests = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    return "".join(text for text in tests if f'"how-to" / "{page.name}"' in text)
+
+
+# ---- docs/learn
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home folder that the embedded server can reach, which runs as another user if we are root."""
+    name = Path(tempfile.mkdtemp(prefix="joex-test-pages-", dir="/var/tmp"))
+    name.chmod(0o755)
+    (name / "tmp").mkdir()
+    yield name
+    shutil.rmtree(name)
+
+
+@pytest.fixture
+def clone(home: Path) -> Path:
+    """A clone of the repository. What `make` and `pip` would download is that of the tests."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    folder = home / "joex"
+    for name in tracked.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    with_code = f"PYTHONPATH={folder / 'executor'}:{folder / 'operator'} exec {sys.executable}"
+    write_program(folder / ".venv" / "bin" / "python", f'{with_code} "$@"')
+    write_program(folder / ".venv" / "bin" / "joex", f'{with_code} -m joex "$@"')
+    (folder / ".venv" / ".installed").touch()
+    packages = sysconfig.get_paths()["purelib"]
+    write_program(
+        home / "bin" / "python3",
+        f'{sys.executable} "$@"',
+        f'[ "$2" != venv ] || echo {packages} >"$(echo "$3"/lib/python*/site-packages)"/tests.pth',
+    )
+    return folder
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+async def test_the_tour_leads_from_a_clone_to_a_pool(home: Path, clone: Path) -> None:
+    environment = {
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),  # one `joex up` of a name has a lock there
+        "JOEX_EMBEDDED_DIR": str(home / "embedded"),
+        "PATH": f"{home / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONUNBUFFERED": "1",  # as in a terminal
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PIP_NO_INDEX": "1",
+        "LANG": "C.UTF-8",
+    }
+    async with Shell(clone, environment) as shell:
+        for page in LEARN:
+            for step in steps(page):
+                await follow(shell, step)
+        await shell.run("kill $(jobs -p); wait")
+
+
+# ---- docs/how-to
+
+
+@pytest.fixture
+async def roles(connection: asyncpg.Connection) -> AsyncIterator[None]:
+    """The role of an application, as the pages call it. Roles belong to the server, so no page may leave one."""
+    roles = "SELECT array_agg(rolname::text) FROM pg_roles"
+    before = await connection.fetchval(roles)
+    await connection.execute("CREATE ROLE app LOGIN")
+    yield
+    for name in set(await connection.fetchval(roles)) - set(before):
+        await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=page_id)
+async def test_a_page_does_what_it_says(page, postgres, database_url, client, connection, tmp_path, roles):
+    async with connection.transaction():
+        await client.submit("documents.count", {"path": __file__}, connection=connection)
+        await drain(joex.examples.documents.app, connection)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    programs = tmp_path / ".bin"
+    for name, module in {"joex": "joex", "pip": "pip", "pytest": "pytest", "uvicorn": "uvicorn"}.items():
+        write_program(programs / name, f'exec {sys.executable} -m {module} "$@"')
+    write_program(programs / "python", f'exec {sys.executable} "$@"')
+    environment = {
+        "HOME": str(tmp_path),
+        "TMPDIR": str(programs),
+        "JOEX_DATABASE_URL": database_url,
+        "TEST_DATABASE_URL": database_url,
+        "PATH": f"{programs}:{postgres.binaries}:/usr/local/bin:/usr/bin:/bin",
+        "PYTHONPATH": PYTHONPATH,
+        "PYTHONUNBUFFERED": "1",  # as in a terminal
+        "PIP_NO_INDEX": "1",
+        "LANG": "C.UTF-8",
+    }
+    async with Shell(tmp_path, environment) as shell:
+        for step in steps(page):
+            if isinstance(step, Statements):
+                await connection.execute(step.text)
+            else:
+                await follow(shell, step)
+
+
+async def follow(shell: Shell, step: Step) -> None:
+    """Do a step of a page, unless it belongs to a cluster or to another library."""
+    if isinstance(step, File):
+        await shell.write(step.name, step.text)
+    elif isinstance(step, Command) and not step.on_cluster:
+        await shell.follow(step)
+
+
+def write_program(path: Path, *lines: str) -> None:
+    """A program for a shell."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["#!/bin/sh", *lines]) + "\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)

@@ -1,0 +1,188 @@
+"""The pages of the documentation as programs: what a reader writes into files, enters into a shell, and sees.
+
+A fenced block is classified by its language, the word behind it, and its first line:
+
+``console``: commands behind ``$``, each followed by what it prints, where the page shows that. ``console cluster``: the
+same on a cluster; tests/node runs them. ``console foreign``, ``python foreign``: of another library, for comparison.
+``python``, ``yaml``, ``dockerfile``, ``toml`` whose first line is ``# NAME``: a file of this name. A ``python`` block
+without a name continues the file before it. A ``yaml`` block without one is a JoexPool or a PeriodicTask. ``sql``:
+statements for the database of Joex. Anything else in these languages is an error, so that no example goes untested.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+_FENCE = re.compile(r"^( *)```(\w[^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"# ([\w./-]+)\n")
+_TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_EXAMPLES = frozenset({"console", "python", "sql", "yaml", "dockerfile", "toml", "sh", "bash", "shell", "py", "yml"})
+_FILES = frozenset({"python", "yaml", "dockerfile", "toml"})
+
+
+class UnclassifiedError(Exception):
+    """No test would run a block; the message says where it stands."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that the reader writes."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that the reader enters, and what the page shows of its output: None where it shows nothing."""
+
+    text: str
+    shown: str | None
+    on_cluster: bool = False
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A JoexPool or a PeriodicTask that the page shows, without the reader writing it to a file."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Statements:
+    """SQL for the database of Joex."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An example for another library."""
+
+    language: str
+    text: str
+
+
+Step = File | Command | Manifest | Statements | Foreign
+
+
+def pages(folder: str) -> list[Path]:
+    """The pages of a folder of docs/: in the order of its table of contents, where that names them."""
+    index = DOCS / folder / "index.md"
+    named = [line for toctree in _TOCTREE.findall(index.read_text()) for line in toctree.split() if line[0] != ":"]
+    found = [DOCS / folder / f"{name}.md" for name in named if "*" not in name]
+    return found + sorted(set((DOCS / folder).glob("*.md")) - {index, *found})
+
+
+def steps(page: Path) -> list[Step]:
+    """What a reader does who follows a page from its beginning to its end.
+
+    Raises:
+        UnclassifiedError: it has a block that can't be classified.
+    """
+    found: list[Step] = []
+    text = page.read_text()
+    for fence in _FENCE.finditer(text):
+        language, _, kind = fence[2].strip().partition(" ")
+        if language not in _EXAMPLES:
+            continue
+        block = textwrap.dedent(fence[3])
+        step = _step(language, kind, block, found)
+        if step is None:
+            line = text.count("\n", 0, fence.start()) + 1
+            raise UnclassifiedError(f"{page.relative_to(ROOT)}:{line}: no test would run this {fence[2].strip()} block")
+        found += step
+    return found
+
+
+def files(page: Path) -> dict[str, str]:
+    """The files of a page, as they are in its end."""
+    return {step.name: step.text for step in steps(page) if isinstance(step, File)}
+
+
+def console(page: Path) -> list[Command]:
+    """The commands of all console blocks of any page."""
+    fences = [fence for fence in _FENCE.finditer(page.read_text()) if fence[2].split()[0] == "console"]
+    return [command for fence in fences for command in commands(textwrap.dedent(fence[3]))]
+
+
+def _step(language: str, kind: str, block: str, before: Sequence[Step]) -> Sequence[Step] | None:
+    name = _NAME.match(block)
+    if kind == "foreign" and language in ("python", "console"):
+        return [Foreign(language, block)]
+    if language == "console" and kind in ("", "cluster") and block.startswith("$ "):
+        return list(commands(block, on_cluster=kind == "cluster"))
+    if kind:
+        return None
+    if language == "sql":
+        return [Statements(block)]
+    if language in _FILES and name:
+        return [File(name[1], block)]
+    if language == "python":
+        written = [step for step in before if isinstance(step, File) and step.name.endswith(".py")]
+        return [File(written[-1].name, f"{written[-1].text}\n\n{block}")] if written else None
+    if language == "yaml" and all(_is_ours(document) for document in yaml.safe_load_all(block)):
+        return [Manifest(block)]
+    return None
+
+
+def _is_ours(document: object) -> bool:
+    return isinstance(document, dict) and str(document.get("apiVersion")).startswith("joex.dev/")
+
+
+def commands(block: str, *, on_cluster: bool = False) -> Iterator[Command]:
+    """The commands of a console block."""
+    text, shown = "", ""
+    for line in block.splitlines(keepends=True):
+        if line.startswith("$ "):
+            if text:
+                yield Command(text, shown or None, on_cluster)
+            text, shown = line.removeprefix("$ "), ""
+        elif text.endswith("\\\n"):
+            text += line
+        else:
+            shown += line
+    yield Command(text, shown or None, on_cluster)
+
+
+# ---- what a command prints, against what the page shows
+
+_VARYING = (
+    (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{4,8}(-[0-9a-f]{4})?\.\.\."), "ID"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00:00| UTC)?"), "TIME"),
+    (re.compile(r"\b\d\d:\d\d:\d\d\b"), "TIME"),
+    (re.compile(r"(?<![\w.])(\d+(\.\d+)?(ms|s|m|h|d))+\b"), "LONG"),
+    (re.compile(r"[ \t]+"), " "),
+)
+_EMBEDDED = re.compile(r"^joex: no database URL is given: .*\n", re.MULTILINE)
+
+
+def is_as_shown(printed: str, shown: str) -> bool:
+    """Whether a command has printed what the page shows, but for ids, times, durations and the width of columns.
+
+    ``...`` stands for anything within a line, and for any lines where a line has nothing else. The line that names the
+    embedded server may be left out.
+    """
+    if not _EMBEDDED.search(shown):
+        printed = _EMBEDDED.sub("", printed)
+    pattern = "".join(_pattern(line) for line in _plain(shown))
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in _plain(printed))) is not None
+
+
+def _plain(text: str) -> list[str]:
+    for varying, stand_in in _VARYING:
+        text = varying.sub(stand_in, text)
+    return [line.strip() for line in text.strip("\n").splitlines()]
+
+
+def _pattern(line: str) -> str:
+    if line == "...":
+        return r"(?:[^\n]*\n)*?"
+    return re.escape(line).replace(r"\.\.\.", r"[^\n]*?") + "\n"

@@ -1,0 +1,121 @@
+"""A shell that commands of a page are entered into, one after the other, as a reader does."""
+
+import asyncio
+import itertools
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from tests.support.pages import Command, is_as_shown
+from tests.support.postgres import free_port
+from tests.support.waiting import PATIENCE, eventually
+
+_STAYS = re.compile(r"(\w+=\S+ )*(joex (executor|up)|uvicorn|python \S+ runserver|\S*worker\.sh)\b")
+"""Commands that go on until they are stopped: a reader gives them a terminal of their own."""
+_IS_READY = re.compile(r"registered|Loaded|Uvicorn running|Quit the server|^ok ")
+_LONGEST = 5 * PATIENCE
+
+
+class Shell:
+    """bash, in a folder and with an environment of its own.
+
+    A command that fails fails the test, unless the page shows what it prints. ``left_out`` are programs whose work is done
+    already. Ports 7878 and 8000 of the pages are others here, because another test may have those.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], *left_out: str) -> None:
+        self._ports = {"7878": str(free_port()), "8000": str(free_port())}
+        self._folder = folder
+        self._environment = {**environment, "JOEX_HTTP_ADDRESS": f"127.0.0.1:{self._ports['7878']}"}
+        self._left_out = left_out
+        self._terminals = itertools.count(1)
+        self._process: asyncio.subprocess.Process
+
+    async def __aenter__(self) -> "Shell":
+        self._process = await asyncio.create_subprocess_exec(
+            *("bash", "--norc"),
+            cwd=self._folder,
+            env=self._environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=2**24,
+            start_new_session=True,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End what the page has left running."""
+        started = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        for process in started:
+            _quietly(process.terminate)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, started, PATIENCE)
+        for process in alive:
+            _quietly(process.kill)
+        await self._process.wait()  # and until all that it has started has closed its output
+
+    async def follow(self, command: Command) -> None:
+        """Run a command of a page, and compare what it prints with what the page shows."""
+        text, shown = command.text, command.shown
+        for port, ours in self._ports.items():
+            text, shown = text.replace(port, ours), shown and shown.replace(port, ours)
+        if text.startswith(tuple(f"{program} " for program in self._left_out)):
+            return
+        if _STAYS.match(text) and not re.search(r"&\s*(#.*)?$", text):
+            await self._leave_running(text, shown)
+            return
+        code, printed = await self.run(text)
+        if shown is None:
+            assert code == 0, f"$ {text}exit code {code}:\n{printed}"
+        else:
+            assert is_as_shown(printed, shown), f"$ {text}printed\n{printed}\nand the page shows\n{shown}"
+
+    async def write(self, name: str, text: str) -> None:
+        """Write a file in the folder in which the shell is."""
+        _, folder = await self.run("pwd")
+        path = Path(folder.strip()) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    async def run(self, text: str) -> tuple[int, str]:
+        """Run a command, and return its exit code and what it has printed."""
+        end = uuid.uuid4().hex
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{{ {text.rstrip()}\n}} </dev/null\nprintf '\\n%s %d\\n' {end} $?\n".encode())
+        printed = ""
+        async with asyncio.timeout(_LONGEST):
+            while not printed.endswith("\n") or f"\n{end} " not in printed:
+                line = await self._process.stdout.readline()
+                assert line, f"$ {text}the shell has ended:\n{printed}"
+                printed += line.decode()
+        printed, _, code = printed.rpartition(f"\n{end} ")
+        return int(code), printed
+
+    async def _leave_running(self, text: str, shown: str | None) -> None:
+        """Start a command that stays, and wait until it is ready and has printed what the page shows."""
+        name = f".terminal-{next(self._terminals)}"
+        code, folder = await self.run("pwd")
+        assert code == 0
+        output = Path(folder.strip()) / name
+        await self.run(f"{{ {text.rstrip()}\n}} >{name} 2>&1 &")
+
+        def is_ready() -> bool:
+            printed = output.read_text() if output.exists() else ""
+            return bool(_IS_READY.search(printed)) and (shown is None or is_as_shown(printed, f"...\n{shown.strip()}\n..."))
+
+        try:
+            await eventually(is_ready, why=f"{text.strip()} is ready")
+        except AssertionError as error:
+            raise AssertionError(f"$ {text}printed\n{output.read_text()}\nand the page shows\n{shown}") from error
+
+
+def _quietly(order: object) -> None:
+    try:
+        order()  # type: ignore[operator]
+    except psutil.NoSuchProcess:
+        pass
