@@ -21,7 +21,7 @@ WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SELECTORS = {"<pool>": 'namespace=~"$namespace", pool=~"$pool"', "<queue>": 'queue=~"$queue"'}
 DESCRIPTION = (
-    "Fair job executors for PostgreSQL: pools, queues, executors, operator. docs/metrics.md explains each number."
+    "Fair job executors for PostgreSQL: pools, queues, executors, operator. docs/reference/metrics.md explains each number."
 )
 VARIABLES = {
     "namespace": "label_values(joex_pool_executors_desired, namespace)",
