@@ -99,7 +99,7 @@ async def _measure_drain(those: list[Contender], jobs: int, rounds: int) -> list
     ):
         for one in those:
             await until(one.connection, _UNATTENDED)
-            await one.connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # housekeeping
+            await one.connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # maintenance
         clean, beside = await by_turns(those, rounds, lambda one: _drain(one, jobs))
     value = ratio(clean, beside)
     return [

@@ -12,7 +12,7 @@ import psutil
 
 from benchmarks.report import Figure, quantile
 from benchmarks.support import executor, fresh_database, load, say, until
-from joex.client import Client
+from joex.client.client import Client
 from joex.store.database import connect
 
 _DRAINED = """

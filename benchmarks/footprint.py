@@ -75,7 +75,7 @@ async def _measure_idle(server_url: str, executors: int, window: float) -> list[
                 names = [f"idle-{len(pids) + place}" for place in range(_AT_ONCE)]
                 pids += [stack.enter_context(executor(url, name)).pid for name in names]
                 await until(connection, f"{_ASLEEP} AND {_ROOM}", len(pids))
-            await connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # housekeeping
+            await connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # maintenance
             await asyncio.sleep(_QUIET_AFTER)
             say(f"footprint: measuring for {window:.0f} s")
             figures = await _load(connection, pids, window)

@@ -16,7 +16,7 @@ import asyncpg
 
 from benchmarks.report import Figure
 from benchmarks.support import executor, fresh_database, load, say, until
-from joex.client import Client
+from joex.client.client import Client
 from joex.store.database import connect
 
 _BACKLOG, _GROUPS, _BATCH = 20_000, 100, 500

@@ -24,7 +24,7 @@ import yaml
 
 from benchmarks.report import Figure, quantile
 from benchmarks.support import fresh_database, say, until
-from joex.client import Client
+from joex.client.client import Client
 from joex.store.database import connect
 from tests.support.cluster import build
 from tests.support.cluster.api import Api

@@ -10,9 +10,9 @@ import asyncpg
 
 from benchmarks.report import Figure
 from benchmarks.support import executor, fresh_database, load, say, until
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store.database import connect
-from joex.store.executors import Registration, register, serve
+from joex.store.executors import NewExecutor, register, serve
 from joex.store.runs import take
 
 _JOBS = 50  # that each holds
@@ -57,7 +57,7 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
 async def _take_all(connection: asyncpg.Connection[Any], victims: int) -> None:
     await serve(connection, "default")
     for number in range(victims):
-        me = Registration(
+        me = NewExecutor(
             app_id=f"victim-{number}",
             pod_uid=None,
             host="another host",

@@ -19,8 +19,8 @@ import asyncpg
 
 from benchmarks.report import Figure
 from benchmarks.support import executor, fresh_database, say, until
-from joex.cli.demo.fifo import Run, changeovers
-from joex.client import Client
+from examples.demo.fifo import Run, changeovers
+from joex.client.client import Client
 from joex.store.database import connect
 from joex.store.stats import set_group
 from joex_operator.api.objects import parse_pool

@@ -25,7 +25,7 @@ from joex.config import Settings
 from joex.core.group_bucket import group_bucket
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
-from joex.store.executors import Registration, register
+from joex.store.executors import NewExecutor, register
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
 
@@ -895,7 +895,7 @@ async def _log_a_line(pool: Any, job_id: Any, message: str) -> None:
 
 
 async def _register_somebody(pool: Any) -> None:
-    me = Registration(
+    me = NewExecutor(
         app_id="somebody",
         pod_uid=None,
         host="here",

@@ -142,7 +142,7 @@ class Load:
                     )
                 else:
                     opts = {"data": data, "priority": parcel % 3}
-                    job = await self._client.typed.add(
+                    job = await self._client.keyed.add(
                         "deliver", ("parcel", parcel), opts, group=group, connection=connection
                     )
                 self.jobs.append(job)
@@ -195,7 +195,7 @@ async def test_executors_and_workers_in_python_and_in_a_shell_run_all_jobs_under
     client: AnyClient, connection: asyncpg.Connection, database_url: str, workers: Workers
 ) -> None:
     await connection.execute(TABLE)
-    await client.typed.set_timeout("deliver", activity=TIMEOUT)
+    await client.keyed.set_timeout("deliver", activity=TIMEOUT)
     load = Load(client, connection)
     await load.submit(AT_ONCE)
     async with AsyncExitStack() as stack:
@@ -259,8 +259,8 @@ async def http(client: AnyClient, connection: asyncpg.Connection, database_url: 
 async def test_a_worker_reports_as_long_as_it_works_and_stops_when_its_job_is_cancelled(
     client: AnyClient, connection: asyncpg.Connection, workers: Workers, http: str, kind: str
 ) -> None:
-    await client.typed.set_timeout("deliver", activity="1h")
-    job = await client.typed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
+    await client.keyed.set_timeout("deliver", activity="1h")
+    job = await client.keyed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
     worker = await a_worker(kind, workers, http, JOEX_REPORT_EVERY="0.05", JOEX_API_TOKEN="s3cret")
     await client.wait(job, states=["running"], timeout=PATIENCE)
     reports: set[Any] = set()
@@ -274,7 +274,7 @@ async def test_a_worker_reports_as_long_as_it_works_and_stops_when_its_job_is_ca
     await client.cancel(job)
     assert (await client.wait(job, timeout=PATIENCE)).state == "cancelled"
     await worker.told("canceled", job)
-    next_one = await client.typed.add("deliver", 2, {"data": {"parcel": 2, "seconds": 0}})
+    next_one = await client.keyed.add("deliver", 2, {"data": {"parcel": 2, "seconds": 0}})
     assert (await client.wait(next_one, timeout=PATIENCE)).state == "success"
 
 
@@ -283,7 +283,7 @@ async def test_a_run_that_fails_is_tried_again_and_its_job_says_why(
     client: AnyClient, workers: Workers, http: str, kind: str, error: str
 ) -> None:
     command = "echo one line; printf 'no \"way\" \tto \\\\ there\\n'; exit 3"
-    job = await client.typed.add("deliver", 1, {"data": {"parcel": 1}})
+    job = await client.keyed.add("deliver", 1, {"data": {"parcel": 1}})
     await (workers.shell(kind, http, command, JOEX_API_TOKEN="s3cret") if kind == "shell" else workers.python(kind))
     assert (await client.wait(job, states=["stuck"], timeout=PATIENCE)).error == error
 
@@ -292,7 +292,7 @@ async def test_a_worker_in_python_that_is_to_leave_gives_back_what_it_runs(
     client: AnyClient, connection: asyncpg.Connection, workers: Workers
 ) -> None:
     await connection.execute(TABLE)
-    job = await client.typed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
+    job = await client.keyed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
     worker = await workers.python("python")
     await eventually(lambda: connection.fetchval("SELECT count(*) = 1 FROM delivery"), why="it is on the way")
     await worker.leave()
@@ -306,7 +306,7 @@ async def test_a_worker_in_a_shell_that_is_to_leave_finishes_what_it_runs(
 ) -> None:
     go = tmp_path / "go"
     command = f'test "$JOEX_JOB"; while ! test -e {go}; do sleep 0.05; done; echo "gone at last"'
-    job, later = [await client.typed.add("deliver", nr, {"data": {"parcel": nr}}) for nr in range(2)]
+    job, later = [await client.keyed.add("deliver", nr, {"data": {"parcel": nr}}) for nr in range(2)]
     worker = await workers.shell("shell", http, command, JOEX_API_TOKEN="s3cret")
     await client.wait(job, states=["running"], timeout=PATIENCE)
     worker.process.terminate()

@@ -209,22 +209,22 @@ async def test_who_waits_and_who_subscribes_is_told_and_who_wants_events_is_refu
             pass
 
 
-async def test_typed_workers_wait_for_work_and_end_it(clients: list[AnyClient]) -> None:
+async def test_keyed_workers_wait_for_work_and_end_it(clients: list[AnyClient]) -> None:
     done: list[Any] = []
 
     async def worker(client: AnyClient) -> None:
-        while job := await client.typed.accept("index", wait="1h"):
-            assert await client.typed.update("index", job.id, {"data": {"seen": True}}, job.lock_id) == "ok"
-            assert await client.typed.finish("index", job.id, {}, job.lock_id) == "ok"
+        while job := await client.keyed.accept("index", wait="1h"):
+            assert await client.keyed.update("index", job.id, {"data": {"seen": True}}, job.lock_id) == "ok"
+            assert await client.keyed.finish("index", job.id, {}, job.lock_id) == "ok"
             done.append(job.id)
 
     workers = [asyncio.create_task(worker(client)) for client in clients for _ in range(2)]
     for number in range(20):
-        await clients[number % 4].typed.add("index", number)
-    finished = await asyncio.wait_for(clients[0].typed.wait_many("index", range(20)), 2 * PATIENCE)
+        await clients[number % 4].keyed.add("index", number)
+    finished = await asyncio.wait_for(clients[0].keyed.wait_many("index", range(20)), 2 * PATIENCE)
     assert [job.state for job in finished if job is not None] == ["finished"] * 20
     await eventually(lambda: sorted(done) == list(range(20)))
-    await clients[0].typed.add("index", "late")
+    await clients[0].keyed.add("index", "late")
     await eventually(lambda: "late" in done)
     for working in workers:
         working.cancel()

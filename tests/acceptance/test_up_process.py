@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joex.cli.lifeline import Lifeline
+from joex.cli.parent_watch import ParentWatch
 from joex_operator.local import slot
 from joex_operator.local.slot import SlotProcess, restart_delay
 from tests.support.waiting import eventually
@@ -36,10 +36,10 @@ class Recorder:
 
 
 @pytest.fixture
-def lifeline() -> Iterator[Lifeline]:
-    lifeline = Lifeline()
-    yield lifeline
-    lifeline.close()
+def parent_watch() -> Iterator[ParentWatch]:
+    parent_watch = ParentWatch()
+    yield parent_watch
+    parent_watch.close()
 
 
 @pytest.fixture
@@ -48,14 +48,16 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def start(tmp_path: Path, lifeline: Lifeline, recorder: Recorder) -> AsyncIterator[Callable[[str], SlotProcess]]:
+async def start(
+    tmp_path: Path, parent_watch: ParentWatch, recorder: Recorder
+) -> AsyncIterator[Callable[[str], SlotProcess]]:
     """Start an executor whose app's module does this when it is imported."""
     started: list[SlotProcess] = []
 
     def start(code: str) -> SlotProcess:
         (tmp_path / "strange.py").write_text(code)
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-        started.append(SlotProcess("docs-0", ["executor", "--app", "strange:app"], lifeline, environment, recorder))
+        started.append(SlotProcess("docs-0", ["executor", "--app", "strange:app"], parent_watch, environment, recorder))
         return started[-1]
 
     yield start

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.apps import Effects
 from tests.support.processes import ExecutorProcesses
-from tests.support.repeaters import RepeaterProcesses
+from tests.support.schedulers import RepeaterProcesses
 from tests.support.waiting import eventually
 
 TASKS, PROCESSES, EXECUTORS = 1000, 20, 2
@@ -60,17 +60,17 @@ async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are
 ) -> None:
     chance = random.Random(11)
     await connection.execute(_RECORD)
-    with RepeaterProcesses(database_url) as repeaters:
+    with RepeaterProcesses(database_url) as schedulers:
         for _ in range(PROCESSES - EXECUTORS):
-            repeaters.start()
+            schedulers.start()
         await executors.start_all(*(f"executor {number}" for number in range(EXECUTORS)), pool_size=50)
-        await eventually(lambda: _repeaters(connection, PROCESSES - EXECUTORS), why="all repeaters are connected")
+        await eventually(lambda: _schedulers(connection, PROCESSES - EXECUTORS), why="all schedulers are connected")
         await connection.execute(_SET, TASKS)
         decided, kills = 0, 0
         while kills < KILLS or not await connection.fetchval(_LEAST, TASKS, TIMES):
             decided = await _more_decisions(connection, decided + TASKS)
-            repeaters.kill(chance.randrange(len(repeaters.alive)))
-            repeaters.start()
+            schedulers.kill(chance.randrange(len(schedulers.alive)))
+            schedulers.start()
             kills += 1
         await connection.execute("UPDATE joex_private.periodic_task SET enabled = false")
     assert await connection.fetch(_TWICE) == []
@@ -82,8 +82,8 @@ async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are
     assert await connection.fetch(_OVERLAPPING) == []
 
 
-async def _repeaters(connection: asyncpg.Connection, enough: int) -> bool:
-    listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'joex repeater listens'"
+async def _schedulers(connection: asyncpg.Connection, enough: int) -> bool:
+    listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'joex scheduler listens'"
     return bool(await connection.fetchval(listening) >= enough)
 
 

@@ -10,13 +10,13 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from joex import Client, TypedJobs
-from joex.core.counting import CountingScheme
+from joex import Client, KeyedJobs
 from joex.core.job import NewJob, Priority, TakenJob
 from joex.core.lease import Mark
+from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, runs
 from joex.store.database import connect
-from joex.store.executors import Registered, Registration
+from joex.store.executors import NewExecutor, Registered
 from tests.support.waiting import eventually
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -71,7 +71,7 @@ class Bench:
             "locks": False,
             **more,
         }
-        me = Registration(**fields)
+        me = NewExecutor(**fields)
         return await executors.register(self.connection, me, MOST_LOSSES, gone, marks=marks(watched))
 
     async def executor(self, app_id: str = "me", **more: Any) -> int:
@@ -188,9 +188,9 @@ async def _waiting_for_a_lock(observer: asyncpg.Connection, blocked: Awaitable[A
 
 
 @pytest.fixture
-def typed(client: Client) -> TypedJobs:
+def keyed(client: Client) -> KeyedJobs:
     """The API of jobs whose ids are the caller's own."""
-    return client.typed
+    return client.keyed
 
 
 @pytest.fixture

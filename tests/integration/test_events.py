@@ -7,9 +7,9 @@ import asyncpg
 import pytest
 
 import joex
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store import jobs, runs
-from joex.store.watching import ExecutorEvent, JobEvent
+from joex.store.subscriptions import ExecutorEvent, JobEvent
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, eventually
 

@@ -8,10 +8,11 @@ from uuid import uuid4
 import pytest
 
 from joex import ConfigError, LeaseLost
-from joex.core.counting import CountingScheme
 from joex.core.lease import Mark
+from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, runs
 from joex.store.errors import translated
+from joex.store.horizon import horizon as take_horizon
 from tests.support.waiting import eventually
 
 HOUR = timedelta(hours=1)
@@ -256,7 +257,7 @@ async def test_a_clock_that_was_set_back_keeps_no_dead_executor_alive(bench, hol
 async def test_a_heartbeat_after_a_judges_mark_saves_an_executor_and_one_before_it_does_not(bench):
     """With ids of transactions as they are given."""
     before, after = await bench.executor("before", locks=True), await bench.executor("after", locks=True)
-    mark = Mark(3601, await executors.horizon(bench.connection))
+    mark = Mark(3601, await take_horizon(bench.connection))
     assert await executors.rescue(bench.connection, [mark._replace(age=3600)], 5) == []
     beat = await executors.heartbeat(bench.connection, after)
     assert beat is not None
@@ -272,7 +273,7 @@ async def test_beats_that_this_server_has_not_given_keep_no_dead_executor_alive(
     """The rows were restored, or replicated, from a server whose ids were higher."""
     executor, session, _ = holding
     await session.close()
-    mark = Mark(3601, await executors.horizon(bench.connection))
+    mark = Mark(3601, await take_horizon(bench.connection))
     await bench.connection.execute("UPDATE joex_private.lease SET beat = 1000000000000")
     assert await executors.rescue(bench.connection, [], 5) == []
     assert await executors.rescue(bench.connection, [mark], 5) == [(executor, "app", 2)]
@@ -285,7 +286,7 @@ async def without_lease(bench, holding):
     await session.close()
     await bench.connection.execute("UPDATE joex_private.executor SET pod_uid = 'pod'")
     await bench.connection.execute("DELETE FROM joex_private.lease")
-    return executor, held, [Mark(3601, await executors.horizon(bench.connection))]
+    return executor, held, [Mark(3601, await take_horizon(bench.connection))]
 
 
 async def test_an_executor_whose_lease_is_missing_is_dead_when_a_judge_has_watched_for_its_lease(bench, without_lease):
@@ -618,7 +619,7 @@ async def test_a_sleeper_sees_that_a_transaction_that_was_open_when_it_fell_asle
     await transaction.start()
     await client.submit("a", connection=submitter)
     await executors.fall_asleep(bench.connection, executor)
-    horizon = await executors.horizon(bench.connection)
+    horizon = await take_horizon(bench.connection)
     assert (await executors.sleep_state(bench.connection, ["default"])).oldest_xid < horizon
     await transaction.commit()
     assert (await executors.sleep_state(bench.connection, ["default"])).oldest_xid >= horizon

@@ -7,8 +7,9 @@ import asyncpg
 import pytest
 
 from joex import Client, NewJob
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, keyed, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs, stats
+from joex.store import keyed as keyed_store
 
 FOUR_ONE = CountingScheme(4, 1)
 WORKERS = 16
@@ -20,7 +21,7 @@ async def submit(connection: asyncpg.Connection, *groups: str) -> None:
 
 async def accept(connection: asyncpg.Connection, number: int = 1) -> list[str]:
     """The groups of the jobs that a worker is given."""
-    return [job.group for job in await keyed.accept(connection, "new", number, "worker", None)]
+    return [job.group for job in await keyed_store.accept(connection, "new", number, "worker", None)]
 
 
 @pytest.mark.parametrize("groups", [1, WORKERS])
@@ -54,7 +55,7 @@ async def test_beside_a_first_accept_whose_transaction_stays_open_others_get_job
     await submit(bench.connection, "a", "b", "c")
     async with bench.connection.transaction():
         assert len(await accept(bench.connection)) == 1
-        assert await client.typed.accept("new", wait="30s") is not None
+        assert await client.keyed.accept("new", wait="30s") is not None
         call = (
             "SELECT id FROM joex_private.register('me', NULL, 'h', '', 1, '', '0', '{new}', '{a}', 4, NULL, '1h', "
             "false, 5)"
@@ -119,5 +120,5 @@ async def test_what_an_executor_holds_of_a_queue_without_a_row_moves_on_though_f
     assert len(await runs.take(bench.connection, executor, ["new"], 1, FOUR_ONE)) == 1
     await transaction.rollback()
     await bench.connection.execute("SELECT joex_private.set_floors(true)")
-    assert await floors.draw(bench.connection) is not None
+    assert await read_floors.draw(bench.connection) is not None
     assert await executors.leave(bench.connection, executor, 5) == 1

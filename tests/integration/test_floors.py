@@ -7,8 +7,9 @@ tests/property/test_take_with_floors.py.
 import pytest
 
 from joex import NewJob
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, keyed, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs, stats
+from joex.store import keyed as keyed_store
 
 
 @pytest.fixture
@@ -25,9 +26,9 @@ async def place(bench, group="default"):
 
 async def drawn_and_raised(bench, *groups):
     """Whether the floors of these groups could be raised at once, up to a number that is drawn now."""
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     places = [await place(bench, group) for group in groups or ["default"]]
-    return await floors.raise_floors(bench.connection, drawn, places)
+    return await read_floors.raise_floors(bench.connection, drawn, places)
 
 
 async def taken_and_finished(bench, executor, number):
@@ -87,20 +88,20 @@ async def test_a_submission_that_commits_late_is_not_passed_over(bench, executor
     job_id = await client.submit("a", connection=late)
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     places = [await place(bench)]
-    assert await floors.raise_floors(bench.connection, drawn, places) is None  # it waits for whoever writes
+    assert await read_floors.raise_floors(bench.connection, drawn, places) is None  # it waits for whoever writes
     await transaction.commit()
-    assert await floors.raise_floors(bench.connection, drawn, places)
+    assert await read_floors.raise_floors(bench.connection, drawn, places)
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
 async def test_who_begins_to_write_after_the_draw_keeps_no_floor_down(bench, executor, another_connection, client):
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     late = await another_connection()
     async with late.transaction():
         job_id = await client.submit("a", connection=late)
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
@@ -117,13 +118,13 @@ async def test_a_transaction_that_is_prepared_meanwhile_is_waited_for(bench, exe
     late = await another_connection()
     await late.execute("BEGIN")
     job_id = await client.submit("a", connection=late)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     await late.execute("PREPARE TRANSACTION 'submission'")
     try:
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is None
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is None
     finally:
         await late.execute("COMMIT PREPARED 'submission'")
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
@@ -136,7 +137,7 @@ async def test_a_job_that_becomes_runnable_below_the_floor_is_not_passed_over(be
     job_id = await bench.job_in(state, executor)
     later = [await bench.submit() for _ in range(3)]
     other = await another_connection()
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     async with other.transaction():
         if way == "put back":
             await other.execute("SELECT joex_private.put_back(ARRAY[$1::uuid], 0, NULL, NULL)", job_id)
@@ -156,7 +157,7 @@ async def test_a_job_that_becomes_runnable_below_the_floor_is_not_passed_over(be
                 "UPDATE joex_private.job SET state = 'waiting', lane = 2, finished_at = NULL WHERE id = $1", job_id
             )
         # This transaction began to write after the draw, so the floor is raised above its job.
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
         assert {job.id for job in await bench.take(executor, 1)} <= {later[0]}
     assert job_id in {job.id for job in await bench.take(executor, 5)}
 
@@ -165,10 +166,10 @@ async def test_a_job_whose_take_is_undone_keeps_its_place(bench, executor, anoth
     first, second = await bench.submit(), await bench.submit()
     other = await another_connection()
     transaction = other.transaction()
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     await transaction.start()
     assert [job.id for job in await runs.take(other, executor, ["default"], 1, CountingScheme(4, 1))] == [first]
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     await transaction.rollback()
     assert [job.id for job in await bench.take(executor, 5)] == [first, second]
 
@@ -188,7 +189,7 @@ async def test_an_old_snapshot_sees_floors_and_jobs_of_its_time(bench, executor,
         )
         assert floor <= before
         # It may raise no floor itself: it does not see what has happened since.
-        assert await floors.raise_floors(old, await floors.draw(old), [await place(bench)]) is None
+        assert await read_floors.raise_floors(old, await read_floors.draw(old), [await place(bench)]) is None
     assert [job.id for job in await bench.take(executor, 5)] == ids[1:]
 
 
@@ -198,9 +199,9 @@ async def test_an_accept_in_an_old_snapshot_takes_by_the_floors_of_its_time(benc
     old = await another_connection()
     async with old.transaction(isolation="repeatable_read"):
         await old.execute("SELECT count(*) FROM joex_private.job")
-        drawn = await floors.draw(bench.connection)
+        drawn = await read_floors.draw(bench.connection)
         assert [row["id"] for row in await old.fetch("SELECT id FROM joex_private.accept('default', 1)")] == [first]
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert (
         await bench.connection.fetchval(
             "SELECT running FROM joex_private.floor_of($1, $2) f, joex_private.running_of($1, $2, f.held_upto, f.held)",
@@ -246,9 +247,9 @@ async def test_all_that_an_executor_holds_moves_on_when_it_ends_whatever_has_a_f
 async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, executor, another_connection, queues):
     for group in ("a", "b", "c"):
         await bench.submit(group)
-    accepted = await keyed.accept(bench.connection, "default", 3, "worker", None)
+    accepted = await keyed_store.accept(bench.connection, "default", 3, "worker", None)
     assert await drawn_and_raised(bench, "a", "b")
-    overdue_in, _ = await keyed.accept_state(bench.connection, "default")
+    overdue_in, _ = await keyed_store.accept_state(bench.connection, "default")
     assert overdue_in is not None
     assert 0 < overdue_in <= 60
     await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
@@ -257,7 +258,7 @@ async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, ex
         await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", accepted[0].id)
         found = await bench.connection.fetch("SELECT * FROM joex_private.recover_overdue(5, $1)", queues)
         assert [tuple(row) for row in found] == [("worker", 2)]
-    again = await keyed.accept(bench.connection, "default", 3, "worker", None)
+    again = await keyed_store.accept(bench.connection, "default", 3, "worker", None)
     assert {job.id for job in again} == {job.id for job in accepted}
 
 
@@ -290,14 +291,14 @@ async def test_floors_end_when_they_are_not_needed_any_more_and_nothing_is_passe
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
     assert await drawn_and_raised(bench)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     old = await another_connection()
     async with old.transaction(isolation="repeatable_read"):
         await old.execute("SELECT count(*) FROM joex_private.floor")
-        assert not await floors.switch(bench.connection)
+        assert not await read_floors.switch(bench.connection)
         assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor") == 0
         assert await bench.connection.fetchval("SELECT joex_private.is_crowded()")  # what comes back is still noted
-        assert not await floors.switch(bench.connection)
+        assert not await read_floors.switch(bench.connection)
         assert not await bench.connection.fetchval("SELECT joex_private.is_crowded()")
         await jobs.retry(bench.connection, job_id)
         assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor_exception") == 0
@@ -306,7 +307,7 @@ async def test_floors_end_when_they_are_not_needed_any_more_and_nothing_is_passe
         assert await old.fetchval("SELECT state::text FROM joex_private.job WHERE id = $1", job_id) == "failed"
     await bench.connection.execute("SELECT joex_private.set_floors(true)")
     # A number that was drawn before says nothing of who has written since.
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
@@ -341,7 +342,7 @@ async def test_floors_are_switched_on_where_takes_walk_over_dead_rows(bench, ano
         await bench.connection.execute("SELECT pg_stat_force_next_flush()")
         assert len(await bench.take(executor, 2)) == 1
         assert (await executors.check_runs(bench.connection, executor, [])).crowded
-        assert await floors.switch(bench.connection)
+        assert await read_floors.switch(bench.connection)
     await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 
@@ -351,12 +352,12 @@ async def test_a_truncate_after_which_seqs_begin_anew_hides_no_new_job(bench, ex
         await bench.submit()
     await taken_and_finished(bench, executor, 10)
     assert await drawn_and_raised(bench)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     await bench.connection.execute(f"TRUNCATE joex_private.job {way}")
     assert await bench.connection.fetchval("SELECT joex_private.floors_are_on()")
     job_id = await bench.submit()
     # What was drawn before is worth nothing: it would be above all that comes now.
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
     assert await drawn_and_raised(bench)
 
@@ -368,13 +369,13 @@ async def test_a_floor_that_is_just_raised_while_the_table_is_truncated_is_not_a
     for _ in range(20):
         await bench.submit()
     await bench.connection.execute("SELECT joex_private.set_floors(true)")
-    drawn, other = await floors.draw(bench.connection), await another_connection()
+    drawn, other = await read_floors.draw(bench.connection), await another_connection()
     where = await place(bench)
     transaction = bench.connection.transaction()
     await transaction.start()
     await bench.connection.execute("TRUNCATE joex_private.job RESTART IDENTITY")
     observer = await another_connection()
-    async with waiting_for_a_lock(observer, floors.raise_floors(other, drawn, [where])) as raising:
+    async with waiting_for_a_lock(observer, read_floors.raise_floors(other, drawn, [where])) as raising:
         await transaction.commit()
     assert await raising is False
     job_id = await bench.submit()

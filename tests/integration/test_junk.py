@@ -85,7 +85,7 @@ async def test_an_executor_passes_over_junk_on_its_channels_and_hears_what_comes
 async def test_those_who_wait_for_jobs_and_events_pass_over_junk(client, connection, send):
     job_id = await client.submit("a")
     waits = asyncio.create_task(client.wait(job_id))
-    accepts = asyncio.create_task(client.typed.accept("mail", wait="1m"))
+    accepts = asyncio.create_task(client.keyed.accept("mail", wait="1m"))
     async with client.events() as events:
         asked = "SELECT EXISTS (SELECT FROM joex_private.subscription) AND EXISTS (SELECT FROM joex_private.watch)"
         await eventually(lambda: connection.fetchval(asked))

@@ -9,14 +9,14 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import pytest
 
-from joex import App, repeating
+from joex import App, periodic_scheduler
 from joex.config import Settings
 from joex.core.events import PeriodicNotRegistered, Repeated
 from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask, decide
 from joex.core.timers import Timer
 from joex.errors import NotYours
-from joex.repeating import Repeater
-from joex.runtime.housekeeping import RETENTION, register_periodic_tasks
+from joex.periodic_scheduler import PeriodicScheduler
+from joex.runtime.maintenance import RETENTION, register_periodic_tasks
 from joex.store import periodic
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import EventLog, eventually
@@ -93,14 +93,14 @@ def tasks(connection):
 
 
 @pytest.fixture
-def repeater(pool, monkeypatch):
-    """A block with a repeater at work, which is not woken by the end of its longest sleep; it gives its events."""
-    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+def scheduler(pool, monkeypatch):
+    """A block with a scheduler at work, which is not woken by the end of its longest sleep; it gives its events."""
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
 
     @asynccontextmanager
     async def at_work(**more):
         log = EventLog()
-        work = asyncio.create_task(Repeater(pool, "repeater", log, **more).run())
+        work = asyncio.create_task(PeriodicScheduler(pool, "scheduler", log, **more).run())
         try:
             yield log
             assert not work.done()
@@ -328,7 +328,7 @@ async def test_a_row_that_is_changed_in_an_open_transaction_does_not_stop_the_ot
     assert await tasks.decide() == {"a": "submitted"}
 
 
-async def test_hundreds_of_locked_rows_do_not_starve_the_next_one(tasks, another_connection, repeater):
+async def test_hundreds_of_locked_rows_do_not_starve_the_next_one(tasks, another_connection, scheduler):
     locked = [f"a {number}" for number in range(500)]
     await tasks.put_due(*locked)
     await tasks.put("z")
@@ -336,9 +336,9 @@ async def test_hundreds_of_locked_rows_do_not_starve_the_next_one(tasks, another
     other = await another_connection()
     async with other.transaction():
         await other.execute("SELECT FROM joex_private.periodic_task WHERE id = ANY ($1) FOR UPDATE", locked)
-        async with repeater() as log:
+        async with scheduler() as log:
             assert (await log.wait_for(Repeated)).id == "z"
-    async with repeater() as log:
+    async with scheduler() as log:
         await log.wait_for(Repeated, count=500)
     assert await tasks.jobs() == 501
 
@@ -423,15 +423,15 @@ async def test_a_job_that_can_not_be_made_now_is_made_later_and_stops_no_other(t
     assert (await tasks.get()).last_run == time
 
 
-async def test_hundreds_of_rows_in_trouble_do_not_starve_the_next_one(tasks, repeater, monkeypatch):
+async def test_hundreds_of_rows_in_trouble_do_not_starve_the_next_one(tasks, scheduler, monkeypatch):
     await tasks.connection.execute(RAISE.format("53000"))
     await tasks.put_due(*(f"a {number}" for number in range(300)), task="bad")
     await tasks.put("z")
     await tasks.due("z", ago=timedelta(0))
-    async with repeater() as log:
+    async with scheduler() as log:
         await log.wait_for(Repeated, lambda event: event.outcome == "submitted")
-    monkeypatch.setattr(repeating, "_ASIDE_FOR", 0.2)
-    async with repeater() as log:
+    monkeypatch.setattr(periodic_scheduler, "_ASIDE_FOR", 0.2)
+    async with scheduler() as log:
         await log.wait_for(Repeated, lambda event: event.outcome == "trouble", count=600)  # they are tried again
         await tasks.connection.execute("DROP TRIGGER refuse ON joex_private.job")
         await log.wait_for(Repeated, lambda event: event.outcome == "submitted", count=300)
@@ -627,7 +627,7 @@ async def test_a_time_that_was_decided_is_not_decided_again_whatever_is_in_the_r
     assert await tasks.jobs() == 1
 
 
-async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked_out_anew(tasks, repeater):
+async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked_out_anew(tasks, scheduler):
     """Decided by a clock that was ten years fast, as nobody's next times are."""
     await tasks.put("a", "b", timer=MONTHLY)
     await tasks.decide()
@@ -642,7 +642,7 @@ async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked
         task = await tasks.get()
         return task if task.nextrun is not None and task.marked < await tasks.now() else None
 
-    async with repeater():
+    async with scheduler():
         task = await eventually(is_mended)
     assert task.nextrun == right.nextrun
     assert await tasks.jobs() == 0
@@ -677,21 +677,21 @@ async def test_changes_of_owners_are_told_also_in_raw_sql_and_what_changes_nothi
     assert told == [*heard, "the end"]
 
 
-async def test_a_repeater_sleeps_until_the_next_time(tasks, repeater):
+async def test_a_scheduler_sleeps_until_the_next_time(tasks, scheduler):
     await tasks.put("a")
     await tasks.decide()
     await tasks.connection.execute(
         "UPDATE joex_private.periodic_task SET nextrun = clock_timestamp() + interval '0.3 seconds' WHERE id = 'a'"
     )
-    async with repeater() as log:
+    async with scheduler() as log:
         fired = await log.wait_for(Repeated)
     assert (fired.id, fired.outcome, fired.job) == ("a", "submitted", (await tasks.get()).last_job)
-    assert (await tasks.get()).worker == "repeater"
+    assert (await tasks.get()).worker == "scheduler"
 
 
 @pytest.mark.parametrize("change", ["insert", "update", "enable"])
 async def test_a_change_in_raw_sql_wakes_an_executor(tasks, database_url, monkeypatch, change):
-    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
     if change != "insert":
         await tasks.put("a", timer=YEARLY if change == "update" else EVERY_SECOND, enabled=change == "update")
     async with executor_inside(App(), database_url) as inside:
@@ -708,7 +708,7 @@ async def test_a_change_in_raw_sql_wakes_an_executor(tasks, database_url, monkey
 async def test_what_has_changed_while_nobody_could_hear_it_is_found_when_somebody_listens_again(
     tasks, database_url, monkeypatch
 ):
-    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
     async with executor_inside(App(), database_url) as inside:
         pid = await eventually(lambda: _hears(tasks.connection))
         await tasks.connection.execute(
@@ -721,16 +721,16 @@ async def test_what_has_changed_while_nobody_could_hear_it_is_found_when_somebod
 
 
 async def test_an_executor_that_polls_makes_the_jobs_of_what_has_changed(tasks, database_url, monkeypatch):
-    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
     async with executor_inside(App(), database_url, poll_interval=timedelta(milliseconds=50)) as inside:
         await eventually(lambda: _is_registered(tasks.connection))
         await tasks.put("a", timer=EVERY_SECOND)
         assert (await inside.log.wait_for(Repeated)).id == "a"
 
 
-async def test_repeaters_of_whatever_number_make_each_job_once(tasks, repeater):
+async def test_schedulers_of_whatever_number_make_each_job_once(tasks, scheduler):
     await tasks.put_due(*(f"a {number}" for number in range(700)))
-    async with repeater() as one, repeater() as two, repeater() as three:
+    async with scheduler() as one, scheduler() as two, scheduler() as three:
 
         def submitted():
             return [event.id for log in (one, two, three) for event in log.of(Repeated)]
@@ -796,7 +796,7 @@ async def test_a_task_whose_id_somebody_else_has_is_told(tasks, database_url):
     assert told == [PeriodicNotRegistered(RETENTION), PeriodicNotRegistered("shop/a")]
 
 
-async def test_housekeeping_is_a_periodic_task_and_follows_the_settings(tasks):
+async def test_maintenance_is_a_periodic_task_and_follows_the_settings(tasks):
     await tasks.connection.execute("DELETE FROM joex_private.periodic_task")
     settings = Settings(retention=timedelta(hours=1), retention_failed=timedelta(hours=2), queues=["docs", "mail"])
     await register_periodic_tasks(tasks.connection, App(), settings)
@@ -807,7 +807,7 @@ async def test_housekeeping_is_a_periodic_task_and_follows_the_settings(tasks):
     assert (await tasks.get(RETENTION)).args["keep"] == 5 * 3600
 
 
-async def test_the_executor_that_decides_that_housekeeping_is_due_does_it_and_no_job_is_made(tasks):
+async def test_the_executor_that_decides_that_maintenance_is_due_does_it_and_no_job_is_made(tasks):
     await register_periodic_tasks(tasks.connection, App(), Settings())
     await periodic.enable(tasks.connection, RETENTION, USER, enabled=True, any_owner=True)
     time = await tasks.due(RETENTION)
@@ -820,13 +820,13 @@ async def test_the_executor_that_decides_that_housekeeping_is_due_does_it_and_no
     assert await tasks.jobs() == 0
 
 
-async def test_housekeeping_is_not_made_a_job_by_hand_either(tasks, client):
+async def test_maintenance_is_not_made_a_job_by_hand_either(tasks, client):
     with pytest.raises(NotYours, match=r"'joex.retention': it is owned by joex: executors do this themselves"):
         await client.periodic.run_now(RETENTION)
     assert await tasks.jobs() == 0
 
 
-async def test_housekeeping_that_was_disabled_stays_disabled(tasks):
+async def test_maintenance_that_was_disabled_stays_disabled(tasks):
     await periodic.enable(tasks.connection, RETENTION, USER, enabled=False, any_owner=True)
     await register_periodic_tasks(tasks.connection, App(), Settings(retention=timedelta(hours=5)))
     task = await tasks.get(RETENTION)

@@ -21,8 +21,9 @@ import pytest
 import joex.store
 from joex import NewJob
 from joex.core import tuples
-from joex.core.counting import CountingScheme
-from joex.store import executors, jobs, keyed, listing, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, listing, runs, stats
+from joex.store import keyed as keyed_store
 from joex.store.database import connect
 from joex.store.listing import Filter, list_jobs
 from joex.store.runs import EndedRun, LogLine, Progress
@@ -74,7 +75,7 @@ async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> Non
     await connection.execute(
         r"""
         INSERT INTO joex_private.job (task, queue, grp, key, rank, priority, state, lane, finished_at)
-        SELECT 'typed', 'typed', 'typed', '\x02'::bytea || convert_to('job ' || nr, 'UTF8') || '\x00', rank,
+        SELECT 'keyed', 'keyed', 'keyed', '\x02'::bytea || convert_to('job ' || nr, 'UTF8') || '\x00', rank,
                CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex_private.job_priority,
                CASE WHEN lane IS NULL THEN 'success' WHEN lane = 0 THEN 'stuck' ELSE 'waiting' END
                    ::joex_private.job_state,
@@ -462,9 +463,9 @@ async def test_counting_the_jobs_that_have_ended_costs_as_much_as_have_ended(ben
 
 async def test_how_slots_are_shared_costs_as_much_as_there_are_active_groups(bench, executor):
     await bench.take(executor, 100)
-    [default, typed], reading = await read_by(bench, stats.queue_shares(bench.connection))
+    [default, keyed], reading = await read_by(bench, stats.queue_shares(bench.connection))
     assert (default.queue, default.active_groups, default.largest_share) == ("default", GROUPS + 1, 0.01)
-    assert (typed.queue, typed.active_groups, typed.largest_share) == ("typed", 1, None)
+    assert (keyed.queue, keyed.active_groups, keyed.largest_share) == ("keyed", 1, None)
     assert reading.scans == 0
     # An entry for each group, those of jobs that are held, and what is dead and not cleared yet.
     assert reading.entries <= 2 * GROUPS
@@ -483,19 +484,19 @@ async def test_the_latest_lines_of_logs_cost_as_much_as_are_shown(bench, executo
 # Jobs with types, ids and priorities of their callers' own.
 
 
-async def accepted(bench: Bench, number: int, queue: str = "typed") -> list[keyed.KeyedJob]:
+async def accepted(bench: Bench, number: int, queue: str = "keyed") -> list[keyed_store.KeyedRow]:
     """Jobs that a worker has accepted."""
-    return await keyed.accept(bench.connection, queue, number, "worker", None)
+    return await keyed_store.accept(bench.connection, queue, number, "worker", None)
 
 
 @pytest.mark.parametrize("is_any_due", [False, True], ids=["nothing is due", "one is due"])
 async def test_an_accept_up_to_a_priority_passes_over_nothing_that_is_above_it(bench, is_any_due):
     if is_any_due:
         await bench.connection.execute(
-            "SELECT joex_private.add('typed', '\\x01', rank => $1)", tuples.pack("priority", NOW)
+            "SELECT joex_private.add('keyed', '\\x01', rank => $1)", tuples.pack("priority", NOW)
         )
     limit = tuples.pack("priority", NOW)
-    taken, reading = await read_by(bench, keyed.accept(bench.connection, "typed", 1, "worker", limit))
+    taken, reading = await read_by(bench, keyed_store.accept(bench.connection, "keyed", 1, "worker", limit))
     assert [job.rank for job in taken] == [limit] * is_any_due
     assert_bounded(reading, 1)
 
@@ -514,13 +515,13 @@ async def test_an_accept_reads_nothing_of_runs_that_are_overdue_in_other_queues(
     assert_bounded(reading, 1)
 
 
-@pytest.mark.parametrize("queues", [None, ["typed"]], ids=["all", "of a queue"])
+@pytest.mark.parametrize("queues", [None, ["keyed"]], ids=["all", "of a queue"])
 async def test_putting_back_what_is_overdue_costs_as_much_as_there_is(bench, queues, large_database_url):
     vacuum = await connect(large_database_url)  # what other tests have undone lies under the ids of these jobs
     await vacuum.execute("VACUUM joex_private.job")
     await vacuum.close()
     taken = await accepted(bench, 1000)
-    assert await keyed.recover_overdue(bench.connection, 5) == []  # what other tests have undone is met once
+    assert await keyed_store.recover_overdue(bench.connection, 5) == []  # what other tests have undone is met once
     for batch in ([], taken[::4]):
         ids = [job.id for job in batch]
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now() WHERE id = ANY ($1)", ids)
@@ -535,14 +536,14 @@ async def test_each_word_of_a_worker_costs_what_one_job_costs(bench):
     [job, _] = await accepted(bench, 2)
     assert job.key is not None
     assert job.lock_id is not None
-    report = keyed.Report(data="{}", opts="{}", rank=b"\x00", progress=50)
+    report = keyed_store.Report(data="{}", opts="{}", rank=b"\x00", progress=50)
     for call in (
-        keyed.find(bench.connection, "typed", job.key),
-        keyed.get(bench.connection, job.id),
-        keyed.update(bench.connection, job.id, job.lock_id, report),
-        keyed.resubmit(bench.connection, job.id),
-        keyed.finish(bench.connection, job.id, job.lock_id, "success"),
-        keyed.remove(bench.connection, job.id),
+        keyed_store.find(bench.connection, "keyed", job.key),
+        keyed_store.get(bench.connection, job.id),
+        keyed_store.update(bench.connection, job.id, job.lock_id, report),
+        keyed_store.resubmit(bench.connection, job.id),
+        keyed_store.finish(bench.connection, job.id, job.lock_id, "success"),
+        keyed_store.remove(bench.connection, job.id),
     ):
         answer, reading = await read_by(bench, call)
         assert answer not in (None, "worker_conflict", "not_found")
@@ -552,18 +553,18 @@ async def test_each_word_of_a_worker_costs_what_one_job_costs(bench):
 async def test_a_job_that_is_removed_while_it_runs_costs_what_one_job_costs(bench):
     [job] = await accepted(bench, 1)
     assert job.lock_id is not None
-    _, reading = await read_by(bench, keyed.remove(bench.connection, job.id))
+    _, reading = await read_by(bench, keyed_store.remove(bench.connection, job.id))
     assert_bounded(reading, 1)
-    _, reading = await read_by(bench, keyed.finish(bench.connection, job.id, job.lock_id, "cancelled"))
-    assert await keyed.get(bench.connection, job.id) is None
+    _, reading = await read_by(bench, keyed_store.finish(bench.connection, job.id, job.lock_id, "cancelled"))
+    assert await keyed_store.get(bench.connection, job.id) is None
     assert_bounded(reading, 1)
 
 
 async def test_any_page_of_the_jobs_of_a_type_costs_as_much_as_it_shows(bench):
-    page: list[keyed.KeyedJob] = []
+    page: list[keyed_store.KeyedRow] = []
     for _ in range(5):
         after = page[-1].key if page else None
-        page, reading = await read_by(bench, keyed.list_keyed(bench.connection, "typed", after, None, 50))
+        page, reading = await read_by(bench, keyed_store.list_keyed(bench.connection, "keyed", after, None, 50))
         assert len(page) == 50
         assert_bounded(reading, 50)
 
@@ -571,14 +572,14 @@ async def test_any_page_of_the_jobs_of_a_type_costs_as_much_as_it_shows(bench):
 async def test_the_active_ones_of_a_type_cost_as_much_as_run(bench, executor):
     await bench.take(executor, 100)
     taken = await accepted(bench, 50)
-    found, reading = await read_by(bench, keyed.active(bench.connection, "typed"))
+    found, reading = await read_by(bench, keyed_store.active(bench.connection, "keyed"))
     assert set(found) == {job.key for job in taken}
     assert_bounded(reading, 150)
 
 
 async def test_a_look_before_a_worker_waits_costs_next_to_nothing(bench):
     await accepted(bench, 100)
-    _, reading = await read_by(bench, keyed.accept_state(bench.connection, "default"))
+    _, reading = await read_by(bench, keyed_store.accept_state(bench.connection, "default"))
     assert_bounded(reading, 0)
 
 
@@ -659,7 +660,7 @@ async def test_an_accept_walks_over_nothing_that_has_finished_though_vacuum_is_p
         taken, reading = await read_by(pinned, accepted(pinned, 20, "default"))
         assert len(taken) == 20
         assert_bounded(reading, 100 + PINNED_GROUPS)
-    _, reading = await read_by(pinned, keyed.accept_state(pinned.connection, "default"))
+    _, reading = await read_by(pinned, keyed_store.accept_state(pinned.connection, "default"))
     assert_bounded(reading, 100 + PINNED_GROUPS)
 
 

@@ -8,6 +8,8 @@ import asyncpg
 import pytest
 
 from joex.store import executors, jobs, pools
+from joex.store.horizon import horizon as take_horizon
+from joex.store.horizon import oldest_transaction
 from joex.store.pools import CHANNEL
 from tests.support.waiting import eventually
 
@@ -269,7 +271,7 @@ class TestWatch:
         await transaction.start()
         await open_transaction.execute("SELECT joex.submit('a')")
         await pools.watch(bench.connection, "p/a", ["default"], 60)
-        horizon = await executors.horizon(bench.connection)
-        assert await pools.oldest_transaction(bench.connection) < horizon
+        horizon = await take_horizon(bench.connection)
+        assert await oldest_transaction(bench.connection) < horizon
         await transaction.commit()
-        assert await pools.oldest_transaction(bench.connection) >= horizon
+        assert await oldest_transaction(bench.connection) >= horizon

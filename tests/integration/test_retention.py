@@ -9,8 +9,8 @@ from joex.config import Settings
 from joex.core.job import NewJob, Priority
 from joex.core.periodic import SYSTEM_OWNER
 from joex.errors import ConfigError
-from joex.runtime import housekeeping
-from joex.runtime.housekeeping import RETENTION, clean, system_periodic_tasks
+from joex.runtime import maintenance
+from joex.runtime.maintenance import RETENTION, clean, system_periodic_tasks
 from joex.store import jobs, periodic, runs
 from joex.store.runs import LogLine
 
@@ -91,7 +91,7 @@ async def test_a_job_that_is_being_run_again_by_hand_is_passed_over(bench, me, a
 
 
 async def test_the_batches_of_a_cleaning_go_on_after_the_jobs_that_are_kept_and_miss_none(bench, monkeypatch):
-    monkeypatch.setattr(housekeeping, "_BATCH", 2)
+    monkeypatch.setattr(maintenance, "_BATCH", 2)
     await set_ages(bench)
     await bench.connection.execute("""
         INSERT INTO joex_private.job (task, state, finished_at)

@@ -7,8 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, keyed, runs
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs
+from joex.store import keyed as keyed_store
 from tests.support.postgres import TestServer
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -48,7 +49,7 @@ async def test_each_of_two_roles_takes_from_a_queue_that_the_other_was_the_first
         queue = f"queue {nr}"
         for group in ("a", "b", "c"):
             await bench.submit(group, queue=queue)
-        assert len(await keyed.accept(first, queue, 1, "worker", None)) == 1
+        assert len(await keyed_store.accept(first, queue, 1, "worker", None)) == 1
         call = (
             "SELECT id FROM joex_private.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$1], '{a}', 4, NULL, '1h', "
             "false, 5)"
@@ -131,12 +132,12 @@ async def test_floors_are_raised_and_switched_off_beside_a_publication_of_all_ta
     await bench.connection.execute("SELECT joex_private.set_floors(true)")
     for _ in range(3):
         job_id = await bench.submit()
-        assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
+        assert await read_floors.raise_floors(bench.connection, await read_floors.draw(bench.connection), [place])
         assert await bench.finish(await bench.take_one(executor), "failed") == []
         await jobs.retry(bench.connection, job_id)
         assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor_exception") == 1
         await bench.finish(await bench.take_one(executor))
-    assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
+    assert await read_floors.raise_floors(bench.connection, await read_floors.draw(bench.connection), [place])
     await bench.submit("other")
     await executors.leave(bench.connection, executor, 5)
     for _ in range(2):

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from joex import InvalidJob
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store import jobs, runs, stats
 from joex.store.errors import translate
 

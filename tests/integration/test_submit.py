@@ -376,7 +376,7 @@ async def test_arguments_that_json_would_change_are_refused_by_their_path_and_no
         await client.submit_many([{"task": "a"}, {"task": "a", "args": args}])
     assert str(caught.value).startswith(f"jobs[1].{said}")
     with pytest.raises(InvalidJob) as caught:
-        await client.typed.add("a", 1, {"data": args})
+        await client.keyed.add("a", 1, {"data": args})
     assert str(caught.value).startswith(said.replace("args", "data", 1))
     with pytest.raises(InvalidJob) as caught:
         await client.periodic.put("a", "a", "daily", args=args)
@@ -474,7 +474,7 @@ async def test_arguments_that_python_can_not_read_are_shown_as_such_and_hide_no_
     assert page.jobs[1].result == instead
     assert await client.get(job_id) == page.jobs[1]
     assert await client.wait(job_id, states=["waiting"]) == page.jobs[1]
-    assert (await client.typed.get_job("a", job_id)).data == instead
+    assert (await client.keyed.get_job("a", job_id)).data == instead
     await client.periodic.put("a", "a", "daily")
     await connection.execute("UPDATE joex_private.periodic_task SET args = $1::text::jsonb", args)
     assert (await client.periodic.get("a")).args == instead
@@ -528,9 +528,9 @@ _LARGE = {"x": "y" * 8100}
         lambda client, args: client.submit("a", args),
         lambda client, args: client.submit("a", args, tracker="one"),
         lambda client, args: client.submit_many([{"task": "a"}, {"task": "a", "args": args}]),
-        lambda client, args: client.typed.add("a", 1, {"data": args}),
+        lambda client, args: client.keyed.add("a", 1, {"data": args}),
     ],
-    ids=["one", "tracked", "many", "typed"],
+    ids=["one", "tracked", "many", "keyed"],
 )
 async def test_arguments_over_the_limit_are_refused_with_a_line_that_names_them_and_nothing_is_stored(
     client, connection, submit
@@ -578,14 +578,14 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
         "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', args]) FROM document",
         "INSERT INTO joex_private.job (task, args, lane) SELECT 'a', args, 2 FROM document",
         "SELECT joex.set_args((SELECT id FROM joex_private.job), args) FROM document",
-        "SELECT joex_private.add('typed', 'two', args) FROM document",
+        "SELECT joex_private.add('keyed', 'two', args) FROM document",
         "SELECT joex.put_periodic_task('a', 't', 'daily', args => args) FROM document",
     ):
         with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got \d+: keep it") as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
     with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: keep it elsewhere"):
-        await connection.fetch("SELECT joex_private.add('typed', 'two', opts => args) FROM document")
+        await connection.fetch("SELECT joex_private.add('keyed', 'two', opts => args) FROM document")
     assert [job.id for job in (await list_jobs(connection, Filter(), None, 20)).jobs] == [job_id]
 
 
@@ -608,9 +608,9 @@ async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_w
     assert await connection.fetchval(floats, 50_000) is not None
 
 
-async def test_a_result_whose_text_is_over_the_limit_is_refused(typed, client, connection):
-    await typed.add("a", 1)
-    job = await typed.accept("a")
+async def test_a_result_whose_text_is_over_the_limit_is_refused(keyed, client, connection):
+    await keyed.add("a", 1)
+    job = await keyed.accept("a")
     finish = "SELECT joex.finish($1, $2, result => ('[' || repeat('1e131071,', 200) || '0]')::jsonb)"
     with pytest.raises(asyncpg.PostgresError, match=r"^result: at most 16000000 bytes; got 26"):
         await connection.fetch(finish, job.job, job.lock_id)
@@ -635,14 +635,14 @@ async def test_the_largest_limit_is_what_the_server_can_read_whatever_it_holds(c
         await connection.fetchval(elements, 34_000_000)
 
 
-async def test_a_run_can_not_make_its_data_or_its_result_larger_than_they_may_be(typed, client, connection):
+async def test_a_run_can_not_make_its_data_or_its_result_larger_than_they_may_be(keyed, client, connection):
     await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('result', 8193)")
-    await typed.add("a", 1)
-    job = await typed.accept("a")
+    await keyed.add("a", 1)
+    job = await keyed.accept("a")
     with pytest.raises(InvalidJob, match=r"^args: at most 8192 bytes; got 90"):
-        await typed.update("a", 1, {"data": _TOO_LARGE}, job.lock_id)
+        await keyed.update("a", 1, {"data": _TOO_LARGE}, job.lock_id)
     with pytest.raises(InvalidJob, match=r"^result: at most 8193 bytes; got 90"):
-        await typed.finish("a", 1, {}, job.lock_id, result=_TOO_LARGE)
+        await keyed.finish("a", 1, {}, job.lock_id, result=_TOO_LARGE)
     assert (await client.get(job.job)).state == "running"
 
 

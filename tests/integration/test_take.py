@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from joex import NewJob, Priority
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.errors import LeaseLost
 from joex.store import jobs, runs, stats
 
@@ -198,7 +198,7 @@ async def test_a_take_that_stays_open_keeps_nobody_from_a_group_in_which_both_pr
     async with other.transaction():
         assert len(await runs.take(other, executor, ["default"], 2, CountingScheme(4, 1))) == 2
         assert len(await bench.take(executor, 3)) == 3
-    # The later one counts. What the other one has left goes with the next housekeeping.
+    # The later one counts. What the other one has left goes with the next maintenance.
     assert [row[0] for row in await bench.connection.fetch(position)] == [3, 4]
     await runs.forget_turns(bench.connection)
     assert [row[0] for row in await bench.connection.fetch(position)] == [4]

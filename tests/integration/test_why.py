@@ -6,12 +6,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from joex.client.explain import Reason
 from joex.store import executors, jobs
 from tests.integration.conftest import FOUR_ONE
 
 
 async def reasons(bench, job_id: UUID) -> dict[str, dict[str, Any]]:
-    found = await jobs.why(bench.connection, job_id)
+    found = [Reason(*reason) for reason in await jobs.why(bench.connection, job_id)]
     for reason in found:
         assert reason.message
         assert "\n" not in reason.message
@@ -45,14 +46,14 @@ async def test_a_suspect_that_is_held_runs_alone_and_what_waits_finds_all_slots_
     suspect = await bench.submit()
     await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
     await bench.take(executor)
-    (reason,) = await jobs.why(bench.connection, suspect)
+    (reason,) = [Reason(*one) for one in await jobs.why(bench.connection, suspect)]
     assert reason.detail["alone"]
     assert set(await reasons(bench, await bench.submit())) == {"slots_busy"}
     await bench.connection.execute(
         "UPDATE joex_private.job SET state = 'running', started_at = clock_timestamp() - interval '61 seconds' "
         "WHERE suspect"
     )
-    (reason,) = await jobs.why(bench.connection, suspect)
+    (reason,) = [Reason(*one) for one in await jobs.why(bench.connection, suspect)]
     assert not reason.detail["alone"]
     assert "slots_busy" not in await reasons(bench, await bench.submit())
 
@@ -69,7 +70,7 @@ async def test_a_job_that_is_held_and_one_that_is_finished(bench, executor) -> N
     await bench.connection.execute(
         "UPDATE joex_private.job SET state = 'failed', executor_id = NULL, finished_at = now(), error = 'boom'"
     )
-    (reason,) = await jobs.why(bench.connection, job_id)
+    (reason,) = [Reason(*one) for one in await jobs.why(bench.connection, job_id)]
     assert (reason.reason, reason.detail["state"]) == ("finished", "failed")
     assert reason.message.endswith(": boom")
 
@@ -81,7 +82,7 @@ async def test_a_job_that_is_not_due_and_a_retry(bench, executor) -> None:
     assert found["not_due"]["retry"] is False
     assert found["not_due"]["seconds"] == pytest.approx(3600, abs=60)
     await bench.connection.execute("UPDATE joex_private.job SET state = 'stuck', failures = 2")
-    (reason,) = await jobs.why(bench.connection, later)
+    (reason,) = [Reason(*one) for one in await jobs.why(bench.connection, later)]
     assert reason.message.startswith("its retry after failure 2 is not due before ")
 
 

@@ -6,8 +6,8 @@ from copy import deepcopy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joex.core.counting import CountingScheme
 from joex.core.fairness import Cursor, Group, take
+from joex.core.priority_turns import CountingScheme
 from joex_operator.simulate.fair_queue import FairQueue, Lane
 
 PLACES = st.integers(0, 12)

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from joex.core import tuples
-from joex.core.counting import CountingScheme
 from joex.core.fairness import Cursor, Group, take
+from joex.core.priority_turns import CountingScheme
 from joex.store import runs
 
 QUEUE = "default"

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joex.core.counting import CountingScheme
 from joex.core.fairness import take
-from joex.store import floors, jobs, runs
+from joex.core.priority_turns import CountingScheme
+from joex.store import jobs, read_floors, runs
 from joex.store.database import connect
 from tests.property.test_take_matches_specification import (
     QUEUE,
@@ -129,7 +129,7 @@ class SidesWithFloors(Sides):
         await self.connection.execute("""
             TRUNCATE joex_private.floor, joex_private.floor_exception RESTART IDENTITY;
             SELECT setval('joex_private.floor_epoch', 1), setval('joex_private.job_seq_seq', 1, false)""")
-        self.drawn: floors.Draw | None = None
+        self.drawn: read_floors.Draw | None = None
         self.is_waiting_for_late = False
         self.priorities: dict[int, int] = {}
         self.transaction: Any = None
@@ -138,7 +138,7 @@ class SidesWithFloors(Sides):
     async def step(self, step: Any) -> None:
         match step:
             case Draw():
-                self.drawn = await floors.draw(self.connection)
+                self.drawn = await read_floors.draw(self.connection)
                 self.is_waiting_for_late = self.transaction is not None
             case Raise(which):
                 await self._raise(which)
@@ -166,7 +166,7 @@ class SidesWithFloors(Sides):
         some = [(QUEUE, self.groups[nr % len(self.groups)].place) for nr in which]
         epoch = await self.connection.fetchval("SELECT joex_private.floor_epoch()")
         expected = False if epoch % 2 == 0 or epoch != self.drawn.epoch else None if self.is_waiting_for_late else True
-        assert await floors.raise_floors(self.connection, self.drawn, some) is expected
+        assert await read_floors.raise_floors(self.connection, self.drawn, some) is expected
 
     async def _insert(self, jobs: Sequence[tuple[int, int | None, int]]) -> list[int]:
         self.next_seq = await self.connection.fetchval(

@@ -1,6 +1,6 @@
 """PostgreSQL servers for the tests: made for one session of tests, and gone with it however it ends.
 
-The servers come out of the wheel that `joex demo` uses. Each has a template database with the schema of Joex, from
+The servers come out of the wheel that `make demo` uses. Each has a template database with the schema of Joex, from
 which a test's own database is copied. They listen on a unix socket and on TCP (for proxies in between).
 
 All tests hold whatever the default isolation is: ``JOEX_TEST_ISOLATION="repeatable read" make test-integration``, and
@@ -74,7 +74,7 @@ _EMPTY = r"""
         END LOOP;
     END $$
 """
-# The housekeeping of executors is a periodic task: every ten minutes there would be one more job in some test.
+# The maintenance of executors is a periodic task: every ten minutes there would be one more job in some test.
 _QUIET = """
     INSERT INTO joex_private.periodic_task (id, owner, enabled, task, timer)
     VALUES ('joex.retention', 'joex', false, 'joex.retention', 'yearly')

@@ -24,5 +24,5 @@ def test_the_examples_of_a_module_are_true(name):
 
 
 def test_there_are_examples():
-    found = doctest.DocTestFinder().find(importlib.import_module("joex.core.counting"))
+    found = doctest.DocTestFinder().find(importlib.import_module("joex.core.priority_turns"))
     assert any(test.examples for test in found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 
 
 @dataclass(slots=True)

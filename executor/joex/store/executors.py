@@ -10,7 +10,7 @@ from uuid import UUID
 
 from joex.core.lease import Mark
 from joex.store.errors import translated
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, columns, statement
 
 EXECUTOR_LIVES = 1785685001
 """The first key of the session lock that a living executor holds on its id (`executor_alive_lock` in SQL)."""
@@ -37,22 +37,16 @@ _GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::intege
 _FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer)")
 _STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[])")
 _SLEEP_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.sleep_state($1::text[])")
-_HORIZON = statement("SELECT joex.horizon()")
 _SHOW_DRAIN = statement("UPDATE joex_private.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex_private.drain($1::text)")
 _NOTIFY = statement("SELECT joex_private.wake_all($1::text)")
-_LIST = statement("""
-    SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at,
-           heartbeat_at, left_at, silent_seconds
-    FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
-""")
 _FORGET = statement("""
     DELETE FROM joex_private.executor WHERE left_at < clock_timestamp() - $1::interval AND NOT orphans
 """)
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class NewExecutor:
     """What an executor says of itself when it starts.
 
     Attributes:
@@ -144,8 +138,14 @@ class Executor:
     silent_seconds: float
 
 
+_LIST = statement(f"""
+    SELECT {columns(Executor)}
+    FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
+""")  # noqa: S608 - put together of constants
+
+
 async def register(
-    connection: Connection, me: Registration, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
+    connection: Connection, me: NewExecutor, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
 ) -> Registered:
     """Register a new incarnation.
 
@@ -250,12 +250,6 @@ async def sleep_state(connection: Connection, queues: Sequence[str]) -> SleepSta
     with translated():
         row: Any = await connection.fetchrow(_SLEEP_STATE, queues)
     return SleepState(row["next_due"], row["oldest_xid"])
-
-
-async def horizon(connection: Connection) -> int:
-    """A transaction id that is younger than each that writes now; see `horizon` in sql/80_subscribe.sql."""
-    with translated():
-        return int(await connection.fetchval(_HORIZON))
 
 
 async def drain(connection: Connection, app_id: str | None) -> list[str]:

@@ -13,7 +13,29 @@ from uuid import UUID
 
 from joex.store.errors import translated
 from joex.store.jobs import read_json
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, columns, statement
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRow:
+    """A job as its caller, or a worker, sees it. ``key``: None for a submitted job; ``lock_id``: of the latest run."""
+
+    id: UUID
+    type: str
+    queue: str
+    group: str
+    key: bytes | None
+    rank: bytes
+    data: dict[str, Any]
+    opts: dict[str, Any]
+    state: str
+    attempt: int
+    failures: int
+    retries: int | None
+    cancel_requested: bool
+    resubmit_requested: bool
+    lock_id: UUID | None
+
 
 _ADD = statement("""
     SELECT joex_private.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
@@ -23,10 +45,7 @@ _ADD = statement("""
 _FIND = statement("SELECT joex_private.find($1::text, $2::bytea)")
 _REMOVE = statement("SELECT joex.remove($1::uuid)")
 _RESUBMIT = statement("SELECT joex_private.resubmit($1::uuid)")
-_COLUMNS = """
-    id, task, queue, grp, key, rank, args::text, opts::text, state::text, attempt, failures, retries, cancel_requested,
-    resubmit_requested, lock_id
-"""
+_COLUMNS = columns(KeyedRow, type="task", group="grp", data="args::text", opts="opts::text", state="state::text")
 _GET = statement(f"SELECT {_COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _FIND_MANY = statement("""
     SELECT joex_private.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
@@ -65,27 +84,6 @@ _TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex_private.task_ti
 _RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue($1::integer)")
 _ACCEPT_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.accept_state($1::text)")
 _WATCH = statement("SELECT joex_private.watch_for_workers($1::text, $2::text, $3::interval)")
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedJob:
-    """A job as its caller, or a worker, sees it. ``key``: None for a submitted job; ``lock_id``: of the latest run."""
-
-    id: UUID
-    type: str
-    queue: str
-    group: str
-    key: bytes | None
-    rank: bytes
-    data: dict[str, Any]
-    opts: dict[str, Any]
-    state: str
-    attempt: int
-    failures: int
-    retries: int | None
-    cancel_requested: bool
-    resubmit_requested: bool
-    lock_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ async def find_many(connection: Connection, job_type: str, keys: Sequence[bytes]
         return [row[0] for row in await connection.fetch(_FIND_MANY, job_type, keys)]
 
 
-async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedJob]:
+async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedRow]:
     """Jobs; one that is gone is left out."""
     with translated():
         return [_job_of(row) for row in await connection.fetch(_READ, list(ids))]
@@ -177,14 +175,14 @@ async def resubmit(connection: Connection, job_id: UUID) -> str:
         return str(await connection.fetchval(_RESUBMIT, job_id))
 
 
-async def get(connection: Connection, job_id: UUID) -> KeyedJob | None:
+async def get(connection: Connection, job_id: UUID) -> KeyedRow | None:
     """A job, or None."""
     with translated():
         row = await connection.fetchrow(_GET, job_id)
     return None if row is None else _job_of(row)
 
 
-async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedJob]:
+async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedRow]:
     """Take the next jobs of a queue for a worker; none whose rank is above ``max_rank``."""
     with translated():
         rows = await connection.fetch(_ACCEPT, queue, most, worker, max_rank)
@@ -220,7 +218,7 @@ async def finish(
 
 async def list_keyed(
     connection: Connection, job_type: str, after: bytes | None, states: Sequence[str] | None, most: int
-) -> list[KeyedJob]:
+) -> list[KeyedRow]:
     """The jobs of a type in the order of their ids, after one of them."""
     with translated():
         rows = await connection.fetch(_LIST, job_type, after, states, most)
@@ -278,10 +276,9 @@ async def watch_no_more(connection: Connection, name: str) -> None:
         await connection.execute(_WATCH, name, "", timedelta(0))
 
 
-def _job_of(row: Any) -> KeyedJob:
+def _job_of(row: Any) -> KeyedRow:
     values = dict(row)
-    values["type"], values["group"] = values.pop("task"), values.pop("grp")
-    values["data"] = read_json(values.pop("args"))
+    values["data"] = read_json(values["data"])
     opts = values["opts"]
     values["opts"] = {} if opts is None else read_json(opts)
-    return KeyedJob(**values)
+    return KeyedRow(**values)

@@ -18,7 +18,6 @@ _DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text
 _SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex_private.slots($1::text)")
 _REGISTERED_IN = statement("SELECT DISTINCT pod_uid FROM joex_private.executor WHERE pod_uid = ANY ($1::text[])")
 _WATCH = statement("SELECT joex_private.watch($1::text, $2::text[], $3::interval)")
-_OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 _RETIRE = statement("SELECT joex_private.retire($1::text, $2::boolean)")
 _FORGET = statement("SELECT joex_private.forget_retired($1::text, $2::timestamptz)")
 _POD_GONE = statement("SELECT joex_private.pod_gone($1::text, $2::integer)")
@@ -70,12 +69,6 @@ async def watch(connection: Connection, name: str, queues: Sequence[str], second
     """Ask to be notified, for so long, of work that finds no executor asleep; see `watch` in sql/65_pools.sql."""
     with translated():
         await connection.execute(_WATCH, name, queues, timedelta(seconds=seconds))
-
-
-async def oldest_transaction(connection: Connection) -> int:
-    """The oldest transaction id that is still open: all below it have ended."""
-    with translated():
-        return int(await connection.fetchval(_OLDEST))
 
 
 async def retire(connection: Connection, app_id: str, *, only_if_idle: bool) -> str:

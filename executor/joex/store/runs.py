@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from joex.core.counting import CountingScheme
 from joex.core.job import TakenJob
+from joex.core.priority_turns import CountingScheme
 from joex.store.errors import translated
-from joex.store.statement import Connection, column, statement
+from joex.store.statement import Connection, column, columns, statement
 
-_TAKE = statement("""
-    SELECT id, lock_id, seq, queue, grp, task, args, priority::text, subject, submitter, attempt, failures,
-           retries, waited, suspect
+_TAKE = statement(f"""
+    SELECT {columns(TakenJob, group="grp", priority="priority::text")}
     FROM joex_private.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
-""")
+""")  # noqa: S608 - put together of constants
 _START_ALONE = statement("SELECT joex_private.start_alone($1::uuid, $2::uuid)")
 _START = statement("SELECT * FROM joex_private.start_many($1::uuid[], $2::uuid[], $3::float8[])")
 _FINISH_MANY = statement("""

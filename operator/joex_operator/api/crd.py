@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from joex.core.counting import CountingScheme
 from joex.core.duration import format_duration
+from joex.core.priority_turns import CountingScheme
 from joex_operator.api.fields import Part, rules
 from joex_operator.api.names import GROUP, LABEL, LONGEST_POOL, LONGEST_TASK, VERSION
 from joex_operator.api.spec import JoexPoolSpec, PeriodicTaskSpec

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from joex.core.counting import CountingScheme
 from joex.core.duration import format_duration, parse_duration
 from joex.core.job import check_name
+from joex.core.priority_turns import CountingScheme
 from joex.core.timers import Timer, parse_zone
 
 _DURATION = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"

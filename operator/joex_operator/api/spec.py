@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex_operator.api.fields import (
     AnyObject,
     Duration,

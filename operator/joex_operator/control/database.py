@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.lease import Mark, Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
-from joex.store import executors, periodic, pools, stats
-from joex.store.database import borrowed, connect, create_pool, is_pooled
-from joex.store.errors import NO_MESSAGE, translated
+from joex.notifications.listener import Listener
+from joex.store import periodic, pools, stats
+from joex.store.database import borrowed, connect, create_pool
+from joex.store.errors import NO_MESSAGE
+from joex.store.horizon import horizon
 from joex.store.migrate import check_schema, migrate
 from joex.store.stats import QueueStats, Shares
 from joex_operator.control.periodic_scheduler import SchedulerService
@@ -193,34 +195,32 @@ class Database:
     async def _listen_once(self) -> None:
         connection = await connect(self._url, name="joex operator listen", within=_LINK_WITHIN)
         try:
-            broken = asyncio.Event()
-            connection.add_termination_listener(lambda _: broken.set())
-            if not await is_pooled(connection):
-                with translated():
-                    await connection.add_listener(pools.CHANNEL, self._on_pool_message)
-                    await connection.add_listener(periodic.CHANNEL, self._on_periodic_message)
+            listener = Listener(connection, asyncio.Event())
+            await listener.start()
+            if not listener.is_pooled:
+                await listener.listen(pools.CHANNEL, self._on_pool_message)
+                await listener.listen(periodic.CHANNEL, self._on_periodic_message)
                 self._on_notification("all", "")
                 self.periodic_changed()
-            while not broken.is_set():
+            while not listener.is_lost:
                 sent = time.monotonic()  # this statement also notices a broken connection
-                mark = await executors.horizon(connection)
+                mark = await horizon(connection)
                 self._observed.answered(sent, time.monotonic(), mark)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_ASK_EVERY):
-                        await broken.wait()
+                with suppress(DatabaseUnavailable):  # a session that has ended without an error is no trouble yet
+                    await listener.woken(asyncio.get_running_loop().time() + _ASK_EVERY)
         finally:
             self._observed.break_off()
             connection.terminate()
 
-    def _on_pool_message(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def _on_pool_message(self, payload: str) -> None:
         try:
-            message = [(kind, name) for kind, name in json.loads(str(payload)).items() if isinstance(name, str)]
+            message = [(kind, name) for kind, name in json.loads(payload).items() if isinstance(name, str)]
         except NO_MESSAGE:
             return
         for kind, name in message:
             self._on_notification(kind, name)
 
-    def _on_periodic_message(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
+    def _on_periodic_message(self, _payload: str) -> None:
         self.periodic_changed()
 
 

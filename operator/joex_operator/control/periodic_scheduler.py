@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from joex.core.events import DatabaseTrouble, Event, Repeated
-from joex.repeating import Repeater
+from joex.periodic_scheduler import PeriodicScheduler
 from joex_operator.metrics import OperatorMetrics
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ class SchedulerService:
         self._database = database
         self._metrics = metrics
         self._logged = ""
-        self._repeater = Repeater(pool, worker, self._emit, poll_every=poll)
+        self._scheduler = PeriodicScheduler(pool, worker, self._emit, poll_every=poll)
         self._running = asyncio.create_task(self._run())
 
     def wake(self) -> None:
         """Compute anew what is due: a periodic task may have changed."""
-        self._repeater.wake()
+        self._scheduler.wake()
 
     async def close(self) -> None:
         """Stop the scheduler."""
@@ -53,7 +53,7 @@ class SchedulerService:
     async def _run(self) -> None:
         while True:
             try:
-                await self._repeater.run()
+                await self._scheduler.run()
             except Exception as error:  # noqa: BLE001 - no error here stops the reconcilers
                 _log.error("periodic tasks in %s: a bug in Joex", self._database, exc_info=error)
             await asyncio.sleep(_BEGIN_AGAIN_IN)

@@ -15,6 +15,7 @@ from typing import Any
 
 from joex.errors import JoexError
 from joex.store import executors, pools
+from joex.store.horizon import announce, oldest_transaction
 from joex.store.pools import Known
 from joex_operator.api.names import app_id, slot_name, slot_of
 from joex_operator.api.objects import Pool, Ref
@@ -24,7 +25,7 @@ from joex_operator.decide import scaling
 from joex_operator.decide.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot
 from joex_operator.decide.conditions import conditions
 from joex_operator.decide.events import Event, events_of_actions, events_of_change
-from joex_operator.decide.growth_watch import GrowthWatch
+from joex_operator.decide.growth_watch import PAUSES, GrowthWatch
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
 from joex_operator.decide.scaling import Demand
@@ -130,10 +131,10 @@ class PoolReconciler:
                 await pools.watch(connection, name, spec.queues, 0.0)
                 watch.disarmed()
             if can_grow and watch.wants_arming(time.monotonic()):
-                await pools.watch(connection, name, spec.queues, watch.length)
-                watch.armed(time.monotonic(), await executors.horizon(connection))
-            if watch.horizon is not None:  # before the query of the demand, which then sees what they submitted
-                watch.settle(await pools.oldest_transaction(connection))
+                arming = pools.watch(connection, name, spec.queues, watch.length)
+                watch.armed(time.monotonic(), await announce(connection, arming, **PAUSES))
+            if watch.recheck is not None:  # before the query of the demand, which then sees what they submitted
+                watch.settle(time.monotonic(), await oldest_transaction(connection))
             # Where no executor is left, only the operator notices that the last one has died.
             while await executors.rescue(connection, database.marks, spec.most_losses):
                 pass

@@ -2,8 +2,8 @@
 
 A notification costs the submitting transaction, so a watch gives one notification and must then be armed again. The
 reconciler *arms* it and reconciles; after a notification it disarms it, reconciles, and arms it again after a moment. A
-transaction that was open when the watch was armed may have submitted jobs without seeing it. Until all of those have
-ended (``horizon``), the reconciler checks again by itself, with a back-off::
+transaction that was open when the watch was armed may have submitted jobs without seeing it. Until this race is settled
+(`joex.core.recheck`), the reconciler checks again by itself, with a back-off::
 
     UNARMED --arm--> UNSETTLED --(older transactions have ended)--> ARMED --notified--> RESTING --arm--> UNSETTLED
 """
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from joex.core.recheck import Recheck
+
 REST = 0.25
 """Seconds between a notification and the next arming: the shortest time between two notifications of a pool."""
-_FIRST_CHECK = 0.1
+PAUSES = {"pause": 0.2, "longest": 100.0}
+"""Seconds between two checks: a reconcile costs more than the take of an executor."""
 
 
 @dataclass(slots=True)
@@ -24,8 +27,7 @@ class GrowthWatch:
     length: float
     armed_until: float = 0.0
     notified_at: float | None = None
-    horizon: int | None = None
-    checks: int = 0
+    recheck: Recheck | None = None
 
     def notified(self, now: float) -> None:
         """A notification came: disarm, reconcile now, and arm again later."""
@@ -45,22 +47,21 @@ class GrowthWatch:
 
     def disarmed(self) -> None:
         """It has been disarmed."""
-        self.armed_until, self.horizon = 0.0, None
+        self.armed_until, self.recheck = 0.0, None
 
-    def armed(self, now: float, horizon: int) -> None:
-        """It has been armed. Transactions below the horizon may not have seen it."""
+    def armed(self, now: float, recheck: Recheck) -> None:
+        """It has been armed. Open transactions may not have seen it."""
         if self.armed_until <= now:  # it was not armed before
-            self.horizon, self.checks, self.notified_at = horizon, 0, None
+            self.recheck, self.notified_at = recheck, None
         self.armed_until = now + self.length
 
-    def settle(self, oldest_transaction: int) -> None:
+    def settle(self, now: float, oldest_transaction: int) -> None:
         """A reconcile begins, and this is the oldest open transaction."""
-        if self.horizon is not None and oldest_transaction >= self.horizon:
-            self.horizon = None
-        self.checks += 1
+        if self.recheck is not None and self.recheck.settles(oldest_transaction, now):
+            self.recheck = None
 
     def next_reconcile(self, now: float) -> float | None:
         """Seconds until the watch needs the next reconcile; None: it needs none."""
         if self.notified_at is not None:
             return max(self.notified_at + REST - now, 0.0)
-        return None if self.horizon is None else _FIRST_CHECK * 2.0 ** min(self.checks, 10)
+        return None if self.recheck is None else max(self.recheck.due_at - now, 0.0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
 
-from joex.cli.lifeline import Lifeline
+from joex.cli.parent_watch import ParentWatch
 from joex.cli.sigterm import TOLD_TO_END
 from joex_operator.api.names import slot_name
 from joex_operator.api.objects import Pool, Ref
@@ -98,7 +98,7 @@ class ProcessFleet:
         self._inherited = {**os.environ, "JOEX_LOG_FORMAT": log_format}
         self._output = output
         self._changed = changed
-        self._lifeline = Lifeline()
+        self._lifeline = ParentWatch()
         self._pools: set[str] = set()
         self._entries: dict[str, _Entry] = {}
         self._statuses: dict[tuple[str, str], Mapping[str, Any]] = {}

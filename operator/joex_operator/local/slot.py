@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from joex.cli.lifeline import Lifeline
+from joex.cli.parent_watch import ParentWatch
 
 _HEALTHY_AFTER = 60.0
 """Seconds after which a process counts as healthy."""
@@ -52,7 +52,7 @@ class SlotProcess:
         self,
         slot: str,
         arguments: Sequence[str],
-        lifeline: Lifeline,
+        lifeline: ParentWatch,
         environment: Mapping[str, str],
         observer: ProcessObserver,
     ) -> None:

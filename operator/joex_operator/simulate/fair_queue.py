@@ -12,8 +12,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from joex.core.counting import CountingScheme
 from joex.core.fairness import Cursor, Group
+from joex.core.priority_turns import CountingScheme
 
 
 class Lane(enum.IntEnum):
