@@ -1,7 +1,7 @@
 """Readers follow the pages of docs/learn and docs/how-to word for word, and each page does what it says.
 
-The tour of docs/learn begins in a clone, in an environment in which nothing is installed. A page of docs/how-to begins in
-a folder with the examples of a clone; ``joex`` is installed, ``JOEX_DATABASE_URL`` is set, and a few jobs have been run.
+The tour of docs/learn begins in a clone, in an environment in which nothing is installed. A page of docs/how-to begins
+in a folder with the examples of a clone; ``joex`` is installed, ``JOEX_DATABASE_URL`` is set, and a job has been run.
 """
 
 import re
@@ -62,7 +62,8 @@ def test_a_real_node_runs_each_command_for_a_cluster(page: Path) -> None:
 def test_programs_for_other_libraries_are_python(page: Path) -> None:
     for step in steps(page):
         if isinstance(step, Foreign):
-            assert step.language == "console" or compile(step.text, page.name, "exec")
+            if step.language == "python":
+                compile(step.text, page.name, "exec")
 
 
 @pytest.mark.parametrize("page", [*LEARN, *HOW_TO], ids=page_id)
@@ -161,9 +162,12 @@ async def roles(connection: asyncpg.Connection) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=page_id)
-async def test_a_page_does_what_it_says(page, postgres, database_url, client, connection, tmp_path, roles):
+@pytest.mark.usefixtures("roles")
+async def test_a_page_does_what_it_says(page, postgres, database_url, connection, tmp_path):
     async with connection.transaction():
-        await client.submit("documents.count", {"path": __file__}, connection=connection)
+        await connection.execute(
+            "SELECT joex.submit('documents.count', jsonb_build_object('path', $1::text))", __file__
+        )
         await drain(joex.examples.documents.app, connection)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     programs = tmp_path / ".bin"
