@@ -61,9 +61,8 @@ def test_a_real_node_runs_each_command_for_a_cluster(page: Path) -> None:
 @pytest.mark.parametrize("page", HOW_TO, ids=page_id)
 def test_programs_for_other_libraries_are_python(page: Path) -> None:
     for step in steps(page):
-        if isinstance(step, Foreign):
-            if step.language == "python":
-                compile(step.text, page.name, "exec")
+        if isinstance(step, Foreign) and step.language == "python":
+            compile(step.text, page.name, "exec")
 
 
 @pytest.mark.parametrize("page", [*LEARN, *HOW_TO], ids=page_id)

@@ -53,11 +53,7 @@ class Shell:
         """End what the page has left running."""
         started = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
-        for process in started:
-            _quietly(process.terminate)
-        _, alive = await asyncio.to_thread(lambda: psutil.wait_procs(started, PATIENCE))
-        for process in alive:
-            _quietly(process.kill)
+        await asyncio.to_thread(_end, started)
         await self._process.wait()  # and until all that it has started has closed its output
 
     async def follow(self, command: Command) -> None:
@@ -114,6 +110,14 @@ class Shell:
             await eventually(is_ready, why=f"{text.strip()} is ready")
         except AssertionError as error:
             raise AssertionError(f"$ {text}printed\n{output.read_text()}\nand the page shows\n{shown}") from error
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        _quietly(process.terminate)
+    _, alive = psutil.wait_procs(processes, PATIENCE)
+    for process in alive:
+        _quietly(process.kill)
 
 
 def _quietly(order: Callable[[], None]) -> None:
