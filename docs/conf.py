@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+from pygments.lexers import PostgresLexer
+from sphinx.application import Sphinx
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "executor"), str(ROOT / "operator")]
 
@@ -23,3 +26,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "inherited-members": "BaseException,object,str"}
 napoleon_use_ivar = True
+
+
+def setup(app: Sphinx) -> None:
+    """Highlight SQL as that of PostgreSQL, which has dollar quotes."""
+    app.add_lexer("sql", PostgresLexer)
