@@ -163,7 +163,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this run should end, as its job was cancelled or timed out, or the executor leaves. Threads poll it."""
+        """Whether this run should end, as its job was cancelled or timed out, or the executor leaves. Threads poll."""
         return self._is_asked_to_end
 
     def check_cancelled(self) -> None:

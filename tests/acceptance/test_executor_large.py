@@ -290,7 +290,7 @@ async def test_long_lines_are_cut_into_batches_by_their_bytes(
     sizes: list[int] = []
     note_many = runs.note_many
 
-    async def spied(connection: Any, lines: Any, progress: Any) -> int:
+    async def spied(connection: Any, lines: Any, progress: Any) -> runs.Noted:
         sizes.append(sum(len(line.message) for line in lines))
         return await note_many(connection, lines, progress)
 

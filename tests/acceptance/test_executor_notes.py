@@ -9,6 +9,7 @@ import pytest
 
 import joex
 from joex.core.events import LogLinesDropped, RunStarted
+from joex.store import runs
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import eventually
@@ -153,6 +154,50 @@ async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(
         await inside.ended(job_id)
     assert len(await client.log(job_id)) == 101
     assert (await client.get(job_id)).state == "success"
+
+
+async def test_the_start_and_the_progress_of_a_run_whose_row_is_locked_are_written_later(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run says nothing more, and lasts: without a second try the job would look as if its code had never begun."""
+    app = joex.App()
+    go_on, tried, one_at_a_time = asyncio.Event(), set[str](), asyncio.Lock()
+    lock = connection.transaction()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        ctx.progress(50)
+        await go_on.wait()
+
+    def spied(name: str) -> None:
+        write = getattr(runs, name)
+
+        async def locked_at_first(used: Any, *written: Any) -> Any:
+            async with one_at_a_time:
+                if not tried:
+                    await lock.start()
+                    await connection.execute("SELECT FROM joex.job FOR UPDATE")
+                answer = await write(used, *written)
+                tried.add(name)
+                if len(tried) == 2 and connection.is_in_transaction():
+                    await lock.rollback()
+                return answer
+
+        monkeypatch.setattr(runs, name, locked_at_first)
+
+    spied("start_many")
+    spied("note_many")
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+
+        async def is_written() -> bool:
+            job = await client.get(job_id)
+            return (job.state, job.progress) == ("running", 50)
+
+        await eventually(is_written)
+        go_on.set()
+        await inside.ended(job_id)
+    assert (await client.get(job_id)).attempt == 1
 
 
 async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_though_its_slots_are_busy(

@@ -20,7 +20,20 @@ import pytest
 import joex.examples.documents
 from joex.testing import drain
 from joex_operator.local.files import read_files
-from tests.support.pages import DOCS, ROOT, Command, File, Foreign, Manifest, Statements, Step, pages, steps
+from tests.support.pages import (
+    DOCS,
+    ROOT,
+    Command,
+    File,
+    Foreign,
+    Manifest,
+    Statements,
+    Step,
+    UnclassifiedError,
+    is_as_shown,
+    pages,
+    steps,
+)
 from tests.support.shell import Shell
 
 LEARN, HOW_TO = pages("learn"), pages("how-to")
@@ -36,6 +49,38 @@ def page_id(page: Path) -> str:
 
 
 # ---- what is run, and where
+
+
+@pytest.mark.parametrize(
+    "fence",
+    [
+        "python\nx = 1",
+        "yaml\nkind: Pod",
+        "console\nno prompt",
+        "console later\n$ ls",
+        "sql later\nSELECT 1",
+        "bash\nls",
+    ],
+)
+def test_a_block_that_no_test_would_run_is_refused(fence: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n```{fence}\n```\n")
+    with pytest.raises(UnclassifiedError, match=r"page\.md:3: no test would run"):
+        steps(page)
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown", "same"),
+    [
+        ("job 01a2044a-b310-7e11-9942-81c079912e73 5s", "job 01a2044b-b310-7e11-9942-81c079912e00 12ms", True),
+        ("a\nb\nc\n", "a\n...\n", True),
+        ("STATE    success", "STATE success", True),
+        ("STATE failed", "STATE success", False),
+        ("a\nb\n", "a\n", False),
+    ],
+)
+def test_what_a_command_prints_is_compared_with_what_the_page_shows(printed: str, shown: str, same: bool) -> None:
+    assert is_as_shown(printed, shown) is same
 
 
 @pytest.mark.parametrize("page", [*LEARN, *HOW_TO], ids=page_id)

@@ -57,12 +57,14 @@ async def test_a_wait_ends_with_nothing(client):
     assert await client.typed.accept("mail", wait="50ms") is None
 
 
-async def test_a_submission_whose_transaction_was_open_before_anybody_waited_is_not_missed(client, connection, watched):
+async def test_a_submission_whose_transaction_was_open_before_anybody_waited_is_not_missed(
+    client, connection, watched, database_url
+):
     transaction = connection.transaction()
     await transaction.start()
     await client.submit("mail.send", queue="mail", connection=connection)
     worker = waiting(client)
-    async with joex.Client(client._url) as other, other.acquire() as another:
+    async with joex.Client(database_url) as other, other.acquire() as another:
 
         async def is_watched() -> bool:
             return bool(await another.fetchval("SELECT count(*) FROM joex.watch") == 1)

@@ -180,7 +180,7 @@ async def test_a_run_that_lost_its_job_neither_starts_it_nor_writes_progress_and
     line = LogLine(late.id, late.lock_id, 1, 0.0, "info", "late")
     mine = LogLine(current.id, current.lock_id, 1, 0.0, "info", "mine")
     lost_progress = Progress(late.id, late.lock_id, 90, "late")
-    assert await runs.note_many(bench.connection, [line, mine, line], [lost_progress]) == 2
+    assert (await runs.note_many(bench.connection, [line, mine, line], [lost_progress])).dropped == 2
     job = await bench.job(job_id)
     assert (job.state, job.attempt, job.progress, job.progress_message) == ("scheduled", 0, 0, None)
     assert await log_of(bench, job_id) == [
@@ -205,7 +205,7 @@ async def test_a_job_that_was_deleted_meanwhile_is_a_conflict(bench, me):
     await bench.connection.execute("DELETE FROM joex.job")
     assert await bench.finish(taken) == ["worker_conflict"]
     line = LogLine(taken.id, taken.lock_id, 1, 0.0, "info", "x")
-    assert await runs.note_many(bench.connection, [line], []) == 1
+    assert (await runs.note_many(bench.connection, [line], [])).dropped == 1
 
 
 async def test_of_a_batch_only_those_runs_are_answered_that_did_not_end_as_said(bench, me):
@@ -395,17 +395,31 @@ async def test_with_skipping_the_other_answers_are_the_same(bench, me, another_c
 
 
 async def test_start_and_progress_do_not_wait_for_a_row_that_somebody_holds(bench, me, another_connection):
-    job_id = await bench.submit()
-    taken, other = await bench.take_one(me), await another_connection()
+    for _ in range(2):
+        await bench.submit()
+    (taken, free), other = await bench.take(me, 2), await another_connection()
+    starts = [(job.id, job.lock_id, 0.0) for job in (taken, free)]
+    progress = [Progress(job.id, job.lock_id, 50, "half") for job in (taken, free)]
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
-        await asyncio.wait_for(bench.start(taken), 30)
-        progress = Progress(taken.id, taken.lock_id, 50, "half")
-        await asyncio.wait_for(runs.note_many(bench.connection, [], [progress]), 30)
-    job = await bench.job(job_id)
-    assert (job.state, job.progress) == ("scheduled", 0)
+        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", taken.id)
+        started = await asyncio.wait_for(runs.start_many(bench.connection, starts), 30)
+        noted = await asyncio.wait_for(runs.note_many(bench.connection, [], progress), 30)
+    assert (started, noted) == ({taken.lock_id}, runs.Noted(0, frozenset({taken.lock_id})))
+    assert [(job.state, job.progress) for job in [await bench.job(job.id) for job in (taken, free)]] == [
+        ("scheduled", 0),
+        ("running", 50),
+    ]
     assert await bench.finish(taken, age=0.0) == []
-    assert (await bench.job(job_id)).attempt == 1
+    assert (await bench.job(taken.id)).attempt == 1
+
+
+async def test_start_and_progress_of_a_run_that_lost_its_job_are_not_asked_for_again(bench, me):
+    await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.finish(taken)
+    assert await runs.start_many(bench.connection, [(taken.id, taken.lock_id, 0.0)]) == set()
+    noted = await runs.note_many(bench.connection, [], [Progress(taken.id, taken.lock_id, 50, None)])
+    assert noted == runs.Noted(0, frozenset())
 
 
 async def test_two_that_write_progress_of_the_same_runs_in_different_orders_do_not_block_each_other(
@@ -434,7 +448,7 @@ async def test_log_lines_keep_their_order_and_belong_to_their_attempt(bench, me)
         LogLine(job_id, taken.lock_id, 1, 3.0 - nr, level, f"line {nr}")
         for nr, level in enumerate(["debug", "info", "warning", "error"])
     ]
-    assert await runs.note_many(bench.connection, lines, []) == 0
+    assert (await runs.note_many(bench.connection, lines, [])).dropped == 0
     assert await log_of(bench, job_id) == [
         (1, "debug", "line 0"),
         (1, "info", "line 1"),
@@ -452,9 +466,8 @@ async def test_lines_that_come_after_the_end_of_their_run_are_kept(bench, me):
     job_id = await bench.submit()
     taken = await bench.take_one(me)
     await bench.finish(taken)
-    assert (
-        await runs.note_many(bench.connection, [LogLine(job_id, taken.lock_id, 1, 0.0, "info", "last words")], []) == 0
-    )
+    last_words = LogLine(job_id, taken.lock_id, 1, 0.0, "info", "last words")
+    assert (await runs.note_many(bench.connection, [last_words], [])).dropped == 0
     assert await log_of(bench, job_id) == [(1, "info", "last words"), (1, "info", "succeeded")]
 
 

@@ -159,6 +159,7 @@ CALLS = {
     "set_timeout": "joex.set_timeout('a', '1 minute', false)",
     "shares": "joex.shares()",
     "slots": "joex.slots('a/')",
+    "runs_alone": f"joex.runs_alone({NO_JOB})",
     "start_many": f"joex.start_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0])",
     "state_after": "joex.state_after('success', false, true)",
     "submit": "joex.submit('a')",

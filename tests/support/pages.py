@@ -96,7 +96,7 @@ def steps(page: Path) -> list[Step]:
         asked = _step(language, kind, block, found)
         if not asked:
             line = text.count("\n", 0, fence.start()) + 1
-            raise UnclassifiedError(f"{page.relative_to(ROOT)}:{line}: no test would run this {fence[2].strip()} block")
+            raise UnclassifiedError(f"{page}:{line}: no test would run this {fence[2].strip()} block")
         found += asked
     return found
 

@@ -189,7 +189,7 @@ class Finisher:
                 await self._flush_notes()
             async with borrowed(self._pool) as connection:
                 if starts:
-                    await _halved(starts, lambda part: _write_starts(connection, part), self._give_up_start)
+                    await _halved(starts, lambda part: self._write_starts(connection, part), self._give_up_start)
                     starts = []
                 if ends:
                     await _halved(ends, lambda part: self._write_ends(connection, part), self._refused)
@@ -243,6 +243,13 @@ class Finisher:
         """The database does not take this end: the others do not wait for it."""
         end.is_settled = True
         self._apart.append(end)
+
+    async def _write_starts(self, connection: Any, starts: Sequence[tuple[TakenJob, float]]) -> None:
+        now = time.monotonic()
+        locked = await runs.start_many(connection, [(job.id, job.lock_id, now - at) for job, at in starts])
+        for job, at in starts:
+            if job.lock_id in locked:  # (a run that has ended by then is marked by its end: this mark changes nothing)
+                self._loop.call_later(_LOCKED_RETRY_IN, self.started, job, at)
 
     def _give_up_start(self, start: tuple[TakenJob, float], error: JoexError) -> None:
         """The database does not take this mark; the end of the run says it all."""
@@ -309,10 +316,6 @@ class Finisher:
         now = time.monotonic()
         if any(now - at >= _MARK_AFTER for _, at in self._starts.values()):
             self._some.set()
-
-
-async def _write_starts(connection: Any, starts: Sequence[tuple[TakenJob, float]]) -> None:
-    await runs.start_many(connection, [(job.id, job.lock_id, time.monotonic() - at) for job, at in starts])
 
 
 async def _halved(

@@ -31,6 +31,7 @@ _LINE_BYTES = 100  # what a line costs in any case
 _TRIES = 3
 _GATHER = 0.05  # seconds between two writes, so that a chatty job causes few of them
 _RETRY_IN = 1.0
+_LOCKED_RETRY_IN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,15 @@ class NoteWriter:
         rows = [runs.LogLine(n.job.id, n.job.lock_id, n.job.attempt + 1, now - n.at, n.level, n.message) for n in lines]
         latest = [runs.Progress(p.job.id, p.job.lock_id, p.percent, p.message) for p in progress.values()]
         async with borrowed(self._pool) as connection:
-            return await runs.note_many(connection, rows, latest)
+            noted = await runs.note_many(connection, rows, latest)
+        for lock_id in noted.locked:
+            self._loop.call_later(_LOCKED_RETRY_IN, self._say_again, progress[lock_id])
+        return noted.dropped
+
+    def _say_again(self, progress: _Progress) -> None:
+        with self._lock:
+            self._progress.setdefault(progress.job.lock_id, progress)  # what was said since is later
+        self._ring()
 
     def _is_hopeless(self, lines: list[_Line], error: DatabaseUnavailable) -> bool:
         """Whether a line that did not get through in its time was tried alone, and often enough, to be given up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from joex.core.counting import CountingScheme
@@ -17,7 +18,7 @@ _TAKE = statement("""
     FROM joex.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
 """)
 _START_ALONE = statement("SELECT joex.start_alone($1::uuid, $2::uuid)")
-_START = statement("SELECT joex.start_many($1::uuid[], $2::uuid[], $3::float8[])")
+_START = statement("SELECT * FROM joex.start_many($1::uuid[], $2::uuid[], $3::float8[])")
 _FINISH_MANY = statement("""
     SELECT nr, answer
     FROM joex.finish_many($1::uuid[], $2::uuid[], $3::text[], $4::text[]::jsonb[], $5::text[], $6::text[],
@@ -29,7 +30,7 @@ _ENDED_AS = statement("""
     WHERE id = ANY ($1::uuid[]) AND lock_id = ANY ($2::uuid[]) AND executor_id IS NULL
 """)
 _NOTE = statement("""
-    SELECT joex.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
+    SELECT * FROM joex.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
                           $7::uuid[], $8::uuid[], $9::smallint[], $10::text[])
 """)
 _ARGUMENTS = statement("SELECT joex.arguments($1::uuid, $2::uuid)::text")
@@ -124,11 +125,15 @@ async def start_alone(connection: Connection, job_id: UUID, lock_id: UUID) -> bo
         return bool(await connection.fetchval(_START_ALONE, job_id, lock_id))
 
 
-async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, float]]) -> None:
-    """Mark runs (id, lock id, seconds since its code started) as running."""
+async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, float]]) -> set[UUID]:
+    """Mark runs (id, lock id, seconds since its code started) as running.
+
+    Returns:
+        The lock ids of those that are not marked, for another transaction holds their rows.
+    """
     ids, locks, ages = zip(*runs, strict=True)
     with translated():
-        await connection.execute(_START, ids, locks, ages)
+        return {lock_id for (lock_id,) in await connection.fetch(_START, ids, locks, ages)}
 
 
 async def finish_many(
@@ -165,21 +170,32 @@ async def finish(connection: Connection, job_id: UUID, lock_id: UUID, result: st
         return str(await connection.fetchval(_FINISH, job_id, lock_id, result, message))
 
 
-async def note_many(connection: Connection, lines: Sequence[LogLine], progress: Sequence[Progress]) -> int:
-    """Write log lines and progress; returns how many lines were dropped, because their runs had lost their jobs."""
+class Noted(NamedTuple):
+    """What was not written.
+
+    Attributes:
+        dropped: how many lines, because their runs had lost their jobs.
+        locked: the lock ids of runs whose progress is to be written later, for another transaction holds their rows.
+    """
+
+    dropped: int
+    locked: frozenset[UUID]
+
+
+async def note_many(connection: Connection, lines: Sequence[LogLine], progress: Sequence[Progress]) -> Noted:
+    """Write log lines and progress."""
     with translated():
-        return int(
-            await connection.fetchval(
-                _NOTE,
-                [line.job_id for line in lines],
-                [line.lock_id for line in lines],
-                [line.attempt for line in lines],
-                [line.age for line in lines],
-                [line.level for line in lines],
-                [line.message for line in lines],
-                [p.job_id for p in progress],
-                [p.lock_id for p in progress],
-                [p.percent for p in progress],
-                [p.message for p in progress],
-            )
+        [(dropped, locked)] = await connection.fetch(
+            _NOTE,
+            [line.job_id for line in lines],
+            [line.lock_id for line in lines],
+            [line.attempt for line in lines],
+            [line.age for line in lines],
+            [line.level for line in lines],
+            [line.message for line in lines],
+            [p.job_id for p in progress],
+            [p.lock_id for p in progress],
+            [p.percent for p in progress],
+            [p.message for p in progress],
         )
+        return Noted(dropped, frozenset(locked or ()))

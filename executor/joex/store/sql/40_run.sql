@@ -7,8 +7,9 @@ CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb L
     WHERE j.id = arguments.id AND j.lock_id = arguments.lock_id AND j.state IN ('scheduled', 'running') $$;
 
 -- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is
--- over before the mark is written). Rows that somebody else has locked are left to the finish.
-CREATE OR REPLACE FUNCTION joex.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS void
+-- over before the mark is written). Returns the lock ids of the runs whose rows another transaction holds, which are to be marked later:
+-- to wait for that transaction would keep the whole batch waiting.
+CREATE OR REPLACE FUNCTION joex.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids uuid[];
@@ -22,6 +23,11 @@ BEGIN
         WHERE j.id = s.id RETURNING j.id
     ) SELECT array_agg(id) INTO v_ids FROM started;
     PERFORM joex.announce('job-started', v_ids);
+    IF cardinality(v_ids) = cardinality(ids) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT k.lock_id FROM unnest(ids, locks) AS g(id, lock_id)
+                 JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled';
 END $$;
 
 -- The code of a suspect (see put_back) is about to start, with nothing beside it: scheduled -> running, before that code runs, for a
@@ -443,24 +449,36 @@ BEGIN
 END $$;
 
 -- Write what runs say meanwhile: the latest progress of each, and log lines in their order. Lines that come after the
--- run's end belong to it still; those of a run that lost its job are dropped. Returns how many lines were dropped so.
+-- run's end belong to it still; those of a run that lost its job are dropped (dropped: how many). locked: the lock ids of the runs whose
+-- progress is not written, for another transaction holds their rows.
 CREATE OR REPLACE FUNCTION joex.note_many(
     ids uuid[], locks uuid[], attempts integer[], ages float8[], levels text[], lines text[],
-    progress_ids uuid[], progress_locks uuid[], progress smallint[], progress_messages text[]
-) RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+    progress_ids uuid[], progress_locks uuid[], progress smallint[], progress_messages text[],
+    OUT dropped bigint, OUT locked uuid[]
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
 DECLARE
+    v_ids uuid[];
     v_kept bigint;
 BEGIN
-    UPDATE joex.job j SET progress = p.percent, progress_message = p.message,
-           -- (progress is a sign of life, where these are asked for)
-           overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
-    FROM (SELECT k.id, g.percent, g.message
-          FROM unnest(progress_ids, progress_locks, progress, progress_messages) AS g(id, lock_id, percent, message)
-          JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
-          FOR UPDATE OF k SKIP LOCKED) p
-    WHERE j.id = p.id;
-    PERFORM joex.announce('job-changed', progress_ids);
+    IF cardinality(progress_ids) > 0 THEN
+        WITH written AS (
+            UPDATE joex.job j SET progress = p.percent, progress_message = p.message,
+                   -- (progress is a sign of life, where these are asked for)
+                   overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
+            FROM (SELECT k.id, g.percent, g.message
+                  FROM unnest(progress_ids, progress_locks, progress, progress_messages) AS g(id, lock_id, percent, message)
+                  JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
+                  FOR UPDATE OF k SKIP LOCKED) p
+            WHERE j.id = p.id RETURNING j.id
+        ) SELECT array_agg(w.id) INTO v_ids FROM written w;
+        PERFORM joex.announce('job-changed', v_ids);
+        IF cardinality(v_ids) IS DISTINCT FROM cardinality(progress_ids) THEN
+            SELECT array_agg(k.lock_id) INTO locked FROM unnest(progress_ids, progress_locks) AS g(id, lock_id)
+            JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
+            WHERE k.id <> ALL (coalesce(v_ids, '{}'));
+        END IF;
+    END IF;
     INSERT INTO joex.job_log (job_id, attempt, at, level, message)
     SELECT g.id, g.attempt, clock_timestamp() - make_interval(secs => g.age), g.level, g.line
     FROM unnest(ids, locks, attempts, ages, levels, lines) WITH ORDINALITY
@@ -468,5 +486,5 @@ BEGIN
     JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id
     ORDER BY g.nr;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
-    RETURN coalesce(cardinality(ids), 0) - v_kept;
+    dropped := coalesce(cardinality(ids), 0) - v_kept;
 END $$;
