@@ -3,16 +3,9 @@
 import sys
 from pathlib import Path
 
-<<<<<<< HEAD
-from pygments.lexers import PostgresLexer
-from sphinx.application import Sphinx
-
-||||||| 257178b
-=======
 from pygments.lexers.sql import PostgresLexer
 from sphinx.application import Sphinx
 
->>>>>>> w/docs
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "executor"), str(ROOT / "operator")]
 
@@ -33,17 +26,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "inherited-members": "BaseException,object,str"}
 napoleon_use_ivar = True
-<<<<<<< HEAD
-
-
-def setup(app: Sphinx) -> None:
-    """Highlight SQL as that of PostgreSQL, which has dollar quotes."""
-    app.add_lexer("sql", PostgresLexer)
-||||||| 257178b
-=======
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx. SQL here is PostgreSQL's, with dollar quotes."""
     app.add_lexer("sql", PostgresLexer)
->>>>>>> w/docs
