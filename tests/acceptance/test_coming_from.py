@@ -10,18 +10,14 @@ import pytest
 
 from joex import check_timer
 from tests.support.commands import running
+from tests.support.pages import DOCS, Command, Foreign, Statements, files, steps
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from.md").read_text()
+PAGE = DOCS / "how-to" / "coming-from.md"
+CODE = files(PAGE)["shop.py"]
+[EXECUTOR] = [step.text.strip() for step in steps(PAGE) if isinstance(step, Command)]
+[SQL] = [step.text for step in steps(PAGE) if isinstance(step, Statements)]
+OTHERS = [step.text for step in steps(PAGE) if isinstance(step, Foreign) and step.language == "python"]
 ORDERS = "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, item text)"
-
-
-def blocks(language, part=PAGE):
-    return re.findall(rf"^```{language}\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
-
-
-OURS = PAGE.partition("\n## Joex\n")[2].partition("\n## ")[0]
-[CODE], [CONSOLE], [SQL] = (blocks(language, OURS) for language in ("python", "console", "sql"))
-[EXECUTOR] = re.findall(r"^\$ ([^#\n]*[^#\s])", CONSOLE, re.MULTILINE)
 
 
 @pytest.fixture
@@ -89,9 +85,6 @@ def test_a_failed_confirmation_is_tried_three_times_more(shop):
     assert (shop.confirm.retries, shop.confirm.retry_delay) == (3, timedelta(seconds=30))
 
 
-@pytest.mark.parametrize("library", ["Celery", "Procrastinate", "PgQueuer"])
-def test_the_programs_of_the_others_have_the_same_six_steps(library):
-    part = PAGE.partition(f"\n## {library}\n")[2].partition("\n## ")[0]
-    [code] = blocks("python", part)
-    compile(code, library, "exec")
+@pytest.mark.parametrize("code", OTHERS, ids=["Celery", "Procrastinate", "PgQueuer"])
+def test_the_programs_of_the_others_have_the_same_six_steps(code):
     assert sorted(re.findall(r"# ([1-6])\b", code)) == list("123456")

@@ -2,17 +2,15 @@
 
 import asyncio
 import importlib
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from joex.store import keyed as keyed_store
+from tests.support.pages import DOCS, files
 from tests.support.waiting import eventually
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "workers.md").read_text()
-[CODE] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+CODE = files(DOCS / "how-to" / "workers.md")["replication.py"]
 
 
 @pytest.fixture

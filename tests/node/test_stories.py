@@ -1,6 +1,7 @@
 """What users and nodes do to Joex on a real node, in the order in which a user would meet it.
 
-All begins with the tutorial, and with the README's own commands. Each story leaves the cluster as it found it, but for the release.
+All begins with the tutorial, and with the README's own commands. Each story leaves the cluster as it found it, but for
+the release.
 """
 
 import asyncio

@@ -24,7 +24,6 @@ _FENCE = re.compile(r"^( *)```(\w[^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTAL
 _NAME = re.compile(r"# ([\w./-]+)\n")
 _TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _EXAMPLES = frozenset({"console", "python", "sql", "yaml", "dockerfile", "toml", "sh", "bash", "shell", "py", "yml"})
-_FILES = frozenset({"python", "yaml", "dockerfile", "toml"})
 
 
 class UnclassifiedError(Exception):
@@ -94,11 +93,11 @@ def steps(page: Path) -> list[Step]:
         if language not in _EXAMPLES:
             continue
         block = textwrap.dedent(fence[3])
-        step = _step(language, kind, block, found)
-        if step is None:
+        asked = _step(language, kind, block, found)
+        if not asked:
             line = text.count("\n", 0, fence.start()) + 1
-            raise UnclassifiedError(f"{page.relative_to(ROOT)}:{line}: no test would run this {fence[2].strip()} block")
-        found += step
+            raise UnclassifiedError(f"{page}:{line}: no test would run this {fence[2].strip()} block")
+        found += asked
     return found
 
 
@@ -113,24 +112,30 @@ def console(page: Path) -> list[Command]:
     return [command for fence in fences for command in commands(textwrap.dedent(fence[3]))]
 
 
-def _step(language: str, kind: str, block: str, before: Sequence[Step]) -> Sequence[Step] | None:
+def _step(language: str, kind: str, block: str, before: Sequence[Step]) -> Sequence[Step]:
+    """What a block asks of the reader; nothing: it can't be classified."""
+    match language, kind:
+        case (("console" | "python"), "foreign"):
+            return [Foreign(language, block)]
+        case "console", ("" | "cluster"):
+            return list(commands(block, on_cluster=bool(kind)))
+        case "sql", "":
+            return [Statements(block)]
+        case (("python" | "yaml" | "dockerfile" | "toml"), ""):
+            return _written(language, block, before)
+    return []
+
+
+def _written(language: str, block: str, before: Sequence[Step]) -> Sequence[Step]:
     name = _NAME.match(block)
-    if kind == "foreign" and language in ("python", "console"):
-        return [Foreign(language, block)]
-    if language == "console" and kind in ("", "cluster") and block.startswith("$ "):
-        return list(commands(block, on_cluster=kind == "cluster"))
-    if kind:
-        return None
-    if language == "sql":
-        return [Statements(block)]
-    if language in _FILES and name:
+    programs = [step for step in before if isinstance(step, File) and step.name.endswith(".py")]
+    if name:
         return [File(name[1], block)]
-    if language == "python":
-        written = [step for step in before if isinstance(step, File) and step.name.endswith(".py")]
-        return [File(written[-1].name, f"{written[-1].text}\n\n{block}")] if written else None
-    if language == "yaml" and all(_is_ours(document) for document in yaml.safe_load_all(block)):
+    if language == "python" and programs:
+        return [File(programs[-1].name, f"{programs[-1].text}\n\n{block}")]
+    if language == "yaml" and all(map(_is_ours, yaml.safe_load_all(block))):
         return [Manifest(block)]
-    return None
+    return []
 
 
 def _is_ours(document: object) -> bool:
@@ -139,6 +144,8 @@ def _is_ours(document: object) -> bool:
 
 def commands(block: str, *, on_cluster: bool = False) -> Iterator[Command]:
     """The commands of a console block."""
+    if not block.startswith("$ "):
+        return
     text, shown = "", ""
     for line in block.splitlines(keepends=True):
         if line.startswith("$ "):

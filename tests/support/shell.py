@@ -4,8 +4,10 @@ import asyncio
 import itertools
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -22,8 +24,8 @@ _LONGEST = 5 * PATIENCE
 class Shell:
     """bash, in a folder and with an environment of its own.
 
-    A command that fails fails the test, unless the page shows what it prints. ``left_out`` are programs whose work is done
-    already. Ports 7878 and 8000 of the pages are others here, because another test may have those.
+    A command that fails fails the test, unless the page shows what it prints. ``left_out`` are programs whose work is
+    done already. Ports 7878 and 8000 of the pages are others here, because another test may have those.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str], *left_out: str) -> None:
@@ -34,7 +36,7 @@ class Shell:
         self._terminals = itertools.count(1)
         self._process: asyncio.subprocess.Process
 
-    async def __aenter__(self) -> "Shell":
+    async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
             *("bash", "--norc"),
             cwd=self._folder,
@@ -51,11 +53,7 @@ class Shell:
         """End what the page has left running."""
         started = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
-        for process in started:
-            _quietly(process.terminate)
-        _, alive = await asyncio.to_thread(psutil.wait_procs, started, PATIENCE)
-        for process in alive:
-            _quietly(process.kill)
+        await asyncio.to_thread(_end, started)
         await self._process.wait()  # and until all that it has started has closed its output
 
     async def follow(self, command: Command) -> None:
@@ -106,9 +104,7 @@ class Shell:
 
         def is_ready() -> bool:
             printed = output.read_text() if output.exists() else ""
-            return bool(_IS_READY.search(printed)) and (
-                shown is None or is_as_shown(printed, f"...\n{shown.strip()}\n...")
-            )
+            return bool(_IS_READY.search(printed)) and is_as_shown(printed, f"...\n{(shown or '...').strip()}\n...")
 
         try:
             await eventually(is_ready, why=f"{text.strip()} is ready")
@@ -116,8 +112,14 @@ class Shell:
             raise AssertionError(f"$ {text}printed\n{output.read_text()}\nand the page shows\n{shown}") from error
 
 
-def _quietly(order: object) -> None:
-    try:
-        order()  # type: ignore[operator]
-    except psutil.NoSuchProcess:
-        pass
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        _quietly(process.terminate)
+    _, alive = psutil.wait_procs(processes, PATIENCE)
+    for process in alive:
+        _quietly(process.kill)
+
+
+def _quietly(order: Callable[[], None]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        order()
