@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTHONS := $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TIERS := unit property integration acceptance faults cluster plans
-SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks scripts)
+SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks examples/demo scripts)
 # More arguments for what a target runs: make test ARGS="-k fairness -x"
 ARGS ?=
 
@@ -51,7 +51,7 @@ $(STAMP): requirements.lock pyproject.toml $(if $(shell test -x $(BIN)/python &&
 FORCE:
 
 demo: setup ## see joex share its workers fairly, on a PostgreSQL of its own
-	$(BIN)/joex demo $(ARGS)
+	$(BIN)/python -m examples.demo $(ARGS)
 
 # Several sessions of pytest side by side; one session where ARGS says what of it to run, or how.
 # The programs of the cluster tier are built in the background of the others, once per machine: minutes the first time.

@@ -17,25 +17,27 @@ _NOISE = 1.15  # below this it is what the machine does at the same time, and in
 
 # Finished within the last five days: retention, which would come after seven, finds nothing.
 _FINISHED = """
-    INSERT INTO joex.job (grp, task, state, attempt, progress, submitted_at, runnable_since, scheduled_at, started_at,
-                          finished_at)
+    INSERT INTO joex_private.job (grp, task, state, attempt, progress, submitted_at, runnable_since, scheduled_at,
+                                  started_at, finished_at)
     SELECT 'group ' || n % 1000, 'bench.noop', 'success', 1, 100, at, at, at, at, at
     FROM generate_series($1::int, $2::int - 1) n,
          LATERAL (SELECT now() - interval '5 days' * (1 - n / $3::float8)) t(at)
 """
 _PARKED = """
-    INSERT INTO joex.job (grp, task, state, failures, attempt, due_at, runnable_since)
-    SELECT 'group ' || n % 1000, 'bench.noop', $1::joex.job_state, $2, $2, at, at
+    INSERT INTO joex_private.job (grp, task, state, failures, attempt, due_at, runnable_since)
+    SELECT 'group ' || n % 1000, 'bench.noop', $1::joex_private.job_state, $2, $2, at, at
     FROM generate_series(1, $3::int) n, LATERAL (SELECT now() + interval '1 day' + n * interval '1 second') t(at)
 """
-_UNATTENDED = "(SELECT count(*) = 1 FROM joex.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL AND locks)"
+_UNATTENDED = (
+    "(SELECT count(*) = 1 FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL AND locks)"
+)
 _DRAINED = """
-    NOT EXISTS (SELECT FROM joex.job WHERE queue = 'default' AND lane IS NOT NULL)
-    AND NOT EXISTS (SELECT FROM joex.job WHERE queue = 'default' AND executor_id IS NOT NULL)
+    NOT EXISTS (SELECT FROM joex_private.job WHERE queue = 'default' AND lane IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM joex_private.job WHERE queue = 'default' AND executor_id IS NOT NULL)
 """
 _RATE = """
     SELECT count(*) / extract(epoch FROM max(finished_at) - min(scheduled_at))::float8
-    FROM joex.job WHERE finished_at >= $1 AND key IS NULL AND queue = 'default' AND task = 'bench.noop'
+    FROM joex_private.job WHERE finished_at >= $1 AND key IS NULL AND queue = 'default' AND task = 'bench.noop'
 """
 
 
@@ -53,11 +55,13 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
 
 async def _clutter(one: Contender, finished: int, parked: int) -> None:
     say(f"bystanders: making {finished:,} finished, {parked:,} stuck and {parked:,} future jobs")
-    await one.connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")  # it is vacuumed at the end
+    await one.connection.execute(
+        "ALTER TABLE joex_private.job SET (autovacuum_enabled = off)"
+    )  # it is vacuumed at the end
     await asyncio.gather(*(_finish(one.url, half * finished // 2, finished // 2, finished) for half in range(2)))
     await one.connection.execute(_PARKED, "stuck", 1, parked)
     await one.connection.execute(_PARKED, "waiting", 0, parked)
-    await one.connection.execute("ALTER TABLE joex.job RESET (autovacuum_enabled)")
+    await one.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 
 async def _finish(url: str, first: int, jobs: int, of: int) -> None:
@@ -95,7 +99,7 @@ async def _measure_drain(those: list[Contender], jobs: int, rounds: int) -> list
     ):
         for one in those:
             await until(one.connection, _UNATTENDED)
-            await one.connection.execute("UPDATE joex.periodic_task SET enabled = false")  # housekeeping
+            await one.connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # maintenance
         clean, beside = await by_turns(those, rounds, lambda one: _drain(one, jobs))
     value = ratio(clean, beside)
     return [
@@ -108,7 +112,7 @@ async def _measure_drain(those: list[Contender], jobs: int, rounds: int) -> list
 async def _drain(one: Contender, jobs: int) -> float:
     begin = await one.connection.fetchval("SELECT clock_timestamp()")
     await one.stock(jobs, _GROUPS)
-    await one.connection.execute("SELECT joex.notify()")
+    await one.connection.execute("SELECT joex_private.wake_all()")
     await until(one.connection, _DRAINED)
     rate = await one.connection.fetchval(_RATE, begin)
     await until(one.connection, _UNATTENDED)

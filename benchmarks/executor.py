@@ -12,15 +12,15 @@ import psutil
 
 from benchmarks.report import Figure, quantile
 from benchmarks.support import executor, fresh_database, load, say, until
-from joex.client import Client
+from joex.client.client import Client
 from joex.store.database import connect
 
 _DRAINED = """
-    NOT EXISTS (SELECT FROM joex.job WHERE lane IS NOT NULL)
-    AND NOT EXISTS (SELECT FROM joex.job WHERE executor_id IS NOT NULL)
+    NOT EXISTS (SELECT FROM joex_private.job WHERE lane IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM joex_private.job WHERE executor_id IS NOT NULL)
 """
 _SLOTS = 4000
-_ASLEEP = "EXISTS (SELECT FROM joex.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
+_ASLEEP = "EXISTS (SELECT FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
 
 
 async def measure_submit(server_url: str, *, quick: bool) -> list[Figure]:
@@ -71,7 +71,8 @@ async def _drain(server_url: str, jobs: int, processes: int) -> float:
         rate = await connection.fetchval(
             """
             SELECT count(*) / extract(epoch FROM max(j.finished_at) - max(e.since))::float8
-            FROM joex.job j, (SELECT max(started_at) AS since FROM joex.executor) e WHERE j.finished_at > e.since
+            FROM joex_private.job j, (SELECT max(started_at) AS since FROM joex_private.executor) e
+            WHERE j.finished_at > e.since
             """
         )
         await connection.close()
@@ -89,11 +90,13 @@ async def measure_idle(server_url: str, *, quick: bool) -> list[Figure]:
             async with Client(url) as client:
                 for _ in range(submits):
                     job_id = await client.submit("bench.noop")
-                    await until(connection, "EXISTS (SELECT FROM joex.job WHERE id = $1 AND state = 'success')", job_id)
+                    await until(
+                        connection, "EXISTS (SELECT FROM joex_private.job WHERE id = $1 AND state = 'success')", job_id
+                    )
             await until(connection, _ASLEEP)
             memory = psutil.Process(process.pid).memory_info().rss / 2**20
         waits = await connection.fetch(
-            "SELECT extract(epoch FROM started_at - submitted_at)::float8 * 1000 AS ms FROM joex.job "
+            "SELECT extract(epoch FROM started_at - submitted_at)::float8 * 1000 AS ms FROM joex_private.job "
             "WHERE task = 'bench.noop'"
         )
         await connection.close()
@@ -116,13 +119,14 @@ async def measure_recovery(server_url: str, *, quick: bool) -> list[Figure]:
                 for _ in range(2):
                     await client.submit("bench.sleep", {"seconds": 60})
             with executor(url, "victim") as victim:
-                await until(connection, "(SELECT count(*) = 2 FROM joex.job WHERE state = 'running')")
+                await until(connection, "(SELECT count(*) = 2 FROM joex_private.job WHERE state = 'running')")
                 with executor(url, "heir"):
                     await until(connection, _ASLEEP)
                     victim.send_signal(signal.SIGKILL)
                     begin = time.perf_counter()
                     await until(
-                        connection, "(SELECT count(*) = 2 FROM joex.job WHERE state = 'running' AND app_id = 'heir')"
+                        connection,
+                        "(SELECT count(*) = 2 FROM joex_private.job WHERE state = 'running' AND app_id = 'heir')",
                     )
                     seconds.append(time.perf_counter() - begin)
             await connection.close()

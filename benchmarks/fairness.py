@@ -27,7 +27,7 @@ _RECORD = """
         INSERT INTO hold VALUES (OLD.grp, OLD.scheduled_at, clock_timestamp());
         RETURN NULL;
     END $$;
-    CREATE TRIGGER record AFTER UPDATE ON joex.job
+    CREATE TRIGGER record AFTER UPDATE ON joex_private.job
         FOR EACH ROW WHEN (OLD.executor_id IS NOT NULL AND NEW.executor_id IS NULL) EXECUTE FUNCTION record();
 """
 _SUBMIT = """
@@ -38,10 +38,10 @@ _SUBMIT = """
 _HOLDS = """
     SELECT grp, extract(epoch FROM begin)::float8 AS begin, extract(epoch FROM until)::float8 AS until FROM hold
     UNION ALL
-    SELECT grp, extract(epoch FROM scheduled_at)::float8, 'infinity' FROM joex.job WHERE executor_id IS NOT NULL
+    SELECT grp, extract(epoch FROM scheduled_at)::float8, 'infinity' FROM joex_private.job WHERE executor_id IS NOT NULL
 """
-_BACKLOGGED = "(SELECT count(DISTINCT grp) = 2 FROM joex.job WHERE lane IS NOT NULL)"
-_ALL_BUSY = "(SELECT count(*) >= $1 FROM joex.job WHERE executor_id IS NOT NULL)"
+_BACKLOGGED = "(SELECT count(DISTINCT grp) = 2 FROM joex_private.job WHERE lane IS NOT NULL)"
+_ALL_BUSY = "(SELECT count(*) >= $1 FROM joex_private.job WHERE executor_id IS NOT NULL)"
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 

@@ -22,10 +22,10 @@ _AT_ONCE = 10  # executors that start at the same time
 _QUIET_AFTER = 35.0  # seconds: their connections of the start are closed after thirty
 _MOST_CPU = 10  # percent of a core, of all idle executors together, and of the server for them
 
-_ASLEEP = "(SELECT count(*) = $1 FROM joex.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
+_ASLEEP = "(SELECT count(*) = $1 FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
 # A server accepts so many connections, and each executor has several until it has been idle for thirty seconds.
 _ROOM = "(SELECT count(*) < current_setting('max_connections')::int * 2 / 3 FROM pg_stat_activity)"
-_RUNNING = "(SELECT count(*) = $1 FROM joex.job WHERE state = 'running')"
+_RUNNING = "(SELECT count(*) = $1 FROM joex_private.job WHERE state = 'running')"
 _SLEEPERS = """
     SELECT count(*) FROM joex.submit_many(array_fill('bench.sleep'::text, ARRAY[$1::int]),
         args => array_fill('{"seconds": 600}'::jsonb, ARRAY[$1::int]),
@@ -75,7 +75,7 @@ async def _measure_idle(server_url: str, executors: int, window: float) -> list[
                 names = [f"idle-{len(pids) + place}" for place in range(_AT_ONCE)]
                 pids += [stack.enter_context(executor(url, name)).pid for name in names]
                 await until(connection, f"{_ASLEEP} AND {_ROOM}", len(pids))
-            await connection.execute("UPDATE joex.periodic_task SET enabled = false")  # housekeeping
+            await connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # maintenance
             await asyncio.sleep(_QUIET_AFTER)
             say(f"footprint: measuring for {window:.0f} s")
             figures = await _load(connection, pids, window)

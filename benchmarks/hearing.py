@@ -16,9 +16,10 @@ _BATCHES = (1, 20)
 
 # A database that tells nothing at all, as if there were no events.
 _MUTE = """
-    CREATE OR REPLACE FUNCTION joex.announce(p_event text, p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS
+    CREATE OR REPLACE FUNCTION joex_private.announce(p_event text, p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS
         $$ BEGIN END $$;
-    CREATE OR REPLACE FUNCTION joex.is_heard(p_events boolean) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT false';
+    CREATE OR REPLACE FUNCTION joex_private.is_heard(p_events boolean) RETURNS boolean
+        LANGUAGE sql IMMUTABLE AS 'SELECT false';
 """
 
 

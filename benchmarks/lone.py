@@ -13,22 +13,22 @@ _SLOTS = 4
 _SECONDS = 0.02  # how long each job of the large group holds its slot
 
 _GIANT = """
-    INSERT INTO joex.job (grp, task, args, lane)
+    INSERT INTO joex_private.job (grp, task, args, lane)
     SELECT 'giant', 'bench.sleep', jsonb_build_object('seconds', $1::float8), 2 FROM generate_series(1, $2::int)
 """
 _TIMES = """
     SELECT submitted_at, scheduled_at, extract(epoch FROM started_at - submitted_at)::float8 * 1000 AS waited
-    FROM joex.job WHERE id = $1
+    FROM joex_private.job WHERE id = $1
 """
 # What was scheduled after the submission (a little more than after its commit), and before the job itself.
 _BEFORE = """
     SELECT count(*) FROM (
-        SELECT scheduled_at FROM joex.job WHERE executor_id IS NOT NULL
-        UNION ALL SELECT scheduled_at FROM joex.job WHERE finished_at > $1 AND key IS NULL) j
+        SELECT scheduled_at FROM joex_private.job WHERE executor_id IS NOT NULL
+        UNION ALL SELECT scheduled_at FROM joex_private.job WHERE finished_at > $1 AND key IS NULL) j
     WHERE scheduled_at > $1 AND scheduled_at < $2
 """
-_BUSY = "(SELECT count(*) = $1 FROM joex.job WHERE executor_id IS NOT NULL)"
-_DONE = "EXISTS (SELECT FROM joex.job WHERE id = $1 AND state = 'success')"
+_BUSY = "(SELECT count(*) = $1 FROM joex_private.job WHERE executor_id IS NOT NULL)"
+_DONE = "EXISTS (SELECT FROM joex_private.job WHERE id = $1 AND state = 'success')"
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:

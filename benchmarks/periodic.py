@@ -13,7 +13,7 @@ import asyncpg
 from benchmarks.report import Figure, quantile
 from benchmarks.support import executor, fresh_database, say, until
 from joex.store.database import connect
-from tests.support.repeaters import RepeaterProcesses
+from tests.support.schedulers import RepeaterProcesses
 
 _SCHEDULERS, _DAILY = 10, 100
 _TASKS, _REPEATERS = 1000, 20
@@ -22,9 +22,9 @@ _FINISH_EVERY = 0.1
 _COUNTED_WITHIN = 15.0  # seconds: an idle session of the server hands its counts on after ten
 
 _PUT = "SELECT joex.put_periodic_task('task ' || n, 'bench.noop', $1) FROM generate_series(1, $2::int) n"
-_SETTLED = "NOT EXISTS (SELECT FROM joex.periodic_task WHERE nextrun = '-infinity' AND enabled)"
-_ASLEEP = "(SELECT count(*) = $1 FROM joex.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
-_LISTENING = "(SELECT count(*) = $1 FROM pg_stat_activity WHERE application_name = 'joex repeater listens')"
+_SETTLED = "NOT EXISTS (SELECT FROM joex_private.periodic_task WHERE nextrun = '-infinity' AND enabled)"
+_ASLEEP = "(SELECT count(*) = $1 FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
+_LISTENING = "(SELECT count(*) = $1 FROM pg_stat_activity WHERE application_name = 'joex scheduler listens')"
 _TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1"
 _RECORD = """
     CREATE TABLE decisions (id text, fire timestamptz, outcome text, at timestamptz);
@@ -33,10 +33,12 @@ _RECORD = """
         INSERT INTO decisions VALUES (NEW.id, NEW.last_run, NEW.last_outcome, NEW.marked);
         RETURN NULL;
     END $$;
-    CREATE TRIGGER record AFTER UPDATE OF marked ON joex.periodic_task
+    CREATE TRIGGER record AFTER UPDATE OF marked ON joex_private.periodic_task
         FOR EACH ROW WHEN (OLD.nextrun > '-infinity') EXECUTE FUNCTION record();
 """
-_FINISH = "UPDATE joex.job SET state = 'success', lane = NULL, finished_at = clock_timestamp() WHERE lane IS NOT NULL"
+_FINISH = (
+    "UPDATE joex_private.job SET state = 'success', lane = NULL, finished_at = clock_timestamp() WHERE lane IS NOT NULL"
+)
 _RESULT = """
     SELECT count(*) AS times, count(*) FILTER (WHERE outcome = 'submitted') AS submitted,
            count(*) - count(DISTINCT (id, fire)) AS twice,
@@ -57,11 +59,11 @@ async def _measure_idle(server_url: str, window: float) -> list[Figure]:
     """Transactions per minute where nothing is due: each is a statement."""
     found = []
     for tasks in (0, _DAILY):
-        say(f"periodic: {_SCHEDULERS} repeaters, {tasks} tasks that are due once a day, for {window:.0f} s")
+        say(f"periodic: {_SCHEDULERS} schedulers, {tasks} tasks that are due once a day, for {window:.0f} s")
         async with fresh_database(server_url) as url:
-            with RepeaterProcesses(url) as repeaters:
+            with RepeaterProcesses(url) as schedulers:
                 for _ in range(_SCHEDULERS):
-                    repeaters.start()
+                    schedulers.start()
                 found.append(await _transactions(server_url, url, _LISTENING, tasks, window))
     say(f"periodic: {_SCHEDULERS} executors, {_DAILY} tasks that are due once a day, for {window:.0f} s")
     async with fresh_database(server_url) as url:
@@ -71,8 +73,8 @@ async def _measure_idle(server_url: str, window: float) -> list[Figure]:
             whole = await _transactions(server_url, url, _ASLEEP, _DAILY, window)
     few = f"{_DAILY} tasks that are due once a day"
     return [
-        Figure(f"{_SCHEDULERS} repeaters without a task", found[0], "statements/min", "below 60", found[0] < 60),
-        Figure(f"{_SCHEDULERS} repeaters, {few}", found[1], "statements/min", "below 60", found[1] < 60),
+        Figure(f"{_SCHEDULERS} schedulers without a task", found[0], "statements/min", "below 60", found[0] < 60),
+        Figure(f"{_SCHEDULERS} schedulers, {few}", found[1], "statements/min", "below 60", found[1] < 60),
         Figure(f"{_SCHEDULERS} executors, {few}, with their heartbeats", whole, "statements/min"),
     ]
 
@@ -81,7 +83,7 @@ async def _transactions(server_url: str, url: str, are_there: str, tasks: int, w
     """What a database is asked per minute, once these processes are there and the tasks have their next times."""
     connection = await connect(url)
     await until(connection, are_there, _SCHEDULERS)
-    await connection.execute("UPDATE joex.periodic_task SET enabled = false")  # housekeeping
+    await connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # maintenance
     await connection.execute(_PUT, "daily", tasks)
     await until(connection, _SETTLED)
     name = await connection.fetchval("SELECT current_database()")
@@ -104,13 +106,13 @@ async def _measure_busy(server_url: str, seconds: int) -> list[Figure]:
     async with fresh_database(server_url) as url:
         connection = await connect(url)
         await connection.execute(_RECORD)
-        with RepeaterProcesses(url) as repeaters:
+        with RepeaterProcesses(url) as schedulers:
             for _ in range(_REPEATERS):
-                repeaters.start()
+                schedulers.start()
             await until(connection, _LISTENING, _REPEATERS)
             await connection.execute(_PUT, "*:*:*", _TASKS)
             await until(connection, _SETTLED)
-            await _work(connection, repeaters, seconds)
+            await _work(connection, schedulers, seconds)
         [result] = await connection.fetch(_RESULT)
         waits = await connection.fetch("SELECT extract(epoch FROM at - fire)::float8 * 1000 AS ms FROM decisions")
         await connection.close()
@@ -126,13 +128,13 @@ async def _measure_busy(server_url: str, seconds: int) -> list[Figure]:
     ]
 
 
-async def _work(connection: asyncpg.Connection[Any], repeaters: RepeaterProcesses, seconds: int) -> None:
+async def _work(connection: asyncpg.Connection[Any], schedulers: RepeaterProcesses, seconds: int) -> None:
     chance = random.Random(1)
     begin = killed_at = time.perf_counter()
     while (now := time.perf_counter()) < begin + seconds:
         await connection.execute(_FINISH)
         if now > killed_at + _KILL_EVERY:
             killed_at = now
-            repeaters.kill(chance.randrange(len(repeaters.alive)))
-            repeaters.start()
+            schedulers.kill(chance.randrange(len(schedulers.alive)))
+            schedulers.start()
         await asyncio.sleep(_FINISH_EVERY)

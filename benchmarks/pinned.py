@@ -16,12 +16,12 @@ import asyncpg
 
 from benchmarks.report import Figure
 from benchmarks.support import executor, fresh_database, load, say, until
-from joex.client import Client
+from joex.client.client import Client
 from joex.store.database import connect
 
 _BACKLOG, _GROUPS, _BATCH = 20_000, 100, 500
 _SETTLED = timedelta(seconds=2)  # what ended longer ago than this has been committed
-_FINISHED = "SELECT count(*) FROM joex.job WHERE key IS NULL AND finished_at > $1 AND finished_at <= $2"
+_FINISHED = "SELECT count(*) FROM joex_private.job WHERE key IS NULL AND finished_at > $1 AND finished_at <= $2"
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
@@ -32,7 +32,7 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
         await load(connection, _BACKLOG, _GROUPS)
         async with _pinned(url), Client(url) as client:
             with executor(url, "pinned", "--pool-size", "200"):
-                await until(connection, "EXISTS (SELECT FROM joex.job WHERE finished_at IS NOT NULL)")
+                await until(connection, "EXISTS (SELECT FROM joex_private.job WHERE finished_at IS NOT NULL)")
                 rates = await _rates(connection, client, spans)
         await connection.close()
     first, last = rates[0], rates[-1]

@@ -24,7 +24,7 @@ import yaml
 
 from benchmarks.report import Figure, quantile
 from benchmarks.support import fresh_database, say, until
-from joex.client import Client
+from joex.client.client import Client
 from joex.store.database import connect
 from tests.support.cluster import build
 from tests.support.cluster.api import Api
@@ -122,7 +122,7 @@ async def measure_growth(server_url: str, *, quick: bool) -> list[Figure]:
 
 
 async def _one_growth(stage: _Stage, pool: str) -> float:
-    await until(stage.connection, "EXISTS (SELECT FROM joex.watch WHERE queue = $1 AND until > now())", pool)
+    await until(stage.connection, "EXISTS (SELECT FROM joex_private.watch WHERE queue = $1 AND until > now())", pool)
     made = asyncio.create_task(stage.api.until(_DEPLOYMENTS, f"{pool}-0", bool, _NAMESPACE, timeout=_PATIENCE))
     await asyncio.sleep(0.2)  # the watch is there, and the machine quiet
     begin = time.perf_counter()
@@ -154,7 +154,7 @@ async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
         deadline = time.monotonic() + window
         while time.monotonic() < deadline:
             await stage.connection.execute(
-                "SELECT joex.tell_operators(app_id) FROM joex.executor ORDER BY random() LIMIT 1"
+                "SELECT joex_private.notify_operators(app_id) FROM joex_private.executor ORDER BY random() LIMIT 1"
             )
             await asyncio.sleep(0.1)
         after = _buckets(operator)
@@ -172,8 +172,8 @@ async def _register_all(connection: asyncpg.Connection[Any], pools: int, slots: 
     """Executors as the database sees them, with a lease that lasts."""
     await connection.execute(
         """
-        SELECT joex.register(format('%s/pool-%s-%s', $1::text, p, s), NULL, 'bench', '', 1, '', '0',
-                             ARRAY['pool-' || p], '{}', 1, NULL, '1 hour', false, 5)
+        SELECT joex_private.register(format('%s/pool-%s-%s', $1::text, p, s), NULL, 'bench', '', 1, '', '0',
+                                     ARRAY['pool-' || p], '{}', 1, NULL, '1 hour', false, 5)
         FROM generate_series(0, $2::int - 1) p, generate_series(0, $3::int - 1) s
         """,
         _NAMESPACE, pools, slots,

@@ -10,15 +10,15 @@ import asyncpg
 
 from benchmarks.report import Figure
 from benchmarks.support import executor, fresh_database, load, say, until
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store.database import connect
-from joex.store.executors import Registration, register, serve
+from joex.store.executors import NewExecutor, register, serve
 from joex.store.runs import take
 
 _JOBS = 50  # that each holds
 _LEASE = timedelta(seconds=6)  # the default
-_ALL_DEAD = "NOT EXISTS (SELECT FROM joex.executor WHERE app_id LIKE 'victim-%' AND left_at IS NULL)"
-_ALL_BACK = f"{_ALL_DEAD} AND NOT EXISTS (SELECT FROM joex.executor WHERE orphans)"
+_ALL_DEAD = "NOT EXISTS (SELECT FROM joex_private.executor WHERE app_id LIKE 'victim-%' AND left_at IS NULL)"
+_ALL_BACK = f"{_ALL_DEAD} AND NOT EXISTS (SELECT FROM joex_private.executor WHERE orphans)"
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
@@ -29,17 +29,21 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
         say(f"rescue: {victims:,} executors take {_JOBS} jobs each")
         await load(connection, victims * _JOBS, 100)
         await _take_all(connection, victims)
-        await connection.execute("VACUUM (ANALYZE) joex.job")
+        await connection.execute("VACUUM (ANALYZE) joex_private.job")
         with executor(url, "survivor", "--queues", "another", "--log-level", "error"):
-            await until(connection, "EXISTS (SELECT FROM joex.executor WHERE app_id = 'survivor')")
+            await until(connection, "EXISTS (SELECT FROM joex_private.executor WHERE app_id = 'survivor')")
             say("rescue: all of them renew their leases, and die")
-            await connection.execute("SELECT joex.heartbeat(id) FROM joex.executor WHERE app_id LIKE 'victim-%'")
+            await connection.execute(
+                "SELECT joex_private.heartbeat(id) FROM joex_private.executor WHERE app_id LIKE 'victim-%'"
+            )
             ends_at = time.perf_counter() + _LEASE.total_seconds()
             await until(connection, _ALL_DEAD)
             dead = time.perf_counter() - ends_at
             await until(connection, _ALL_BACK)
             back = time.perf_counter() - ends_at
-        waiting = await connection.fetchval("SELECT count(*) FROM joex.job WHERE state = 'waiting' AND losses = 1")
+        waiting = await connection.fetchval(
+            "SELECT count(*) FROM joex_private.job WHERE state = 'waiting' AND losses = 1"
+        )
         await connection.close()
     if waiting != victims * _JOBS:
         raise RuntimeError(f"rescue: {victims * _JOBS:,} jobs were to wait again; {waiting:,} do")
@@ -53,7 +57,7 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
 async def _take_all(connection: asyncpg.Connection[Any], victims: int) -> None:
     await serve(connection, "default")
     for number in range(victims):
-        me = Registration(
+        me = NewExecutor(
             app_id=f"victim-{number}",
             pod_uid=None,
             host="another host",

@@ -18,19 +18,19 @@ from joex.store.database import connect
 _T = TypeVar("_T")
 
 _REGISTER = """
-    SELECT id FROM joex.register($1, NULL, 'bench', '', 1, '', '0', ARRAY[$2], '{bench.noop}', 100, NULL,
-                                 '1 hour', false, 5)
+    SELECT id FROM joex_private.register($1, NULL, 'bench', '', 1, '', '0', ARRAY[$2], '{bench.noop}', 100, NULL,
+                                         '1 hour', false, 5)
 """
-_TAKE = "SELECT id, lock_id, grp FROM joex.take($1, ARRAY[$2], $3)"
+_TAKE = "SELECT id, lock_id, grp FROM joex_private.take($1, ARRAY[$2], $3)"
 _FINISH = """
-    SELECT joex.finish_many($1, $2, array_fill('success'::text, ARRAY[$3::int]), NULL, NULL, NULL, NULL, NULL)
+    SELECT joex_private.finish_many($1, $2, array_fill('success'::text, ARRAY[$3::int]), NULL, NULL, NULL, NULL, NULL)
 """
 _SUBMIT = """
     SELECT joex.submit_many(array_fill('bench.noop'::text, ARRAY[cardinality($1::text[])]), grps => $1,
                             queues => array_fill($2::text, ARRAY[cardinality($1::text[])]))
 """
 _STOCK = """
-    INSERT INTO joex.job (queue, grp, task, lane)
+    INSERT INTO joex_private.job (queue, grp, task, lane)
     SELECT $1, 'group ' || n % $3, 'bench.noop', 2 FROM generate_series(1, $2::int) n
 """
 
@@ -61,7 +61,7 @@ class Contender:
 
     async def settle(self) -> None:
         """Let the server put its house in order, so that it needn't while it is measured."""
-        await self.connection.execute("VACUUM (ANALYZE) joex.job")
+        await self.connection.execute("VACUUM (ANALYZE) joex_private.job")
         await self.connection.execute("CHECKPOINT")
 
     async def cost(self, statement: str, *args: object) -> tuple[list[asyncpg.Record], Cost]:

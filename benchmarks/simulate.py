@@ -19,11 +19,11 @@ import asyncpg
 
 from benchmarks.report import Figure
 from benchmarks.support import executor, fresh_database, say, until
-from joex.cli.demo.fifo import Run, changeovers
-from joex.client import Client
+from examples.demo.fifo import Run, changeovers
+from joex.client.client import Client
 from joex.store.database import connect
 from joex.store.stats import set_group
-from joex_operator.objects import parse_pool
+from joex_operator.api.objects import parse_pool
 from joex_operator.simulate.clock import Timing
 from joex_operator.simulate.engine import Simulation
 from joex_operator.simulate.generate import generate
@@ -68,9 +68,9 @@ def _speed(jobs: int) -> list[Figure]:
     figures = []
     for name, size in (("fixed", {"replicas": executors}), ("scaled", {"scaling": {"maxReplicas": executors}})):
         begin = time.process_time()
-        tally = Simulation(made, [_pool(poolSize=1, **size)], Timing()).run()
+        totals = Simulation(made, [_pool(poolSize=1, **size)], Timing()).run()
         seconds = time.process_time() - begin
-        assert tally.ended.total() == len(made)
+        assert totals.ended.total() == len(made)
         met = seconds < 60 if jobs >= 1_000_000 else None
         what = f"simulate {jobs:,} jobs over {executors:,} executors, {name}, one process"
         figures.append(Figure(what, seconds, "s", "below 60", met))
@@ -94,13 +94,16 @@ async def _validity(server_url: str) -> list[Figure]:
             for nr in range(_EXECUTORS):
                 stack.enter_context(executor(url, f"real-{nr}", "--pool-size", str(_POOL_SIZE)))
             await until(
-                connection, "count(*) = $1 FROM joex.executor WHERE asleep_since IS NOT NULL", _EXECUTORS, patience=60
+                connection,
+                "count(*) = $1 FROM joex_private.executor WHERE asleep_since IS NOT NULL",
+                _EXECUTORS,
+                patience=60,
             )
             async with Client(url) as client:
                 for group in jobs.groups:
                     await set_group(connection, group.name, group.queue, weight=group.weight)
                 await _submit(client, jobs)
-            await until(connection, "NOT EXISTS (SELECT FROM joex.job WHERE finished_at IS NULL)")
+            await until(connection, "NOT EXISTS (SELECT FROM joex_private.job WHERE finished_at IS NULL)")
         answer = await _simulate(connection, url)
         await connection.close()
     errors = dict(_errors(answer))
@@ -131,7 +134,8 @@ async def _submit(client: Client, jobs: Jobs) -> None:
 async def _simulate(connection: asyncpg.Connection[Any], url: str) -> Mapping[str, Any]:
     """What the commands say that a user would give. How long this machine takes from job to job is measured."""
     rows = await connection.fetch(
-        "SELECT app_id, extract(epoch FROM scheduled_at)::float8, extract(epoch FROM finished_at)::float8 FROM joex.job"
+        "SELECT app_id, extract(epoch FROM scheduled_at)::float8, extract(epoch FROM finished_at)::float8 "
+        "FROM joex_private.job"
     )
     overhead = statistics.fmean(changeovers([Run(*row) for row in rows]))
     say(f"simulate: a slot is empty for {overhead * 1000:.1f} ms between two jobs")

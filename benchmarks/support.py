@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg
 
-from joex.store.scratch import scratch_database, url_of
+from examples.demo.temporary_databases import temporary_database, url_of
 
 _ROOT = Path(__file__).parent.parent
 
@@ -27,7 +27,7 @@ def say(text: str) -> None:
 @asynccontextmanager
 async def fresh_database(server_url: str) -> AsyncIterator[str]:
     """The URL of a new, migrated database, dropped at the end."""
-    async with scratch_database(server_url, "joex_bench") as name:
+    async with temporary_database(server_url, "joex_bench") as name:
         yield url_of(server_url, name)
 
 
@@ -44,7 +44,7 @@ async def load(connection: asyncpg.Connection[Any], jobs: int, groups: int) -> N
             min(10_000, jobs - start),
             groups,
         )
-    await connection.execute("VACUUM (ANALYZE) joex.job")
+    await connection.execute("VACUUM (ANALYZE) joex_private.job")
     await connection.execute("CHECKPOINT")
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from joex_operator.crd import periodic_crd, pool_crd
+from joex_operator.api.crd import periodic_crd, pool_crd
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (ROOT / "crds", ROOT / "charts" / "joex" / "files" / "crds")
-HEADER = "# Made by scripts/generate_crds.py from operator/joex_operator/spec.py: change that, and run this.\n"
+HEADER = "# Made by scripts/generate_crds.py from operator/joex_operator/api/spec.py: change that, and run this.\n"
 
 
 class _Dumper(yaml.SafeDumper):

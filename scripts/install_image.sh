@@ -33,9 +33,4 @@ find "$kubernetes" -type f \( -path '*/client/api/*_api.*' -o -path '*/client/mo
 
 # The kernel delivers to the first process of a container only the signals that it handles. A SIGTERM that comes before
 # Python can handle it must not get lost: it waits, blocked, until joex unblocks it (joex/cli/sigterm.py).
-mv "$folder/bin/joex" "$folder/bin/joex-main"
-cat >"$folder/bin/joex" <<END
-#!/bin/sh
-exec env --block-signal=TERM "$folder/bin/joex-main" "\$@"
-END
-chmod +x "$folder/bin/joex"
+sed -i '1s|^#!|#!/usr/bin/env -S --block-signal=TERM |' "$folder/bin/joex"

@@ -17,8 +17,8 @@ import typer
 import yaml
 from pydantic import SecretStr
 
+from joex import Client
 from joex.cli.app import app as commands
-from joex.client import Client
 from joex.config import Settings
 from joex.core.duration import format_duration
 from joex.http.api import create_api

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.systems import System
+from examples.demo.temporary_databases import drop, url_of
 from joex.store.database import connect
-from joex.store.scratch import drop, url_of
 
 _ROOT = Path(__file__).parent.parent.parent
 _LIMIT = 600.0

@@ -30,27 +30,27 @@ class Stop(Exception):
     """The job is not this run's any more, or was cancelled: what is in a transaction now is rolled back."""
 
 
-async def deliver(client: joex.Client, job: joex.TypedJob) -> None:
+async def deliver(client: joex.Client, job: joex.KeyedJob) -> None:
     """The work of a run."""
     async with client.acquire() as connection, connection.transaction():
         await connection.execute(
             "INSERT INTO delivery VALUES ($1, $2, $3, clock_timestamp())", job.lock_id, job.job, NAME
         )
-        go_on(await client.typed.update(job.type, job.id, {}, job.lock_id, progress=10, connection=connection))
+        go_on(await client.keyed.update(job.type, job.id, {}, job.lock_id, progress=10, connection=connection))
 
     await asyncio.sleep(job.data["seconds"])
 
     async with client.acquire() as connection, connection.transaction():
         await connection.execute("UPDATE delivery SET ended = clock_timestamp() WHERE run = $1", job.lock_id)
-        go_on(await client.typed.finish(job.type, job.id, {}, job.lock_id, connection=connection))
+        go_on(await client.keyed.finish(job.type, job.id, {}, job.lock_id, connection=connection))
 
 
-async def report(client: joex.Client, job: joex.TypedJob) -> None:
+async def report(client: joex.Client, job: joex.KeyedJob) -> None:
     """Tell that the run goes on, so that nobody else gets its job."""
     while True:
         await asyncio.sleep(REPORT_EVERY)
         try:
-            go_on(await client.typed.update(job.type, job.id, {}, job.lock_id))
+            go_on(await client.keyed.update(job.type, job.id, {}, job.lock_id))
         except joex.DatabaseUnavailable as error:
             print(f"not reported: {error}", flush=True)
 
@@ -61,7 +61,7 @@ def go_on(answer: str) -> None:
         raise Stop(answer)
 
 
-async def run(client: joex.Client, job: joex.TypedJob) -> str:
+async def run(client: joex.Client, job: joex.KeyedJob) -> str:
     """Work and report, until the work is done or must stop; returns the answer to the end of the run."""
     tasks = [asyncio.create_task(deliver(client, job)), asyncio.create_task(report(client, job))]
     try:
@@ -69,12 +69,12 @@ async def run(client: joex.Client, job: joex.TypedJob) -> str:
         for task in done:
             task.result()
     except asyncio.CancelledError:  # this program is to leave
-        await client.typed.give_back(job.type, job.id, job.lock_id)
+        await client.keyed.give_back(job.type, job.id, job.lock_id)
         raise
     except Stop:  # where the job was cancelled, its run says so that it has stopped
-        return await client.typed.finish(job.type, job.id, {}, job.lock_id)
+        return await client.keyed.finish(job.type, job.id, {}, job.lock_id)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run has failed
-        return await client.typed.finish(job.type, job.id, {}, job.lock_id, error=repr(error))
+        return await client.keyed.finish(job.type, job.id, {}, job.lock_id, error=repr(error))
     finally:
         for task in tasks:
             task.cancel()
@@ -88,7 +88,7 @@ async def main(job_type: str) -> None:
     async with joex.Client(DATABASE) as client:
         while True:
             try:
-                job = await client.typed.accept(job_type, wait="30s", worker=NAME)
+                job = await client.keyed.accept(job_type, wait="30s", worker=NAME)
                 if job is not None:
                     print(await run(client, job), job.job, flush=True)
             except joex.DatabaseUnavailable as error:  # a run that was cut off is put back by its timeout

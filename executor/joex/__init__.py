@@ -4,7 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from joex.client import Client
+    from joex.client.client import Client
+    from joex.client.keyed_jobs import KeyedJobs
+    from joex.client.keyed_model import KeyedJob, TypeTimeout
+    from joex.client.periodic import PeriodicTasks, TimerCheck, check_timer
     from joex.context import Context, JobLog
     from joex.core.job import NewJob, Priority, State
     from joex.errors import (
@@ -22,12 +25,10 @@ if TYPE_CHECKING:
         SchemaError,
         WorkerConflict,
     )
-    from joex.periodic_tasks import PeriodicTasks, TimerCheck, check_timer
     from joex.store.jobs import Job, LogEntry
     from joex.store.periodic import PeriodicTask
-    from joex.store.watching import ExecutorEvent, JobEvent
+    from joex.store.subscriptions import ExecutorEvent, JobEvent
     from joex.task import App, Task
-    from joex.typed import TypedJob, TypedJobs, TypeTimeout
 
     __version__: str
 
@@ -36,35 +37,35 @@ _MODULES = {
     "App": "joex.task",
     "AppIdInUse": "joex.errors",
     "Cancel": "joex.errors",
-    "Client": "joex.client",
+    "Client": "joex.client.client",
     "ConfigError": "joex.errors",
     "Context": "joex.context",
     "DatabaseUnavailable": "joex.errors",
-    "ExecutorEvent": "joex.store.watching",
+    "ExecutorEvent": "joex.store.subscriptions",
     "Fail": "joex.errors",
     "InvalidJob": "joex.errors",
     "Job": "joex.store.jobs",
-    "JobEvent": "joex.store.watching",
+    "JobEvent": "joex.store.subscriptions",
     "JobExists": "joex.errors",
     "JobLog": "joex.context",
     "JoexError": "joex.errors",
+    "KeyedJob": "joex.client.keyed_model",
+    "KeyedJobs": "joex.client.keyed_jobs",
     "LeaseLost": "joex.errors",
     "LogEntry": "joex.store.jobs",
     "NewJob": "joex.core.job",
     "NotYours": "joex.errors",
     "PeriodicTask": "joex.store.periodic",
-    "PeriodicTasks": "joex.periodic_tasks",
+    "PeriodicTasks": "joex.client.periodic",
     "Priority": "joex.core.job",
     "Retry": "joex.errors",
     "SchemaError": "joex.errors",
     "State": "joex.core.job",
     "Task": "joex.task",
-    "TimerCheck": "joex.periodic_tasks",
-    "TypeTimeout": "joex.typed",
-    "TypedJob": "joex.typed",
-    "TypedJobs": "joex.typed",
+    "TimerCheck": "joex.client.periodic",
+    "TypeTimeout": "joex.client.keyed_model",
     "WorkerConflict": "joex.errors",
-    "check_timer": "joex.periodic_tasks",
+    "check_timer": "joex.client.periodic",
 }
 
 
@@ -100,6 +101,8 @@ __all__ = [
     "JobExists",
     "JobLog",
     "JoexError",
+    "KeyedJob",
+    "KeyedJobs",
     "LeaseLost",
     "LogEntry",
     "NewJob",
@@ -113,8 +116,6 @@ __all__ = [
     "Task",
     "TimerCheck",
     "TypeTimeout",
-    "TypedJob",
-    "TypedJobs",
     "WorkerConflict",
     "check_timer",
 ]

@@ -19,9 +19,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from joex.core.counting import CountingScheme
 from joex.core.duration import parse_duration
 from joex.core.job import check_name
+from joex.core.priority_turns import CountingScheme
 from joex.core.url import check_database_url
 from joex.errors import ConfigError
 

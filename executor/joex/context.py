@@ -31,7 +31,7 @@ ExcInfo: TypeAlias = (
 """An exception, as the methods of a logger of the standard library take it."""
 
 
-class Notes(Protocol):
+class RunReports(Protocol):
     """Where log lines and progress go. Both calls return at once, from any thread."""
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
@@ -41,7 +41,7 @@ class Notes(Protocol):
         """Keep the latest progress for writing."""
 
 
-class Connections(Protocol):
+class ConnectionSource(Protocol):
     """Where connections come from."""
 
     def acquire(self) -> AbstractAsyncContextManager[Any]:
@@ -55,9 +55,9 @@ class JobLog:
     traceback follows the message.
     """
 
-    def __init__(self, job: TakenJob, notes: Notes) -> None:
+    def __init__(self, job: TakenJob, reports: RunReports) -> None:
         self._job = job
-        self._notes = notes
+        self._reports = reports
 
     def debug(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
         """Log detail. Arguments are filled into the message with ``%``, as in the standard library."""
@@ -88,7 +88,7 @@ class JobLog:
             error = sys.exception()
         if error is not None:
             text = f"{text}\n{''.join(traceback.format_exception(error)).rstrip()}"
-        self._notes.log(self._job, level, text)
+        self._reports.log(self._job, level, text)
 
 
 class Context:
@@ -103,11 +103,11 @@ class Context:
     """
 
     def __init__(
-        self, job: TakenJob, *, retries: int, notes: Notes, connections: Connections, largest_result: int
+        self, job: TakenJob, *, retries: int, reports: RunReports, connections: ConnectionSource, largest_result: int
     ) -> None:
         self._job = job
         self._largest_result = largest_result
-        self._notes = notes
+        self._reports = reports
         self._connections = connections
         self._is_asked_to_end = False
         self._end: threading.Event | None = None  # for threads that wait until it is asked
@@ -119,7 +119,7 @@ class Context:
     @property
     def log(self) -> JobLog:
         """The job's log."""
-        return JobLog(self._job, self._notes)
+        return JobLog(self._job, self._reports)
 
     @property
     def job_id(self) -> UUID:
@@ -207,7 +207,7 @@ class Context:
 
     def progress(self, percent: float, message: str | None = None) -> None:
         """Say how far the run has come: 0 to 100, and in words. Written in the background, the latest wins."""
-        self._notes.progress(self._job, max(0, min(100, int(percent))), message)
+        self._reports.progress(self._job, max(0, min(100, int(percent))), message)
 
     @asynccontextmanager
     async def transaction(self, result: Any = None, message: str | None = None) -> AsyncIterator[Connection]:

@@ -17,7 +17,7 @@ from joex.core.periodic import NewPeriodicTask
 from joex.errors import ConfigError
 
 if TYPE_CHECKING:
-    from joex.client import Client
+    from joex.client.client import Client
     from joex.store.statement import Connection
 
 P = ParamSpec("P")

@@ -11,15 +11,15 @@ With a connection all of it happens in the transaction that is open there, so th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
 from uuid import uuid4
 
-from joex.client import Client
-from joex.context import Connections
-from joex.core.counting import CountingScheme
+from joex.client.client import Client
+from joex.context import ConnectionSource
 from joex.core.job import State, TakenJob
+from joex.core.priority_turns import CountingScheme
 from joex.errors import JoexError
 from joex.runtime.finisher import End
 from joex.runtime.identity import this_process
@@ -27,7 +27,7 @@ from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
 from joex.runtime.text import storable
 from joex.store import executors, jobs, runs, stats
-from joex.store.executors import Registration
+from joex.store.executors import NewExecutor
 from joex.store.jobs import Job, LogEntry
 from joex.store.runs import LogLine, Progress
 from joex.store.statement import Connection
@@ -95,7 +95,7 @@ async def drain(
 
 
 class _Slot:
-    """A slot of an executor of its own. The runner tells it ends and notes, which are stored when the run is over."""
+    """A slot of an executor of its own. The runner tells it ends and reports, which are stored when the run is over."""
 
     def __init__(self, connection: Connection, executor: int, runner_of: Callable[[_Slot], Runner]) -> None:
         self._connection = connection
@@ -106,10 +106,10 @@ class _Slot:
         self._progress: Progress | None = None
 
     @classmethod
-    async def open(cls, connection: Connection, app: App, connections: Connections, retries: int) -> _Slot:
+    async def open(cls, connection: Connection, app: App, connections: ConnectionSource, retries: int) -> _Slot:
         """Register the executor. Nobody waits for so short a life to end, so it keeps no lease."""
         process = this_process()
-        me = Registration(
+        me = NewExecutor(
             app_id=f"joex.testing-{uuid4()}",
             pod_uid=None,
             host=process.host,
@@ -136,7 +136,7 @@ class _Slot:
                 1,
                 defaults,
                 finisher=slot,
-                notes=slot,
+                reports=slot,
                 connections=connections,
                 fetch=lambda job: runs.arguments(connection, job.id, job.lock_id),
                 start_alone=lambda job: runs.start_alone(connection, job.id, job.lock_id),
@@ -185,7 +185,7 @@ class _Slot:
         with suppress(JoexError):
             await executors.leave(self._connection, self._executor, _MOST_LOSSES)
 
-    # What the runner tells (`Ends` and `Notes`).
+    # What the runner tells (`Ends` and `RunReports`).
 
     def started(self, job: TakenJob, at: float) -> None:
         """Nobody else looks at a run while it lasts."""
@@ -207,7 +207,7 @@ class _Slot:
         self._progress = Progress(job.id, job.lock_id, percent, said)
 
 
-class _OneConnection(Connections):
+class _OneConnection(ConnectionSource):
     """The one connection, for tasks too. Where a transaction is open, a task that raises does not end it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -222,21 +222,11 @@ class _OneConnection(Connections):
             yield self._connection
 
 
-class _ClientConnections(Connections):
-    """Connections of a client."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def acquire(self) -> AbstractAsyncContextManager[Connection]:
-        return self._client.acquire()
-
-
 @asynccontextmanager
-async def _opened(database: Connection | Client) -> AsyncIterator[tuple[Connection, Connections]]:
+async def _opened(database: Connection | Client) -> AsyncIterator[tuple[Connection, ConnectionSource]]:
     """A connection for us, and connections for tasks."""
     if isinstance(database, Client):
         async with database.acquire() as connection:
-            yield connection, _ClientConnections(database)
+            yield connection, database
     else:
         yield database, _OneConnection(database)

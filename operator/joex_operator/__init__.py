@@ -1,5 +1,13 @@
-"""The Kubernetes operator for Joex executor pools.
+"""The operator: it adds and removes executors, on Kubernetes and, for ``joex up``, on one machine.
 
-This package is reserved for the operator, which its own milestone fills; it imports only the public faces of
-``joex``, and ``joex`` never imports it.
+::
+
+    simulate/                 joex simulate: the same decisions, in simulated time
+    cluster/ | local/         joex operator, on Kubernetes | joex up, with processes of this machine
+    control/                  the control loop: work queue, reconcilers, databases
+    metrics/                  what /metrics exports
+    decide/                   decisions, pure: an observed state -> actions, conditions, manifests
+    api/                      the resources JoexPool and PeriodicTask
+
+Each room imports only those below it. ``joex`` never imports this package.
 """

@@ -25,7 +25,7 @@ from joex.config import Settings
 from joex.core.group_bucket import group_bucket
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
-from joex.store.executors import Registration, register
+from joex.store.executors import NewExecutor, register
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
 
@@ -307,7 +307,7 @@ async def test_failed_jobs_are_retried_by_id_or_by_filter(joex, client, pool):
     ids = [await client.submit("t", group=group) for group in ("a", "a", "b")]
     async with pool.acquire() as connection:
         await connection.execute(
-            "UPDATE joex.job SET state = 'failed', lane = NULL, finished_at = now(), error = 'x\ny'"
+            "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now(), error = 'x\ny'"
         )
     assert "error         x\ny" in await joex.done("show", str(ids[0]))
     assert await joex.done("retry", str(ids[2])) == f"{ids[2]} waits again"
@@ -320,7 +320,7 @@ async def test_stats_say_who_holds_the_slots_and_who_is_behind(joex, client, poo
     await client.submit_many([{"task": "t", "group": "acme"}] * 3)
     await client.submit("t", queue="mail", not_before="1h")
     await _register_somebody(pool)
-    await pool.fetch("SELECT joex.take(id, '{default}', 3) FROM joex.executor")
+    await pool.fetch("SELECT joex_private.take(id, '{default}', 3) FROM joex_private.executor")
     await client.submit("t", group="globex")
     default, mail = (await joex("stats", "--json")).json
     assert (default["groups"], default["scheduled"], mail["shares"]) == (2, 3, None)
@@ -423,7 +423,7 @@ async def test_what_others_own_is_changed_with_force_only(joex, client, connecti
 
 async def test_periodic_tasks_are_listed_page_by_page_and_say_why_they_can_not_run(joex, connection):
     await connection.execute("SELECT joex.put_periodic_task(id, 't', '25:00') FROM unnest('{a,b,c}'::text[]) g(id)")
-    await connection.execute("UPDATE joex.periodic_task SET error = 'it is wrong' WHERE id = 'b'")
+    await connection.execute("UPDATE joex_private.periodic_task SET error = 'it is wrong' WHERE id = 'b'")
     first = await joex("periodic", "list", "--owner", "user", "--limit", "2")
     assert first.complaint == "there are more: add --after 'b'"
     a, b = first.out.splitlines()[1:]
@@ -671,7 +671,7 @@ async def test_a_submission_waits_for_the_result_where_it_is_told_to(joex, clien
 
 async def test_a_submission_that_waits_fails_where_the_job_is_cancelled_removed_or_skipped(joex, client, pool):
     async def when_submitted(tracker, end):
-        job_id = await eventually(lambda: pool.fetchval("SELECT id FROM joex.job WHERE tracker = $1", tracker))
+        job_id = await eventually(lambda: pool.fetchval("SELECT id FROM joex_private.job WHERE tracker = $1", tracker))
         await pool.fetchval(end, job_id)
 
     await client.submit("t", tracker="three")
@@ -888,14 +888,14 @@ async def _is(client: Client, job_id: Any, state: str) -> bool:
 
 async def _log_a_line(pool: Any, job_id: Any, message: str) -> None:
     await pool.execute(
-        "INSERT INTO joex.job_log (job_id, attempt, at, level, message) VALUES ($1, 1, now(), 'info', $2)",
+        "INSERT INTO joex_private.job_log (job_id, attempt, at, level, message) VALUES ($1, 1, now(), 'info', $2)",
         job_id,
         message,
     )
 
 
 async def _register_somebody(pool: Any) -> None:
-    me = Registration(
+    me = NewExecutor(
         app_id="somebody",
         pod_uid=None,
         host="here",

@@ -34,9 +34,9 @@ async def test_timeouts_are_set_listed_and_cleared(joex, client):
 
 async def test_a_timeout_that_was_set_holds(joex, client: Client):
     await joex.done("timeouts", "set", '#["resize",2]', "--visibility", "50ms")
-    await client.typed.add(("resize", 2), 1)
-    lost = await client.typed.accept(("resize", 2))
-    again = await client.typed.accept(("resize", 2), wait="30s")
+    await client.keyed.add(("resize", 2), 1)
+    lost = await client.keyed.accept(("resize", 2))
+    again = await client.keyed.accept(("resize", 2), wait="30s")
     assert lost is not None
     assert again is not None
     assert (again.id, again.attempt) == (lost.id, 2)

@@ -36,7 +36,7 @@ def shop(folder, monkeypatch):
 
 
 async def jobs(connection):
-    return [tuple(row) for row in await connection.fetch("SELECT task, grp, args::text FROM joex.job")]
+    return [tuple(row) for row in await connection.fetch("SELECT task, grp, args::text FROM joex_private.job")]
 
 
 async def test_the_request_submits_in_its_transaction(shop, client, connection):
@@ -65,7 +65,7 @@ async def test_one_comes_later_and_one_comes_first_and_its_end_is_waited_for(
         await shop.confirm_more(client)
     assert "success order 8 is confirmed" in capsys.readouterr().out
     later, first = [
-        await client.get(row["id"]) for row in await connection.fetch("SELECT id FROM joex.job ORDER BY seq")
+        await client.get(row["id"]) for row in await connection.fetch("SELECT id FROM joex_private.job ORDER BY seq")
     ]
     assert (later.args, later.state, later.priority) == ({"order": 7}, "waiting", "low")
     assert later.due_at - datetime.now(UTC) > timedelta(minutes=5)

@@ -1,4 +1,4 @@
-"""`joex demo`, as its user meets it."""
+"""`make demo`, as its user meets it."""
 
 import json
 import os
@@ -19,7 +19,8 @@ import pytest
 from tests.support.postgres import TestServer
 from tests.support.waiting import PATIENCE, eventually
 
-DEMO = [sys.executable, "-m", "joex", "demo"]
+ROOT = Path(__file__).parents[2]
+DEMO = [sys.executable, "-m", "examples.demo"]
 SMALL = ("acme", "globex", "initech")
 
 
@@ -44,7 +45,7 @@ def environment(folder: Path) -> dict[str, str]:
 @pytest.mark.heavy
 def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, folder):
     done = subprocess.run(
-        [*DEMO, "--files", "150", "--json"], env=environment, capture_output=True, text=True, check=False
+        [*DEMO, "--files", "150", "--json"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -103,6 +104,7 @@ async def test_what_a_killed_demo_leaves_is_cleaned_by_the_next_one_and_ctrl_c_c
 def start(environment: dict[str, str], server: TestServer) -> subprocess.Popen:
     return subprocess.Popen(
         [*DEMO, "--database-url", server.url()],
+        cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 EXECUTOR = "joex executor --app shop_tasks:app"
 ADDRESS = r"http://127\.0\.0\.1:\d+(?=\D)"
 IN_STOCK = 5
-_SUBMITTED = "SELECT pg_sequence_last_value(pg_get_serial_sequence('joex.job', 'seq')::regclass)"
+_SUBMITTED = "SELECT pg_sequence_last_value(pg_get_serial_sequence('joex_private.job', 'seq')::regclass)"
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,16 @@ async def test_an_order_and_its_job_are_stored_and_an_executor_confirms_the_orde
     assert answer.status_code == 201, answer.text
     order = answer.json()["order"]
     assert await shop.show(order) == {"customer": "acme", "item": "tea", "pieces": 2, "confirmed": False}
-    job = await connection.fetchrow("SELECT id, task, grp, args::text, state::text FROM joex.job")
+    job = await connection.fetchrow("SELECT id, task, grp, args::text, state::text FROM joex_private.job")
     assert tuple(job)[1:] == ("orders.confirm", "acme", f'{{"order": {order}}}', "waiting")
 
     async with running(EXECUTOR, EXAMPLES, database_url, "registered"):
         await eventually(
-            lambda: connection.fetchval("SELECT finished_at FROM joex.job WHERE id = $1", job["id"]),
+            lambda: connection.fetchval("SELECT finished_at FROM joex_private.job WHERE id = $1", job["id"]),
             why="the job is finished",
         )
     assert (await shop.show(order))["confirmed"] is True
-    end = await connection.fetchrow("SELECT state::text, result::text FROM joex.job WHERE id = $1", job["id"])
+    end = await connection.fetchrow("SELECT state::text, result::text FROM joex_private.job WHERE id = $1", job["id"])
     assert tuple(end) == ("success", f'{{"confirmed": {order}}}')
 
 
@@ -120,7 +120,7 @@ def test_one_import_gives_the_example_apps():
 async def stored(connection):
     """How many orders, jobs, and pieces of tea there are."""
     row = await connection.fetchrow("""
-        SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM joex.job),
+        SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM joex_private.job),
                (SELECT pieces FROM stock WHERE item = 'tea')
     """)
     return tuple(row)

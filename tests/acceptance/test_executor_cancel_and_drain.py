@@ -363,7 +363,10 @@ async def test_a_drain_finishes_what_runs_takes_nothing_more_and_leaves(
     job = await client.get(waiting)
     assert (job.state, job.attempt, job.losses) == ("waiting", 0, 0)
     assert inside.log.of(Draining)[0].runs == 1
-    assert await connection.fetchval("SELECT ending FROM joex.executor WHERE id = $1", inside.executor.id) == "left"
+    assert (
+        await connection.fetchval("SELECT ending FROM joex_private.executor WHERE id = $1", inside.executor.id)
+        == "left"
+    )
 
 
 async def test_a_stop_interrupts_what_runs_and_gives_it_back_and_this_run_does_not_count(
@@ -440,7 +443,7 @@ async def test_an_executor_is_drained_through_the_database(
         executor_inside(app, database_url, app_id="other", lease=LONG) as other,
     ):
         await one.log.wait_for(FellAsleep)  # it listens by now or will hear of it at its first heartbeat
-        asked = await connection.fetch("SELECT joex.drain('one')")
+        asked = await connection.fetch("SELECT joex_private.drain('one')")
         await one.work
         assert [row[0] for row in asked] == ["one"]
         assert other.executor.ready
@@ -464,7 +467,7 @@ async def test_a_drain_that_comes_with_the_registration_leaves_in_order(
             await asyncio.wait_for(inside.work, PATIENCE)
     jobs = [await client.get(job_id) for job_id in ids]
     assert all((job.state, job.attempt, job.losses) in (("waiting", 0, 0), ("success", 1, 0)) for job in jobs)
-    endings = await connection.fetch("SELECT ending, count(*) FROM joex.executor GROUP BY 1")
+    endings = await connection.fetch("SELECT ending, count(*) FROM joex_private.executor GROUP BY 1")
     assert [tuple(row) for row in endings] == [("left", 5)]
 
 
@@ -491,7 +494,7 @@ async def test_the_last_log_lines_of_a_job_are_written_before_its_executor_leave
 
     async with executor_inside(app, database_url) as inside:
         async with connection.transaction():
-            await connection.execute("LOCK TABLE joex.job_log IN SHARE MODE")
+            await connection.execute("LOCK TABLE joex_private.job_log IN SHARE MODE")
             job_id = await client.submit("task")
             await eventually(lambda: _is_blocked(client))
             inside.executor.drain()
@@ -522,7 +525,7 @@ async def _heartbeats(connection: asyncpg.Connection, count: int) -> None:
     seen: set[object] = set()
 
     async def enough() -> bool:
-        seen.add(await connection.fetchval("SELECT max(heartbeat_at) FROM joex.lease"))
+        seen.add(await connection.fetchval("SELECT max(heartbeat_at) FROM joex_private.lease"))
         return len(seen) > count or None in seen
 
     await eventually(enough, why=f"{count} heartbeats")

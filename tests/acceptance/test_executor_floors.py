@@ -22,21 +22,25 @@ async def test_an_executor_raises_floors_while_vacuum_is_pinned_and_takes_them_a
         pass
 
     async def there_are_floors() -> bool:
-        return bool(await connection.fetchval("SELECT EXISTS (SELECT FROM joex.floor WHERE lane2 > 1)"))
+        return bool(await connection.fetchval("SELECT EXISTS (SELECT FROM joex_private.floor WHERE lane2 > 1)"))
 
     async def floors_are_off() -> bool:
-        await connection.execute("VACUUM joex.job")
-        return not await connection.fetchval("SELECT joex.is_crowded()")
+        await connection.execute("VACUUM joex_private.job")
+        return not await connection.fetchval("SELECT joex_private.is_crowded()")
 
     async def all_have_ended() -> bool:
-        return bool(await connection.fetchval("SELECT count(*) = $1 FROM joex.job WHERE state = 'success'", JOBS + 1))
+        return bool(
+            await connection.fetchval("SELECT count(*) = $1 FROM joex_private.job WHERE state = 'success'", JOBS + 1)
+        )
 
     async with pool.acquire() as idle, executor_inside(app, database_url, pool_size=20):
         async with idle.transaction(isolation="repeatable_read"):
-            await idle.execute("SELECT count(*) FROM joex.job")
+            await idle.execute("SELECT count(*) FROM joex_private.job")
             await client.submit_many(NewJob("task") for _ in range(JOBS))
             await eventually(there_are_floors)
         await eventually(floors_are_off)
         await client.submit("task")
         await eventually(all_have_ended)
-    assert await connection.fetchval("SELECT joex.floor_epoch() > 0 AND NOT EXISTS (SELECT FROM joex.floor)")
+    assert await connection.fetchval(
+        "SELECT joex_private.floor_epoch() > 0 AND NOT EXISTS (SELECT FROM joex_private.floor)"
+    )

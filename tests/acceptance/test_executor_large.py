@@ -139,7 +139,7 @@ async def test_a_task_is_given_its_arguments_however_large_they_are(client: AnyC
 @pytest.mark.parametrize("at", [At.CUT, At.CUT_ANSWER], ids=lambda at: at.name)
 async def test_arguments_that_get_lost_on_their_way_are_fetched_again(client: AnyClient, proxy: Proxy, at: At) -> None:
     async with executor_inside(app_of_sizes(), proxy.url, lease=LONG) as inside:
-        trap = proxy.trap("joex.arguments(", at)
+        trap = proxy.trap("joex_private.arguments(", at)
         job_id = await client.submit("measure", {"text": "x" * LARGE})
         await inside.ended(job_id)
     assert trap.sprung.is_set()
@@ -154,7 +154,9 @@ async def test_fat_arguments_of_one_tenant_hold_up_no_other_while_they_crawl(
     fat = [{"task": "measure", "args": {"text": "x" * 3_000_000}, "group": "fat"}] * 20
     async with executor_inside(app_of_sizes(), proxy.url, lease=LONG, pool_size=21) as inside:
         ids = await client.submit_many(fat)
-        await eventually(lambda: connection.fetchval("SELECT count(*) = 20 FROM joex.job WHERE executor_id > 0"))
+        await eventually(
+            lambda: connection.fetchval("SELECT count(*) = 20 FROM joex_private.job WHERE executor_id > 0")
+        )
         for n in range(10):
             await inside.ended(await client.submit("measure", {"text": "x"}, group=f"small {n}"))
         assert inside.log.of(RunEnded, lambda event: event.job.group == "fat") == []
@@ -168,7 +170,7 @@ async def test_a_job_whose_arguments_hang_on_a_link_keeps_no_other_waiting_and_i
     client: AnyClient, proxy: Proxy
 ) -> None:
     async with executor_inside(app_of_sizes(), proxy.url, lease=LONG, pool_size=2) as inside:
-        trap = proxy.trap("joex.arguments(", At.FREEZE)
+        trap = proxy.trap("joex_private.arguments(", At.FREEZE)
         large = await client.submit("measure", {"text": "x" * LARGE}, group="large")
         await trap.sprung.wait()
         for _ in range(5):
@@ -186,7 +188,7 @@ async def test_a_job_whose_arguments_never_get_through_is_tried_again_later_and_
 ) -> None:
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=1) as inside:
         await connection.execute("""
-            CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql AS
+            CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql AS
                 'SELECT NULL::jsonb FROM pg_sleep(600)'
         """)
         job_id = await client.submit("measure", {"text": "x" * LARGE})
@@ -224,7 +226,7 @@ async def test_the_end_of_a_run_with_a_large_result_that_hangs_on_a_link_keeps_n
     client: AnyClient, proxy: Proxy
 ) -> None:
     async with executor_inside(app_of_sizes(), proxy.url, lease=LONG, pool_size=2) as inside:
-        trap = proxy.trap("joex.finish_many(", At.FREEZE)
+        trap = proxy.trap("joex_private.finish_many(", At.FREEZE)
         large = await client.submit("give", {"size": LARGE}, group="large")
         await trap.sprung.wait()
         small = [await client.submit("give", {"size": 1}, group="small") for _ in range(5)]
@@ -243,7 +245,7 @@ async def test_a_result_that_does_not_get_through_fails_its_job_with_a_line_that
     monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
     await connection.execute("""
         CREATE FUNCTION crawl() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NEW; END';
-        CREATE TRIGGER crawl BEFORE UPDATE ON joex.job FOR EACH ROW WHEN (pg_column_size(NEW.result) > 100000)
+        CREATE TRIGGER crawl BEFORE UPDATE ON joex_private.job FOR EACH ROW WHEN (pg_column_size(NEW.result) > 100000)
         EXECUTE FUNCTION crawl();
     """)
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=2) as inside:
@@ -266,7 +268,7 @@ async def test_a_line_that_the_database_refuses_is_dropped_and_no_other(
 ) -> None:
     # (A write that an end gives up on may have been carried out, and its lines come twice.)
     monkeypatch.setattr(finisher, "_NOTES_WITHIN", PATIENCE)
-    await refuse(connection, "joex.job_log", "NEW.message LIKE '%bad%'", error)
+    await refuse(connection, "joex_private.job_log", "NEW.message LIKE '%bad%'", error)
     app = joex.App()
 
     @app.task("task")
@@ -317,7 +319,7 @@ async def test_long_lines_are_cut_into_batches_by_their_bytes(
 async def test_an_end_that_the_database_refuses_fails_its_job_with_a_line_that_says_why_and_holds_up_no_other(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, size: int, error: str
 ) -> None:
-    await refuse(connection, "joex.job", f"pg_column_size(NEW.result) > {size} AND NEW.subject = 'bad'", error)
+    await refuse(connection, "joex_private.job", f"pg_column_size(NEW.result) > {size} AND NEW.subject = 'bad'", error)
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=5) as inside:
         subjects = ["good", "bad", "good", "good"]
         ids = [await client.submit("give", {"size": size}, subject=subject) for subject in subjects]
@@ -334,7 +336,7 @@ async def test_an_end_that_can_not_be_written_at_all_is_given_up_and_told_and_it
     client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
-    await refuse(connection, "joex.job", "NEW.subject = 'bad' AND NEW.finished_at IS NOT NULL")
+    await refuse(connection, "joex_private.job", "NEW.subject = 'bad' AND NEW.finished_at IS NOT NULL")
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=1) as inside:
         bad = await client.submit("give", {"size": 1}, subject="bad")
         told = await inside.log.wait_for(RunNotWritten)
@@ -350,7 +352,7 @@ async def test_an_end_that_can_not_be_written_at_all_is_given_up_and_told_and_it
 async def test_a_start_that_the_database_refuses_is_given_up_and_told_and_holds_up_no_end(
     client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
-    await refuse(connection, "joex.job", "NEW.subject = 'bad' AND NEW.state = 'running'")
+    await refuse(connection, "joex_private.job", "NEW.subject = 'bad' AND NEW.state = 'running'")
     go_on = asyncio.Event()
     app = app_of_sizes()
 
@@ -377,7 +379,7 @@ async def test_a_job_whose_arguments_the_database_refuses_to_give_is_tried_again
     monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=1) as inside:
         await connection.execute("""
-            CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE plpgsql AS
+            CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE plpgsql AS
                 'BEGIN RAISE internal_error USING MESSAGE = ''no such row''; END'
         """)
         job_id = await client.submit("measure", {"text": "x" * LARGE})
@@ -417,7 +419,7 @@ async def test_an_end_as_cancelled_whose_answer_got_lost_is_told_as_cancelled_an
         job_id = await client.submit("task")
         await inside.log.wait_for(RunStarted)
         # (A request that the executor does not hear of before its run has ended.)
-        await connection.execute("UPDATE joex.job SET cancel_requested = true WHERE id = $1", job_id)
+        await connection.execute("UPDATE joex_private.job SET cancel_requested = true WHERE id = $1", job_id)
         go_on.set()
         end = await inside.ended(job_id)
         await eventually(lambda: cleaned_up == [job_id])
@@ -471,7 +473,7 @@ async def test_a_row_that_somebody_holds_makes_the_ends_of_others_wait_once_and_
         job_id = await client.submit("held")
         await inside.log.wait_for(RunStarted)
         async with connection.transaction():
-            await connection.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+            await connection.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", job_id)
             go_on.set()
             trouble = await inside.log.wait_for(DatabaseTrouble)  # found out
             found_out = len(spy.calls)

@@ -117,7 +117,7 @@ async def test_a_full_log_buffer_drops_and_counts_lines_and_never_makes_the_job_
 
     async with executor_inside(app, database_url, log_buffer_size=50) as inside:
         async with connection.transaction():
-            await connection.execute("LOCK TABLE joex.job_log IN SHARE MODE")
+            await connection.execute("LOCK TABLE joex_private.job_log IN SHARE MODE")
             job_id = await client.submit("task")
             await inside.ended(job_id)
             assert written.is_set()
@@ -148,7 +148,7 @@ async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(
         job_id = await client.submit("task")
         await inside.log.wait_for(RunStarted)
         async with connection.transaction():
-            await connection.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+            await connection.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", job_id)
             go_on.set()
             await done.wait()
         await inside.ended(job_id)
@@ -176,7 +176,7 @@ async def test_the_start_and_the_progress_of_a_run_whose_row_is_locked_are_writt
             async with one_at_a_time:
                 if not tried:
                     await lock.start()
-                    await connection.execute("SELECT FROM joex.job FOR UPDATE")
+                    await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
                 answer = await write(used, *written)
                 tried.add(name)
                 if len(tried) == 2 and connection.is_in_transaction():
@@ -226,7 +226,7 @@ async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_tho
                 await last.ended(job_id)
         for name, days in (("old", 8), ("young", 6), ("old.failed", 8), ("oldest.failed", 31)):
             await connection.execute(
-                "UPDATE joex.job SET finished_at = finished_at - make_interval(days => $2) WHERE id = $1",
+                "UPDATE joex_private.job SET finished_at = finished_at - make_interval(days => $2) WHERE id = $1",
                 ids[name],
                 days,
             )
@@ -234,7 +234,7 @@ async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_tho
         await other.log.wait_for(RunStarted)
 
         await connection.execute(
-            "UPDATE joex.periodic_task SET enabled = true, timer = '*:*:*' WHERE id = 'joex.retention'"
+            "UPDATE joex_private.periodic_task SET enabled = true, timer = '*:*:*' WHERE id = 'joex.retention'"
         )
 
         async def are_deleted() -> bool:
@@ -242,7 +242,7 @@ async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_tho
             return kept == ["young", "old.failed"]
 
         await eventually(are_deleted)
-        assert await connection.fetchval("SELECT count(*) FROM joex.job") == 3  # and none has been made
+        assert await connection.fetchval("SELECT count(*) FROM joex_private.job") == 3  # and none has been made
         go_on.set()
         await other.ended(held)
     assert await client.log(ids["old"]) == []

@@ -115,7 +115,9 @@ async def test_jobs_that_fail_together_are_not_all_tried_again_at_one_moment(
         await client.submit_many([{"task": "task"}] * 20)
         await inside.log.wait_for(RunEnded, count=20)
     # How much longer than their delay they wait: the ends of all twenty may be one statement.
-    delays = await connection.fetch("SELECT extract(epoch FROM due_at - started_at)::float8 / 3600 FROM joex.job")
+    delays = await connection.fetch(
+        "SELECT extract(epoch FROM due_at - started_at)::float8 / 3600 FROM joex_private.job"
+    )
     assert len({round(row[0], 2) for row in delays}) > 2
     assert all(10 <= row[0] < 20.5 for row in delays)
 
@@ -294,7 +296,7 @@ async def test_a_result_that_the_database_refuses_fails_its_job_and_no_other(
         return 1
 
     async with client.acquire() as connection:
-        await connection.execute("ALTER TABLE joex.job ADD CHECK (result <> '\"huge\"')")
+        await connection.execute("ALTER TABLE joex_private.job ADD CHECK (result <> '\"huge\"')")
     async with executor_inside(app, database_url) as inside:
         ids = [await client.submit("huge"), await client.submit("small")]
         ends = [await inside.ended(job_id) for job_id in ids]
@@ -488,5 +490,6 @@ async def _make_due(connection: asyncpg.Connection, job_id: UUID) -> object:
     """The time has come for a job that waits for its next try; returns what time that is."""
     # In one statement: the executor may take the job as soon as it is due.
     return await connection.fetchval(
-        "UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1 AND due_at > now() RETURNING due_at", job_id
+        "UPDATE joex_private.job SET due_at = clock_timestamp() WHERE id = $1 AND due_at > now() RETURNING due_at",
+        job_id,
     )

@@ -91,7 +91,7 @@ async def test_a_submission_under_an_old_snapshot_wakes_a_sleeping_executor(
     """A repeatable-read transaction that began before the executor fell asleep can't see that it sleeps."""
     transaction = connection.transaction(isolation="repeatable_read")
     await transaction.start()
-    await connection.fetchval("SELECT count(*) FROM joex.executor")  # takes the snapshot, but no transaction id
+    await connection.fetchval("SELECT count(*) FROM joex_private.executor")  # takes the snapshot, but no transaction id
     async with executor_inside(app, database_url, lease=LONG) as inside:
         await inside.log.wait_for(FellAsleep)
         job_id = await client.submit("task", connection=connection)
@@ -286,5 +286,7 @@ async def test_no_more_jobs_run_at_a_time_than_there_are_slots(client: AnyClient
 async def _someone_sleeps(client: AnyClient) -> bool:
     async with client.acquire() as connection:
         return bool(
-            await connection.fetchval("SELECT EXISTS (SELECT FROM joex.executor WHERE asleep_since IS NOT NULL)")
+            await connection.fetchval(
+                "SELECT EXISTS (SELECT FROM joex_private.executor WHERE asleep_since IS NOT NULL)"
+            )
         )

@@ -45,7 +45,7 @@ async def test_eight_executors_run_each_of_twenty_thousand_jobs_once_and_the_gro
 
         async def all_finished() -> bool:
             await asyncio.sleep(0.2)  # a count of them all takes its time
-            found = await connection.fetchval("SELECT count(*) FROM joex.job WHERE finished_at IS NOT NULL")
+            found = await connection.fetchval("SELECT count(*) FROM joex_private.job WHERE finished_at IS NOT NULL")
             return bool(found == _JOBS)
 
         await eventually(all_finished)
@@ -54,7 +54,7 @@ async def test_eight_executors_run_each_of_twenty_thousand_jobs_once_and_the_gro
     ends = await connection.fetch(
         """
         SELECT state::text, attempt, failures, losses, count(*), count(DISTINCT app_id)
-        FROM joex.job GROUP BY 1, 2, 3, 4
+        FROM joex_private.job GROUP BY 1, 2, 3, 4
         """
     )
     assert [tuple(row) for row in ends] == [("success", 1, 0, 0, _JOBS, _EXECUTORS)]
@@ -63,7 +63,7 @@ async def test_eight_executors_run_each_of_twenty_thousand_jobs_once_and_the_gro
 
 async def _furthest_ahead(connection: asyncpg.Connection) -> int:
     """How many jobs a group was ahead of another at most, as long as both had jobs left."""
-    order = await connection.fetch("SELECT grp FROM joex.job ORDER BY scheduled_at, seq")
+    order = await connection.fetch("SELECT grp FROM joex_private.job ORDER BY scheduled_at, seq")
     served = Counter({f"group {n}": 0 for n in range(_GROUPS)})
     most = 0
     for (group,) in order:

@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE, eventually
 
 _FIRST_HEARTBEAT = """
     SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'joex chores %'
-                   AND state = 'idle' AND query LIKE '%joex.recover_overdue(%' AND datname = current_database())
+                   AND state = 'idle' AND query LIKE '%joex_private.recover_overdue(%' AND datname = current_database())
 """
 
 
@@ -119,7 +119,7 @@ async def test_a_transaction_of_a_run_that_has_lost_its_job_is_rolled_back(
         await eventually(lambda: effects.fetchval(_FIRST_HEARTBEAT), why="the first heartbeat is over")
         job_id = await client.submit("task")
         await inside_transaction.wait()
-        await effects.execute("UPDATE joex.job SET lock_id = gen_random_uuid() WHERE id = $1", job_id)
+        await effects.execute("UPDATE joex_private.job SET lock_id = gen_random_uuid() WHERE id = $1", job_id)
         go_on.set()
         conflict = await inside.log.wait_for(WorkerConflict)
         await eventually(lambda: not inside.executor.running())
@@ -146,7 +146,7 @@ async def test_a_result_of_a_run_that_has_lost_its_job_is_dropped_and_its_slot_f
         await started.wait()
         # Somebody else holds it now: no executor of this test.
         await effects.execute(
-            "UPDATE joex.job SET lock_id = gen_random_uuid(), executor_id = 999 WHERE id = $1", job_id
+            "UPDATE joex_private.job SET lock_id = gen_random_uuid(), executor_id = 999 WHERE id = $1", job_id
         )
         go_on.set()
         await inside.log.wait_for(WorkerConflict)
@@ -174,7 +174,7 @@ async def test_a_run_that_has_lost_its_job_is_interrupted_at_the_next_heartbeat(
         job_id = await client.submit("task")
         await started.wait()
         await effects.execute(
-            "UPDATE joex.job SET lock_id = gen_random_uuid(), executor_id = 999 WHERE id = $1", job_id
+            "UPDATE joex_private.job SET lock_id = gen_random_uuid(), executor_id = 999 WHERE id = $1", job_id
         )
         await interrupted.wait()
         assert (await inside.log.wait_for(WorkerConflict)).job_id == job_id
@@ -273,7 +273,7 @@ async def test_a_submission_in_a_tasks_transaction_is_there_if_and_only_if_it_co
     async with executor_inside(app, database_url) as inside:
         await client.submit("parent")
         await inside.log.wait_for(RunEnded, lambda event: event.job.task == "child")
-    children = await effects.fetch("SELECT result::text FROM joex.job WHERE task = 'child'")
+    children = await effects.fetch("SELECT result::text FROM joex_private.job WHERE task = 'child'")
     assert [row[0] for row in children] == ["2"]
 
 

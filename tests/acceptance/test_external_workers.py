@@ -110,7 +110,7 @@ async def an_executor(client: AnyClient, url: str, app_id: str, **settings: str)
     command = "joex executor --app tests.support.deliveries:app --http-address 127.0.0.1:0"
     environment = {f"JOEX_{name.upper()}": value for name, value in settings.items()}
     async with running(command, ROOT, url, "registered", JOEX_APP_ID=app_id, **environment):
-        asked = "SELECT http_address FROM joex.executor WHERE app_id = $1 AND left_at IS NULL"
+        asked = "SELECT http_address FROM joex_private.executor WHERE app_id = $1 AND left_at IS NULL"
         async with client.acquire() as connection:
             address = await connection.fetchval(asked, app_id)
         yield f"http://{address}"
@@ -126,7 +126,7 @@ class Load:
 
     async def keep_up(self) -> None:
         """Submit more where little is left."""
-        waiting = await self._connection.fetchval("SELECT count(*) FROM joex.job WHERE lane IS NOT NULL")
+        waiting = await self._connection.fetchval("SELECT count(*) FROM joex_private.job WHERE lane IS NOT NULL")
         if waiting < AT_ONCE:
             await self.submit(AT_ONCE)
 
@@ -142,7 +142,7 @@ class Load:
                     )
                 else:
                     opts = {"data": data, "priority": parcel % 3}
-                    job = await self._client.typed.add(
+                    job = await self._client.keyed.add(
                         "deliver", ("parcel", parcel), opts, group=group, connection=connection
                     )
                 self.jobs.append(job)
@@ -166,7 +166,7 @@ class Load:
             # (Neither row is locked: it is in no transaction, which would be open as long as it is stopped.)
             found = await self._connection.fetchrow(
                 """
-                SELECT d.run, d.job FROM delivery d JOIN joex.job j ON j.id = d.job AND j.lock_id = d.run
+                SELECT d.run, d.job FROM delivery d JOIN joex_private.job j ON j.id = d.job AND j.lock_id = d.run
                 WHERE d.worker = $1 AND d.ended IS NULL AND j.state = 'running' FOR UPDATE SKIP LOCKED
                 """,
                 worker.name,
@@ -180,12 +180,12 @@ class Load:
 
     async def given_to_another(self, run: asyncpg.Record) -> None:
         """Wait until somebody else has the job of a run."""
-        asked = "SELECT lock_id IS NOT NULL AND lock_id <> $2 FROM joex.job WHERE id = $1"
+        asked = "SELECT lock_id IS NOT NULL AND lock_id <> $2 FROM joex_private.job WHERE id = $1"
         await eventually(lambda: self._connection.fetchval(asked, *(run["job"], run["run"])), why="another has the job")
 
     async def all_finished(self) -> None:
         """Wait until all jobs are finished."""
-        asked = "SELECT count(*) = $1 FROM joex.job WHERE finished_at IS NOT NULL"
+        asked = "SELECT count(*) = $1 FROM joex_private.job WHERE finished_at IS NOT NULL"
         await eventually(lambda: self._connection.fetchval(asked, len(self.jobs)), why="all are finished")
 
 
@@ -195,7 +195,7 @@ async def test_executors_and_workers_in_python_and_in_a_shell_run_all_jobs_under
     client: AnyClient, connection: asyncpg.Connection, database_url: str, workers: Workers
 ) -> None:
     await connection.execute(TABLE)
-    await client.typed.set_timeout("deliver", activity=TIMEOUT)
+    await client.keyed.set_timeout("deliver", activity=TIMEOUT)
     load = Load(client, connection)
     await load.submit(AT_ONCE)
     async with AsyncExitStack() as stack:
@@ -234,7 +234,7 @@ async def test_executors_and_workers_in_python_and_in_a_shell_run_all_jobs_under
         for worker in late:
             await worker.leave()
 
-    states = await connection.fetch("SELECT state::text, count(*) FROM joex.job GROUP BY 1")
+    states = await connection.fetch("SELECT state::text, count(*) FROM joex_private.job GROUP BY 1")
     assert [tuple(row) for row in states] == [("success", len(load.jobs))]
     assert await connection.fetch(OVERLAPPING) == []
     by_others = await connection.fetch("SELECT job FROM delivery WHERE worker NOT LIKE 'shell%' AND ended IS NOT NULL")
@@ -259,14 +259,14 @@ async def http(client: AnyClient, connection: asyncpg.Connection, database_url: 
 async def test_a_worker_reports_as_long_as_it_works_and_stops_when_its_job_is_cancelled(
     client: AnyClient, connection: asyncpg.Connection, workers: Workers, http: str, kind: str
 ) -> None:
-    await client.typed.set_timeout("deliver", activity="1h")
-    job = await client.typed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
+    await client.keyed.set_timeout("deliver", activity="1h")
+    job = await client.keyed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
     worker = await a_worker(kind, workers, http, JOEX_REPORT_EVERY="0.05", JOEX_API_TOKEN="s3cret")
     await client.wait(job, states=["running"], timeout=PATIENCE)
     reports: set[Any] = set()
 
     async def has_reported() -> bool:
-        reports.add(await connection.fetchval("SELECT overdue_at FROM joex.job WHERE id = $1", job))
+        reports.add(await connection.fetchval("SELECT overdue_at FROM joex_private.job WHERE id = $1", job))
         return len(reports) > 3
 
     await eventually(has_reported, why="it reports again and again")
@@ -274,7 +274,7 @@ async def test_a_worker_reports_as_long_as_it_works_and_stops_when_its_job_is_ca
     await client.cancel(job)
     assert (await client.wait(job, timeout=PATIENCE)).state == "cancelled"
     await worker.told("canceled", job)
-    next_one = await client.typed.add("deliver", 2, {"data": {"parcel": 2, "seconds": 0}})
+    next_one = await client.keyed.add("deliver", 2, {"data": {"parcel": 2, "seconds": 0}})
     assert (await client.wait(next_one, timeout=PATIENCE)).state == "success"
 
 
@@ -283,7 +283,7 @@ async def test_a_run_that_fails_is_tried_again_and_its_job_says_why(
     client: AnyClient, workers: Workers, http: str, kind: str, error: str
 ) -> None:
     command = "echo one line; printf 'no \"way\" \tto \\\\ there\\n'; exit 3"
-    job = await client.typed.add("deliver", 1, {"data": {"parcel": 1}})
+    job = await client.keyed.add("deliver", 1, {"data": {"parcel": 1}})
     await (workers.shell(kind, http, command, JOEX_API_TOKEN="s3cret") if kind == "shell" else workers.python(kind))
     assert (await client.wait(job, states=["stuck"], timeout=PATIENCE)).error == error
 
@@ -292,7 +292,7 @@ async def test_a_worker_in_python_that_is_to_leave_gives_back_what_it_runs(
     client: AnyClient, connection: asyncpg.Connection, workers: Workers
 ) -> None:
     await connection.execute(TABLE)
-    job = await client.typed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
+    job = await client.keyed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
     worker = await workers.python("python")
     await eventually(lambda: connection.fetchval("SELECT count(*) = 1 FROM delivery"), why="it is on the way")
     await worker.leave()
@@ -306,7 +306,7 @@ async def test_a_worker_in_a_shell_that_is_to_leave_finishes_what_it_runs(
 ) -> None:
     go = tmp_path / "go"
     command = f'test "$JOEX_JOB"; while ! test -e {go}; do sleep 0.05; done; echo "gone at last"'
-    job, later = [await client.typed.add("deliver", nr, {"data": {"parcel": nr}}) for nr in range(2)]
+    job, later = [await client.keyed.add("deliver", nr, {"data": {"parcel": nr}}) for nr in range(2)]
     worker = await workers.shell("shell", http, command, JOEX_API_TOKEN="s3cret")
     await client.wait(job, states=["running"], timeout=PATIENCE)
     worker.process.terminate()

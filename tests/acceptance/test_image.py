@@ -85,7 +85,7 @@ users: [{name: nobody, user: {token: none}}]
 
 async def test_an_operator_of_the_image_starts_and_waits_for_its_api_server(image: Image, nowhere: Path) -> None:
     process = await image.start("joex", "operator", "--http-address", "127.0.0.1:0", KUBECONFIG=str(nowhere))
-    await until_line(process, "the API server can't be reached")
+    await until_line(process, "can't reach the API server")
     process.terminate()
     await process.communicate()
     assert process.returncode == 0
@@ -143,7 +143,7 @@ async def test_the_first_process_of_a_container_ends_at_a_sigterm_while_it_waits
 
 async def test_an_operator_ends_at_a_sigterm_while_it_has_no_api_server(image: Image, nowhere: Path) -> None:
     async with first_process(image, *OPERATOR, KUBECONFIG=str(nowhere)) as process:
-        await process.says("the API server can't be reached")
+        await process.says("can't reach the API server")
         assert await process.terminate() == 0
 
 

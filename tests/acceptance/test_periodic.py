@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "periodic.md").read_text()
 EXECUTOR = "joex executor --app {}:app"
-HOUSEKEEPING = "joex.retention"  # in each of the tests' databases there is this row
+MAINTENANCE = "joex.retention"  # in each of the tests' databases there is this row
 PROGRAM = """
 import asyncio
 import joex
@@ -65,12 +65,12 @@ async def printed(command, folder, database_url):
 async def test_an_app_brings_its_periodic_tasks_and_takes_them_away_again(tmp_path, client, database_url):
     two = '@app.periodic("daily")\n@app.periodic("hourly", id="often", group="acme")'
     async with executor(tmp_path, database_url, "shop", two):
-        assert await ids(client) == [HOUSEKEEPING, "shop:app/often", "shop:app/tick"]
+        assert await ids(client) == [MAINTENANCE, "shop:app/often", "shop:app/tick"]
         assert [task.group for task in await client.periodic.list("app:shop:app")] == ["acme", "default"]
     async with executor(tmp_path, database_url, "shop", '@app.periodic("daily")'):
-        assert await ids(client) == [HOUSEKEEPING, "shop:app/tick"]
+        assert await ids(client) == [MAINTENANCE, "shop:app/tick"]
     async with executor(tmp_path, database_url, "shop"):
-        assert await ids(client) == [HOUSEKEEPING]
+        assert await ids(client) == [MAINTENANCE]
 
 
 async def test_two_apps_and_people_leave_each_others_periodic_tasks_alone(tmp_path, client, database_url):
@@ -78,15 +78,15 @@ async def test_two_apps_and_people_leave_each_others_periodic_tasks_alone(tmp_pa
     await client.periodic.put("garden:app/tick", "tick", "daily", zone="Asia/Tokyo")  # people were first here
     async with executor(tmp_path, database_url, "shop", '@app.periodic("daily")'):
         mine = ["a", "garden:app/tick"]
-        assert await ids(client) == [*mine, HOUSEKEEPING, "shop:app/tick"]
+        assert await ids(client) == [*mine, MAINTENANCE, "shop:app/tick"]
         async with executor(
             tmp_path, database_url, "garden", '@app.periodic("daily")\n@app.periodic("hourly", id="b")'
         ):
-            assert await ids(client) == ["a", "garden:app/b", "garden:app/tick", HOUSEKEEPING, "shop:app/tick"]
+            assert await ids(client) == ["a", "garden:app/b", "garden:app/tick", MAINTENANCE, "shop:app/tick"]
             assert await ids(client, "user") == mine
             assert (await client.periodic.get("garden:app/tick")).zone == "Asia/Tokyo"
         async with executor(tmp_path, database_url, "garden"):
-            assert await ids(client) == [*mine, HOUSEKEEPING, "shop:app/tick"]
+            assert await ids(client) == [*mine, MAINTENANCE, "shop:app/tick"]
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ async def test_a_wrong_periodic_task_of_an_app_is_a_line_at_its_start(
         await eventually(lambda: process.returncode is not None, why="it has ended")
         assert process.returncode == 2
         assert re.fullmatch(rf"joex: {re.escape(complaint)}[^\n]*\n", log()), log()
-    assert await ids(client) == [HOUSEKEEPING]
+    assert await ids(client) == [MAINTENANCE]
 
 
 async def test_the_jobs_of_a_periodic_task_come_and_the_list_shows_it(tmp_path, client, connection, database_url):
     async def come():
-        return await connection.fetchval("SELECT count(*) >= 2 FROM joex.job WHERE subject = 'shop:app/tick'")
+        return await connection.fetchval("SELECT count(*) >= 2 FROM joex_private.job WHERE subject = 'shop:app/tick'")
 
     async with executor(tmp_path, database_url, "shop", '@app.periodic("*:*:*")'):
         await eventually(come, why="there are two jobs")
@@ -155,7 +155,7 @@ async def test_the_program_of_the_page_runs(folder, client, database_url):
 async def test_the_commands_of_the_page_do_what_it_says(folder, client, database_url):
     said = [await printed(command, folder, database_url) for command in PEOPLE]
     assert [one.split()[-1] for one in said[-3:]] == ["disabled", "enabled", "removed"]
-    assert await ids(client) == [HOUSEKEEPING]
+    assert await ids(client) == [MAINTENANCE]
 
 
 async def test_the_client_of_the_page_does_what_it_says(folder, client, capsys):
@@ -170,7 +170,7 @@ async def test_the_sql_of_the_page_does_what_it_says(connection, client):
     assert [answers[0][0][0], answers[1][0][0], answers[2][0][0]] == ["set", "submitted", "set"]
     assert (answers[3][-1]["id"], answers[3][-1]["last_job_state"]) == ("reports/weekly", "waiting")
     assert answers[4][0][0] == "removed"
-    assert await ids(client) == [HOUSEKEEPING]
+    assert await ids(client) == [MAINTENANCE]
 
 
 async def test_the_calls_of_the_page_do_what_it_says(client):
@@ -187,12 +187,12 @@ async def test_the_calls_of_the_page_do_what_it_says(client):
     assert answers[-1].json().keys() == {"success", "message", "event", "next"}
 
 
-async def test_the_housekeeping_of_the_page_is_disabled_and_done_by_hand(folder, client, database_url, connection):
-    await client.periodic.enable(HOUSEKEEPING, any_owner=True)  # as it is in any other database
+async def test_the_maintenance_of_the_page_is_disabled_and_done_by_hand(folder, client, database_url, connection):
+    await client.periodic.enable(MAINTENANCE, any_owner=True)  # as it is in any other database
     for command in RETENTION:
         await done(command, folder, database_url)
     async with running(EXECUTOR.format("shop"), folder, database_url, "registered"):
-        assert (await client.periodic.get(HOUSEKEEPING)).enabled is False
+        assert (await client.periodic.get(MAINTENANCE)).enabled is False
     await client.cancel(await client.submit("tick"))
     call = "SELECT jobs FROM joex.delete_finished('{cancelled}', now())"
     assert [await connection.fetchval(call) for _ in range(2)] == [1, 0]

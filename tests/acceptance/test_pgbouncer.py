@@ -28,7 +28,7 @@ from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
 SESSIONS = 3
-_LATER = "SELECT heartbeat_at > $2::timestamptz + interval '7 s' FROM joex.lease WHERE executor_id = $1"
+_LATER = "SELECT heartbeat_at > $2::timestamptz + interval '7 s' FROM joex_private.lease WHERE executor_id = $1"
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_a_connection_that_is_pooled_finds_out_and_keeps_to_transactions(u
         assert await connection.fetchval("SHOW synchronous_commit") == "on"
         async with connection.transaction():
             inside = {await connection.fetchval("SELECT pg_backend_pid()") for _ in range(5)}
-        await connection.execute("VACUUM joex.job")
+        await connection.execute("VACUUM joex_private.job")
     finally:
         await connection.close()
         await other.close()
@@ -129,7 +129,7 @@ async def test_calls_of_several_clients_at_once_all_succeed(clients: list[AnyCli
 
     await asyncio.gather(*(work(client, number) for number in range(20) for client in clients))
     async with clients[0].using() as connection:
-        assert await connection.fetchval("SELECT count(*) FROM joex.job") == 20 * 4 * 5
+        assert await connection.fetchval("SELECT count(*) FROM joex_private.job") == 20 * 4 * 5
 
 
 async def test_executors_run_jobs_and_keep_their_leases(
@@ -151,7 +151,7 @@ async def test_executors_run_jobs_and_keep_their_leases(
             assert states == ["success", "failed", "success", "success"] * 40
             assert {job.result for job in jobs if job is not None and job.task == "connection"} == {"read committed"}
             # They go on for longer than a lease without work.
-            seen = await connection.fetch("SELECT executor_id, heartbeat_at FROM joex.lease ORDER BY 1")
+            seen = await connection.fetch("SELECT executor_id, heartbeat_at FROM joex_private.lease ORDER BY 1")
             assert len(seen) == 2
             for executor, at in seen:
                 await eventually(functools.partial(connection.fetchval, _LATER, executor, at), 60)
@@ -165,7 +165,7 @@ async def test_executors_run_jobs_and_keep_their_leases(
                 assert not inside.log.of(LeaseEnded)
                 assert not inside.log.of(TrustEnded)
         assert await connection.fetchval("SELECT count(*) FROM written") == 80
-        left = await connection.fetch("SELECT left_at IS NOT NULL FROM joex.executor")
+        left = await connection.fetch("SELECT left_at IS NOT NULL FROM joex_private.executor")
         assert [row[0] for row in left] == [True, True]
     finally:
         await connection.execute("DROP TABLE written")
@@ -209,22 +209,22 @@ async def test_who_waits_and_who_subscribes_is_told_and_who_wants_events_is_refu
             pass
 
 
-async def test_typed_workers_wait_for_work_and_end_it(clients: list[AnyClient]) -> None:
+async def test_keyed_workers_wait_for_work_and_end_it(clients: list[AnyClient]) -> None:
     done: list[Any] = []
 
     async def worker(client: AnyClient) -> None:
-        while job := await client.typed.accept("index", wait="1h"):
-            assert await client.typed.update("index", job.id, {"data": {"seen": True}}, job.lock_id) == "ok"
-            assert await client.typed.finish("index", job.id, {}, job.lock_id) == "ok"
+        while job := await client.keyed.accept("index", wait="1h"):
+            assert await client.keyed.update("index", job.id, {"data": {"seen": True}}, job.lock_id) == "ok"
+            assert await client.keyed.finish("index", job.id, {}, job.lock_id) == "ok"
             done.append(job.id)
 
     workers = [asyncio.create_task(worker(client)) for client in clients for _ in range(2)]
     for number in range(20):
-        await clients[number % 4].typed.add("index", number)
-    finished = await asyncio.wait_for(clients[0].typed.wait_many("index", range(20)), 2 * PATIENCE)
+        await clients[number % 4].keyed.add("index", number)
+    finished = await asyncio.wait_for(clients[0].keyed.wait_many("index", range(20)), 2 * PATIENCE)
     assert [job.state for job in finished if job is not None] == ["finished"] * 20
     await eventually(lambda: sorted(done) == list(range(20)))
-    await clients[0].typed.add("index", "late")
+    await clients[0].keyed.add("index", "late")
     await eventually(lambda: "late" in done)
     for working in workers:
         working.cancel()
@@ -238,7 +238,7 @@ async def test_the_operator_measures_and_makes_the_jobs_of_periodic_tasks(
         operator.pool()
         operator.task("ticks")
         await eventually(lambda: operator.status("ticks").get("lastOutcome") == "overlapping", why="it was due twice")
-        (job,) = await connection.fetch("SELECT id, queue FROM joex.job")
+        (job,) = await connection.fetch("SELECT id, queue FROM joex_private.job")
         assert operator.status("ticks")["lastJob"] == {"id": str(job["id"]), "state": "waiting"}
         listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
         assert await connection.fetchval(listening) == 0
@@ -257,7 +257,7 @@ async def test_the_operator_finds_the_only_executor_dead_and_its_jobs_move_on(
             job_id = await client.submit("hold", {"flag": "go"})
             await effects.begun(job_id)
             await executor.kill()
-            waits = "SELECT state = 'waiting' AND losses = 1 FROM joex.job WHERE id = $1"
+            waits = "SELECT state = 'waiting' AND losses = 1 FROM joex_private.job WHERE id = $1"
             await eventually(lambda: connection.fetchval(waits, job_id), why="the job waits again")
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from joex.observe.metrics import Metrics as ExecutorMetrics
-from joex_operator.metrics import Metrics as OperatorMetrics
+from joex_operator.metrics import OperatorMetrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = ROOT / "charts/joex/files/prometheus/rules.yaml"

@@ -27,17 +27,17 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize(
     "command",
     [
-        ["executor", "--app", "joex.examples.documents:app", "--http-address", ""],
-        ["up", "-f", str(ROOT / "examples" / "joexpool.yaml")],
-        ["demo"],
-        ["jobs"],
+        ["joex", "executor", "--app", "joex.examples.documents:app", "--http-address", ""],
+        ["joex", "up", "-f", str(ROOT / "examples" / "joexpool.yaml")],
+        ["examples.demo"],
+        ["joex", "jobs"],
     ],
-    ids=lambda command: command[0],
+    ids=lambda command: command[-1] if len(command) < 3 else command[1],
 )
 async def test_a_command_that_is_told_to_end_leaves_no_embedded_server(folder: Path, command: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "joex", *command),
+        *(sys.executable, "-m", *command),
         cwd=ROOT,
         env={**environment, "JOEX_EMBEDDED_DIR": str(folder)},
         stdin=DEVNULL,

@@ -60,7 +60,7 @@ async def test_a_workload_on_a_pool_is_told_in_tables(joex):
     assert re.search(r"^[\d,]+ jobs in \w+: [\d,]+ success, \d+ failed$", out, re.MULTILINE)
     for head in ("QUEUE .* P50 +P95 +P99 +MAX +JAIN", "GROUP +QUEUE +WEIGHT .* OF SLOTS", "POOL .* HOURS +COST"):
         assert re.search(rf"^{head}$", out, re.MULTILINE), out
-    assert "... of 13 groups, those that waited longest; and the busiest:" in out
+    assert "These waited longest, of 13 groups. The busiest:" in out
     assert re.search(r"^documents +[\d.]+ +\d+ +4 .* [\d.]+%? +[\d.]+ +\d+\.\d\d$", out, re.MULTILINE), out
 
 
@@ -132,7 +132,7 @@ async def test_a_wrong_call_or_file_says_what_to_mend(joex):
         ("wrong.yaml", *pool): "wrong.yaml: tenants[0].rate: expected jobs in a time, such as '2/s'",
         ("broken.yaml", *pool): "broken.yaml, line 1, column 10: ",
         ("two.yaml", *pool): "two.yaml: expected one document, with period and tenants; got 2",
-        ("none.yaml", *pool): "none.yaml: no job in it",
+        ("none.yaml", *pool): "none.yaml: no jobs",
         ("missing.yaml", *pool): "missing.yaml: No such file or directory",
         ("missing.jsonl", *pool): "missing.jsonl: No such file or directory",
         ("wrong.jsonl", *pool): "wrong.jsonl, line 1: group: required",
@@ -155,7 +155,7 @@ async def test_jobs_that_never_run_are_told(joex):
     )
     answer = await joex("simulate", "load.yaml", "-f", "idle.yaml")
     assert answer.code == 0
-    assert re.search(r"idle.yaml: [\d,]+ jobs never ran: no executor came for them", answer.complaint)
+    assert re.search(r"idle.yaml: [\d,]+ jobs never ran: no executor was left", answer.complaint)
 
 
 # The trace of a real run.
@@ -171,7 +171,7 @@ async def test_what_was_really_run_is_exported_and_simulated(joex, database_url,
     jobs += [{"task": "fail", "group": "light", "retries": 1}] * 3
     await client.submit_many(jobs)
     async with joex.executor("--pool-size", "4", "--retry-delay", "100ms"):
-        open_jobs = "SELECT count(*) FROM joex.job WHERE finished_at IS NULL"
+        open_jobs = "SELECT count(*) FROM joex_private.job WHERE finished_at IS NULL"
         await eventually(lambda: _is_zero(connection, open_jobs), why="all jobs have ended")
     plain, hidden, later = await asyncio.gather(
         joex.done("stats", "--trace"),

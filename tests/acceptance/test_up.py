@@ -163,7 +163,7 @@ async def hold(client: Client, *flags: str, **options: Any) -> list[UUID | None]
 
 async def living(database: asyncpg.Pool) -> dict[str, int]:
     """The executors that live: app-id and process id."""
-    rows = await database.fetch("SELECT app_id, pid FROM joex.executor WHERE left_at IS NULL")
+    rows = await database.fetch("SELECT app_id, pid FROM joex_private.executor WHERE left_at IS NULL")
     return {row["app_id"]: row["pid"] for row in rows}
 
 
@@ -181,9 +181,11 @@ async def test_a_pool_grows_from_zero_to_its_most_and_back(up, client, effects, 
     assert await effects.all_finished(jobs) == {"success": 5}
     await eventually(lambda: not up.executors(), why=f"the pool is at zero again: {up}")
     assert await living(database) == {}
-    assert await database.fetchval("SELECT max(attempt) FROM joex.job") == 1
-    assert await database.fetchval("SELECT count(*) FROM joex.executor") == 3
-    await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM joex.retired"), why="the names are free again")
+    assert await database.fetchval("SELECT max(attempt) FROM joex_private.job") == 1
+    assert await database.fetchval("SELECT count(*) FROM joex_private.executor") == 3
+    await eventually(
+        lambda: database.fetchval("SELECT count(*) = 0 FROM joex_private.retired"), why="the names are free again"
+    )
 
 
 async def test_an_idle_executor_leaves_and_a_busy_one_stays(up, client, effects, database):
@@ -222,7 +224,7 @@ async def test_a_second_signal_makes_the_executors_give_their_jobs_back(up, clie
 
     up.process.send_signal(signal.SIGINT)
     await up.told("Stopping")
-    await eventually(lambda: database.fetchval("SELECT bool_and(draining) FROM joex.executor"), why="it drains")
+    await eventually(lambda: database.fetchval("SELECT bool_and(draining) FROM joex_private.executor"), why="it drains")
     up.process.send_signal(signal.SIGINT)
     assert await up.ended() == 0
     assert not any(map(is_running, executors))
@@ -241,7 +243,7 @@ async def test_a_killed_executor_is_started_again_in_place_and_has_its_jobs_back
     second = await effects.begun(job, runs=2)
     assert second["pid"] != first["pid"]
     assert set(await living(database)) == {"here/docs-0"}
-    lives = await database.fetch("SELECT pod_uid FROM joex.executor")
+    lives = await database.fetch("SELECT pod_uid FROM joex_private.executor")
     assert len(lives) == 2
     assert len({life["pod_uid"] for life in lives} - {None}) == 1, "one slot, one uid"
     await effects.flag("go")
@@ -284,7 +286,7 @@ async def test_sighup_reads_the_file_again(up, client, effects, database):
     await up.write(pool("one", queues=["a"]), pool("two", queues=["b"]), periodic("nightly", "one")).start()
     (busy,) = await hold(client, "go", queue="b")
     run = await effects.begun(busy)
-    await eventually(lambda: database.fetchval("SELECT id FROM joex.periodic_task WHERE id = 'here/nightly'"))
+    await eventually(lambda: database.fetchval("SELECT id FROM joex_private.periodic_task WHERE id = 'here/nightly'"))
 
     up.write(pool("one", queues=["a", "c"], scaling={"minReplicas": 1}), pool("three", queues=["d"]))
     up.process.send_signal(signal.SIGHUP)
@@ -292,7 +294,7 @@ async def test_sighup_reads_the_file_again(up, client, effects, database):
     await up.told("Changed", "one 1 to 3 executors")
     await up.told("Loaded", "three")
     await up.told("Removed", "two")
-    gone = "SELECT NOT EXISTS (SELECT FROM joex.periodic_task WHERE id = 'here/nightly')"
+    gone = "SELECT NOT EXISTS (SELECT FROM joex_private.periodic_task WHERE id = 'here/nightly')"
     await eventually(lambda: database.fetchval(gone), why="it is removed")
     new = await hold(client, "go", queue="c")
     await effects.begun(new[0])
@@ -329,7 +331,7 @@ async def test_an_invalid_new_file_changes_nothing(up, client, effects, database
 async def test_a_due_periodic_task_starts_the_first_executor(up, effects, database):
     ticks = periodic("ticks", "docs", task="effect", timer="*:*:*")
     await up.write(pool(), ticks).start()
-    last_job = "SELECT last_job FROM joex.periodic_task WHERE id = 'here/ticks'"
+    last_job = "SELECT last_job FROM joex_private.periodic_task WHERE id = 'here/ticks'"
     first = await eventually(lambda: database.fetchval(last_job), why=f"it is due: {up}")
     assert await effects.all_finished([first]) == {"success": 1}
     await up.told("Added", "docs docs-0: demand")
@@ -345,7 +347,7 @@ async def test_a_due_periodic_task_starts_the_first_executor(up, effects, databa
     up.write(pool(), ticks)
     up.process.send_signal(signal.SIGHUP)
     assert (await up.told("Suspended", "ticks"))["type"] == "Normal"
-    assert not await database.fetchval("SELECT enabled FROM joex.periodic_task WHERE id = 'here/ticks'")
+    assert not await database.fetchval("SELECT enabled FROM joex_private.periodic_task WHERE id = 'here/ticks'")
 
 
 async def test_a_changed_pool_replaces_its_executors(up, client, effects, database):
@@ -399,7 +401,7 @@ async def test_there_is_one_of_a_name(up, client, tmp_path, environment):
     await up.write(pool()).start()
     second = joex(environment, "up", "-f", str(up.file), "--name", "here")
     assert second.returncode == 1
-    assert second.stderr.startswith("joex: joex up is there already under the name 'here': ")
+    assert second.stderr.startswith("joex: joex up already runs under the name 'here': ")
     assert f"process {up.process.pid}, with {up.file}" in second.stderr
     assert second.stdout == ""
 
@@ -463,7 +465,7 @@ def test_a_wrong_file_is_one_line_and_nothing_is_started(tmp_path):
         ),
         (
             ["-f", "examples/joexpool.yaml", "--database", "joexdb=postgresql://h/d"],
-            "--database joexdb: no pool has this secretName; those of the files: joex-db",
+            "--database joexdb: no pool has this secretName; the files have: joex-db",
         ),
         (["-f", "examples/joexpool.yaml", "--database-url", "nonsense"], "--database-url: expected postgresql://"),
     ],

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from joex.cli.lifeline import Lifeline
+from joex.cli.parent_watch import ParentWatch
 from joex_operator.local import slot
 from joex_operator.local.slot import SlotProcess, restart_delay
 from tests.support.waiting import eventually
 
 
 class Recorder:
-    """A watcher that remembers."""
+    """An observer that remembers."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.failures: list[tuple[str, float]] = []
         self.has_ended = False
 
-    def said(self, slot: str, line: str) -> None:
+    def printed(self, slot: str, line: str) -> None:
         del slot
         self.lines.append(line)
 
@@ -36,10 +36,10 @@ class Recorder:
 
 
 @pytest.fixture
-def lifeline() -> Iterator[Lifeline]:
-    lifeline = Lifeline()
-    yield lifeline
-    lifeline.close()
+def parent_watch() -> Iterator[ParentWatch]:
+    parent_watch = ParentWatch()
+    yield parent_watch
+    parent_watch.close()
 
 
 @pytest.fixture
@@ -48,14 +48,16 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def start(tmp_path: Path, lifeline: Lifeline, recorder: Recorder) -> AsyncIterator[Callable[[str], SlotProcess]]:
+async def start(
+    tmp_path: Path, parent_watch: ParentWatch, recorder: Recorder
+) -> AsyncIterator[Callable[[str], SlotProcess]]:
     """Start an executor whose app's module does this when it is imported."""
     started: list[SlotProcess] = []
 
     def start(code: str) -> SlotProcess:
         (tmp_path / "strange.py").write_text(code)
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-        started.append(SlotProcess("docs-0", ["executor", "--app", "strange:app"], lifeline, environment, recorder))
+        started.append(SlotProcess("docs-0", ["executor", "--app", "strange:app"], parent_watch, environment, recorder))
         return started[-1]
 
     yield start

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from joex.store import keyed
+from joex.store import keyed as keyed_store
 from tests.support.pages import DOCS, files
 from tests.support.waiting import eventually
 
@@ -57,7 +57,7 @@ async def test_what_is_added_is_copied_and_copied_on_when_it_is_said_again(progr
     worker = asyncio.create_task(program.work(client, source.fetch))
 
     async def is_copied():
-        job = await client.typed.get_job(program.TYPE, "doc")
+        job = await client.keyed.get_job(program.TYPE, "doc")
         return job.state == "finished" and job.data == {"source": "s", "seq": len(source.changes), "state": "completed"}
 
     await program.replicate(client, "doc", "s")
@@ -73,12 +73,12 @@ async def test_a_worker_that_hangs_and_comes_back_late_copies_nothing_twice(prog
     source = Source("a", "b", "c", "d")
     source.held_at = 2
     await program.replicate(client, "doc", "s")
-    late = await client.typed.accept(program.TYPE)
+    late = await client.keyed.accept(program.TYPE)
     running = asyncio.create_task(program.run(client, late, source.fetch))
     await source.held.wait()
-    await connection.execute("UPDATE joex.job SET overdue_at = clock_timestamp()")
-    assert await keyed.recover_overdue(connection, 5) == [("worker", 1)]
-    assert await program.run(client, await client.typed.accept(program.TYPE), source.fetch) == "ok"
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp()")
+    assert await keyed_store.recover_overdue(connection, 5) == [("worker", 1)]
+    assert await program.run(client, await client.keyed.accept(program.TYPE), source.fetch) == "ok"
     source.go_on.set()
     assert await running == "worker_conflict"
     assert await copied() == {"doc": ["a", "b", "c", "d"]}
@@ -89,12 +89,12 @@ async def test_a_worker_whose_job_is_canceled_stops_and_says_so(program, client,
     source = Source("a", "b", "c", "d")
     source.held_at = 2
     await program.replicate(client, "doc", "s")
-    running = asyncio.create_task(program.run(client, await client.typed.accept(program.TYPE), source.fetch))
+    running = asyncio.create_task(program.run(client, await client.keyed.accept(program.TYPE), source.fetch))
     await source.held.wait()
-    await client.typed.cancel(program.TYPE, "doc")
+    await client.keyed.cancel(program.TYPE, "doc")
     source.go_on.set()
     assert await running == "canceled"
-    assert (await client.typed.get_job(program.TYPE, "doc")).state == "finished"
+    assert (await client.keyed.get_job(program.TYPE, "doc")).state == "finished"
     assert await copied() == {"doc": ["a", "b"]}
 
 
@@ -104,10 +104,10 @@ async def test_a_source_that_is_away_puts_its_job_off_and_keeps_no_other_waiting
 
     await program.replicate(client, "doc", "s")
     await program.replicate(client, "other", "s")
-    assert await program.run(client, await client.typed.accept(program.TYPE), away) == "ok"
+    assert await program.run(client, await client.keyed.accept(program.TYPE), away) == "ok"
     now = program.time.time()
-    other = await client.typed.accept(program.TYPE, now)
+    other = await client.keyed.accept(program.TYPE, now)
     assert other.id == "other"
-    assert await client.typed.accept(program.TYPE, now) is None
-    later = await client.typed.accept(program.TYPE, now + program.AN_HOUR)
+    assert await client.keyed.accept(program.TYPE, now) is None
+    later = await client.keyed.accept(program.TYPE, now + program.AN_HOUR)
     assert (later.id, later.data) == ("doc", {"source": "s", "seq": 0, "trouble": "s is away"})

@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
-    """Remember whether a test failed, for what its namespace tells then."""
+    """Remember whether a test failed, because its namespace then reports its state."""
     report = yield
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
@@ -81,7 +81,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def _is_wanted(config: pytest.Config, choice: str) -> bool:
-    """Whether somebody counts on these tests: by their name, by naming a cluster, or in continuous integration."""
+    """Whether the user asked for these tests: by their name, by naming a cluster, or in continuous integration."""
     by_marker = re.search(r"(?<!not )\bcluster\b", config.option.markexpr or "")
     by_path = any("tests/cluster" in argument for argument in config.invocation_params.args)
     return bool(choice != "auto" or os.environ.get("CI") or by_marker or by_path)

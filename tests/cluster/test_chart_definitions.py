@@ -1,4 +1,4 @@
-"""The chart's CRDs: installed, upgraded and kept, whoever made those that are there; and what its operator may do.
+"""The chart's CRDs: installed, upgraded and kept, over CRDs of any origin; and what its operator may do.
 
 They belong to the whole cluster, so each test begins without any, and leaves what was there before.
 """
@@ -18,7 +18,7 @@ from tests.support.cluster.local import LocalCluster
 from tests.support.cluster.namespaces import Namespaces
 from tests.support.cluster.providers import Cluster
 
-LEFT = "WAS LEFT AS IT IS"
+LEFT = "THE CHART HAS NOT CHANGED THE CRD"
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ async def owners(api: Api) -> set[str]:
 
 
 async def make_stale(api: Api) -> None:
-    """Give the definitions the look of an older version."""
+    """Make the CRDs those of an older version."""
     for name in NAMES:
         await api.patch(KIND, name, {"spec": {"names": {"categories": ["old"]}}})
 

@@ -123,7 +123,7 @@ async def test_an_upgrade_of_image_and_pool_replaces_executors_once(
     await release.install(own_database(first))
     await system.until_ready(1, "first")
     await release.upgrade("image.tag=two", "pool.spec.poolSize=2")
-    registered = "SELECT pool_size FROM joex.executor ORDER BY id"
+    registered = "SELECT pool_size FROM joex_private.executor ORDER BY id"
 
     async def is_replaced() -> bool:
         return [row["pool_size"] for row in await system.db.fetch(registered)][-1:] == [2]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import yaml
 
-from joex_operator.manifests import slot_deployment
-from joex_operator.names import selector
-from joex_operator.objects import Pool, parse_pool
+from joex_operator.api.names import selector
+from joex_operator.api.objects import Pool, parse_pool
+from joex_operator.decide.manifests import slot_deployment
 from tests.support.cluster.api import Api
 from tests.support.cluster.chart import CHART, Key, manifests, pod_templates, render
 from tests.support.cluster.connection import APPLY_PATCH, Object

@@ -52,18 +52,20 @@ async def test_those_that_start_go_before_those_that_are_idle(system: System) ->
 
 
 async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: System) -> None:
-    """It was idle when the operator looked; the other one goes."""
+    """It was idle when the operator observed it; the other one goes."""
     system.operator()
     await system.pool(replicas=2)
     await system.until_ready(2)
     before = await system.executors()
-    both_sleep = "SELECT count(*) = 2 FROM joex.executor WHERE asleep_since IS NOT NULL"
+    both_sleep = "SELECT count(*) = 2 FROM joex_private.executor WHERE asleep_since IS NOT NULL"
     await eventually(lambda: system.db.fetchval(both_sleep), why="both have fallen asleep")
     # Of idle executors the youngest goes first, and the one that fell asleep last is woken first.
-    await system.db.execute("UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'")
+    await system.db.execute(
+        "UPDATE joex_private.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'"
+    )
     # Each take reads the timeouts of tasks, after it has said that it is under way.
     async with system.db.acquire() as connection, connection.transaction():
-        await connection.execute("LOCK TABLE joex.task_timeout")
+        await connection.execute("LOCK TABLE joex_private.task_timeout")
         job = await system.submit("hold", flag="go")
         await eventually(lambda: waits_for(system, "relation"), why="an executor is about to take the job")
         await system.scale(1)
@@ -123,7 +125,7 @@ async def test_a_busy_executor_that_must_go_finishes_first(system: System) -> No
         await system.effects.flag(("first", "second")[slots.index(leaving)])
         await system.until_slots(staying)
         # The one that went has taken nothing more.
-        assert await system.db.fetchval("SELECT state::text FROM joex.job WHERE id = $1", waiting) == "waiting"
+        assert await system.db.fetchval("SELECT state::text FROM joex_private.job WHERE id = $1", waiting) == "waiting"
         await system.effects.flag("first", "second")
         assert await system.effects.all_finished([*jobs, waiting]) == {"success": 3}
         assert terminations.too_early == []
@@ -188,7 +190,7 @@ async def is_left(system: System, executors: int) -> bool:
 
 async def ran_once(system: System, job: UUID) -> bool:
     """Whether a job has succeeded at once: no executor was lost with it."""
-    [row] = await system.db.fetch("SELECT state::text, attempt, losses FROM joex.job WHERE id = $1", job)
+    [row] = await system.db.fetch("SELECT state::text, attempt, losses FROM joex_private.job WHERE id = $1", job)
     return tuple(row) == ("success", 1, 0) and len(await system.effects.of(job)) == 1
 
 

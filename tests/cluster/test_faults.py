@@ -27,7 +27,7 @@ STAYS = [
 
 
 async def job(system: System, job_id: UUID) -> asyncpg.Record:
-    found = await system.db.fetchrow("SELECT * FROM joex.job WHERE id = $1", job_id)
+    found = await system.db.fetchrow("SELECT * FROM joex_private.job WHERE id = $1", job_id)
     assert found is not None
     return found
 
@@ -35,13 +35,13 @@ async def job(system: System, job_id: UUID) -> asyncpg.Record:
 async def endings(system: System, slot: str) -> list[str | None]:
     """How the executors of a slot ended, the first one first; None: it lives."""
     app_id = f"{system.namespace}/{slot}"
-    rows = await system.db.fetch("SELECT ending FROM joex.executor WHERE app_id = $1 ORDER BY id", app_id)
+    rows = await system.db.fetch("SELECT ending FROM joex_private.executor WHERE app_id = $1 ORDER BY id", app_id)
     return [row["ending"] for row in rows]
 
 
 async def until_drains(system: System, slot: str) -> None:
     app_id = f"{system.namespace}/{slot}"
-    query = "SELECT draining FROM joex.executor WHERE app_id = $1 AND left_at IS NULL"
+    query = "SELECT draining FROM joex_private.executor WHERE app_id = $1 AND left_at IS NULL"
     await eventually(lambda: system.db.fetchval(query, app_id), why=f"{slot} drains")
 
 
@@ -155,7 +155,7 @@ async def test_the_jobs_of_a_pod_that_has_ended_move_on_at_once(
 
 
 async def test_a_pod_deleted_by_force_is_not_taken_for_dead(system: System, own_node: LocalNode) -> None:
-    """Its object is gone, and nobody has said that its processes are."""
+    """Its object is gone, and no kubelet has reported that its processes are."""
     system.operator()
     await system.pool(lease=LONG, template={"nodeSelector": own_node.pod_selector})
     held = await system.submit("hold", flag="go")

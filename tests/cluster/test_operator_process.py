@@ -67,7 +67,7 @@ async def test_without_the_api_server_it_is_not_ready_and_says_why(system: Syste
     local_cluster.control_plane.stop_api()
     for operator in (leads, waits):
         await until_answers(operator, "/readyz", 503, timeout=90)
-        await until_says(operator, "the Lease can be neither read nor renewed: the API server can't be reached")
+        await until_says(operator, "can neither read nor renew the Lease: can't reach the API server")
         assert await answers(operator, "/healthz") == 200, "a restart would not help yet"
     local_cluster.control_plane.start_api()
     for operator in (leads, waits):
@@ -186,7 +186,7 @@ async def _is_taken(system: System) -> bool:
     return True
 
 
-async def apply_first_pools(system: System, **pools: Any) -> None:
+async def apply_bootstrap_pools(system: System, **pools: Any) -> None:
     data = {f"{name}.yaml": yaml.safe_dump(pool) if isinstance(pool, dict) else pool for name, pool in pools.items()}
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "first-pools"}, "data": data}
     await system.api.apply(made, system.namespace)
@@ -194,7 +194,7 @@ async def apply_first_pools(system: System, **pools: Any) -> None:
 
 async def test_first_pools_come_from_a_config_map_follow_it_and_go_with_it(system: System) -> None:
     wrong = system.manifest("wrong", poolSize=0)
-    await apply_first_pools(system, good=system.manifest("good", replicas=1), wrong=wrong, text="a: [b")
+    await apply_bootstrap_pools(system, good=system.manifest("good", replicas=1), wrong=wrong, text="a: [b")
     operator = system.operator(pools_config_map="first-pools", resync_period="1s")
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 1, "good")
     assert "first-pools, wrong.yaml: spec.poolSize: " in operator.log
@@ -202,7 +202,7 @@ async def test_first_pools_come_from_a_config_map_follow_it_and_go_with_it(syste
     assert [pool["metadata"]["name"] for pool in await system.api.get_all("joexpools.joex.dev", system.namespace)] == [
         "good"
     ]
-    await apply_first_pools(system, good=system.manifest("good", replicas=2))
+    await apply_bootstrap_pools(system, good=system.manifest("good", replicas=2))
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 2, "good")
     await system.api.delete("configmaps", "first-pools", system.namespace)
     await system.api.until("joexpools.joex.dev", "good", lambda found: found is None, system.namespace)

@@ -19,21 +19,21 @@ from tests.support.waiting import eventually
 LONG = "120s"
 """A lease that ends in no test."""
 MANY = 70
-"""Pools: more than are looked at at a time."""
-_WAITING = "SELECT pid FROM pg_locks WHERE relation = 'joex.retired'::regclass AND NOT granted"
+"""Pools: more than the operator reconciles at a time."""
+_WAITING = "SELECT pid FROM pg_locks WHERE relation = 'joex_private.retired'::regclass AND NOT granted"
 
 
 async def retired(system: System) -> list[str]:
     """The slots whose names are retired."""
-    rows = await system.db.fetch("SELECT app_id FROM joex.retired ORDER BY app_id")
+    rows = await system.db.fetch("SELECT app_id FROM joex_private.retired ORDER BY app_id")
     return [row["app_id"].partition("/")[2] for row in rows]
 
 
 @asynccontextmanager
 async def held_up(system: System, operator: OperatorProcess) -> AsyncIterator[None]:
-    """Nobody can retire or forget a name; at the end an operator that is about to is killed, and so it does not."""
+    """No operator can retire or forget a name; at the end the test kills one that is about to."""
     async with system.db.acquire() as connection, connection.transaction():
-        await connection.execute("LOCK TABLE joex.retired IN SHARE MODE")
+        await connection.execute("LOCK TABLE joex_private.retired IN SHARE MODE")
         yield
         waiting = await eventually(lambda: system.db.fetchval(_WAITING), why="the operator is about to write")
         await operator.kill()
@@ -52,7 +52,7 @@ async def killed_before_it_deletes(system: System, operator: OperatorProcess) ->
     await eventually(lambda: retired(system))
     operator.pause()
     await system.effects.flag("go")
-    gone = "SELECT NOT EXISTS (SELECT FROM joex.executor WHERE left_at IS NULL)"
+    gone = "SELECT NOT EXISTS (SELECT FROM joex_private.executor WHERE left_at IS NULL)"
     await eventually(lambda: system.db.fetchval(gone), why="the executor has drained and left")
     await operator.kill()
     assert await system.slots() == {"pool-0"}
@@ -80,8 +80,8 @@ async def test_a_drain_is_finished_by_the_next_operator_from_any_point(system: S
     await system.until_slots()
     await eventually(lambda: _is_empty(system), why="the name is free again")
     assert await system.effects.all_finished([held]) == {"success": 1}
-    assert await system.db.fetchval("SELECT losses FROM joex.job WHERE id = $1", held) == 0
-    assert await system.db.fetchval("SELECT array_agg(ending) FROM joex.executor") == ["left"]
+    assert await system.db.fetchval("SELECT losses FROM joex_private.job WHERE id = $1", held) == 0
+    assert await system.db.fetchval("SELECT array_agg(ending) FROM joex_private.executor") == ["left"]
     await system.check()
 
 
@@ -205,7 +205,7 @@ async def test_a_restart_of_the_database_costs_no_executor(system: System, postg
     assert len(await system.effects.of(held)) == 1
     await system.until_pool(sees)
     await system.until_slots()
-    lives = "SELECT count(*) FROM joex.executor WHERE pod_uid = $1"
+    lives = "SELECT count(*) FROM joex_private.executor WHERE pod_uid = $1"
     assert await system.db.fetchval(lives, before["metadata"]["uid"]) == 1
 
 

@@ -33,7 +33,7 @@ async def until_reason(system: System, reason: str, name: str = "nightly") -> Ob
 async def rows(system: System, column: str = "id") -> dict[str, Any]:
     """A column of the rows, by the name of their objects."""
     found = await system.db.fetch(
-        f"SELECT id, {column} AS value FROM joex.periodic_task WHERE starts_with(id, $1)",  # noqa: S608 - a column
+        f"SELECT id, {column} AS value FROM joex_private.periodic_task WHERE starts_with(id, $1)",  # noqa: S608 - a column
         f"{system.namespace}/",
     )
     return {row["id"].partition("/")[2]: row["value"] for row in found}
@@ -52,7 +52,7 @@ async def test_a_row_follows_its_object(system: System) -> None:
     given: Object = {"group": "reports", "args": {"days": 7}, "subject": "the week", "submitter": "somebody"}
     await apply(system, timeZone="Europe/Berlin", priority="high", startingDeadline="1h", **given)
     await until_reason(system, "Stored")
-    row = await system.db.fetchrow("SELECT * FROM joex.periodic_task WHERE owner <> 'joex'")
+    row = await system.db.fetchrow("SELECT * FROM joex_private.periodic_task WHERE owner <> 'joex'")
     assert row is not None
     expected = {"id": f"{system.namespace}/nightly", "owner": f"kubernetes:{system.namespace}/pool", "enabled": True}
     expected |= {"task": "effect", "timer": "*-*-* 03:00", "zone": "Europe/Berlin", "queue": "night", "grp": "reports"}
@@ -139,7 +139,7 @@ async def test_the_row_of_a_person_is_left_alone_until_it_is_gone(system: System
     await system.pool()
     await apply(system)
     found = await until_reason(system, "OwnedByOther")
-    assert f"{row!r} that somebody else owns" in condition(found, "Ready", what="message")
+    assert f"{row!r} of another owner" in condition(found, "Ready", what="message")
     assert (await system.until_event("OwnedByOther"))["type"] == "Warning"
     assert await rows(system, "timer") == {"nightly": "yearly"}
 
@@ -169,7 +169,9 @@ async def test_a_row_that_somebody_has_changed_by_hand_is_put_right(system: Syst
     await system.pool()
     await apply(system)
     await until_reason(system, "Stored")
-    await system.db.execute("UPDATE joex.periodic_task SET enabled = false, timer = 'yearly' WHERE owner <> 'joex'")
+    await system.db.execute(
+        "UPDATE joex_private.periodic_task SET enabled = false, timer = 'yearly' WHERE owner <> 'joex'"
+    )
     await until_rows(system, {"nightly": "*-*-* 03:00"}, "timer")
     await until_rows(system, {"nightly": True}, "enabled")
 

@@ -1,4 +1,4 @@
-"""The jobs of PeriodicTask objects: made also where no executor runs, and told in the status."""
+"""The jobs of PeriodicTask objects: the operator submits them even without an executor, and their status shows them."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ async def until_metric(operator: OperatorProcess, name: str, least: float, **lab
 
 
 async def after_looks(operator: OperatorProcess, looks: int) -> str:
-    """Wait until pools, and so tasks, were looked at so many times more; returns what was written until then."""
+    """Wait for so many more reconciles of pools, and so of tasks; returns what was written until then."""
     before = await until_metric(operator, "joex_operator_reconciles_total", 1, result="ok")
     await until_metric(operator, "joex_operator_reconciles_total", before + looks, result="ok")
     page = await operator.get("/metrics")
@@ -75,7 +75,7 @@ async def test_a_due_task_wakes_its_pool_from_zero_and_the_status_tells_of_its_j
     status = found["status"]
     assert status["lastJob"]["id"] == job, "there is no second one while it runs"
     assert as_time(status["lastRun"]) < as_time(status["nextRun"])
-    assert await system.db.fetchval("SELECT count(*) FROM joex.job WHERE task = 'hold'") == 1
+    assert await system.db.fetchval("SELECT count(*) FROM joex_private.job WHERE task = 'hold'") == 1
 
     await apply(system, task="hold", args={"flag": "go"}, suspend=True)
     await until_reason(system, "Suspended")
@@ -94,7 +94,7 @@ async def test_jobs_are_made_for_a_pool_that_is_to_have_no_executors(system: Sys
     # What is told of the first time is overwritten by what is told of the next, and may never be seen.
     found = await until_status(system, lambda status: status.get("lastOutcome") in ("submitted", "overlapping"))
     assert found["status"]["lastJob"]["state"] == "waiting"
-    worker = await system.db.fetchval("SELECT worker FROM joex.periodic_task WHERE owner <> 'joex'")
+    worker = await system.db.fetchval("SELECT worker FROM joex_private.periodic_task WHERE owner <> 'joex'")
     assert worker == "operator"
 
 
@@ -107,10 +107,12 @@ async def test_the_operator_that_takes_over_goes_on_with_what_is_due(system: Sys
     assert await first.stop() == 0
 
     async def goes_on() -> bool:
-        return bool(await system.db.fetchval("SELECT worker = 'second' FROM joex.periodic_task WHERE owner <> 'joex'"))
+        return bool(
+            await system.db.fetchval("SELECT worker = 'second' FROM joex_private.periodic_task WHERE owner <> 'joex'")
+        )
 
     await eventually(goes_on, why="the second one makes jobs")
-    assert await system.db.fetchval("SELECT count(*) FROM joex.job") == 1, "never two at a time"
+    assert await system.db.fetchval("SELECT count(*) FROM joex_private.job") == 1, "never two at a time"
 
 
 async def test_the_status_has_the_next_run_and_is_written_only_when_something_has_changed(system: System) -> None:
@@ -140,7 +142,7 @@ async def test_what_can_not_be_submitted_is_told(system: System) -> None:
     await system.pool(replicas=0)
     await apply(system, timer="yearly")
     await until_reason(system, "Stored")
-    await system.db.execute("UPDATE joex.periodic_task SET error = 'the reason' WHERE owner <> 'joex'")
+    await system.db.execute("UPDATE joex_private.periodic_task SET error = 'the reason' WHERE owner <> 'joex'")
     found = await until_reason(system, "Refused")
     assert (condition(found, "Ready"), condition(found, "Ready", what="message")) == ("False", "the reason")
     assert (await system.until_event("Refused"))["type"] == "Warning"

@@ -1,4 +1,4 @@
-"""Bursts of jobs from several groups, while two pools grow and shrink all the time: nobody is ended who runs one."""
+"""Bursts of jobs from several groups, while two pools grow and shrink all the time: no busy executor is ended."""
 
 import asyncio
 import random
@@ -41,11 +41,11 @@ async def test_random_load(system: System) -> None:
     assert len(ended) > 5, "the pools have not shrunk between the bursts"
     assert await terminated_while_busy(operator.address) == 0.0
 
-    lives = await system.db.fetch("SELECT DISTINCT attempt, losses FROM joex.job WHERE id = ANY ($1)", jobs)
+    lives = await system.db.fetch("SELECT DISTINCT attempt, losses FROM joex_private.job WHERE id = ANY ($1)", jobs)
     assert [tuple(row) for row in lives] == [(1, 0)]
     runs = await system.db.fetch("SELECT job_id, count(*) FROM effects GROUP BY 1")
     assert {row[0]: row[1] for row in runs} == dict.fromkeys(jobs, 1)
-    endings = await system.db.fetch("SELECT DISTINCT ending FROM joex.executor")
+    endings = await system.db.fetch("SELECT DISTINCT ending FROM joex_private.executor")
     assert [row[0] for row in endings] == ["left"]
     await system.check()
 

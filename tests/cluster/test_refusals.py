@@ -1,4 +1,4 @@
-"""What is wrong is told by its field, by the API server or by the operator; one broken pool never stops another."""
+"""The API server or the operator names the invalid field of an object; one broken pool never stops another."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -92,7 +92,7 @@ REFUSED: list[tuple[Object, str]] = [
 
 
 async def refusal(system: System, manifest: Object) -> str:
-    """What the API server says to a pool, asked as kubectl asks; empty: it would take it."""
+    """Why the API server would refuse a pool, asked as kubectl asks; empty: it would accept it."""
     path = f"/apis/joex.dev/v1alpha1/namespaces/{system.namespace}/joexpools"
     try:
         await system.api.request("POST", path, manifest, fieldValidation="Strict", dryRun="All")
@@ -177,7 +177,7 @@ async def events(system: System, reason: str) -> list[Object]:
 
 @asynccontextmanager
 async def password_wanted(postgres: TestServer, user: str) -> AsyncIterator[None]:
-    """The server wants a password of this user, and does so of nobody else."""
+    """The server requires a password of this user only."""
     path = postgres.data / "pg_hba.conf"
     before = path.read_text()
     async with postgres.administrator() as administrator:

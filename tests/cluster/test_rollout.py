@@ -35,7 +35,7 @@ async def test_executors_are_replaced_one_by_one_and_finish_first(system: System
     assert old(await system.api.get_all(DEPLOYMENTS, system.namespace)) == set()
     pods = await system.api.get_all("pods", system.namespace, labels="round=second")
     assert len(pods) == 3
-    sizes = await system.db.fetch("SELECT pool_size FROM joex.executor WHERE left_at IS NULL")
+    sizes = await system.db.fetch("SELECT pool_size FROM joex_private.executor WHERE left_at IS NULL")
     assert [row[0] for row in sizes] == [2, 2, 2]
     [run] = await system.effects.of(job)
     assert run["pid"] == before[busy]["pid"]
@@ -78,7 +78,7 @@ def variables(deployment: Object) -> dict[str, str]:
 
 @asynccontextmanager
 async def numbers_ready(system: System) -> AsyncIterator[list[int]]:
-    """All numbers of ready executors, as the pool's status tells them meanwhile."""
+    """All numbers of ready executors that the pool's status has meanwhile."""
     numbers: list[int] = []
 
     async def watch() -> None:

@@ -63,16 +63,16 @@ async def test_a_retry_that_is_due_wakes_a_pool_at_zero(system: System) -> None:
     job = await system.submit("second.time")
     await system.effects.begun(job)
     await system.until_slots()
-    soon = "UPDATE joex.job SET due_at = now() + interval '1 second' WHERE id = $1 RETURNING state::text"
+    soon = "UPDATE joex_private.job SET due_at = now() + interval '1 second' WHERE id = $1 RETURNING state::text"
     assert await system.db.fetchval(soon, job) == "stuck"
 
     assert await system.effects.all_finished([job]) == {"success": 1}
     assert len(await system.effects.of(job)) == 2
-    assert await system.db.fetchval("SELECT count(*) FROM joex.executor") == 2
+    assert await system.db.fetchval("SELECT count(*) FROM joex_private.executor") == 2
 
 
 async def test_one_job_makes_one_executor(system: System) -> None:
-    """A job is not counted twice while somebody takes it."""
+    """A job does not count twice while an executor takes it."""
     system.operator(poll_interval="100ms")
     await system.pool(scaling={"maxReplicas": 2})
     async with slots_seen(system) as seen:
@@ -185,7 +185,7 @@ async def every_submission_is_watched(system: System) -> None:
     """The operator hears of submissions from now on."""
 
     async def armed() -> bool:
-        return bool(await system.db.fetchval("SELECT count(*) >= 3 FROM joex.watch WHERE until > now()"))
+        return bool(await system.db.fetchval("SELECT count(*) >= 3 FROM joex_private.watch WHERE until > now()"))
 
     await eventually(armed)
 
@@ -211,7 +211,7 @@ async def slots_seen(system: System) -> AsyncIterator[list[set[str]]]:
 
 
 async def looked_at(system: System, name: str) -> None:
-    """Wait until the operator has looked at a pool because of a change that changes nothing."""
+    """Wait until the operator has reconciled a pool after a change that changes nothing."""
     generation = (await system.change(name, rollout={"maxUnavailable": 2}))["metadata"]["generation"]
 
     def seen(pool: Object) -> bool:

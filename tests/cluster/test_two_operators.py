@@ -85,9 +85,9 @@ async def test_two_that_act_at_once_do_no_harm(system: System) -> None:
     assert await system.effects.all_finished(jobs) == {"success": 5}
     await system.until_slots()
     await does_work(system)
-    assert await system.db.fetchval("SELECT sum(losses) FROM joex.job") == 0
+    assert await system.db.fetchval("SELECT sum(losses) FROM joex_private.job") == 0
     assert await system.db.fetchval("SELECT max(n) FROM (SELECT count(*) AS n FROM effects GROUP BY job_id) x") == 1
     # Three at first, and one for the last job: none was made and removed in vain.
-    assert await system.db.fetchval("SELECT array_agg(DISTINCT ending) FROM joex.executor") == ["left"]
-    assert await system.db.fetchval("SELECT count(*) FROM joex.executor") == 4
+    assert await system.db.fetchval("SELECT array_agg(DISTINCT ending) FROM joex_private.executor") == ["left"]
+    assert await system.db.fetchval("SELECT count(*) FROM joex_private.executor") == 4
     await system.check()

@@ -68,7 +68,7 @@ async def test_a_job_whose_end_could_not_be_written_before_the_kill_runs_again(
     await effects.begun(job_id)
     await _state(client, job_id, "running")
     async with connection.transaction():
-        await connection.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+        await connection.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", job_id)
         await effects.flag("go")
         await eventually(lambda: _ended(effects, job_id))
         await eventually(lambda: _waits_for_lock(client), why="the finish waits for the row")
@@ -122,7 +122,7 @@ async def test_a_restart_in_the_same_pod_reclaims_at_once(
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)
     await executor.kill()
-    await connection.execute("UPDATE joex.executor SET boot_id = 'another host'")
+    await connection.execute("UPDATE joex_private.executor SET boot_id = 'another host'")
     again = await executors.start("one", lease="1h", pod_uid="4711")
     await effects.begun(job_id, pid=again.pid)
     await effects.flag("go")
@@ -136,11 +136,11 @@ async def test_a_successor_on_another_host_waits_for_the_end_of_the_lease(
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)
     await executor.kill()
-    await connection.execute("UPDATE joex.executor SET boot_id = 'another host'")
-    killed_at = await connection.fetchval("SELECT max(heartbeat_at) FROM joex.lease")
+    await connection.execute("UPDATE joex_private.executor SET boot_id = 'another host'")
+    killed_at = await connection.fetchval("SELECT max(heartbeat_at) FROM joex_private.lease")
     again = await executors.start("one", lease=SHORT)
     assert await connection.fetchval(
-        "SELECT started_at - $1 >= lease FROM joex.executor WHERE left_at IS NULL", killed_at
+        "SELECT started_at - $1 >= lease FROM joex_private.executor WHERE left_at IS NULL", killed_at
     )
     await effects.begun(job_id, pid=again.pid)
     await effects.flag("go")
@@ -201,7 +201,7 @@ async def test_a_suspect_waits_until_all_else_has_ended_and_nothing_is_taken_bes
     await effects.begun(beside)
     async with connection.transaction():
         suspect = await client.submit("hold", {"flag": "second"}, connection=connection)
-        await connection.execute("UPDATE joex.job SET losses = 2, suspect = true WHERE id = $1", suspect)
+        await connection.execute("UPDATE joex_private.job SET losses = 2, suspect = true WHERE id = $1", suspect)
     await _state(client, suspect, "scheduled")
     later = await client.submit("effect", group="another tenant")
     why = {reason.reason: reason.message for reason in await client.why(suspect)}
@@ -227,10 +227,10 @@ async def test_what_comes_while_an_executor_runs_a_suspect_is_run_by_another_one
     await executors.start_all("one", "another", pool_size=4)
     async with connection.transaction():
         suspect = await client.submit("hold", {"flag": "go"}, connection=connection)
-        await connection.execute("UPDATE joex.job SET suspect = true WHERE id = $1", suspect)
+        await connection.execute("UPDATE joex_private.job SET suspect = true WHERE id = $1", suspect)
     run = await effects.begun(suspect)
     # Else the others would wait for a heartbeat to find them.
-    asleep = "SELECT asleep_since IS NOT NULL FROM joex.executor WHERE pid = $1"
+    asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor WHERE pid = $1"
     assert not await connection.fetchval(asleep, run["pid"])
     others = [await client.submit("effect") for _ in range(8)]
     assert await effects.all_finished(others) == {"success": 8}
@@ -247,7 +247,7 @@ async def test_a_suspect_that_has_not_started_is_not_charged_with_the_death_of_i
     await effects.begun(beside)
     async with connection.transaction():
         suspect = await client.submit("effect", connection=connection)
-        await connection.execute("UPDATE joex.job SET losses = 5, suspect = true WHERE id = $1", suspect)
+        await connection.execute("UPDATE joex_private.job SET losses = 5, suspect = true WHERE id = $1", suspect)
     await _state(client, suspect, "scheduled")
     await executor.kill()
     await effects.flag("go")
@@ -265,7 +265,7 @@ async def test_a_suspect_that_waits_to_run_alone_can_be_cancelled_and_a_drain_gi
     for how in ("cancelled", "waiting"):
         async with connection.transaction():
             suspect = await client.submit("effect", connection=connection)
-            await connection.execute("UPDATE joex.job SET losses = 2, suspect = true WHERE id = $1", suspect)
+            await connection.execute("UPDATE joex_private.job SET losses = 2, suspect = true WHERE id = $1", suspect)
         await _state(client, suspect, "scheduled")
         if how == "cancelled":
             await client.cancel(suspect)
@@ -283,7 +283,7 @@ async def test_of_suspects_that_were_taken_at_once_each_runs_alone(
 ) -> None:
     async with connection.transaction():
         suspects = [await client.submit("sleep", {"milliseconds": 50}, connection=connection) for _ in range(4)]
-        await connection.execute("UPDATE joex.job SET losses = 2, suspect = true")
+        await connection.execute("UPDATE joex_private.job SET losses = 2, suspect = true")
         others = [await client.submit("effect", group="another tenant", connection=connection) for _ in range(4)]
     await executors.start("one", pool_size=4)
     assert await effects.all_finished(suspects + others) == {"success": 8}

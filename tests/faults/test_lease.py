@@ -42,7 +42,7 @@ async def test_a_task_that_blocks_the_loop_for_longer_than_the_lease_does_not_en
     await effects.flag("go")
     assert await effects.all_finished(ids) == {"success": 2}
     assert [len(await effects.of(job_id)) for job_id in ids] == [1, 1]
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 2
     assert first.is_alive
     assert second.is_alive
 
@@ -98,7 +98,9 @@ async def test_an_executor_that_was_declared_dead_exits_where_a_task_can_not_be_
     victim = await executors.start("victim", pool_size=1)
     job_id = await client.submit(task, {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
-    await connection.execute("SELECT joex.end_executor(id, 'dead', 5) FROM joex.executor WHERE pid = $1", victim.pid)
+    await connection.execute(
+        "SELECT joex_private.end_executor(id, 'dead', 5) FROM joex_private.executor WHERE pid = $1", victim.pid
+    )
     assert await victim.exited() == EXIT_CODE
     assert "does not react" in victim.log or "did not react" in victim.log
     await effects.flag("go")
@@ -192,7 +194,7 @@ async def test_a_pause_shorter_than_the_lease_costs_nothing(
     await effects.flag("go")
     assert await effects.all_finished(ids) == {"success": 4}
     assert await connection.fetchval("SELECT count(*) FROM effects") == 4
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 2
 
 
 async def test_a_database_clock_that_is_set_forward_or_back_ends_no_living_executor(
@@ -212,7 +214,7 @@ async def test_a_database_clock_that_is_set_forward_or_back_ends_no_living_execu
     await effects.flag("go")
     assert await effects.all_finished(ids) == {"success": 3}
     assert [len(await effects.of(job_id)) for job_id in ids] == [1] * 3
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 3
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 3
 
 
 async def test_an_executor_whose_lease_is_missing_starts_over_and_runs_its_jobs_again(
@@ -222,8 +224,10 @@ async def test_an_executor_whose_lease_is_missing_starts_over_and_runs_its_jobs_
     executor = await executors.start("one", lease=SHORT)
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)
-    await connection.execute("DELETE FROM joex.lease")
-    await eventually(lambda: connection.fetchval("SELECT count(*) = 2 FROM joex.executor"), why="it has started over")
+    await connection.execute("DELETE FROM joex_private.lease")
+    await eventually(
+        lambda: connection.fetchval("SELECT count(*) = 2 FROM joex_private.executor"), why="it has started over"
+    )
     await effects.flag("go")
     assert await effects.all_finished([job_id]) == {"success": 1}
     assert len(await effects.of(job_id)) == 2
@@ -254,7 +258,8 @@ async def _with_a_clock_to_be_set(connection: asyncpg.Connection) -> None:
             'SELECT pg_catalog.clock_timestamp() + c.ahead FROM public.clock c';
         DO $do$ DECLARE v_function text; BEGIN
             FOR v_function IN SELECT pg_get_functiondef(p.oid) FROM pg_proc p
-                              WHERE pronamespace = 'joex'::regnamespace AND prosrc LIKE '%clock_timestamp()%' LOOP
+                              WHERE pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+                                  AND prosrc LIKE '%clock_timestamp()%' LOOP
                 EXECUTE replace(v_function, 'clock_timestamp()', 'public.clock()');
             END LOOP;
         END $do$;
@@ -272,7 +277,8 @@ async def _renews(connection: asyncpg.Connection, process: ExecutorProcess, time
     async def enough() -> bool:
         seen.add(
             await connection.fetchval(
-                "SELECT heartbeat_at FROM joex.lease JOIN joex.executor e ON e.id = executor_id WHERE e.pid = $1",
+                "SELECT heartbeat_at FROM joex_private.lease JOIN joex_private.executor e ON e.id = executor_id "
+                "WHERE e.pid = $1",
                 process.pid,
             )
         )
@@ -289,7 +295,7 @@ async def _runs_for(client: AnyClient, job_id: UUID, leases: int) -> None:
             return await connection.fetchval(
                 """
                 SELECT clock_timestamp() - j.scheduled_at > e.lease * $2
-                FROM joex.job j JOIN joex.executor e ON e.id = j.executor_id WHERE j.id = $1
+                FROM joex_private.job j JOIN joex_private.executor e ON e.id = j.executor_id WHERE j.id = $1
                 """,
                 job_id,
                 leases,
@@ -302,7 +308,7 @@ async def _ends_its_lease(connection: asyncpg.Connection, victim: ExecutorProces
     """The session of a paused executor ends, as where its host is lost: others need not wait for several leases."""
     await connection.fetch(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joex lease ' || $1",
-        str(await connection.fetchval("SELECT id FROM joex.executor WHERE pid = $1", victim.pid)),
+        str(await connection.fetchval("SELECT id FROM joex_private.executor WHERE pid = $1", victim.pid)),
     )
 
 

@@ -12,29 +12,29 @@ from tests.support.proxy import At, Proxy
 from tests.support.waiting import eventually
 
 _STATEMENTS = (
-    "joex.take(",
-    "joex.start_many(",
-    "joex.finish_many(",
+    "joex_private.take(",
+    "joex_private.start_many(",
+    "joex_private.finish_many(",
     "joex.finish(",
     "COMMIT",
-    "joex.note_many(",
-    "joex.look(",
-    "joex.heartbeat(",
-    "joex.check_runs(",
-    "joex.has_work(",
-    "joex.rescue(",
+    "joex_private.note_many(",
+    "joex_private.sleep_state(",
+    "joex_private.heartbeat(",
+    "joex_private.check_runs(",
+    "joex_private.has_work(",
+    "joex_private.rescue(",
     "pg_try_advisory_lock(",
     "LISTEN",
 )
 
 _SILENT_AT = (
-    "joex.take(",
-    "joex.note_many(",
-    "joex.finish_many(",
-    "joex.heartbeat(",
-    "joex.check_runs(",
-    "joex.has_work(",
-    "joex.rescue(",
+    "joex_private.take(",
+    "joex_private.note_many(",
+    "joex_private.finish_many(",
+    "joex_private.heartbeat(",
+    "joex_private.check_runs(",
+    "joex_private.has_work(",
+    "joex_private.rescue(",
     "pg_try_advisory_lock(",
     "LISTEN",
 )
@@ -95,7 +95,7 @@ async def test_a_take_that_arrives_after_it_was_given_up_loses_no_job(
     """The network delivers it when the executor has long gone on: what it takes is unknown to the executor."""
     await executors.start("one", url=proxy.url, pool_size=1, lease=3)
     await proxy.cut()
-    trap = proxy.trap("joex.take(", At.DELAY)
+    trap = proxy.trap("joex_private.take(", At.DELAY)
     first = await client.submit("hold", {"flag": "go"})
     await eventually(trap.sprung.is_set)
     await effects.begun(first)  # by another take
@@ -184,7 +184,7 @@ async def test_a_silent_link_delays_no_other_executor(
     ids = await client.submit_many([{"task": "transaction", "group": f"g{n % 5}"} for n in range(50)])
     assert await effects.all_finished(ids) == {"success": 50}
     async with client.acquire() as connection:
-        assert await connection.fetchval("SELECT count(*) FROM joex.executor WHERE left_at IS NULL") == 2
+        assert await connection.fetchval("SELECT count(*) FROM joex_private.executor WHERE left_at IS NULL") == 2
 
 
 async def _all_ended(effects: Effects, job_id: UUID) -> bool:

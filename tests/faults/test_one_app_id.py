@@ -21,7 +21,7 @@ async def test_the_second_of_two_waits_takes_nothing_and_takes_over_when_the_fir
     waiting = await client.submit("effect")
     await _leases_pass(connection, 2)
     assert await effects.of(waiting) == []
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 1
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 1
     first.terminate()
     await effects.flag("go")
     assert await first.exited() == 0
@@ -51,7 +51,7 @@ async def test_of_two_that_start_at_the_same_moment_one_runs(
     both = [executors.launch("one") for _ in range(2)]
     ids = await client.submit_many([{"task": "effect", "group": f"g{n % 3}"} for n in range(50)])
     assert await effects.all_finished(ids) == {"success": 50}
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 1
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 1
     pids = {run["pid"] for job_id in ids for run in await effects.of(job_id)}
     assert len(pids) == 1
     one = next(process for process in both if process.pid in pids)
@@ -87,7 +87,7 @@ async def test_ever_new_executors_of_one_app_id_never_run_at_the_same_time(
     assert await effects.all_finished(ids) == {"success": 300}
     assert await effects.overlapping() == []
     overlapping_lives = await connection.fetchval("""
-        SELECT count(*) FROM joex.executor a JOIN joex.executor b ON a.id < b.id
+        SELECT count(*) FROM joex_private.executor a JOIN joex_private.executor b ON a.id < b.id
         WHERE b.started_at < coalesce(a.left_at, 'infinity')
     """)
     assert overlapping_lives == 0
@@ -106,7 +106,7 @@ async def _leases_pass(connection: asyncpg.Connection, leases: int) -> None:
         return await connection.fetchval(
             """
             SELECT heartbeat_at > $1::timestamptz + e.lease * $2::int
-            FROM joex.lease JOIN joex.executor e ON e.id = executor_id
+            FROM joex_private.lease JOIN joex_private.executor e ON e.id = executor_id
             """,
             since,
             leases,

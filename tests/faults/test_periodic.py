@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.apps import Effects
 from tests.support.processes import ExecutorProcesses
-from tests.support.repeaters import RepeaterProcesses
+from tests.support.schedulers import RepeaterProcesses
 from tests.support.waiting import eventually
 
 TASKS, PROCESSES, EXECUTORS = 1000, 20, 2
@@ -28,7 +28,7 @@ _RECORD = """
             CASE NEW.last_outcome WHEN 'submitted' THEN NEW.last_job END, NEW.nextrun, NEW.marked, NEW.worker);
         RETURN NULL;
     END $$;
-    CREATE TRIGGER record AFTER UPDATE OF marked ON joex.periodic_task
+    CREATE TRIGGER record AFTER UPDATE OF marked ON joex_private.periodic_task
         FOR EACH ROW WHEN (OLD.nextrun > '-infinity') EXECUTE FUNCTION record();
 """
 _SET = """
@@ -40,7 +40,7 @@ _TWICE = "SELECT id, fire FROM decisions GROUP BY 1, 2 HAVING count(*) > 1"
 _TWO_FOR_ONE_JOB = "SELECT job FROM decisions WHERE job IS NOT NULL GROUP BY 1 HAVING count(*) > 1"
 _OVERLAPPING = """
     SELECT tracker FROM (SELECT tracker, submitted_at, lag(coalesce(finished_at, 'infinity'))
-                         OVER (PARTITION BY tracker ORDER BY submitted_at) AS before FROM joex.job) j
+                         OVER (PARTITION BY tracker ORDER BY submitted_at) AS before FROM joex_private.job) j
     WHERE before > submitted_at
 """
 # A time was left out which had not passed when the one before was decided; or one was decided that was not to come.
@@ -49,7 +49,7 @@ _MISSED = """
     WHERE next - $1::interval > at OR following <> next
 """
 _WITHOUT_A_JOB = """
-    SELECT count(*) FROM decisions d FULL JOIN joex.job j ON j.id = d.job
+    SELECT count(*) FROM decisions d FULL JOIN joex_private.job j ON j.id = d.job
     WHERE (d.outcome = 'submitted' OR d.id IS NULL) AND (d.id IS NULL OR j.id IS NULL)
 """
 
@@ -60,19 +60,19 @@ async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are
 ) -> None:
     chance = random.Random(11)
     await connection.execute(_RECORD)
-    with RepeaterProcesses(database_url) as repeaters:
+    with RepeaterProcesses(database_url) as schedulers:
         for _ in range(PROCESSES - EXECUTORS):
-            repeaters.start()
+            schedulers.start()
         await executors.start_all(*(f"executor {number}" for number in range(EXECUTORS)), pool_size=50)
-        await eventually(lambda: _repeaters(connection, PROCESSES - EXECUTORS), why="all repeaters are connected")
+        await eventually(lambda: _schedulers(connection, PROCESSES - EXECUTORS), why="all schedulers are connected")
         await connection.execute(_SET, TASKS)
         decided, kills = 0, 0
         while kills < KILLS or not await connection.fetchval(_LEAST, TASKS, TIMES):
             decided = await _more_decisions(connection, decided + TASKS)
-            repeaters.kill(chance.randrange(len(repeaters.alive)))
-            repeaters.start()
+            schedulers.kill(chance.randrange(len(schedulers.alive)))
+            schedulers.start()
             kills += 1
-        await connection.execute("UPDATE joex.periodic_task SET enabled = false")
+        await connection.execute("UPDATE joex_private.periodic_task SET enabled = false")
     assert await connection.fetch(_TWICE) == []
     assert await connection.fetch(_TWO_FOR_ONE_JOB) == []
     assert await connection.fetch(_MISSED, PERIOD) == []
@@ -82,8 +82,8 @@ async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are
     assert await connection.fetch(_OVERLAPPING) == []
 
 
-async def _repeaters(connection: asyncpg.Connection, enough: int) -> bool:
-    listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'joex repeater listens'"
+async def _schedulers(connection: asyncpg.Connection, enough: int) -> bool:
+    listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'joex scheduler listens'"
     return bool(await connection.fetchval(listening) >= enough)
 
 
@@ -96,4 +96,4 @@ async def _more_decisions(connection: asyncpg.Connection, enough: int) -> int:
 
 
 async def _all_finished(connection: asyncpg.Connection) -> bool:
-    return not await connection.fetchval("SELECT EXISTS (SELECT FROM joex.job WHERE finished_at IS NULL)")
+    return not await connection.fetchval("SELECT EXISTS (SELECT FROM joex_private.job WHERE finished_at IS NULL)")

@@ -124,7 +124,7 @@ async def test_the_end_of_the_lease_session_alone_costs_no_job(
     ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
     for job_id in ids:
         await effects.begun(job_id)
-    lives = await connection.fetchval("SELECT id FROM joex.executor WHERE pid = $1", executor.pid)
+    lives = await connection.fetchval("SELECT id FROM joex_private.executor WHERE pid = $1", executor.pid)
     for _ in range(5):
         sessions = await eventually(lambda: _lease_sessions(connection, lives))
         await connection.fetch("SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) pid", sessions)
@@ -132,7 +132,7 @@ async def test_the_end_of_the_lease_session_alone_costs_no_job(
     await effects.flag("go")
     assert await effects.all_finished(ids) == {"success": 4}
     assert await connection.fetchval("SELECT count(*) FROM effects") == 4
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 2
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 2
 
 
 async def _lease_sessions(connection: asyncpg.Connection, executor: int) -> list[int]:
@@ -183,7 +183,7 @@ async def test_chores_that_take_for_ever_make_no_heartbeat_late_and_keep_no_othe
 
     async def under_way() -> list[str]:
         rows = await connection.fetch("SELECT query FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
-        return [chore for chore in chores if any(f"joex.{chore}(" in row["query"] for row in rows)]
+        return [chore for chore in chores if any(f"joex_private.{chore}(" in row["query"] for row in rows)]
 
     seen = set[str]()
 
@@ -192,7 +192,7 @@ async def test_chores_that_take_for_ever_make_no_heartbeat_late_and_keep_no_othe
         return seen == set(chores)
 
     await eventually(each_had_its_time, 120, why="each chore was begun, for the one before was given up")
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 1
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 1
     await effects.flag("go")
     assert await effects.all_finished([job_id]) == {"success": 1}
     assert len(await effects.of(job_id)) == 1
@@ -210,7 +210,7 @@ async def _replace(connection: asyncpg.Connection, function: str, by: str) -> st
     function_of_joex = await connection.fetchrow(
         """
         SELECT pg_get_functiondef(p.oid), l.lanname, p.prosrc FROM pg_proc p JOIN pg_language l ON l.oid = prolang
-        WHERE proname = $1 AND pronamespace = 'joex'::regnamespace
+        WHERE proname = $1 AND pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
         """,
         function,
     )

@@ -32,7 +32,7 @@ async def test_each_of_two_thousand_jobs_succeeds_once_while_executors_are_kille
     assert await effects.all_finished(ids) == {"success": len(ids)}
     assert await effects.committed() == dict.fromkeys(ids, 1)
     assert await effects.overlapping() == []
-    assert await connection.fetchval("SELECT sum(failures) FROM joex.job") == 0
+    assert await connection.fetchval("SELECT sum(failures) FROM joex_private.job") == 0
 
 
 async def test_each_job_succeeds_once_while_the_server_crashes_and_executors_are_killed(
@@ -51,7 +51,7 @@ async def test_each_job_succeeds_once_while_the_server_crashes_and_executors_are
 
 
 async def _finished(connection: asyncpg.Connection, enough: int) -> None:
-    query = "SELECT count(*) >= $1 FROM joex.job WHERE finished_at IS NOT NULL"
+    query = "SELECT count(*) >= $1 FROM joex_private.job WHERE finished_at IS NOT NULL"
     await eventually(lambda: connection.fetchval(query, enough), why=f"{enough} jobs are finished")
 
 

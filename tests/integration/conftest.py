@@ -10,13 +10,13 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from joex import Client, TypedJobs
-from joex.core.counting import CountingScheme
+from joex import Client, KeyedJobs
 from joex.core.job import NewJob, Priority, TakenJob
 from joex.core.lease import Mark
+from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, runs
 from joex.store.database import connect
-from joex.store.executors import Registered, Registration
+from joex.store.executors import NewExecutor, Registered
 from tests.support.waiting import eventually
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -71,7 +71,7 @@ class Bench:
             "locks": False,
             **more,
         }
-        me = Registration(**fields)
+        me = NewExecutor(**fields)
         return await executors.register(self.connection, me, MOST_LOSSES, gone, marks=marks(watched))
 
     async def executor(self, app_id: str = "me", **more: Any) -> int:
@@ -133,9 +133,9 @@ class Bench:
         """Let an executor have been silent for so many of its leases."""
         await self.connection.execute(
             """
-            UPDATE joex.lease l
+            UPDATE joex_private.lease l
             SET heartbeat_at = clock_timestamp() - e.lease * $2::float8, beat = -1000 * extract(epoch FROM e.lease) * $2
-            FROM joex.executor e WHERE e.id = l.executor_id AND e.id = $1
+            FROM joex_private.executor e WHERE e.id = l.executor_id AND e.id = $1
             """,
             executor,
             leases,
@@ -149,7 +149,9 @@ class Bench:
 
     async def held(self, executor: int) -> list[UUID]:
         """The jobs that an executor holds."""
-        rows = await self.connection.fetch("SELECT id FROM joex.job WHERE executor_id = $1 ORDER BY seq", executor)
+        rows = await self.connection.fetch(
+            "SELECT id FROM joex_private.job WHERE executor_id = $1 ORDER BY seq", executor
+        )
         return [row["id"] for row in rows]
 
 
@@ -186,9 +188,9 @@ async def _waiting_for_a_lock(observer: asyncpg.Connection, blocked: Awaitable[A
 
 
 @pytest.fixture
-def typed(client: Client) -> TypedJobs:
+def keyed(client: Client) -> KeyedJobs:
     """The API of jobs whose ids are the caller's own."""
-    return client.typed
+    return client.keyed
 
 
 @pytest.fixture
@@ -196,7 +198,7 @@ def rows(connection: asyncpg.Connection) -> Callable[[], Awaitable[Any]]:
     """Reads all that is stored of jobs, for comparison."""
 
     async def read() -> Any:
-        tables = [await connection.fetch(f"TABLE joex.{name}") for name in ("job", "task_timeout", "job_log")]
+        tables = [await connection.fetch(f"TABLE joex_private.{name}") for name in ("job", "task_timeout", "job_log")]
         return [sorted(str(tuple(row)) for row in table) for table in tables]
 
     return read

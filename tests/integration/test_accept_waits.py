@@ -23,7 +23,9 @@ async def watched(connection):
 
     async def is_watched(queues: int = 1) -> None:
         async def found() -> bool:
-            return bool(await connection.fetchval("SELECT count(*) FROM joex.watch WHERE until > now()") == queues)
+            return bool(
+                await connection.fetchval("SELECT count(*) FROM joex_private.watch WHERE until > now()") == queues
+            )
 
         await eventually(found)
 
@@ -31,7 +33,7 @@ async def watched(connection):
 
 
 def waiting(client, queue="mail", *limit, wait="1m"):
-    return asyncio.create_task(client.typed.accept(queue, *limit, wait=wait))
+    return asyncio.create_task(client.keyed.accept(queue, *limit, wait=wait))
 
 
 async def test_a_submission_wakes_who_waits(client, watched):
@@ -45,16 +47,16 @@ async def test_a_submission_wakes_who_waits(client, watched):
 async def test_an_added_job_wakes_who_waits(client, watched):
     worker = waiting(client, ("a", 1))
     await watched()
-    await client.typed.add(("a", 1), "x")
+    await client.keyed.add(("a", 1), "x")
     assert (await worker).id == "x"
 
 
 async def test_without_a_wait_there_is_nothing_at_once(client):
-    assert await client.typed.accept("mail") is None
+    assert await client.keyed.accept("mail") is None
 
 
 async def test_a_wait_ends_with_nothing(client):
-    assert await client.typed.accept("mail", wait="50ms") is None
+    assert await client.keyed.accept("mail", wait="50ms") is None
 
 
 async def test_a_submission_whose_transaction_was_open_before_anybody_waited_is_not_missed(
@@ -67,7 +69,7 @@ async def test_a_submission_whose_transaction_was_open_before_anybody_waited_is_
     async with joex.Client(database_url) as other, other.acquire() as another:
 
         async def is_watched() -> bool:
-            return bool(await another.fetchval("SELECT count(*) FROM joex.watch") == 1)
+            return bool(await another.fetchval("SELECT count(*) FROM joex_private.watch") == 1)
 
         await eventually(is_watched)
     await transaction.commit()
@@ -85,10 +87,10 @@ async def test_each_of_many_jobs_wakes_one_of_many_workers(client, watched):
 async def test_who_takes_nothing_above_a_limit_does_not_keep_others_from_a_job(client, watched):
     low, high = waiting(client, "mail", 1), waiting(client, "mail", 9)
     await watched()
-    await client.typed.add("mail", "a", {"priority": 5})
+    await client.keyed.add("mail", "a", {"priority": 5})
     assert (await high).id == "a"
     assert not low.done()
-    await client.typed.add("mail", "b", {"priority": 1})
+    await client.keyed.add("mail", "b", {"priority": 1})
     assert (await low).id == "b"
 
 
@@ -98,12 +100,12 @@ async def test_a_job_that_becomes_due_wakes_who_waits(client, watched):
 
 
 async def test_a_run_that_becomes_overdue_wakes_who_waits(client):
-    await client.typed.set_timeout("mail.send", activity="200ms")
+    await client.keyed.set_timeout("mail.send", activity="200ms")
     await client.submit("mail.send", queue="mail")
-    first = await client.typed.accept("mail")
+    first = await client.keyed.accept("mail")
     second = await waiting(client)
     assert second.id == first.id
-    assert await client.typed.finish(first.type, first.id, {}, first.lock_id) == "worker_conflict"
+    assert await client.keyed.finish(first.type, first.id, {}, first.lock_id) == "worker_conflict"
 
 
 async def test_who_is_cancelled_while_it_waits_takes_nothing(client, connection, watched):
@@ -114,14 +116,16 @@ async def test_who_is_cancelled_while_it_waits_takes_nothing(client, connection,
         await worker
     await client.submit("mail.send", queue="mail")
     assert (await other).type == "mail.send"
-    assert await connection.fetchval("SELECT count(*) FROM joex.job WHERE executor_id IS NOT NULL") == 1
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.job WHERE executor_id IS NOT NULL") == 1
 
 
 async def test_who_is_cancelled_in_the_middle_of_taking_gives_back(client, connection):
     await client.submit("mail.send", queue="mail")
     async with connection.transaction():
-        await connection.execute("LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE")  # the take waits for it
-        worker = asyncio.create_task(client.typed.accept("mail"))
+        await connection.execute(
+            "LOCK TABLE joex_private.task_timeout IN ACCESS EXCLUSIVE MODE"
+        )  # the take waits for it
+        worker = asyncio.create_task(client.keyed.accept("mail"))
 
         async def is_blocked() -> bool:
             return bool(await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
@@ -155,11 +159,11 @@ async def test_who_waits_sleeps_between_the_looks_when_those_at_another_queue_ha
             super().clear()
 
     async def count(made):
-        made.add_query_logger(lambda asked: looks.append(asked) if "look_for_worker" in asked.query else None)
+        made.add_query_logger(lambda asked: looks.append(asked) if "accept_state" in asked.query else None)
 
     async with asyncpg.create_pool(database_url, min_size=0, max_size=3, init=count) as pool:
         client = joex.Client(pool)
-        client.bell._changed = Ring()
+        client.connections.accept_waiters.changed = Ring()
         async with connection.transaction():
             await connection.fetchval("SELECT pg_current_xact_id()")  # as long as this is open, there are looks
             gone, stays = waiting(client, "another"), waiting(client)
@@ -182,7 +186,7 @@ async def test_nothing_is_left_behind(database_url, connection, watched):
         await watched(2)
     with pytest.raises(JoexError, match="closed"):
         await worker
-    assert await connection.fetchval("SELECT count(*) FROM joex.watch") == 0
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.watch") == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -196,4 +200,4 @@ async def test_nobody_is_notified_of_work_while_nobody_waits(client, connection,
 
 async def test_a_wait_within_a_transaction_is_refused(client, connection):
     with pytest.raises(joex.InvalidJob, match=r"^wait: not in a transaction"):
-        await client.typed.accept("mail", wait=1, connection=connection)
+        await client.keyed.accept("mail", wait=1, connection=connection)

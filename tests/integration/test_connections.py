@@ -512,18 +512,18 @@ async def test_a_wrong_url_is_refused_without_a_part_of_its_password(url):
 
 async def test_a_worker_and_a_wait_go_on_while_the_database_is_away(proxy, database_url):
     async with client_of(database_url) as other, client_of(proxy.url) as client:
-        await other.typed.add("index", 1)
+        await other.keyed.add("index", 1)
         await proxy.refuse()
-        waiting = asyncio.create_task(client.typed.wait("index", 1))
-        working = asyncio.create_task(client.typed.accept("index", wait=timedelta(hours=1)))
+        waiting = asyncio.create_task(client.keyed.wait("index", 1))
+        working = asyncio.create_task(client.keyed.accept("index", wait=timedelta(hours=1)))
         with pytest.raises(TimeoutError):
-            await client.typed.wait("index", 1, timeout="100ms")
-        assert await client.typed.accept("index", wait="100ms") is None
+            await client.keyed.wait("index", 1, timeout="100ms")
+        assert await client.keyed.accept("index", wait="100ms") is None
         with pytest.raises(DatabaseUnavailable):
-            await client.typed.accept("index")
+            await client.keyed.accept("index")
         assert not waiting.done()
         assert not working.done()
         await proxy.accept()
         job = await asyncio.wait_for(working, PATIENCE)
-        assert (await client.typed.finish("index", 1, {}, job.lock_id)) == "ok"
+        assert (await client.keyed.finish("index", 1, {}, job.lock_id)) == "ok"
         assert (await asyncio.wait_for(waiting, PATIENCE)).state == "finished"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from joex.core.counting import CountingScheme
-from joex.store import keyed, pools, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import keyed as keyed_store
+from joex.store import pools, runs, stats
 from tests.integration.test_plans import assert_bounded, read_by
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -18,7 +19,7 @@ async def deferred(bench, group: str, number: int = 1, *, due: timedelta, apart:
     """Retries of a group: when the first is due, from now, and how far apart they are."""
     await bench.connection.execute(
         """
-        INSERT INTO joex.job (task, grp, state, due_at)
+        INSERT INTO joex_private.job (task, grp, state, due_at)
         SELECT 'a', $1, 'stuck', clock_timestamp() + $3::interval + $4::interval * (nr - 1)
         FROM generate_series(1, $2) nr
         """,
@@ -45,7 +46,7 @@ async def one_by_one(bench, executor: int, most: int) -> list[str]:
 
 async def accepted(bench, number: int = 1) -> list[str]:
     """The groups of the jobs that a worker accepts."""
-    return [job.group for job in await keyed.accept(bench.connection, "default", number, "worker", None)]
+    return [job.group for job in await keyed_store.accept(bench.connection, "default", number, "worker", None)]
 
 
 async def test_a_groups_one_due_retry_is_served_within_a_round_of_anothers_thousands(bench):
@@ -62,7 +63,7 @@ async def test_it_is_where_the_others_became_due_over_a_night(bench):
 
 async def test_it_is_where_ten_thousand_groups_have_jobs_that_are_not_due(bench):
     await bench.connection.execute("""
-        INSERT INTO joex.job (task, grp, due_at)
+        INSERT INTO joex_private.job (task, grp, due_at)
         SELECT 'a', 'later ' || nr, now() + make_interval(hours => 1, secs => nr) FROM generate_series(1, 10000) nr""")
     await deferred(bench, "herd", HERD, due=ago(hours=1))
     await deferred(bench, "one", due=ago(seconds=1))
@@ -90,7 +91,7 @@ async def test_an_accept_moves_no_more_due_jobs_than_it_takes(bench, another_con
     async with bench.connection.transaction():
         mine = await accepted(bench, 4)
         assert len(mine) == 4
-        theirs = await keyed.accept(other, "default", 100, "other", None)
+        theirs = await keyed_store.accept(other, "default", 100, "other", None)
         assert Counter([*mine, *(job.group for job in theirs)]) == {"a": 10, "b": 10, "c": 10}
 
 
@@ -116,7 +117,7 @@ async def test_of_many_groups_with_more_due_jobs_than_anyone_takes_none_is_starv
     groups = 400
     await bench.connection.execute(
         """
-        INSERT INTO joex.job (task, grp, state, due_at)
+        INSERT INTO joex_private.job (task, grp, state, due_at)
         SELECT 'a', 'group ' || nr % $1, 'stuck', now() - make_interval(hours => 1 + 23 * (nr % 2))
         FROM generate_series(1, $1::integer * 40) nr
         """,
@@ -124,8 +125,8 @@ async def test_of_many_groups_with_more_due_jobs_than_anyone_takes_none_is_starv
     )
     in_line = 0
     for _ in range(400):
-        await bench.connection.execute("SELECT joex.promote('default', 30)")
-        in_line = await bench.connection.fetchval("SELECT count(DISTINCT grp) FROM joex.job WHERE lane = 0")
+        await bench.connection.execute("SELECT joex_private.promote('default', 30)")
+        in_line = await bench.connection.fetchval("SELECT count(DISTINCT grp) FROM joex_private.job WHERE lane = 0")
         if in_line == groups:
             break
     assert in_line == groups
@@ -136,7 +137,7 @@ async def test_due_jobs_whose_rows_others_hold_keep_none_of_the_rest_from_its_tu
     await deferred(bench, "one", due=ago(seconds=1))
     other = await another_connection()
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE grp = 'one' OR seq < 20 FOR UPDATE")
+        await other.execute("SELECT FROM joex_private.job WHERE grp = 'one' OR seq < 20 FOR UPDATE")
         assert await accepted(bench, 15) == ["herd"] * 11
     assert "one" in await accepted(bench, 2)
 
@@ -145,7 +146,7 @@ async def test_a_pool_at_zero_is_wanted_for_a_due_retry_behind_thousands_that_ma
     await deferred(bench, "stopped", 20_000, due=ago(hours=1))
     await deferred(bench, "one", due=ago(seconds=1))
     await stats.set_group(bench.connection, "stopped", "default", paused=True)
-    runnable, _, _ = await pools.look(bench.connection, ["default"], 10, "p/a-")
+    runnable, _, _ = await pools.demand_and_slots(bench.connection, ["default"], 10, "p/a-")
     assert runnable == 1
 
 
@@ -153,10 +154,10 @@ async def test_a_job_with_a_time_of_its_own_goes_where_its_priority_is_when_it_i
     """In a batch for each group too; a retry goes before both."""
     await deferred(bench, "herd", 600, due=ago(hours=1))
     await bench.connection.execute("""
-        INSERT INTO joex.job (task, grp, priority, state, due_at) VALUES
+        INSERT INTO joex_private.job (task, grp, priority, state, due_at) VALUES
         ('a', 'x', 'low', 'waiting', now()), ('a', 'x', 'high', 'waiting', now()), ('a', 'x', 'low', 'stuck', now())""")
-    await bench.connection.execute("SELECT joex.promote('default')")
-    rows = await bench.connection.fetch("SELECT lane FROM joex.job WHERE grp = 'x' ORDER BY seq")
+    await bench.connection.execute("SELECT joex_private.promote('default')")
+    rows = await bench.connection.fetch("SELECT lane FROM joex_private.job WHERE grp = 'x' ORDER BY seq")
     assert [row["lane"] for row in rows] == [2, 1, 0]
 
 
@@ -164,11 +165,14 @@ async def test_a_job_with_a_time_of_its_own_goes_where_its_priority_is_when_it_i
 @pytest.mark.parametrize("groups", [1, 5_000])
 async def test_what_is_read_to_move_some_of_many_due_jobs_is_what_is_moved_and_some_steps(bench, groups, is_analyzed):
     """Whether one group has them or thousands do; and whatever is not due."""
-    await bench.connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")  # it would be counted too
+    await bench.connection.execute(
+        "ALTER TABLE joex_private.job SET (autovacuum_enabled = off)"
+    )  # it would be counted too
     await bench.connection.execute(
         """
-        INSERT INTO joex.job (grp, task, state, due_at)
-        SELECT 'due ' || nr % $1::integer, 'a', 'stuck'::joex.job_state, now() - make_interval(secs => nr % 3600)
+        INSERT INTO joex_private.job (grp, task, state, due_at)
+        SELECT 'due ' || nr % $1::integer, 'a', 'stuck'::joex_private.job_state,
+            now() - make_interval(secs => nr % 3600)
         FROM generate_series(1, 20000) nr
         UNION ALL
         SELECT 'later ' || nr, 'a', 'stuck', now() + make_interval(hours => 1, secs => nr)
@@ -176,12 +180,12 @@ async def test_what_is_read_to_move_some_of_many_due_jobs_is_what_is_moved_and_s
         groups,
     )
     if is_analyzed:
-        await bench.connection.execute("VACUUM ANALYZE joex.job")
-    moved = "SELECT count(*) FROM joex.job WHERE lane = 0"
+        await bench.connection.execute("VACUUM ANALYZE joex_private.job")
+    moved = "SELECT count(*) FROM joex_private.job WHERE lane = 0"
     for batch in (1, 20, 500):
         before = await bench.connection.fetchval(moved)
         async with bench.connection.transaction():
-            call = bench.connection.execute("SELECT joex.promote('default', $1)", batch)
+            call = bench.connection.execute("SELECT joex_private.promote('default', $1)", batch)
             _, reading = await read_by(bench, call)
         assert await bench.connection.fetchval(moved) == before + batch
         assert_bounded(reading, max(batch, 100))  # so many steps
@@ -191,7 +195,7 @@ async def test_what_is_read_to_move_some_of_many_due_jobs_is_what_is_moved_and_s
 async def test_whatever_the_time_of_a_due_job_it_is_taken(bench, due):
     await deferred(bench, "herd", 600, due=ago(hours=1))
     await bench.connection.execute(
-        "INSERT INTO joex.job (task, grp, state, due_at) VALUES ('a', 'x', 'stuck', $1::text::timestamptz)", due
+        "INSERT INTO joex_private.job (task, grp, state, due_at) VALUES ('a', 'x', 'stuck', $1::text::timestamptz)", due
     )
     executor, groups = await bench.executor(), []
     while taken := await runs.take(bench.connection, executor, ["default"], 601, FOUR_ONE):

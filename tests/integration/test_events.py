@@ -7,9 +7,9 @@ import asyncpg
 import pytest
 
 import joex
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store import jobs, runs
-from joex.store.watching import ExecutorEvent, JobEvent
+from joex.store.subscriptions import ExecutorEvent, JobEvent
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
@@ -90,7 +90,7 @@ async def test_each_job_of_many_is_told_in_order_and_none_that_was_skipped(clien
 
 
 async def test_a_job_with_an_id_of_its_own_is_told_when_it_is_added(bench, subscribed):
-    add = r"SELECT joex.add('a', '\x0161')"
+    add = r"SELECT joex_private.add('a', '\x0161')"
     job_id = await bench.connection.fetchval(add)
     assert await bench.connection.fetchval(add) is None
     assert await subscribed.all() == [about(job_id, "job-submitted", "waiting", queue="a", group="a")]
@@ -104,7 +104,7 @@ async def test_a_start_is_told(bench, me, subscribed):
 
 async def test_the_start_of_a_worker_that_is_no_executor_is_told(bench, subscribed):
     job_id = await bench.submit()
-    await bench.connection.execute("SELECT joex.accept('default', 1, 'my worker')")
+    await bench.connection.execute("SELECT joex_private.accept('default', 1, 'my worker')")
     assert (await subscribed.all())[1:] == [about(job_id, "job-started", "running", "my worker")]
 
 
@@ -170,7 +170,7 @@ async def test_an_end_in_the_tasks_own_transaction_is_told_once(bench, me, subsc
 async def test_a_run_that_has_lost_its_job_tells_nothing(bench, me, subscribed):
     await bench.submit()
     lost = await bench.take_one(me)
-    await bench.connection.execute("SELECT joex.give_back_unknown($1, '{}')", me)
+    await bench.connection.execute("SELECT joex_private.give_back_unknown($1, '{}')", me)
     assert await bench.finish(lost, age=0.001) == ["worker_conflict"]
     assert await subscribed.kinds() == ["job-submitted"]
 
@@ -181,7 +181,7 @@ async def test_a_short_run_whose_row_somebody_holds_is_told_once(bench, me, subs
     ended = [runs.EndedRun(taken.id, taken.lock_id, "success", age=0.001)]
     holder = await another_connection()
     async with holder.transaction():
-        await holder.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+        await holder.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", job_id)
         [(_, answer)] = await runs.finish_many(bench.connection, ended, skip_locked=True)
     assert answer == "locked"
     assert await runs.finish_many(bench.connection, ended, skip_locked=True) == []
@@ -213,11 +213,11 @@ async def test_an_executor_that_is_dead_is_told_once_and_its_jobs_that_fail_for_
     """One job's row is held by somebody at that time, and follows later."""
     poison, held = await bench.submit(), await bench.submit()
     await bench.take(me, 2)
-    await bench.connection.execute("UPDATE joex.job SET losses = 100 WHERE id = $1", poison)
+    await bench.connection.execute("UPDATE joex_private.job SET losses = 100 WHERE id = $1", poison)
     await bench.silence(me, 6)
     await subscribed.all()
     async with program.connection.transaction():
-        await program.connection.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", held)
+        await program.connection.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", held)
         await bench.rescue()
     assert await bench.rescue() == [(me, "me", 1)]
     left, failed = await subscribed.all()
@@ -273,7 +273,7 @@ async def test_where_nobody_is_subscribed_no_notification_is_sent(bench, me, cli
     await bench.connection.execute("SELECT joex.update($1, $2, progress => 50)", taken.id, taken.lock_id)
     await bench.finish(taken)
     await client.cancel(await bench.submit())
-    await bench.connection.execute("SELECT joex.end_executor($1, 'left', 5)", me)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", me)
     await bench.executor("another")
     assert await program.all() == []
 
@@ -302,7 +302,7 @@ async def test_the_changes_of_very_many_jobs_fit(bench, program):
     ids = [job_id for job_id in await jobs.submit_many(bench.connection, [joex.NewJob("a")] * 1000) if job_id]
     await program.connection.execute("SELECT joex.subscribe('a program', '1 minute', false)")
     await program.connection.execute("SELECT joex.wait_for('a program', $1)", ids)
-    await bench.connection.execute("SELECT joex.announce('job-changed', $1)", ids)
+    await bench.connection.execute("SELECT joex_private.announce('job-changed', $1)", ids)
     told = [job_id for event in await program.all() for job_id in event["jobs"]]
     assert sorted(told) == sorted(map(str, ids))
 
@@ -311,7 +311,7 @@ async def test_a_transaction_whose_snapshot_is_older_than_the_subscription_tells
     """It can't see whether somebody listens."""
     submitting = await another_connection()
     async with submitting.transaction(isolation="repeatable_read"):
-        await submitting.fetchval("SELECT count(*) FROM joex.subscriber")  # takes the snapshot
+        await submitting.fetchval("SELECT count(*) FROM joex_private.subscriber")  # takes the snapshot
         await program.subscribe()
         job_id = await submitting.fetchval("SELECT joex.submit('a')")
     assert about(job_id, "job-submitted", "waiting") in await program.all()
@@ -328,9 +328,9 @@ async def test_those_who_have_not_renewed_for_an_hour_are_forgotten_with_what_th
     await program.connection.execute("SELECT joex.subscribe('dead', '-2 hours')")
     await program.connection.execute("SELECT joex.wait_for('dead', $1)", [job_id])
     await program.subscribe()
-    names = await program.connection.fetch("SELECT name FROM joex.subscriber")
+    names = await program.connection.fetch("SELECT name FROM joex_private.subscriber")
     assert [row["name"] for row in names] == ["a program"]
-    assert await program.connection.fetchval("SELECT count(*) FROM joex.subscription") == 0
+    assert await program.connection.fetchval("SELECT count(*) FROM joex_private.subscription") == 0
 
 
 # Through the client.
@@ -340,7 +340,7 @@ async def test_a_client_hears_events_as_data(bench, me, client):
     async with client.events() as events:
         job_id = await bench.submit("acme")
         await bench.finish(await bench.take_one(me), "failed", age=0.001)
-        await bench.connection.execute("SELECT joex.end_executor($1, 'left', 5)", me)
+        await bench.connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", me)
         heard = [await asyncio.wait_for(anext(events), PATIENCE) for _ in range(4)]
     assert heard == [
         JobEvent("job-submitted", job_id, "a", "default", "acme", "waiting", None),
@@ -380,10 +380,10 @@ async def test_events_and_waits_share_one_connection_and_one_subscription(bench,
         await asyncio.wait_for(anext(changes), PATIENCE)
         for _ in range(2):
             async with client.events() as events:
-                assert await bench.connection.fetch("SELECT events FROM joex.subscriber") == [(True,)]
+                assert await bench.connection.fetch("SELECT events FROM joex_private.subscriber") == [(True,)]
                 assert pool.get_size() - pool.get_idle_size() == 1
                 another = await bench.submit()
                 assert (await asyncio.wait_for(anext(events), PATIENCE)).id == another
-            await eventually(lambda: bench.connection.fetchval("SELECT NOT events FROM joex.subscriber"))
+            await eventually(lambda: bench.connection.fetchval("SELECT NOT events FROM joex_private.subscriber"))
         await client.cancel(job_id)
         assert (await asyncio.wait_for(anext(changes), PATIENCE))[1].state == "cancelled"

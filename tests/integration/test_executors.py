@@ -8,10 +8,11 @@ from uuid import uuid4
 import pytest
 
 from joex import ConfigError, LeaseLost
-from joex.core.counting import CountingScheme
 from joex.core.lease import Mark
+from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, runs
 from joex.store.errors import translated
+from joex.store.horizon import horizon as take_horizon
 from tests.support.waiting import eventually
 
 HOUR = timedelta(hours=1)
@@ -24,7 +25,7 @@ async def rescue(bench, most_losses=5):
 
 async def end(bench, executor, how="dead", most_losses=5):
     """End an executor."""
-    return await bench.connection.fetchval("SELECT joex.end_executor($1, $2, $3)", executor, how, most_losses)
+    return await bench.connection.fetchval("SELECT joex_private.end_executor($1, $2, $3)", executor, how, most_losses)
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ async def test_a_restart_in_the_same_pod_gets_its_jobs_back_at_once_though_the_o
     bench, holding
 ):
     _, _, held = holding
-    await bench.connection.execute("UPDATE joex.executor SET pod_uid = 'pod'")
+    await bench.connection.execute("UPDATE joex_private.executor SET pod_uid = 'pod'")
     registered = await bench.register("app", pod_uid="pod")
     assert (registered.id is not None, registered.reclaimed, registered.other) == (True, 2, None)
     assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
@@ -106,11 +107,12 @@ async def test_executors_without_a_pod_are_not_taken_for_restarts_in_the_same_po
 async def test_of_many_simultaneous_starts_with_one_app_id_exactly_one_gets_it(bench, another_connection):
     connections = [await another_connection() for _ in range(6)]
     call = (
-        "SELECT id FROM joex.register('app', NULL, 'h', '', 1, '', '0', '{default,q}', '{}', 1, NULL, '1h', false, 5)"
+        "SELECT id FROM joex_private.register('app', NULL, 'h', '', 1, '', '0', '{default,q}', '{}', 1, NULL, '1h', "
+        "false, 5)"
     )
     ids = await asyncio.gather(*(connection.fetchval(call) for connection in connections))
     assert sum(found is not None for found in ids) == 1
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.queue") == 2
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.queue") == 2
 
 
 async def test_a_start_that_meets_another_of_the_same_executor_waits_and_learns_that_it_was_slower(
@@ -119,7 +121,8 @@ async def test_a_start_that_meets_another_of_the_same_executor_waits_and_learns_
     await bench.executor("first")  # makes the queue
     one, two = await another_connection(), await another_connection()
     call = """SELECT id, (other).id AS other
-              FROM joex.register('app', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', false, 5)"""
+              FROM joex_private.register('app', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', false,
+                  5)"""
     transaction = one.transaction()
     await transaction.start()
     faster = await one.fetchrow(call)
@@ -150,9 +153,12 @@ async def test_a_restart_in_the_same_pod_and_a_take_of_its_predecessor_do_not_de
     taker, starter = await another_connection(), await another_connection()
     transaction = taker.transaction()
     await transaction.start()
-    await taker.execute("SELECT pg_advisory_xact_lock_shared(joex.lock_class(2), $1)", old)  # as take begins
+    await taker.execute(
+        "SELECT pg_advisory_xact_lock_shared(joex_private.executor_takes_lock(), $1)", old
+    )  # as take begins
     start = starter.fetchval(
-        "SELECT id FROM joex.register('app', 'pod', 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', false, 5)"
+        "SELECT id FROM joex_private.register('app', 'pod', 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', "
+        "false, 5)"
     )
     async with waiting_for_a_lock(bench.connection, start) as starting:
         assert len(await runs.take(taker, old, ["default"], 1, CountingScheme(4, 1))) == 1
@@ -227,7 +233,9 @@ async def test_a_living_executor_is_not_dead_because_the_databases_clock_was_set
     executor, session, held = holding
     await session.close()  # (so that nothing else saves it)
     assert await executors.heartbeat(bench.connection, executor)
-    await bench.connection.execute("UPDATE joex.lease SET heartbeat_at = heartbeat_at - $1::text::interval", step)
+    await bench.connection.execute(
+        "UPDATE joex_private.lease SET heartbeat_at = heartbeat_at - $1::text::interval", step
+    )
     assert await bench.rescue() == []
     assert (await bench.register("app")).id is None
     assert await bench.held(executor) == held
@@ -238,7 +246,9 @@ async def test_a_clock_that_was_set_back_keeps_no_dead_executor_alive(bench, hol
     executor, session, _ = holding
     await session.close()
     await bench.silence(executor, leases=1.1)
-    await bench.connection.execute("UPDATE joex.lease SET heartbeat_at = heartbeat_at - $1::text::interval", step)
+    await bench.connection.execute(
+        "UPDATE joex_private.lease SET heartbeat_at = heartbeat_at - $1::text::interval", step
+    )
     assert await bench.rescue(watched=3599) == []
     assert (await bench.register("app", watched=3599)).id is None
     assert await bench.rescue(watched=3601) == [(executor, "app", 2)]
@@ -247,7 +257,7 @@ async def test_a_clock_that_was_set_back_keeps_no_dead_executor_alive(bench, hol
 async def test_a_heartbeat_after_a_judges_mark_saves_an_executor_and_one_before_it_does_not(bench):
     """With ids of transactions as they are given."""
     before, after = await bench.executor("before", locks=True), await bench.executor("after", locks=True)
-    mark = Mark(3601, await executors.horizon(bench.connection))
+    mark = Mark(3601, await take_horizon(bench.connection))
     assert await executors.rescue(bench.connection, [mark._replace(age=3600)], 5) == []
     beat = await executors.heartbeat(bench.connection, after)
     assert beat is not None
@@ -263,8 +273,8 @@ async def test_beats_that_this_server_has_not_given_keep_no_dead_executor_alive(
     """The rows were restored, or replicated, from a server whose ids were higher."""
     executor, session, _ = holding
     await session.close()
-    mark = Mark(3601, await executors.horizon(bench.connection))
-    await bench.connection.execute("UPDATE joex.lease SET beat = 1000000000000")
+    mark = Mark(3601, await take_horizon(bench.connection))
+    await bench.connection.execute("UPDATE joex_private.lease SET beat = 1000000000000")
     assert await executors.rescue(bench.connection, [], 5) == []
     assert await executors.rescue(bench.connection, [mark], 5) == [(executor, "app", 2)]
 
@@ -274,9 +284,9 @@ async def without_lease(bench, holding):
     """As `holding`, without the session; the row of its lease is missing."""
     executor, session, held = holding
     await session.close()
-    await bench.connection.execute("UPDATE joex.executor SET pod_uid = 'pod'")
-    await bench.connection.execute("DELETE FROM joex.lease")
-    return executor, held, [Mark(3601, await executors.horizon(bench.connection))]
+    await bench.connection.execute("UPDATE joex_private.executor SET pod_uid = 'pod'")
+    await bench.connection.execute("DELETE FROM joex_private.lease")
+    return executor, held, [Mark(3601, await take_horizon(bench.connection))]
 
 
 async def test_an_executor_whose_lease_is_missing_is_dead_when_a_judge_has_watched_for_its_lease(bench, without_lease):
@@ -329,7 +339,7 @@ async def test_rescuers_that_meet_rescue_each_executor_once(bench, another_conne
     connections = [await another_connection() for _ in range(4)]
     found = await asyncio.gather(*(bench.rescue(connection=connection) for connection in connections))
     assert sorted(app_id for rescued in found for _, app_id, _ in rescued) == [f"e{nr}" for nr in range(5)]
-    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex.job") == [1]
+    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex_private.job") == [1]
 
 
 async def test_jobs_come_back_to_their_old_place_in_the_line(bench):
@@ -380,24 +390,24 @@ async def test_a_suspect_is_charged_with_the_death_of_an_executor_on_which_it_ha
 
 
 async def test_a_job_that_was_put_back_for_its_timeout_alone_is_no_suspect(bench):
-    await bench.connection.execute("SELECT joex.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
     await bench.submit()
     executor = await bench.executor()
     for _ in range(3):
         assert not (await bench.take_one(executor)).suspect
-        await bench.connection.execute("UPDATE joex.job SET overdue_at = now()")
-        await bench.connection.execute("SELECT joex.recover_overdue(5)")
+        await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+        await bench.connection.execute("SELECT joex_private.recover_overdue(5)")
 
 
 async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_worker_when_it_accepts(bench):
-    await bench.connection.execute("SELECT joex.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
     job_id = await bench.submit()
-    await bench.connection.execute("UPDATE joex.job SET suspect = true")
+    await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
     taken = await bench.take_one(await bench.executor())
 
     async def timeout():
         return await bench.connection.fetchval(
-            "SELECT round(extract(epoch FROM overdue_at - clock_timestamp())) FROM joex.job"
+            "SELECT round(extract(epoch FROM overdue_at - clock_timestamp())) FROM joex_private.job"
         )
 
     assert await timeout() is None
@@ -409,14 +419,14 @@ async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_work
     assert 3500 < await timeout() <= 3600
     assert await bench.finish(taken, "waiting", age=1.0) == []
     assert (await bench.job(job_id)).attempt == 0
-    await bench.connection.execute("SELECT joex.accept('default')")
+    await bench.connection.execute("SELECT joex_private.accept('default')")
     assert 3500 < await timeout() <= 3600
 
 
-@pytest.mark.parametrize("statement", ["joex.retry($1)", "joex.resubmit($1)"])
+@pytest.mark.parametrize("statement", ["joex.retry($1)", "joex_private.resubmit($1)"])
 async def test_a_job_that_is_run_anew_by_hand_is_no_suspect_any_more(bench, statement):
     job_id = await bench.job_in("failed", await bench.executor())
-    await bench.connection.execute("UPDATE joex.job SET losses = 6, suspect = true")
+    await bench.connection.execute("UPDATE joex_private.job SET losses = 6, suspect = true")
     await bench.connection.execute(f"SELECT {statement}", job_id)
     assert not (await bench.take_one(await bench.executor("another"))).suspect
 
@@ -477,7 +487,7 @@ async def test_a_job_whose_row_somebody_holds_when_its_executor_ends_follows_whe
     executor, other = await bench.executor(), await another_connection()
     locked, free = await bench.job_in("running", executor), await bench.job_in("running", executor)
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", locked)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", locked)
         assert await end(bench, executor, how) == 1
         assert [await bench.state(job_id) for job_id in (locked, free)] == ["running", "waiting"]
         await rescue(bench)
@@ -534,7 +544,7 @@ async def test_a_heartbeat_waits_for_nobody_who_has_locked_its_executors_row(ben
     executor, other = await bench.executor(), await another_connection()
     await bench.connection.execute("SET lock_timeout = '1ms'")
     async with other.transaction():
-        await other.execute("UPDATE joex.executor SET draining = true")
+        await other.execute("UPDATE joex_private.executor SET draining = true")
         assert await executors.heartbeat(bench.connection, executor)
 
 
@@ -543,7 +553,7 @@ async def test_a_heartbeat_writes_nothing_that_submissions_read(bench):
     executor = await bench.executor()
     await executors.fall_asleep(bench.connection, executor)
     async with bench.connection.transaction():
-        written = "SELECT pg_stat_get_xact_tuples_updated('joex.executor'::regclass)"
+        written = "SELECT pg_stat_get_xact_tuples_updated('joex_private.executor'::regclass)"
         before = await bench.connection.fetchval(written)
         assert await executors.heartbeat(bench.connection, executor)
         assert await bench.connection.fetchval(written) == before
@@ -555,7 +565,7 @@ async def test_an_executor_learns_which_of_its_runs_are_lost_and_which_are_to_be
         await bench.submit()
     fine, cancelled, foreign, done = await bench.take(executor, 4)
     await jobs.cancel(bench.connection, cancelled.id)
-    await bench.connection.execute("UPDATE joex.job SET lock_id = $2 WHERE id = $1", foreign.id, uuid4())
+    await bench.connection.execute("UPDATE joex_private.job SET lock_id = $2 WHERE id = $1", foreign.id, uuid4())
     await bench.finish(done)
     deleted = uuid4()
     found = await executors.check_runs(
@@ -576,7 +586,7 @@ async def test_a_look_finds_work_that_may_run_now(bench):
     await bench.submit(queue="elsewhere")
     later = await bench.submit(not_before=datetime(2100, 1, 1, tzinfo=UTC))
     assert not await there_is_work()
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1", later)
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp() WHERE id = $1", later)
     assert await there_is_work()
     await bench.take_one(executor)
     assert not await there_is_work()
@@ -588,14 +598,14 @@ async def test_a_look_finds_work_that_may_run_now(bench):
 
 
 async def test_a_sleeper_learns_when_the_next_job_of_its_queues_is_due(bench):
-    assert (await executors.look(bench.connection, ["default"])).next_due is None
+    assert (await executors.sleep_state(bench.connection, ["default"])).next_due is None
     for queue, hours in (("default", 2), ("default", 1), ("elsewhere", 0.5)):
         await bench.submit(queue=queue, not_before=datetime.now(UTC) + timedelta(hours=hours))
-    due = (await executors.look(bench.connection, ["default", "mail"])).next_due
+    due = (await executors.sleep_state(bench.connection, ["default", "mail"])).next_due
     assert due is not None
     assert 1800 < due <= 3600
-    await bench.connection.execute("UPDATE joex.job SET due_at = due_at - interval '3 hours'")
-    overdue = (await executors.look(bench.connection, ["default"])).next_due
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = due_at - interval '3 hours'")
+    overdue = (await executors.sleep_state(bench.connection, ["default"])).next_due
     assert overdue is not None
     assert overdue < 0
 
@@ -609,10 +619,10 @@ async def test_a_sleeper_sees_that_a_transaction_that_was_open_when_it_fell_asle
     await transaction.start()
     await client.submit("a", connection=submitter)
     await executors.fall_asleep(bench.connection, executor)
-    horizon = await executors.horizon(bench.connection)
-    assert (await executors.look(bench.connection, ["default"])).oldest_xid < horizon
+    horizon = await take_horizon(bench.connection)
+    assert (await executors.sleep_state(bench.connection, ["default"])).oldest_xid < horizon
     await transaction.commit()
-    assert (await executors.look(bench.connection, ["default"])).oldest_xid >= horizon
+    assert (await executors.sleep_state(bench.connection, ["default"])).oldest_xid >= horizon
     assert len(await bench.take(executor)) == 1
 
 
@@ -620,7 +630,7 @@ async def test_an_executor_that_has_ended_does_not_fall_asleep(bench):
     executor = await bench.executor()
     await end(bench, executor)
     await executors.fall_asleep(bench.connection, executor)
-    assert not await bench.connection.fetchval("SELECT asleep_since IS NOT NULL FROM joex.executor")
+    assert not await bench.connection.fetchval("SELECT asleep_since IS NOT NULL FROM joex_private.executor")
 
 
 # Drain.
@@ -712,11 +722,12 @@ async def test_executors_that_ended_long_ago_are_forgotten_and_others_are_not(be
     held = await bench.job_in("running", orphaned)
     other = await another_connection()
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", held)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", held)
         for executor in (gone, orphaned, just):
             await end(bench, executor)
         await bench.connection.execute(
-            "UPDATE joex.executor SET left_at = left_at - interval '2 hours' WHERE id <> $1 AND left_at IS NOT NULL",
+            "UPDATE joex_private.executor SET left_at = left_at - interval '2 hours' WHERE id <> $1 "
+            "AND left_at IS NOT NULL",
             just,
         )
         await executors.forget_ended(bench.connection, HOUR)
@@ -728,10 +739,10 @@ async def test_what_an_executor_holds_without_knowing_it_is_given_back_and_what_
     """The answer to a take was lost with its connection: the database has handed jobs out, and nobody runs them."""
     me = await bench.executor("me")
     ids = [await connection.fetchval("SELECT joex.submit('a')") for _ in range(3)]
-    taken = await connection.fetch("SELECT id, lock_id FROM joex.take($1, '{default}', 3)", me)
+    taken = await connection.fetch("SELECT id, lock_id FROM joex_private.take($1, '{default}', 3)", me)
     known = [row["lock_id"] for row in taken if row["id"] == ids[1]]
-    assert await connection.fetchval("SELECT joex.give_back_unknown($1, $2)", me, known) == 2
-    states = await connection.fetch("SELECT id, state::text, attempt, losses FROM joex.job ORDER BY seq")
+    assert await connection.fetchval("SELECT joex_private.give_back_unknown($1, $2)", me, known) == 2
+    states = await connection.fetch("SELECT id, state::text, attempt, losses FROM joex_private.job ORDER BY seq")
     assert [tuple(row) for row in states] == [
         (ids[0], "waiting", 0, 0),
         (ids[1], "scheduled", 0, 0),
@@ -742,14 +753,14 @@ async def test_what_an_executor_holds_without_knowing_it_is_given_back_and_what_
 # Snapshots: what is decided after waiting for a lock is decided by what is there then.
 
 MUST_SEE_THE_LATEST = {
-    "take": "joex.take($1, '{default}', 4)",
-    "end_executor": "joex.end_executor($1, 'left', 5)",
-    "give_back_unknown": "joex.give_back_unknown($1, '{}')",
-    "rescue": "joex.rescue('{}', '{}', 5) WHERE $1 > 0",
-    "retire": "joex.retire('me', true) WHERE $1 > 0",
-    "drain": "joex.drain(NULL) WHERE $1 > 0",
-    "pod_gone": "joex.pod_gone('pod', 5) WHERE $1 > 0",
-    "register": """joex.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)
+    "take": "joex_private.take($1, '{default}', 4)",
+    "end_executor": "joex_private.end_executor($1, 'left', 5)",
+    "give_back_unknown": "joex_private.give_back_unknown($1, '{}')",
+    "rescue": "joex_private.rescue('{}', '{}', 5) WHERE $1 > 0",
+    "retire": "joex_private.retire('me', true) WHERE $1 > 0",
+    "drain": "joex_private.drain(NULL) WHERE $1 > 0",
+    "pod_gone": "joex_private.pod_gone('pod', 5) WHERE $1 > 0",
+    "register": """joex_private.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)
                    WHERE $1 > 0""",
 }
 
@@ -817,14 +828,14 @@ async def test_an_accept_under_an_old_snapshot_does_not_exceed_a_limit_of_which_
     await bench.connection.execute("SELECT joex.set_group('limited', max_running => 1)")
     await bench.submit("limited")
     async with worker.transaction(isolation="repeatable_read"):
-        await worker.execute("SELECT count(*) FROM joex.job")
+        await worker.execute("SELECT count(*) FROM joex_private.job")
         await bench.submit("limited", "high")
         assert len(await bench.take(executor, 4)) == 1
         with pytest.raises(ConfigError, match="group with a limit"), translated():
             async with worker.transaction():
-                await worker.fetch("SELECT * FROM joex.accept('default')")
+                await worker.fetch("SELECT * FROM joex_private.accept('default')")
     assert len(await bench.held(executor)) == 1
-    assert await worker.fetch("SELECT * FROM joex.accept('default')") == []
+    assert await worker.fetch("SELECT * FROM joex_private.accept('default')") == []
 
 
 # Many that die at once.
@@ -835,14 +846,14 @@ async def dead_with_jobs(bench, executors_, jobs_each):
     await bench.connection.execute(
         """
         WITH dead AS (
-            INSERT INTO joex.executor (app_id, host, pid, version, queues, tasks, pool_size, lease, locks)
+            INSERT INTO joex_private.executor (app_id, host, pid, version, queues, tasks, pool_size, lease, locks)
             SELECT 'dead ' || i, 'h', i, '0', '{default}', '{}', $2, '6 s', true FROM generate_series(1, $1::int) i
             RETURNING id, app_id
         ), leases AS (
-            INSERT INTO joex.lease SELECT id, now() - interval '1 minute', -60000 FROM dead
-        ) INSERT INTO joex.job (queue, task, grp, ring, state, executor_id, app_id, lock_id, scheduled_at)
-        SELECT 'q' || i % 2, 'a', 'g' || i % 7, joex.ring('g' || i % 7), 'running', d.id, d.app_id, gen_random_uuid(),
-               now()
+            INSERT INTO joex_private.lease SELECT id, now() - interval '1 minute', -60000 FROM dead
+        ) INSERT INTO joex_private.job (queue, task, grp, ring, state, executor_id, app_id, lock_id, scheduled_at)
+        SELECT 'q' || i % 2, 'a', 'g' || i % 7, joex_private.ring('g' || i % 7), 'running', d.id, d.app_id,
+               gen_random_uuid(), now()
         FROM dead d, generate_series(1, $2) i
         """,
         executors_,
@@ -863,16 +874,16 @@ async def test_many_that_are_dead_are_rescued_call_by_call_and_what_is_done_stay
     first = await bench.rescue()
     assert 0 < len(first) < 500
     assert 0 < sum(found for _, _, found in first) < 5000
-    left = await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE executor_id IS NOT NULL")
+    left = await bench.connection.fetchval("SELECT count(*) FROM joex_private.job WHERE executor_id IS NOT NULL")
     assert left == 5000 - sum(found for _, _, found in first)
     calls = await rescue_all(bench)
     assert len({executor for call in [first, *calls] for executor, _, _ in call}) == 500
     assert sum(found for call in [first, *calls] for _, _, found in call) == 5000
-    states = await bench.connection.fetch("SELECT state::text, losses, count(*) FROM joex.job GROUP BY 1, 2")
+    states = await bench.connection.fetch("SELECT state::text, losses, count(*) FROM joex_private.job GROUP BY 1, 2")
     assert [tuple(row) for row in states] == [("waiting", 1, 5000)]
-    ended = "SELECT count(*) FROM joex.executor WHERE ending = 'dead' AND NOT orphans"
+    ended = "SELECT count(*) FROM joex_private.executor WHERE ending = 'dead' AND NOT orphans"
     assert await bench.connection.fetchval(ended) == 500
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.lease") == 0
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.lease") == 0
 
 
 async def test_an_executor_with_very_many_jobs_is_put_back_in_parts(bench):
@@ -881,16 +892,16 @@ async def test_an_executor_with_very_many_jobs_is_put_back_in_parts(bench):
     assert [app_id for call in calls for _, app_id, _ in call] == ["dead 1"] * len(calls)
     assert len(calls) > 1
     assert sum(call[0][2] for call in calls) == 5000
-    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex.job") == [1]
+    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex_private.job") == [1]
 
 
 async def test_a_leave_with_very_many_jobs_leaves_the_rest_to_rescuers_as_no_loss(bench):
     await dead_with_jobs(bench, 1, 6000)
-    executor = await bench.connection.fetchval("SELECT id FROM joex.executor")
+    executor = await bench.connection.fetchval("SELECT id FROM joex_private.executor")
     given_back = await executors.leave(bench.connection, executor, 0)
     assert 0 < given_back < 6000
     await rescue_all(bench)
-    states = await bench.connection.fetch("SELECT state::text, losses, count(*) FROM joex.job GROUP BY 1, 2")
+    states = await bench.connection.fetch("SELECT state::text, losses, count(*) FROM joex_private.job GROUP BY 1, 2")
     assert [tuple(row) for row in states] == [("waiting", 0, 6000)]
 
 
@@ -907,19 +918,19 @@ async def test_a_rescue_beside_another_that_is_under_way_waits_for_nothing_and_t
         assert not {executor for executor, _, _ in first} & {executor for executor, _, _ in second}
     calls = [first, second, *await rescue_all(bench)]
     assert sum(found for call in calls for _, _, found in call) == 3000
-    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex.job") == [1]
+    assert await bench.connection.fetchval("SELECT array_agg(DISTINCT losses) FROM joex_private.job") == [1]
 
 
 async def test_jobs_whose_rows_are_locked_keep_no_other_from_being_rescued(bench, another_connection):
     await dead_with_jobs(bench, 3, 2500)
     other = await another_connection()
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job ORDER BY id LIMIT 4000 FOR UPDATE")
+        await other.execute("SELECT FROM joex_private.job ORDER BY id LIMIT 4000 FOR UPDATE")
         await rescue_all(bench)
-        assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE state = 'waiting'") == 3500
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.job WHERE state = 'waiting'") == 3500
     await rescue_all(bench)
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE state = 'waiting'") == 7500
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.executor WHERE orphans") == 0
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.job WHERE state = 'waiting'") == 7500
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.executor WHERE orphans") == 0
 
 
 # Ids.
@@ -931,8 +942,8 @@ async def test_an_id_that_comes_again_is_not_given_to_anybody(bench):
     held = await bench.job_in("running", alive)
     gone = await bench.executor("gone")
     orphan = await bench.job_in("running", gone)
-    await bench.connection.execute("DELETE FROM joex.executor WHERE id = $1", gone)
-    await bench.connection.execute("ALTER TABLE joex.executor ALTER id RESTART WITH 1")
+    await bench.connection.execute("DELETE FROM joex_private.executor WHERE id = $1", gone)
+    await bench.connection.execute("ALTER TABLE joex_private.executor ALTER id RESTART WITH 1")
     new = await bench.executor("new")
     assert new not in (alive, gone)
     await executors.leave(bench.connection, new, 5)

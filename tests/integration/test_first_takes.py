@@ -7,8 +7,9 @@ import asyncpg
 import pytest
 
 from joex import Client, NewJob
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, keyed, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs, stats
+from joex.store import keyed as keyed_store
 
 FOUR_ONE = CountingScheme(4, 1)
 WORKERS = 16
@@ -20,7 +21,7 @@ async def submit(connection: asyncpg.Connection, *groups: str) -> None:
 
 async def accept(connection: asyncpg.Connection, number: int = 1) -> list[str]:
     """The groups of the jobs that a worker is given."""
-    return [job.group for job in await keyed.accept(connection, "new", number, "worker", None)]
+    return [job.group for job in await keyed_store.accept(connection, "new", number, "worker", None)]
 
 
 @pytest.mark.parametrize("groups", [1, WORKERS])
@@ -40,8 +41,11 @@ async def test_of_sixteen_workers_that_are_the_first_to_accept_each_has_one_of_s
 
     found = await asyncio.wait_for(asyncio.gather(*map(work, workers)), 60)
     assert [len(one) for one in found] == [1] * WORKERS
-    assert await bench.connection.fetchval("SELECT count(DISTINCT lock_id) FROM joex.job WHERE state = 'running'") == 16
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.queue") == 1
+    assert (
+        await bench.connection.fetchval("SELECT count(DISTINCT lock_id) FROM joex_private.job WHERE state = 'running'")
+        == 16
+    )
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.queue") == 1
 
 
 async def test_beside_a_first_accept_whose_transaction_stays_open_others_get_jobs_wait_and_register(
@@ -51,11 +55,14 @@ async def test_beside_a_first_accept_whose_transaction_stays_open_others_get_job
     await submit(bench.connection, "a", "b", "c")
     async with bench.connection.transaction():
         assert len(await accept(bench.connection)) == 1
-        assert await client.typed.accept("new", wait="30s") is not None
-        call = "SELECT id FROM joex.register('me', NULL, 'h', '', 1, '', '0', '{new}', '{a}', 4, NULL, '1h', false, 5)"
+        assert await client.keyed.accept("new", wait="30s") is not None
+        call = (
+            "SELECT id FROM joex_private.register('me', NULL, 'h', '', 1, '', '0', '{new}', '{a}', 4, NULL, '1h', "
+            "false, 5)"
+        )
         executor = await asyncio.wait_for(other.fetchval(call), 30)
         assert len(await runs.take(other, executor, ["new"], 4, FOUR_ONE)) == 1
-        assert await other.fetchval("SELECT count(*) FROM joex.queue") == 0
+        assert await other.fetchval("SELECT count(*) FROM joex_private.queue") == 0
 
 
 async def test_slots_are_shared_by_occupancy_and_settings_hold_where_no_row_is_seen(bench, another_connection):
@@ -64,11 +71,13 @@ async def test_slots_are_shared_by_occupancy_and_settings_hold_where_no_row_is_s
     await stats.set_group(bench.connection, "two", "new", max_running=2)
     await stats.set_group(bench.connection, "paused", "new", paused=True)
     async with bench.connection.transaction():
-        await bench.connection.execute("SELECT joex.serve_queue('new')")
+        await bench.connection.execute("SELECT joex_private.serve_queue('new')")
         taken = [group for _ in range(10) for group in await accept(other)]
         assert Counter(taken) == {"long": 4, "short": 4, "two": 2}
         assert len(await accept(other, 10)) == 10
-        assert Counter(row["grp"] for row in await other.fetch("SELECT grp FROM joex.job WHERE state = 'running'")) == {
+        assert Counter(
+            row["grp"] for row in await other.fetch("SELECT grp FROM joex_private.job WHERE state = 'running'")
+        ) == {
             "long": 9,
             "short": 9,
             "two": 2,
@@ -82,20 +91,22 @@ async def test_whoever_takes_next_makes_the_row_where_the_first_transaction_is_r
     await transaction.start()
     await accept(bench.connection)
     await transaction.rollback()
-    assert await other.fetchval("SELECT count(*) FROM joex.queue") == 0
+    assert await other.fetchval("SELECT count(*) FROM joex_private.queue") == 0
     executor = await bench.executor(queues=["another"])
     assert len(await runs.take(other, executor, ["new"], 1, FOUR_ONE)) == 1
-    assert await other.fetchval("SELECT count(*) FROM joex.queue WHERE name = 'new'") == 1
+    assert await other.fetchval("SELECT count(*) FROM joex_private.queue WHERE name = 'new'") == 1
 
 
 async def test_an_accept_under_a_snapshot_older_than_the_queue_gets_a_job(bench, another_connection):
     old = await another_connection()
     await submit(bench.connection, "a", "b")
     async with old.transaction(isolation="repeatable_read"):
-        await old.execute("SELECT count(*) FROM joex.job")
-        await bench.connection.execute("SELECT joex.serve_queue('new')")
+        await old.execute("SELECT count(*) FROM joex_private.job")
+        await bench.connection.execute("SELECT joex_private.serve_queue('new')")
         assert len(await accept(old)) == 1
-    assert await bench.connection.fetch("SELECT name, cursor::text FROM joex.queue") == [("new", "joex.ring_cursor_1")]
+    assert await bench.connection.fetch("SELECT name, cursor::text FROM joex_private.queue") == [
+        ("new", "joex_private.ring_cursor_1")
+    ]
     assert await bench.connection.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'ring_cursor%'") == 1
 
 
@@ -105,9 +116,9 @@ async def test_what_an_executor_holds_of_a_queue_without_a_row_moves_on_though_f
     executor = await bench.executor()
     transaction = other.transaction()
     await transaction.start()
-    await other.execute("SELECT joex.serve_queue('new')")
+    await other.execute("SELECT joex_private.serve_queue('new')")
     assert len(await runs.take(bench.connection, executor, ["new"], 1, FOUR_ONE)) == 1
     await transaction.rollback()
-    await bench.connection.execute("SELECT joex.set_floors(true)")
-    assert await floors.draw(bench.connection) is not None
+    await bench.connection.execute("SELECT joex_private.set_floors(true)")
+    assert await read_floors.draw(bench.connection) is not None
     assert await executors.leave(bench.connection, executor, 5) == 1

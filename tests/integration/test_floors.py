@@ -7,27 +7,28 @@ tests/property/test_take_with_floors.py.
 import pytest
 
 from joex import NewJob
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, keyed, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs, stats
+from joex.store import keyed as keyed_store
 
 
 @pytest.fixture
 async def executor(bench):
     """An executor, in a database with floors."""
-    await bench.connection.execute("SELECT joex.set_floors(true)")
+    await bench.connection.execute("SELECT joex_private.set_floors(true)")
     return await bench.executor()
 
 
 async def place(bench, group="default"):
     """The group's place."""
-    return "default", await bench.connection.fetchval("SELECT joex.ring($1)", group)
+    return "default", await bench.connection.fetchval("SELECT joex_private.ring($1)", group)
 
 
 async def drawn_and_raised(bench, *groups):
     """Whether the floors of these groups could be raised at once, up to a number that is drawn now."""
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     places = [await place(bench, group) for group in groups or ["default"]]
-    return await floors.raise_floors(bench.connection, drawn, places)
+    return await read_floors.raise_floors(bench.connection, drawn, places)
 
 
 async def taken_and_finished(bench, executor, number):
@@ -37,8 +38,8 @@ async def taken_and_finished(bench, executor, number):
 
 
 async def lowest(bench):
-    """The floor of low priority in the default group, with its stragglers."""
-    return await bench.connection.fetchval("SELECT lane2 FROM joex.floor_of($1, $2)", *await place(bench))
+    """The floor of low priority in the default group, with its exceptions."""
+    return await bench.connection.fetchval("SELECT lane2 FROM joex_private.floor_of($1, $2)", *await place(bench))
 
 
 async def test_a_floor_is_where_the_first_runnable_job_is(bench, executor):
@@ -53,21 +54,22 @@ async def test_a_floor_is_where_the_first_runnable_job_is(bench, executor):
 async def test_a_floor_is_found_over_any_number_of_jobs_of_others(bench, executor):
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
-    await bench.connection.execute("SELECT setval('joex.job_seq_seq', 1234567)")
+    await bench.connection.execute("SELECT setval('joex_private.job_seq_seq', 1234567)")
     assert await drawn_and_raised(bench)
-    floor = await bench.connection.fetchrow("SELECT * FROM joex.floor_of($1, $2)", *await place(bench))
+    floor = await bench.connection.fetchrow("SELECT * FROM joex_private.floor_of($1, $2)", *await place(bench))
     assert {floor[name] for name in ("upto", "lane0", "lane1", "lane2", "held_upto")} == {1234568}
 
 
 async def test_a_floor_that_takes_too_long_to_find_is_raised_by_and_by(bench, executor):
-    await bench.connection.execute("SELECT setval('joex.job_seq_seq', 1234567)")
+    await bench.connection.execute("SELECT setval('joex_private.job_seq_seq', 1234567)")
     job_id = await bench.submit()
     [held] = await bench.take(executor)
     await bench.submit()
     await bench.connection.execute(
-        "SELECT joex.raise_floor($1, $2, nextval('joex.job_seq_seq'), clock_timestamp())", *await place(bench)
+        "SELECT joex_private.raise_floor($1, $2, nextval('joex_private.job_seq_seq'), clock_timestamp())",
+        *await place(bench),
     )
-    floor = await bench.connection.fetchrow("SELECT * FROM joex.floor_of($1, $2)", *await place(bench))
+    floor = await bench.connection.fetchrow("SELECT * FROM joex_private.floor_of($1, $2)", *await place(bench))
     assert {floor[name] for name in ("lane0", "lane1", "lane2", "held_upto")} == {100_000}
     assert (floor["upto"], floor["held"]) == (1234570, [])
     await stats.set_group(bench.connection, "default", "default", max_running=1)
@@ -86,27 +88,27 @@ async def test_a_submission_that_commits_late_is_not_passed_over(bench, executor
     job_id = await client.submit("a", connection=late)
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     places = [await place(bench)]
-    assert await floors.raise_floors(bench.connection, drawn, places) is None  # it waits for whoever writes
+    assert await read_floors.raise_floors(bench.connection, drawn, places) is None  # it waits for whoever writes
     await transaction.commit()
-    assert await floors.raise_floors(bench.connection, drawn, places)
+    assert await read_floors.raise_floors(bench.connection, drawn, places)
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
 async def test_who_begins_to_write_after_the_draw_keeps_no_floor_down(bench, executor, another_connection, client):
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     late = await another_connection()
     async with late.transaction():
         job_id = await client.submit("a", connection=late)
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
 async def test_an_idle_transaction_that_has_written_no_job_keeps_no_floor_down(bench, executor, another_connection):
     idle = await another_connection()
     async with idle.transaction(isolation="repeatable_read"):
-        await idle.execute("SELECT pg_current_xact_id(), count(*) FROM joex.job")
+        await idle.execute("SELECT pg_current_xact_id(), count(*) FROM joex_private.job")
         await bench.submit()
         await taken_and_finished(bench, executor, 1)
         assert await drawn_and_raised(bench)
@@ -116,13 +118,13 @@ async def test_a_transaction_that_is_prepared_meanwhile_is_waited_for(bench, exe
     late = await another_connection()
     await late.execute("BEGIN")
     job_id = await client.submit("a", connection=late)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     await late.execute("PREPARE TRANSACTION 'submission'")
     try:
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is None
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is None
     finally:
         await late.execute("COMMIT PREPARED 'submission'")
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
@@ -135,27 +137,27 @@ async def test_a_job_that_becomes_runnable_below_the_floor_is_not_passed_over(be
     job_id = await bench.job_in(state, executor)
     later = [await bench.submit() for _ in range(3)]
     other = await another_connection()
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     async with other.transaction():
         if way == "put back":
-            await other.execute("SELECT joex.put_back(ARRAY[$1::uuid], 0, NULL, NULL)", job_id)
+            await other.execute("SELECT joex_private.put_back(ARRAY[$1::uuid], 0, NULL, NULL)", job_id)
         elif way == "retried":
             await other.execute("SELECT joex.retry($1)", job_id)
         elif way == "requeued":
             await other.execute("SELECT joex.retry_failed()")
         elif way == "resubmitted":
-            await other.execute("SELECT joex.resubmit($1)", job_id)
+            await other.execute("SELECT joex_private.resubmit($1)", job_id)
         elif way == "promoted":
-            await other.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1", job_id)
-            await other.execute("SELECT joex.promote('default')")
+            await other.execute("UPDATE joex_private.job SET due_at = clock_timestamp() WHERE id = $1", job_id)
+            await other.execute("SELECT joex_private.promote('default')")
         elif way == "of other priority":
             await other.execute("SELECT joex.set_priority($1, 'high')", job_id)
         else:
             await other.execute(
-                "UPDATE joex.job SET state = 'waiting', lane = 2, finished_at = NULL WHERE id = $1", job_id
+                "UPDATE joex_private.job SET state = 'waiting', lane = 2, finished_at = NULL WHERE id = $1", job_id
             )
         # This transaction began to write after the draw, so the floor is raised above its job.
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
         assert {job.id for job in await bench.take(executor, 1)} <= {later[0]}
     assert job_id in {job.id for job in await bench.take(executor, 5)}
 
@@ -164,10 +166,10 @@ async def test_a_job_whose_take_is_undone_keeps_its_place(bench, executor, anoth
     first, second = await bench.submit(), await bench.submit()
     other = await another_connection()
     transaction = other.transaction()
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     await transaction.start()
     assert [job.id for job in await runs.take(other, executor, ["default"], 1, CountingScheme(4, 1))] == [first]
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     await transaction.rollback()
     assert [job.id for job in await bench.take(executor, 5)] == [first, second]
 
@@ -177,16 +179,17 @@ async def test_an_old_snapshot_sees_floors_and_jobs_of_its_time(bench, executor,
     assert await drawn_and_raised(bench)
     old = await another_connection()
     async with old.transaction(isolation="repeatable_read"):
-        await old.execute("SELECT count(*) FROM joex.job")
+        await old.execute("SELECT count(*) FROM joex_private.job")
         await taken_and_finished(bench, executor, 1)
         assert await drawn_and_raised(bench)
         before, floor = await old.fetchrow(
-            "SELECT (SELECT min(seq) FROM joex.job WHERE lane = 2), (SELECT lane2 FROM joex.floor_of($1, $2))",
+            "SELECT (SELECT min(seq) FROM joex_private.job WHERE lane = 2), "
+            "(SELECT lane2 FROM joex_private.floor_of($1, $2))",
             *await place(bench),
         )
         assert floor <= before
         # It may raise no floor itself: it does not see what has happened since.
-        assert await floors.raise_floors(old, await floors.draw(old), [await place(bench)]) is None
+        assert await read_floors.raise_floors(old, await read_floors.draw(old), [await place(bench)]) is None
     assert [job.id for job in await bench.take(executor, 5)] == ids[1:]
 
 
@@ -195,13 +198,13 @@ async def test_an_accept_in_an_old_snapshot_takes_by_the_floors_of_its_time(benc
     assert await drawn_and_raised(bench)
     old = await another_connection()
     async with old.transaction(isolation="repeatable_read"):
-        await old.execute("SELECT count(*) FROM joex.job")
-        drawn = await floors.draw(bench.connection)
-        assert [row["id"] for row in await old.fetch("SELECT id FROM joex.accept('default', 1)")] == [first]
-        assert await floors.raise_floors(bench.connection, drawn, [await place(bench)])
+        await old.execute("SELECT count(*) FROM joex_private.job")
+        drawn = await read_floors.draw(bench.connection)
+        assert [row["id"] for row in await old.fetch("SELECT id FROM joex_private.accept('default', 1)")] == [first]
+        assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert (
         await bench.connection.fetchval(
-            "SELECT running FROM joex.floor_of($1, $2) f, joex.running_of($1, $2, f.held_upto, f.held)",
+            "SELECT running FROM joex_private.floor_of($1, $2) f, joex_private.running_of($1, $2, f.held_upto, f.held)",
             *await place(bench),
         )
         == 1
@@ -232,7 +235,9 @@ async def test_all_that_an_executor_holds_moves_on_when_it_ends_whatever_has_a_f
     assert await drawn_and_raised(bench, "a", "b")
     held += [*await bench.take(executor, 3), *await bench.take(other, 3)]
     assert len(held) == 12
-    assert await bench.connection.fetchval("SELECT joex.give_back_unknown($1, $2)", other, [held[3].lock_id]) == 5
+    assert (
+        await bench.connection.fetchval("SELECT joex_private.give_back_unknown($1, $2)", other, [held[3].lock_id]) == 5
+    )
     assert await executors.leave(bench.connection, executor, 5) == 6
     assert await bench.held(executor) == []
     assert await bench.held(other) == [held[3].id]
@@ -242,18 +247,18 @@ async def test_all_that_an_executor_holds_moves_on_when_it_ends_whatever_has_a_f
 async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, executor, another_connection, queues):
     for group in ("a", "b", "c"):
         await bench.submit(group)
-    accepted = await keyed.accept(bench.connection, "default", 3, "worker", None)
+    accepted = await keyed_store.accept(bench.connection, "default", 3, "worker", None)
     assert await drawn_and_raised(bench, "a", "b")
-    overdue_in, _ = await keyed.look(bench.connection, "default")
+    overdue_in, _ = await keyed_store.accept_state(bench.connection, "default")
     assert overdue_in is not None
     assert 0 < overdue_in <= 60
-    await bench.connection.execute("UPDATE joex.job SET overdue_at = now()")
+    await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
     other = await another_connection()
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", accepted[0].id)
-        found = await bench.connection.fetch("SELECT * FROM joex.recover_overdue(5, $1)", queues)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", accepted[0].id)
+        found = await bench.connection.fetch("SELECT * FROM joex_private.recover_overdue(5, $1)", queues)
         assert [tuple(row) for row in found] == [("worker", 2)]
-    again = await keyed.accept(bench.connection, "default", 3, "worker", None)
+    again = await keyed_store.accept(bench.connection, "default", 3, "worker", None)
     assert {job.id for job in again} == {job.id for job in accepted}
 
 
@@ -286,23 +291,23 @@ async def test_floors_end_when_they_are_not_needed_any_more_and_nothing_is_passe
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
     assert await drawn_and_raised(bench)
-    drawn = await floors.draw(bench.connection)
+    drawn = await read_floors.draw(bench.connection)
     old = await another_connection()
     async with old.transaction(isolation="repeatable_read"):
-        await old.execute("SELECT count(*) FROM joex.floor")
-        assert not await floors.switch(bench.connection)
-        assert await bench.connection.fetchval("SELECT count(*) FROM joex.floor") == 0
-        assert await bench.connection.fetchval("SELECT joex.is_crowded()")  # what comes back is still noted
-        assert not await floors.switch(bench.connection)
-        assert not await bench.connection.fetchval("SELECT joex.is_crowded()")
+        await old.execute("SELECT count(*) FROM joex_private.floor")
+        assert not await read_floors.switch(bench.connection)
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor") == 0
+        assert await bench.connection.fetchval("SELECT joex_private.is_crowded()")  # what comes back is still noted
+        assert not await read_floors.switch(bench.connection)
+        assert not await bench.connection.fetchval("SELECT joex_private.is_crowded()")
         await jobs.retry(bench.connection, job_id)
-        assert await bench.connection.fetchval("SELECT count(*) FROM joex.straggler") == 0
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor_exception") == 0
         # Whoever still sees floors sees no such job.
-        assert await old.fetchval("SELECT count(*) FROM joex.floor_of($1, $2)", *await place(bench)) == 1
-        assert await old.fetchval("SELECT state::text FROM joex.job WHERE id = $1", job_id) == "failed"
-    await bench.connection.execute("SELECT joex.set_floors(true)")
+        assert await old.fetchval("SELECT count(*) FROM joex_private.floor_of($1, $2)", *await place(bench)) == 1
+        assert await old.fetchval("SELECT state::text FROM joex_private.job WHERE id = $1", job_id) == "failed"
+    await bench.connection.execute("SELECT joex_private.set_floors(true)")
     # A number that was drawn before says nothing of who has written since.
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
@@ -312,33 +317,33 @@ async def test_floors_that_were_left_behind_are_gone_before_floors_are_on(bench,
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
     assert await drawn_and_raised(bench)
-    await bench.connection.execute("SELECT setval('joex.floor_epoch', 1, false)")
+    await bench.connection.execute("SELECT setval('joex_private.floor_epoch', 1, false)")
     await jobs.retry(bench.connection, job_id)
     taken = bench.connection.transaction()
     await taken.start()
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
     await taken.rollback()
-    on = [await bench.connection.fetchval("SELECT joex.set_floors(true)") for _ in range(2)]
+    on = [await bench.connection.fetchval("SELECT joex_private.set_floors(true)") for _ in range(2)]
     assert on == [False, True]
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
 async def test_floors_are_switched_on_where_takes_walk_over_dead_rows(bench, another_connection):
     executor = await bench.executor()
-    await bench.connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")
+    await bench.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
     idle = await another_connection()
     async with idle.transaction(isolation="repeatable_read"):
-        await idle.execute("SELECT count(*) FROM joex.job")
+        await idle.execute("SELECT count(*) FROM joex_private.job")
         assert not (await executors.check_runs(bench.connection, executor, [])).crowded
         await jobs.submit_many(bench.connection, [NewJob("a") for _ in range(6001)])
         await bench.connection.execute("""
-            UPDATE joex.job SET lane = NULL, state = 'success', finished_at = clock_timestamp()
-            WHERE seq <= (SELECT max(seq) - 1 FROM joex.job)""")
+            UPDATE joex_private.job SET lane = NULL, state = 'success', finished_at = clock_timestamp()
+            WHERE seq <= (SELECT max(seq) - 1 FROM joex_private.job)""")
         await bench.connection.execute("SELECT pg_stat_force_next_flush()")
         assert len(await bench.take(executor, 2)) == 1
         assert (await executors.check_runs(bench.connection, executor, [])).crowded
-        assert await floors.switch(bench.connection)
-    await bench.connection.execute("ALTER TABLE joex.job RESET (autovacuum_enabled)")
+        assert await read_floors.switch(bench.connection)
+    await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 
 @pytest.mark.parametrize("way", ["RESTART IDENTITY", "CONTINUE IDENTITY"])
@@ -347,12 +352,12 @@ async def test_a_truncate_after_which_seqs_begin_anew_hides_no_new_job(bench, ex
         await bench.submit()
     await taken_and_finished(bench, executor, 10)
     assert await drawn_and_raised(bench)
-    drawn = await floors.draw(bench.connection)
-    await bench.connection.execute(f"TRUNCATE joex.job {way}")
-    assert await bench.connection.fetchval("SELECT joex.floors_are_on()")
+    drawn = await read_floors.draw(bench.connection)
+    await bench.connection.execute(f"TRUNCATE joex_private.job {way}")
+    assert await bench.connection.fetchval("SELECT joex_private.floors_are_on()")
     job_id = await bench.submit()
     # What was drawn before is worth nothing: it would be above all that comes now.
-    assert await floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
     assert await drawn_and_raised(bench)
 
@@ -363,14 +368,14 @@ async def test_a_floor_that_is_just_raised_while_the_table_is_truncated_is_not_a
     """It waits for the table before it looks whether its number still holds."""
     for _ in range(20):
         await bench.submit()
-    await bench.connection.execute("SELECT joex.set_floors(true)")
-    drawn, other = await floors.draw(bench.connection), await another_connection()
+    await bench.connection.execute("SELECT joex_private.set_floors(true)")
+    drawn, other = await read_floors.draw(bench.connection), await another_connection()
     where = await place(bench)
     transaction = bench.connection.transaction()
     await transaction.start()
-    await bench.connection.execute("TRUNCATE joex.job RESTART IDENTITY")
+    await bench.connection.execute("TRUNCATE joex_private.job RESTART IDENTITY")
     observer = await another_connection()
-    async with waiting_for_a_lock(observer, floors.raise_floors(other, drawn, [where])) as raising:
+    async with waiting_for_a_lock(observer, read_floors.raise_floors(other, drawn, [where])) as raising:
         await transaction.commit()
     assert await raising is False
     job_id = await bench.submit()
@@ -383,7 +388,7 @@ async def test_a_truncate_that_is_rolled_back_leaves_floors_that_hold(bench, exe
     assert await drawn_and_raised(bench)
     transaction = bench.connection.transaction()
     await transaction.start()
-    await bench.connection.execute("TRUNCATE joex.job RESTART IDENTITY")
+    await bench.connection.execute("TRUNCATE joex_private.job RESTART IDENTITY")
     await transaction.rollback()
     assert [job.id for job in await bench.take(executor, 5)] == ids[2:]
 
@@ -395,15 +400,15 @@ async def test_floors_that_are_switched_while_an_executor_ends_leave_no_job_with
     locked, free = await bench.job_in("running", executor), await bench.job_in("running", executor)
     await bench.connection.execute(f"""
         CREATE SEQUENCE public.asked START {first};
-        CREATE OR REPLACE FUNCTION joex.floors_are_on() RETURNS boolean LANGUAGE sql STABLE AS
+        CREATE OR REPLACE FUNCTION joex_private.floors_are_on() RETURNS boolean LANGUAGE sql STABLE AS
             $$ SELECT nextval('public.asked') % 2 = 0 $$""")
     for _ in range(2):
-        assert await bench.connection.fetchval("SELECT count(*) FROM joex.held") == 2
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.held") == 2
         await bench.connection.execute("SELECT nextval('public.asked')")
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", locked)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", locked)
         assert await executors.leave(bench.connection, executor, 5) == 1
-        assert await bench.connection.fetchval("SELECT orphans FROM joex.executor")
+        assert await bench.connection.fetchval("SELECT orphans FROM joex_private.executor")
     await bench.rescue()
     assert [await bench.state(job_id) for job_id in (locked, free)] == ["waiting", "waiting"]
-    assert not await bench.connection.fetchval("SELECT orphans FROM joex.executor")
+    assert not await bench.connection.fetchval("SELECT orphans FROM joex_private.executor")

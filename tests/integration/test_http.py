@@ -15,10 +15,10 @@ import pytest
 
 from joex import Client, ConfigError
 from joex.config import Settings
-from joex.core.counting import CountingScheme
 from joex.core.group_bucket import group_bucket
+from joex.core.job import RunningJob
+from joex.core.priority_turns import CountingScheme
 from joex.http.api import LARGEST_BODY, create_api
-from joex.http.face import RunningJob
 from joex.http.listening import listen
 from joex.http.server import serve
 from joex.store import executors, runs
@@ -30,19 +30,6 @@ JSON = {"Content-Type": "application/json"}
 NOBODY = uuid4()
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run, as an executor tells of it."""
-
-    id: UUID
-    task: str = "mail.send"
-    group: str = "acme"
-    queue: str = "default"
-    subject: str = "a mail"
-    attempt: int = 1
-    seconds: float = 0.5
-
-
 @dataclass
 class Executor:
     """An executor that only says what it is told, and notes what it is asked."""
@@ -51,10 +38,10 @@ class Executor:
     phase: str = "running"
     ready: bool = True
     alive: bool = True
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RunningJob] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
-    def running(self) -> Sequence[RunningJob]:
+    def running(self) -> list[RunningJob]:
         return self.runs
 
     def drain(self) -> None:
@@ -100,7 +87,7 @@ async def alone(nowhere: Client, executor: Executor) -> AsyncIterator[httpx.Asyn
 
 async def take(client: Client, free: int = 100) -> list[Any]:
     """Take jobs of the queue default, as an executor does."""
-    me = executors.Registration(
+    me = executors.NewExecutor(
         app_id="host", pod_uid=None, host="host", boot_id="", pid=1, process_start="", version="0", queues=["default"],
         tasks=[], pool_size=free, http_address=None, lease=timedelta(minutes=5), locks=False,
     )  # fmt: skip
@@ -125,7 +112,7 @@ async def order_of_submission(client: Client, job_ids: Sequence[UUID]) -> None:
     async with client.acquire() as connection:
         await connection.execute(
             """
-            UPDATE joex.job j SET submitted_at = now() - make_interval(hours => 1, secs => -g.nr)
+            UPDATE joex_private.job j SET submitted_at = now() - make_interval(hours => 1, secs => -g.nr)
             FROM unnest($1::uuid[]) WITH ORDINALITY AS g(id, nr) WHERE j.id = g.id
             """,
             job_ids,
@@ -445,7 +432,7 @@ async def test_the_state_of_the_queue_is_of_one_group_where_that_is_asked_for(ht
     for group in ("a", "b"):
         job_id = held[group].pop()
         async with client.acquire() as connection:
-            lock_id = await connection.fetchval("SELECT lock_id FROM joex.job WHERE id = $1", UUID(job_id))
+            lock_id = await connection.fetchval("SELECT lock_id FROM joex_private.job WHERE id = $1", UUID(job_id))
             ended = runs.EndedRun(UUID(job_id), lock_id, "success", age=0.1)
             assert await runs.finish_many(connection, [ended]) == []
         done[group] = [job_id]
@@ -632,7 +619,7 @@ async def test_the_executor_says_who_it_is(alone):
 
 
 async def test_what_the_executor_runs_is_listed(alone, executor):
-    executor.runs = [Run(NOBODY)]
+    executor.runs = [RunningJob(NOBODY, "mail.send", "acme", "default", attempt=1, subject="a mail", seconds=0.5)]
     assert (await alone.get("/api/v1/running")).json() == {
         "running": [
             {

@@ -30,14 +30,14 @@ CALLS: dict[str, dict[str, Any]] = {
     "finish": RUN,
     "give-back": RUN,
     "timeouts": {"type": "resize", "activity": "30s"},
-    "typed/add": {"type": "resize", "id": 1},
-    "typed/remove": {"job": NOBODY},
-    "typed/cancel": {"job": NOBODY},
-    "typed/resubmit": {"job": NOBODY},
-    "typed/get": {"type": "resize", "id": 1},
-    "typed/list": {"type": "resize"},
-    "typed/count": {"type": "resize"},
-    "typed/active": {"type": "resize"},
+    "keyed/add": {"type": "resize", "id": 1},
+    "keyed/remove": {"job": NOBODY},
+    "keyed/cancel": {"job": NOBODY},
+    "keyed/resubmit": {"job": NOBODY},
+    "keyed/get": {"type": "resize", "id": 1},
+    "keyed/list": {"type": "resize"},
+    "keyed/count": {"type": "resize"},
+    "keyed/active": {"type": "resize"},
 }
 """All calls that need a body, with one that is right."""
 
@@ -73,11 +73,11 @@ class Calls:
 
     async def add(self, job_id: Any, job_type: Any = "resize", **more: Any) -> str:
         """The UUID of a new job."""
-        answer: dict[str, str] = await self.ok("typed/add", type=job_type, id=job_id, **more)
+        answer: dict[str, str] = await self.ok("keyed/add", type=job_type, id=job_id, **more)
         return answer["job"]
 
     async def get(self, job: str) -> Any:
-        return await self.ok("typed/get", job=job)
+        return await self.ok("keyed/get", job=job)
 
 
 def run_of(accepted: dict[str, Any]) -> dict[str, str]:
@@ -192,7 +192,7 @@ async def test_a_run_that_fails_is_tried_again_as_the_executor_is_set(call, clie
     await call.ok("finish", **run_of(await call.accept()), error="broken")
     assert (await client.get(UUID(job))).state == "stuck", "retried by hand, all retries are new"
     async with client.acquire() as connection:
-        await connection.execute("UPDATE joex.job SET due_at = NULL, lane = 0")
+        await connection.execute("UPDATE joex_private.job SET due_at = NULL, lane = 0")
     await call.ok("finish", **run_of(await call.accept()), error="still broken")
     stored = await client.get(UUID(job))
     assert (stored.state, stored.error) == ("failed", "still broken")
@@ -204,7 +204,7 @@ async def test_a_run_that_fails_for_good_is_not_tried_again(call, client):
     assert (await client.get(UUID(job))).state == "failed"
 
 
-@pytest.mark.parametrize("what", ["update", "finish", "give-back", "typed/resubmit"])
+@pytest.mark.parametrize("what", ["update", "finish", "give-back", "keyed/resubmit"])
 @pytest.mark.parametrize("name", ["another's job", "no job", "no id"])
 async def test_a_run_that_has_lost_its_job_is_told_and_changes_nothing(call, client, what, name):
     job = await call.add(1)
@@ -217,7 +217,7 @@ async def test_a_run_that_has_lost_its_job_is_told_and_changes_nothing(call, cli
         "no id": {"type": "resize", "id": 2, "lock_id": mine["lock_id"]},
     }
     said: dict[str, Any] = (
-        {} if what in ("give-back", "typed/resubmit") else {"opts": {"data": {"mine": 1}}, "log": ["mine"]}
+        {} if what in ("give-back", "keyed/resubmit") else {"opts": {"data": {"mine": 1}}, "log": ["mine"]}
     )
     assert await call(what, **names[name], **said) == (
         409,
@@ -231,7 +231,7 @@ async def test_a_run_that_has_lost_its_job_is_told_and_changes_nothing(call, cli
 async def test_a_run_of_a_job_that_was_cancelled_is_told_to_stop(call, client):
     job = await call.add(1)
     run = run_of(await call.accept())
-    await call.ok("typed/cancel", job=job)
+    await call.ok("keyed/cancel", job=job)
     told = (409, {"answer": "canceled", "detail": "the job was cancelled: stop"})
     assert await call("update", **run, opts={"data": {"n": 1}}, log=["a last word"]) == told
     assert (await call.get(job))["state"] == "running"
@@ -250,7 +250,7 @@ async def test_the_end_of_a_run_may_be_said_again_where_the_answer_was_lost(call
         assert await call("finish", **run, **end) == (200, {"answer": "ok"})
         stored = await client.get(UUID(job))
         assert (stored.state, stored.attempt) == (state, 1)
-    await call.ok("typed/resubmit", job=job)
+    await call.ok("keyed/resubmit", job=job)
     await call.accept()
     assert (await call("finish", **run, **end))[1]["answer"] == "worker_conflict"
 
@@ -265,7 +265,7 @@ async def test_who_has_given_a_job_back_can_not_finish_it(call):
 async def test_a_run_asks_for_another_round(call):
     job = await call.add(1)
     run = run_of(await call.accept())
-    assert await call.ok("typed/resubmit", **run) == {"answer": "ok"}
+    assert await call.ok("keyed/resubmit", **run) == {"answer": "ok"}
     assert (await call.get(job))["opts"]["resubmit"] is True
     assert await call.ok("update", **run) == {"answer": "ok", "resubmit": True}
     await call.ok("finish", **run)
@@ -279,7 +279,7 @@ async def test_a_run_asks_for_another_round(call):
 async def waits(client: Client) -> None:
     """Wait until somebody waits for a job."""
     async with client.acquire() as connection:
-        await eventually(lambda: connection.fetchval("SELECT count(*) > 0 FROM joex.watch WHERE for_workers"))
+        await eventually(lambda: connection.fetchval("SELECT count(*) > 0 FROM joex_private.watch WHERE for_workers"))
 
 
 async def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(call, client):
@@ -315,7 +315,7 @@ async def test_a_worker_that_hangs_up_while_it_waits_takes_nothing(call, client)
                 f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
             )
             await waits(client)
-        await eventually(lambda: not client.bell._waiting, why="nobody waits any more")
+        await eventually(lambda: not client.connections.accept_waiters.waiting, why="nobody waits any more")
         await call.add(1)
         assert (await call.accept())["attempt"] == 1
 
@@ -385,7 +385,7 @@ async def test_reports_keep_a_job_from_others(call, client):
 
     async def overdue_at() -> Any:
         async with client.acquire() as connection:
-            return await connection.fetchval("SELECT overdue_at FROM joex.job WHERE id = $1", job)
+            return await connection.fetchval("SELECT overdue_at FROM joex_private.job WHERE id = $1", job)
 
     before = await overdue_at()
     await call.ok("update", **run)
@@ -420,7 +420,7 @@ async def test_types_ids_and_priorities_may_be_any_value_that_orders(call, value
         return json.dumps(other) == json.dumps(value)  # 5.0 is not 5 there
 
     job = await call.add(value, job_type=value, opts={"priority": value})
-    found = await call.ok("typed/get", type=value, id=value)
+    found = await call.ok("keyed/get", type=value, id=value)
     assert found["job"] == job
     assert same(found["type"])
     assert same(found["id"])
@@ -428,19 +428,19 @@ async def test_types_ids_and_priorities_may_be_any_value_that_orders(call, value
     accepted = await call.accept(value, max_priority=value)
     assert accepted["job"] == job
     assert same(accepted["id"])
-    [active] = (await call.ok("typed/active", type=value))["ids"]
+    [active] = (await call.ok("keyed/active", type=value))["ids"]
     assert same(active)
-    [listed] = (await call.ok("typed/list", type=value))["jobs"]
+    [listed] = (await call.ok("keyed/list", type=value))["jobs"]
     assert same(listed["id"])
     assert await call.ok("finish", type=value, id=value, lock_id=accepted["lock_id"]) == {"answer": "ok"}
-    await call.ok("typed/remove", type=value, id=value)
-    assert (await call("typed/get", job=job))[0] == 404
+    await call.ok("keyed/remove", type=value, id=value)
+    assert (await call("keyed/get", job=job))[0] == 404
 
 
 async def test_a_whole_number_and_a_float_are_two_ids(call):
     await call.add(5)
     await call.add(5.0)
-    assert (await call.ok("typed/count", type="resize"))["pending"] == 2
+    assert (await call.ok("keyed/count", type="resize"))["pending"] == 2
 
 
 async def test_a_job_is_added_with_all_its_fields(call, client):
@@ -461,7 +461,7 @@ async def test_a_job_is_added_with_all_its_fields(call, client):
 
 async def test_a_job_that_is_there_already_can_not_be_added(call):
     first = await call.add(7, opts={"data": {"n": 1}})
-    assert await call("typed/add", type="resize", id=7) == (
+    assert await call("keyed/add", type="resize", id=7) == (
         409,
         {"detail": "id: the type 'resize' has a job 7 already"},
     )
@@ -472,35 +472,35 @@ async def test_a_job_that_is_added_as_cancelled_waits_until_it_is_resubmitted(ca
     job = await call.add(7, opts={"cancel": True})
     assert (await call.get(job))["opts"] == {"data": {}, "cancel": True}
     assert await call("accept", type="resize") == (204, None)
-    assert await call.ok("typed/resubmit", type="resize", id=7) == {"answer": "ok"}
+    assert await call.ok("keyed/resubmit", type="resize", id=7) == {"answer": "ok"}
     assert (await call.accept())["job"] == job
 
 
 async def test_a_job_is_cancelled_resubmitted_and_removed(call):
     job = await call.add(7)
     for what, state in (("cancel", "finished"), ("resubmit", "pending")):
-        assert await call.ok(f"typed/{what}", job=job) == {"answer": "ok"}
+        assert await call.ok(f"keyed/{what}", job=job) == {"answer": "ok"}
         assert (await call.get(job))["state"] == state
-    assert await call.ok("typed/remove", job=job) == {"answer": "ok"}
-    assert await call("typed/get", job=job) == (404, {"answer": "not_found", "detail": "there is no such job"})
+    assert await call.ok("keyed/remove", job=job) == {"answer": "ok"}
+    assert await call("keyed/get", job=job) == (404, {"answer": "not_found", "detail": "there is no such job"})
 
 
 @pytest.mark.parametrize("what", ["get", "remove", "cancel", "resubmit"])
 @pytest.mark.parametrize("name", [{"job": NOBODY}, {"type": "resize", "id": 8}], ids=["by UUID", "by id"])
 async def test_a_job_that_is_not_there_is_not_found(call, what, name):
     await call.add(7)
-    assert await call(f"typed/{what}", **name) == (404, {"answer": "not_found", "detail": "there is no such job"})
+    assert await call(f"keyed/{what}", **name) == (404, {"answer": "not_found", "detail": "there is no such job"})
 
 
 async def test_jobs_are_listed_page_by_page_in_the_order_of_their_ids(call):
     for job_id in ("b", 3, None, [1]):
         await call.add(job_id)
     await call.add(1, job_type="another")
-    first = await call.ok("typed/list", type="resize", limit=2)
+    first = await call.ok("keyed/list", type="resize", limit=2)
     assert ([job["id"] for job in first["jobs"]], first["more"]) == ([None, "b"], True)
-    last = await call.ok("typed/list", type="resize", limit=2, after="b")
+    last = await call.ok("keyed/list", type="resize", limit=2, after="b")
     assert ([job["id"] for job in last["jobs"]], last["more"]) == ([[1], 3], False)
-    after_null = await call.ok("typed/list", type="resize", after=None)
+    after_null = await call.ok("keyed/list", type="resize", after=None)
     assert [job["id"] for job in after_null["jobs"]] == ["b", [1], 3]
 
 
@@ -509,14 +509,14 @@ async def test_jobs_are_listed_and_counted_by_their_state(call):
         await call.add(job_id)
     await call.ok("finish", **run_of(await call.accept()))
     await call.accept()
-    assert await call.ok("typed/count", type="resize") == {"pending": 2, "running": 1, "finished": 1}
+    assert await call.ok("keyed/count", type="resize") == {"pending": 2, "running": 1, "finished": 1}
     await call.add(4, opts={"priority": 2})
-    limited = [await call.ok("typed/count", type="resize", max_priority=limit) for limit in (1, 2)]
+    limited = [await call.ok("keyed/count", type="resize", max_priority=limit) for limit in (1, 2)]
     assert [counts["pending"] for counts in limited] == [2, 3]
     for state, ids in (("finished", [0]), ("running", [1]), ("pending", [2, 3, 4])):
-        found = await call.ok("typed/list", type="resize", state=state)
+        found = await call.ok("keyed/list", type="resize", state=state)
         assert [job["id"] for job in found["jobs"]] == ids
-    assert await call.ok("typed/active", type="resize") == {"ids": [1]}
+    assert await call.ok("keyed/active", type="resize") == {"ids": [1]}
 
 
 # Who may, and trouble
@@ -558,18 +558,18 @@ async def test_jobs_are_listed_and_counted_by_their_state(call):
         ("timeouts", {"type": "t", "activity": 0}, "activity: at least 1 ms"),
         ("timeouts", {"type": "t", "visibility": "-1s"}, "visibility: expected something like"),
         ("timeouts", {"type": "t", "activity": 1, "visibility": 1}, "body: activity, visibility: a type has one"),
-        ("typed/add", {"type": "t"}, "id: is required"),
-        ("typed/add", {"type": "t", "id": [{"bytes": "?"}]}, "id: not a bytes: '?'"),
-        ("typed/add", {"type": "t", "id": "x" * 1001}, "id: at most 1000 bytes when packed"),
-        ("typed/add", {"type": "t", "id": 1, "group": ""}, "group: must not be empty"),
-        ("typed/add", {"type": "t", "id": 1, "queue": "é" * 128}, "queue: at most 254 bytes; got 256"),
-        ("typed/add", {"type": "t", "id": 1, "submitter": "x" * 255}, "submitter: at most 254 bytes; got 255"),
-        ("typed/add", {"type": "t", "id": 1, "opts": {"cancel": "yes"}}, "opts.cancel: Input should be a valid"),
-        ("typed/add", {"type": "t", "id": 1, "opts": {"data": {"x": "\0"}}}, "data: must not contain a NUL character"),
-        ("typed/add", {"type": "t", "id": 1, "opts": {"free": "\0"}}, "opts: must not contain a NUL character"),
-        ("typed/list", {"type": "t", "limit": 1001}, "limit: Input should be less than or equal to 1000"),
-        ("typed/list", {"type": "t", "state": "stuck"}, "state: Input should be 'pending', 'running' or 'finished'"),
-        ("typed/get", {"id": 1}, "body: name the job: "),
+        ("keyed/add", {"type": "t"}, "id: is required"),
+        ("keyed/add", {"type": "t", "id": [{"bytes": "?"}]}, "id: not a bytes: '?'"),
+        ("keyed/add", {"type": "t", "id": "x" * 1001}, "id: at most 1000 bytes when packed"),
+        ("keyed/add", {"type": "t", "id": 1, "group": ""}, "group: must not be empty"),
+        ("keyed/add", {"type": "t", "id": 1, "queue": "é" * 128}, "queue: at most 254 bytes; got 256"),
+        ("keyed/add", {"type": "t", "id": 1, "submitter": "x" * 255}, "submitter: at most 254 bytes; got 255"),
+        ("keyed/add", {"type": "t", "id": 1, "opts": {"cancel": "yes"}}, "opts.cancel: Input should be a valid"),
+        ("keyed/add", {"type": "t", "id": 1, "opts": {"data": {"x": "\0"}}}, "data: must not contain a NUL character"),
+        ("keyed/add", {"type": "t", "id": 1, "opts": {"free": "\0"}}, "opts: must not contain a NUL character"),
+        ("keyed/list", {"type": "t", "limit": 1001}, "limit: Input should be less than or equal to 1000"),
+        ("keyed/list", {"type": "t", "state": "stuck"}, "state: Input should be 'pending', 'running' or 'finished'"),
+        ("keyed/get", {"id": 1}, "body: name the job: "),
     ],
 )
 async def test_a_wrong_call_is_refused_and_says_which_field_is_wrong(alone, what, body, detail):
@@ -580,7 +580,7 @@ async def test_a_wrong_call_is_refused_and_says_which_field_is_wrong(alone, what
 
 @pytest.mark.parametrize("field", ["type", "id"])
 async def test_arrays_in_too_many_arrays_are_refused(alone, field):
-    status, answer = await alone("typed/add", **{"type": "t", "id": 1, field: json.loads("[" * 600 + "]" * 600)})
+    status, answer = await alone("keyed/add", **{"type": "t", "id": 1, field: json.loads("[" * 600 + "]" * 600)})
     assert status == 400, answer
     assert answer["detail"].startswith(f"{field}: ")
 

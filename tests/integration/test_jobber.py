@@ -12,8 +12,8 @@ import joex
 from joex import Client
 from joex.config import Settings
 from joex.http.api import create_api
+from tests.support.keyed import let_time_out
 from tests.support.processes_inside import executor_inside
-from tests.support.typed import let_time_out
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is
@@ -43,7 +43,7 @@ async def queued(http: httpx.AsyncClient, job_type: str, payload: Any = None) ->
 async def states(client: Client) -> list[str]:
     """The states of all jobs that there are."""
     async with client.acquire() as connection:
-        return [row[0] for row in await connection.fetch("SELECT state::text FROM joex.job ORDER BY state")]
+        return [row[0] for row in await connection.fetch("SELECT state::text FROM joex_private.job ORDER BY state")]
 
 
 async def test_a_type_and_a_free_payload_give_the_id_of_a_job(http, client):
@@ -110,25 +110,25 @@ async def test_a_job_that_is_not_done_within_the_visibility_timeout_of_its_type_
         answer = await http.post("/api/v1/timeouts", json={"type": job_type, "visibility": timeout})
         assert answer.status_code == 200
         await queued(http, job_type)
-    lost, kept = [await client.typed.accept(job_type) for job_type in timeouts]
-    again = await client.typed.accept("resize", wait="30s")
+    lost, kept = [await client.keyed.accept(job_type) for job_type in timeouts]
+    again = await client.keyed.accept("resize", wait="30s")
     assert (again.id, again.attempt) == (lost.id, 2)
-    assert await client.typed.finish("resize", lost.id, {}, lost.lock_id) == "worker_conflict"
-    assert await client.typed.finish("resize", again.id, {}, again.lock_id) == "ok"
-    assert await client.typed.finish("mail", kept.id, {}, kept.lock_id) == "ok"
+    assert await client.keyed.finish("resize", lost.id, {}, lost.lock_id) == "worker_conflict"
+    assert await client.keyed.finish("resize", again.id, {}, again.lock_id) == "ok"
+    assert await client.keyed.finish("mail", kept.id, {}, kept.lock_id) == "ok"
 
 
 async def test_no_report_prolongs_the_visibility_timeout(http, client):
-    await client.typed.set_timeout("resize", visibility="1h")
+    await client.keyed.set_timeout("resize", visibility="1h")
     job = await queued(http, "resize")
-    run = await client.typed.accept("resize")
+    run = await client.keyed.accept("resize")
 
     async def overdue_at() -> Any:
         async with client.acquire() as connection:
-            return await connection.fetchval("SELECT overdue_at FROM joex.job WHERE id = $1", job)
+            return await connection.fetchval("SELECT overdue_at FROM joex_private.job WHERE id = $1", job)
 
     before = await overdue_at()
-    assert await client.typed.update("resize", run.id, {}, run.lock_id, progress=50) == "ok"
+    assert await client.keyed.update("resize", run.id, {}, run.lock_id, progress=50) == "ok"
     assert await overdue_at() == before
 
 
@@ -144,7 +144,7 @@ async def test_an_executors_run_that_takes_too_long_is_given_to_another_executor
         if ctx.attempt == 1:
             await asyncio.Event().wait()
 
-    await client.typed.set_timeout("resize", visibility="1h")
+    await client.keyed.set_timeout("resize", visibility="1h")
     async with executor_inside(app, database_url, queues="resize"):
         job = await queued(http, "resize")
         await client.wait(job, states=["running"], timeout=PATIENCE)
@@ -159,11 +159,11 @@ async def test_the_recoverer_looks_at_everything_overdue_not_only_at_the_first(h
     """Also at types that it does not serve; here more than it puts back at a time."""
     types = [f"type {nr}" for nr in range(6)]
     for job_type in types:
-        await client.typed.set_timeout(job_type, visibility="1ms")
+        await client.keyed.set_timeout(job_type, visibility="1ms")
         await client.submit_many([{"task": job_type, "queue": job_type}] * 100)
     async with client.acquire() as connection:
         for job_type in types:
-            await connection.execute("SELECT joex.accept($1, 100)", job_type)
+            await connection.execute("SELECT joex_private.accept($1, 100)", job_type)
     assert await states(client) == ["running"] * 600
 
     async with executor_inside(joex.App(), database_url, queues="other"):
@@ -226,9 +226,9 @@ async def test_without_a_database_the_answer_is_503_and_nothing_is_half_stored(h
 
 async def test_a_submission_during_which_the_database_crashes_is_not_half_stored(http, client, connection, postgres):
     await connection.execute("BEGIN")
-    await connection.execute("LOCK TABLE joex.job IN SHARE MODE")
+    await connection.execute("LOCK TABLE joex_private.job IN SHARE MODE")
     submitting = asyncio.create_task(http.post("/jobber/queue", json={"type": "resize", "payload": {}}))
-    waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'joex.job'::regclass"
+    waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'joex_private.job'::regclass"
     await eventually(lambda: connection.fetchval(waits))
     postgres.stop("immediate")
     assert (await submitting).status_code == 503

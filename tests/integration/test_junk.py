@@ -8,7 +8,7 @@ import pytest
 
 import joex
 from joex.core.events import Registered
-from joex_operator.database import Database
+from joex_operator.control.database import Database
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import eventually
 
@@ -85,9 +85,9 @@ async def test_an_executor_passes_over_junk_on_its_channels_and_hears_what_comes
 async def test_those_who_wait_for_jobs_and_events_pass_over_junk(client, connection, send):
     job_id = await client.submit("a")
     waits = asyncio.create_task(client.wait(job_id))
-    accepts = asyncio.create_task(client.typed.accept("mail", wait="1m"))
+    accepts = asyncio.create_task(client.keyed.accept("mail", wait="1m"))
     async with client.events() as events:
-        asked = "SELECT EXISTS (SELECT FROM joex.subscription) AND EXISTS (SELECT FROM joex.watch)"
+        asked = "SELECT EXISTS (SELECT FROM joex_private.subscription) AND EXISTS (SELECT FROM joex_private.watch)"
         await eventually(lambda: connection.fetchval(asked))
         for channel in ("joex_jobs", "joex_events", "joex_wake"):
             await send(channel)
@@ -110,7 +110,7 @@ async def test_an_operator_passes_over_junk(database_url, connection, send):
     heard: list[Any] = []
     nothing: Any = Nothing()
     database = Database(
-        database_url, lambda *what: heard.append(what), migrate=False, repeat=lambda _pool, _name: nothing
+        database_url, lambda *what: heard.append(what), migrate=False, start_scheduler=lambda _pool, _name: nothing
     )
     try:
         listening = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'joex operator listen')"

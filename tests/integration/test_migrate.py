@@ -13,7 +13,7 @@ from joex.store.database import connect
 from joex.store.jobs import json_text
 from joex.store.migrate import check_schema, definitions, migrate, migrations, schema_version
 from joex.store.runs import finish
-from joex_operator.database import Database
+from joex_operator.control.database import Database
 from tests.support.waiting import eventually
 
 NEWEST = migrations()[-1].number
@@ -63,12 +63,20 @@ async def test_a_second_migration_finds_nothing_to_do(empty):
     assert await migrate(empty) == []
 
 
+async def test_a_database_whose_schemas_were_dropped_has_nothing_of_joex_and_gets_it_anew(empty):
+    await migrate(empty)
+    await empty.execute("DROP SCHEMA joex, joex_private CASCADE")
+    assert await schema_version(empty) == 0
+    assert await migrate(empty) == [migration.name for migration in migrations()]
+    assert await empty.fetchval("SELECT joex.submit('a')") is not None
+
+
 async def test_eight_processes_may_migrate_at_once_and_one_of_them_does(empty_database_url):
     connections = [await connect(empty_database_url) for _ in range(8)]
     try:
         done = await asyncio.gather(*(migrate(connection) for connection in connections))
         assert sorted(map(len, done)) == [0] * 7 + [NEWEST]
-        assert await connections[0].fetchval("SELECT count(*) FROM joex.migration") == NEWEST
+        assert await connections[0].fetchval("SELECT count(*) FROM joex_private.migration") == NEWEST
     finally:
         for connection in connections:
             await connection.close()
@@ -81,13 +89,13 @@ async def test_each_definition_is_one_statement(connection):
 
 
 async def test_an_upgrade_defines_anew_what_has_changed_and_nothing_else(connection, upgrade):
-    upgrade("CREATE OR REPLACE FUNCTION joex.lane(", "CREATE OR REPLACE VIEW joex.jobs")
+    upgrade("CREATE OR REPLACE FUNCTION joex_private.lane(", "CREATE OR REPLACE VIEW joex.jobs")
     before = await _definitions_by_transaction(connection)
     assert await migrate(connection) == ["9999_next"]
     after = await _definitions_by_transaction(connection)
     assert before.keys() == after.keys()
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"joex.lane(joex.job_priority)", "_RETURN on joex.jobs"}
+    assert changed == {"joex_private.lane(joex_private.job_priority)", "_RETURN on joex.jobs"}
 
 
 @pytest.mark.parametrize("idle", IDLE.values(), ids=list(IDLE))
@@ -184,38 +192,41 @@ async def test_a_database_that_can_not_store_every_character_is_refused(postgres
 async def _definitions_by_transaction(connection):
     """Each function, view and trigger, with the transaction that has written it."""
     rows = await connection.fetch("""
-        SELECT oid::regprocedure::text AS name, xmin::text FROM pg_proc WHERE pronamespace = 'joex'::regnamespace
+        SELECT oid::regprocedure::text AS name, xmin::text FROM pg_proc
+        WHERE pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
         UNION ALL SELECT r.rulename || ' on ' || c.oid::regclass, r.xmin::text FROM pg_rewrite r
-            JOIN pg_class c ON c.oid = r.ev_class WHERE c.relnamespace = 'joex'::regnamespace
+            JOIN pg_class c ON c.oid = r.ev_class
+            WHERE c.relnamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
         UNION ALL SELECT t.tgname || ' on ' || c.oid::regclass, t.xmin::text FROM pg_trigger t
-            JOIN pg_class c ON c.oid = t.tgrelid WHERE c.relnamespace = 'joex'::regnamespace AND NOT t.tgisinternal
+            JOIN pg_class c ON c.oid = t.tgrelid
+            WHERE c.relnamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace) AND NOT t.tgisinternal
     """)
     return {row["name"]: row["xmin"] for row in rows}
 
 
 async def test_each_migration_is_recorded_with_its_name(connection):
-    rows = await connection.fetch("SELECT number, name FROM joex.migration ORDER BY number")
+    rows = await connection.fetch("SELECT number, name FROM joex_private.migration ORDER BY number")
     assert [tuple(row) for row in rows] == [(migration.number, migration.name) for migration in migrations()]
 
 
 async def test_a_failed_migration_leaves_nothing_behind(empty):
-    await empty.execute("CREATE SCHEMA joex; CREATE TYPE joex.job_priority AS ENUM ('one')")
+    await empty.execute("CREATE SCHEMA joex_private; CREATE TYPE joex_private.job_priority AS ENUM ('one')")
     with pytest.raises(Exception, match=r"job_priority"):
         await migrate(empty)
     assert await schema_version(empty) == 0
-    assert await empty.fetchval("SELECT to_regclass('joex.job')") is None
+    assert await empty.fetchval("SELECT to_regclass('joex_private.job')") is None
 
 
 async def test_the_schema_of_a_newer_joex_is_neither_used_nor_touched(connection):
-    await connection.execute("INSERT INTO joex.migration (number, name) VALUES ($1, 'later')", NEWEST + 1)
+    await connection.execute("INSERT INTO joex_private.migration (number, name) VALUES ($1, 'later')", NEWEST + 1)
     for use in (migrate, check_schema):
         with pytest.raises(SchemaError, match=rf"version {NEWEST + 1} .* newer than this joex .* use a newer joex"):
             await use(connection)
 
 
 async def test_an_older_schema_is_named_with_what_to_do(connection):
-    await connection.execute("DELETE FROM joex.migration")
-    await connection.execute("INSERT INTO joex.migration (number, name) SELECT 0, 'none'")
+    await connection.execute("DELETE FROM joex_private.migration")
+    await connection.execute("INSERT INTO joex_private.migration (number, name) SELECT 0, 'none'")
     with pytest.raises(SchemaError, match=r"run 'joex migrate'"):
         await check_schema(connection)
 
@@ -241,12 +252,15 @@ async def test_an_operator_that_migrates_a_database_asks_nobody_to_do_so(empty_d
     nothing: Any = Nothing()
     begun: list[str] = []
     database = Database(
-        empty_database_url, lambda kind, _name: begun.append(kind), migrate=True, repeat=lambda _pool, _name: nothing
+        empty_database_url,
+        lambda kind, _name: begun.append(kind),
+        migrate=True,
+        start_scheduler=lambda _pool, _name: nothing,
     )
     try:
         await eventually(lambda: len(begun) > 1, why="it has listened, found no schema, and listened again")
         async with database.connection() as connection:
-            assert await connection.fetchval("SELECT count(*) FROM joex.job") == 0
+            assert await connection.fetchval("SELECT count(*) FROM joex_private.job") == 0
     finally:
         await database.close()
     assert "joex migrate" not in caplog.text

@@ -9,14 +9,14 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import pytest
 
-from joex import App, repeating
+from joex import App, periodic_scheduler
 from joex.config import Settings
 from joex.core.events import PeriodicNotRegistered, Repeated
 from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask, decide
 from joex.core.timers import Timer
 from joex.errors import NotYours
-from joex.repeating import Repeater
-from joex.runtime.housekeeping import RETENTION, register_periodic_tasks
+from joex.periodic_scheduler import PeriodicScheduler
+from joex.runtime.maintenance import RETENTION, register_periodic_tasks
 from joex.store import periodic
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import EventLog, eventually
@@ -26,7 +26,8 @@ LONG_AGO = "2020-01-01"  # a timer without a future
 RAISE = """
     CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
         $$ BEGIN RAISE 'not this one' USING ERRCODE = '{}'; END $$;
-    CREATE TRIGGER refuse BEFORE INSERT ON joex.job FOR EACH ROW WHEN (NEW.task = 'bad') EXECUTE FUNCTION refuse();
+    CREATE TRIGGER refuse BEFORE INSERT ON joex_private.job FOR EACH ROW WHEN (NEW.task = 'bad')
+        EXECUTE FUNCTION refuse();
 """
 
 
@@ -44,7 +45,7 @@ class Tasks:
     async def due(self, *ids, ago=timedelta(milliseconds=1)):
         """Let the next time of tasks have come, as long ago as this; returns it."""
         return await self.connection.fetchval(
-            "UPDATE joex.periodic_task SET nextrun = clock_timestamp() - $2::interval "
+            "UPDATE joex_private.periodic_task SET nextrun = clock_timestamp() - $2::interval "
             "WHERE id = ANY ($1) RETURNING nextrun",
             ids,
             ago,
@@ -57,7 +58,7 @@ class Tasks:
 
     async def change(self, task_id, what):
         """Change a row in raw SQL."""
-        await self.connection.execute(f"UPDATE joex.periodic_task SET {what} WHERE id = $1", task_id)  # noqa: S608
+        await self.connection.execute(f"UPDATE joex_private.periodic_task SET {what} WHERE id = $1", task_id)  # noqa: S608
 
     async def read(self, **which):
         """What is due, with the decisions about it."""
@@ -79,7 +80,7 @@ class Tasks:
     async def jobs(self, task_id=None):
         """How many jobs have been made of a task, or of all."""
         return await self.connection.fetchval(
-            "SELECT count(*) FROM joex.job WHERE $1::text IS NULL OR tracker = 'periodic ' || $1", task_id
+            "SELECT count(*) FROM joex_private.job WHERE $1::text IS NULL OR tracker = 'periodic ' || $1", task_id
         )
 
     async def now(self):
@@ -92,14 +93,14 @@ def tasks(connection):
 
 
 @pytest.fixture
-def repeater(pool, monkeypatch):
-    """A block with a repeater at work, which is not woken by the end of its longest sleep; it gives its events."""
-    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+def scheduler(pool, monkeypatch):
+    """A block with a scheduler at work, which is not woken by the end of its longest sleep; it gives its events."""
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
 
     @asynccontextmanager
     async def at_work(**more):
         log = EventLog()
-        work = asyncio.create_task(Repeater(pool, "repeater", log, **more).run())
+        work = asyncio.create_task(PeriodicScheduler(pool, "scheduler", log, **more).run())
         try:
             yield log
             assert not work.done()
@@ -306,7 +307,7 @@ async def test_the_last_time_of_an_expression_fires(tasks):
     await tasks.put("a", timer=LONG_AGO)
     await tasks.decide()
     time = datetime(2020, 1, 1, tzinfo=UTC)
-    await tasks.connection.execute("UPDATE joex.periodic_task SET nextrun = $1 WHERE id = 'a'", time)
+    await tasks.connection.execute("UPDATE joex_private.periodic_task SET nextrun = $1 WHERE id = 'a'", time)
     assert await tasks.decide() == {"a": "submitted"}
     task = await tasks.get()
     assert (task.last_run, task.nextrun) == (time, None)
@@ -321,23 +322,23 @@ async def test_a_row_that_is_changed_in_an_open_transaction_does_not_stop_the_ot
     read = await tasks.read()
     other = await another_connection()
     async with other.transaction():
-        await other.execute("UPDATE joex.periodic_task SET args = '{\"x\": 1}' WHERE id = 'a'")
+        await other.execute("UPDATE joex_private.periodic_task SET args = '{\"x\": 1}' WHERE id = 'a'")
         assert await asyncio.wait_for(tasks.fire(read), 30) == {"a": "stale", "b": "submitted"}
         assert await tasks.decide() == {}
     assert await tasks.decide() == {"a": "submitted"}
 
 
-async def test_hundreds_of_locked_rows_do_not_starve_the_next_one(tasks, another_connection, repeater):
+async def test_hundreds_of_locked_rows_do_not_starve_the_next_one(tasks, another_connection, scheduler):
     locked = [f"a {number}" for number in range(500)]
     await tasks.put_due(*locked)
     await tasks.put("z")
     await tasks.due("z", ago=timedelta(0))
     other = await another_connection()
     async with other.transaction():
-        await other.execute("SELECT FROM joex.periodic_task WHERE id = ANY ($1) FOR UPDATE", locked)
-        async with repeater() as log:
+        await other.execute("SELECT FROM joex_private.periodic_task WHERE id = ANY ($1) FOR UPDATE", locked)
+        async with scheduler() as log:
             assert (await log.wait_for(Repeated)).id == "z"
-    async with repeater() as log:
+    async with scheduler() as log:
         await log.wait_for(Repeated, count=500)
     assert await tasks.jobs() == 501
 
@@ -417,22 +418,22 @@ async def test_a_job_that_can_not_be_made_now_is_made_later_and_stops_no_other(t
     assert await tasks.decide() == {"a": "trouble", "b": "submitted"}
     assert (await tasks.get()).error is None
     assert await tasks.decide() == {"a": "trouble"}
-    await tasks.connection.execute("DROP TRIGGER refuse ON joex.job")
+    await tasks.connection.execute("DROP TRIGGER refuse ON joex_private.job")
     assert await tasks.decide() == {"a": "submitted"}
     assert (await tasks.get()).last_run == time
 
 
-async def test_hundreds_of_rows_in_trouble_do_not_starve_the_next_one(tasks, repeater, monkeypatch):
+async def test_hundreds_of_rows_in_trouble_do_not_starve_the_next_one(tasks, scheduler, monkeypatch):
     await tasks.connection.execute(RAISE.format("53000"))
     await tasks.put_due(*(f"a {number}" for number in range(300)), task="bad")
     await tasks.put("z")
     await tasks.due("z", ago=timedelta(0))
-    async with repeater() as log:
+    async with scheduler() as log:
         await log.wait_for(Repeated, lambda event: event.outcome == "submitted")
-    monkeypatch.setattr(repeating, "_ASIDE_FOR", 0.2)
-    async with repeater() as log:
+    monkeypatch.setattr(periodic_scheduler, "_ASIDE_FOR", 0.2)
+    async with scheduler() as log:
         await log.wait_for(Repeated, lambda event: event.outcome == "trouble", count=600)  # they are tried again
-        await tasks.connection.execute("DROP TRIGGER refuse ON joex.job")
+        await tasks.connection.execute("DROP TRIGGER refuse ON joex_private.job")
         await log.wait_for(Repeated, lambda event: event.outcome == "submitted", count=300)
 
 
@@ -510,10 +511,10 @@ async def test_putting_the_same_again_changes_nothing(tasks):
     wanted = {"args": {"x": [1, {"y": None}]}, "starting_deadline": timedelta(hours=1), "subject": "s"}
     await tasks.put("a", **wanted)
     await tasks.decide()
-    before = await tasks.connection.fetchrow("SELECT * FROM joex.periodic_task WHERE id = 'a'")
+    before = await tasks.connection.fetchrow("SELECT * FROM joex_private.periodic_task WHERE id = 'a'")
     assert await tasks.put("a", **wanted) == "same"
     assert await tasks.put("a", **wanted, enabled=True) == "same"
-    assert await tasks.connection.fetchrow("SELECT * FROM joex.periodic_task WHERE id = 'a'") == before
+    assert await tasks.connection.fetchrow("SELECT * FROM joex_private.periodic_task WHERE id = 'a'") == before
 
 
 async def test_a_task_stays_disabled_until_it_is_enabled(tasks):
@@ -605,7 +606,8 @@ async def test_a_task_that_is_enabled_again_does_not_fire_a_time_again(tasks):
     """That was decided by a clock that was fast."""
     await tasks.put("a", timer=MONTHLY)
     last = await tasks.connection.fetchval(
-        "UPDATE joex.periodic_task SET last_run = date_trunc('month', now() + interval '100 days') WHERE id = 'a' "
+        "UPDATE joex_private.periodic_task SET last_run = date_trunc('month', now() + interval '100 days') "
+        "WHERE id = 'a' "
         "RETURNING last_run"
     )
     for enabled in (False, True):
@@ -617,7 +619,7 @@ async def test_a_task_that_is_enabled_again_does_not_fire_a_time_again(tasks):
 async def test_a_time_that_was_decided_is_not_decided_again_whatever_is_in_the_row(tasks):
     time = await tasks.put_due("a")
     await tasks.decide()
-    await tasks.connection.execute("UPDATE joex.periodic_task SET nextrun = $1 WHERE id = 'a'", time)
+    await tasks.connection.execute("UPDATE joex_private.periodic_task SET nextrun = $1 WHERE id = 'a'", time)
     assert await tasks.decide() == {"a": "late"}
     await tasks.due("a", ago=timedelta(hours=1))
     assert await tasks.decide() == {"a": "late"}
@@ -625,13 +627,14 @@ async def test_a_time_that_was_decided_is_not_decided_again_whatever_is_in_the_r
     assert await tasks.jobs() == 1
 
 
-async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked_out_anew(tasks, repeater):
+async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked_out_anew(tasks, scheduler):
     """Decided by a clock that was ten years fast, as nobody's next times are."""
     await tasks.put("a", "b", timer=MONTHLY)
     await tasks.decide()
     right = await tasks.get()
     await tasks.connection.execute(
-        "UPDATE joex.periodic_task SET nextrun = nextrun + interval '10 years', marked = marked + interval '10 years' "
+        "UPDATE joex_private.periodic_task SET nextrun = nextrun + interval '10 years', "
+        "marked = marked + interval '10 years' "
         "WHERE id = 'a'"
     )
 
@@ -639,7 +642,7 @@ async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked
         task = await tasks.get()
         return task if task.nextrun is not None and task.marked < await tasks.now() else None
 
-    async with repeater():
+    async with scheduler():
         task = await eventually(is_mended)
     assert task.nextrun == right.nextrun
     assert await tasks.jobs() == 0
@@ -651,14 +654,14 @@ async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked
 @pytest.mark.parametrize(
     ("statement", "heard"),
     [
-        ("INSERT INTO joex.periodic_task (id, task, timer) VALUES ('b', 'a', 'daily')", ["b"]),
-        ("UPDATE joex.periodic_task SET timer = 'daily' WHERE id = 'a'", ["a"]),
-        ("UPDATE joex.periodic_task SET enabled = false WHERE id = 'a'", ["a"]),
-        ("DELETE FROM joex.periodic_task WHERE id = 'a'", ["a"]),
+        ("INSERT INTO joex_private.periodic_task (id, task, timer) VALUES ('b', 'a', 'daily')", ["b"]),
+        ("UPDATE joex_private.periodic_task SET timer = 'daily' WHERE id = 'a'", ["a"]),
+        ("UPDATE joex_private.periodic_task SET enabled = false WHERE id = 'a'", ["a"]),
+        ("DELETE FROM joex_private.periodic_task WHERE id = 'a'", ["a"]),
         ("SELECT joex.put_periodic_task('a', 'a', 'monthly')", ["a"]),
         ("SELECT joex.put_periodic_task('a', 'a', 'yearly')", []),
         ("SELECT joex.put_periodic_task('a', 'a', 'monthly', owner => 'another')", []),
-        ("UPDATE joex.periodic_task SET nextrun = now(), worker = 'me', last_job = NULL WHERE id = 'a'", []),
+        ("UPDATE joex_private.periodic_task SET nextrun = now(), worker = 'me', last_job = NULL WHERE id = 'a'", []),
     ],
 )
 async def test_changes_of_owners_are_told_also_in_raw_sql_and_what_changes_nothing_is_not(
@@ -674,28 +677,28 @@ async def test_changes_of_owners_are_told_also_in_raw_sql_and_what_changes_nothi
     assert told == [*heard, "the end"]
 
 
-async def test_a_repeater_sleeps_until_the_next_time(tasks, repeater):
+async def test_a_scheduler_sleeps_until_the_next_time(tasks, scheduler):
     await tasks.put("a")
     await tasks.decide()
     await tasks.connection.execute(
-        "UPDATE joex.periodic_task SET nextrun = clock_timestamp() + interval '0.3 seconds' WHERE id = 'a'"
+        "UPDATE joex_private.periodic_task SET nextrun = clock_timestamp() + interval '0.3 seconds' WHERE id = 'a'"
     )
-    async with repeater() as log:
+    async with scheduler() as log:
         fired = await log.wait_for(Repeated)
     assert (fired.id, fired.outcome, fired.job) == ("a", "submitted", (await tasks.get()).last_job)
-    assert (await tasks.get()).worker == "repeater"
+    assert (await tasks.get()).worker == "scheduler"
 
 
 @pytest.mark.parametrize("change", ["insert", "update", "enable"])
 async def test_a_change_in_raw_sql_wakes_an_executor(tasks, database_url, monkeypatch, change):
-    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
     if change != "insert":
         await tasks.put("a", timer=YEARLY if change == "update" else EVERY_SECOND, enabled=change == "update")
     async with executor_inside(App(), database_url) as inside:
         await eventually(lambda: _hears(tasks.connection))
         if change == "insert":
             await tasks.connection.execute(
-                "INSERT INTO joex.periodic_task (id, task, timer) VALUES ('a', 'a', $1)", EVERY_SECOND
+                "INSERT INTO joex_private.periodic_task (id, task, timer) VALUES ('a', 'a', $1)", EVERY_SECOND
             )
         else:
             await tasks.change("a", "enabled = true" if change == "enable" else f"timer = '{EVERY_SECOND}'")
@@ -705,27 +708,29 @@ async def test_a_change_in_raw_sql_wakes_an_executor(tasks, database_url, monkey
 async def test_what_has_changed_while_nobody_could_hear_it_is_found_when_somebody_listens_again(
     tasks, database_url, monkeypatch
 ):
-    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
     async with executor_inside(App(), database_url) as inside:
         pid = await eventually(lambda: _hears(tasks.connection))
         await tasks.connection.execute(
             "SELECT pg_terminate_backend($1, 10000); "
-            "INSERT INTO joex.periodic_task (id, task, timer) VALUES ('a', 'a', '*:*:*')".replace("$1", str(pid))
+            "INSERT INTO joex_private.periodic_task (id, task, timer) VALUES ('a', 'a', '*:*:*')".replace(
+                "$1", str(pid)
+            )
         )
         assert (await inside.log.wait_for(Repeated)).id == "a"
 
 
 async def test_an_executor_that_polls_makes_the_jobs_of_what_has_changed(tasks, database_url, monkeypatch):
-    monkeypatch.setattr(repeating, "_LONGEST_SLEEP", 3600.0)
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
     async with executor_inside(App(), database_url, poll_interval=timedelta(milliseconds=50)) as inside:
         await eventually(lambda: _is_registered(tasks.connection))
         await tasks.put("a", timer=EVERY_SECOND)
         assert (await inside.log.wait_for(Repeated)).id == "a"
 
 
-async def test_repeaters_of_whatever_number_make_each_job_once(tasks, repeater):
+async def test_schedulers_of_whatever_number_make_each_job_once(tasks, scheduler):
     await tasks.put_due(*(f"a {number}" for number in range(700)))
-    async with repeater() as one, repeater() as two, repeater() as three:
+    async with scheduler() as one, scheduler() as two, scheduler() as three:
 
         def submitted():
             return [event.id for log in (one, two, three) for event in log.of(Repeated)]
@@ -783,7 +788,7 @@ async def test_executors_that_start_at_the_same_time_do_not_stand_in_each_others
 
 async def test_a_task_whose_id_somebody_else_has_is_told(tasks, database_url):
     await tasks.put("shop/a")
-    await tasks.connection.execute("UPDATE joex.periodic_task SET owner = 'user' WHERE id = $1", RETENTION)
+    await tasks.connection.execute("UPDATE joex_private.periodic_task SET owner = 'user' WHERE id = $1", RETENTION)
     app = App("shop")
     app.periodic(YEARLY)(app.task("a")(_nothing))
     async with executor_inside(app, database_url) as inside:
@@ -791,8 +796,8 @@ async def test_a_task_whose_id_somebody_else_has_is_told(tasks, database_url):
     assert told == [PeriodicNotRegistered(RETENTION), PeriodicNotRegistered("shop/a")]
 
 
-async def test_housekeeping_is_a_periodic_task_and_follows_the_settings(tasks):
-    await tasks.connection.execute("DELETE FROM joex.periodic_task")
+async def test_maintenance_is_a_periodic_task_and_follows_the_settings(tasks):
+    await tasks.connection.execute("DELETE FROM joex_private.periodic_task")
     settings = Settings(retention=timedelta(hours=1), retention_failed=timedelta(hours=2), queues=["docs", "mail"])
     await register_periodic_tasks(tasks.connection, App(), settings)
     task = await tasks.get(RETENTION)
@@ -802,7 +807,7 @@ async def test_housekeeping_is_a_periodic_task_and_follows_the_settings(tasks):
     assert (await tasks.get(RETENTION)).args["keep"] == 5 * 3600
 
 
-async def test_the_executor_that_decides_that_housekeeping_is_due_does_it_and_no_job_is_made(tasks):
+async def test_the_executor_that_decides_that_maintenance_is_due_does_it_and_no_job_is_made(tasks):
     await register_periodic_tasks(tasks.connection, App(), Settings())
     await periodic.enable(tasks.connection, RETENTION, USER, enabled=True, any_owner=True)
     time = await tasks.due(RETENTION)
@@ -815,13 +820,13 @@ async def test_the_executor_that_decides_that_housekeeping_is_due_does_it_and_no
     assert await tasks.jobs() == 0
 
 
-async def test_housekeeping_is_not_made_a_job_by_hand_either(tasks, client):
+async def test_maintenance_is_not_made_a_job_by_hand_either(tasks, client):
     with pytest.raises(NotYours, match=r"'joex.retention': it is owned by joex: executors do this themselves"):
         await client.periodic.run_now(RETENTION)
     assert await tasks.jobs() == 0
 
 
-async def test_housekeeping_that_was_disabled_stays_disabled(tasks):
+async def test_maintenance_that_was_disabled_stays_disabled(tasks):
     await periodic.enable(tasks.connection, RETENTION, USER, enabled=False, any_owner=True)
     await register_periodic_tasks(tasks.connection, App(), Settings(retention=timedelta(hours=5)))
     task = await tasks.get(RETENTION)
@@ -836,9 +841,9 @@ async def _hears(connection):
     """The session on which the executor listens."""
     return await connection.fetchval(
         "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'joex lease%' AND datname = current_database() "
-        "AND query LIKE '%joex.%'"
+        "AND query LIKE '%joex%.%'"
     )
 
 
 async def _is_registered(connection):
-    return await connection.fetchval("SELECT count(*) > 0 FROM joex.executor")
+    return await connection.fetchval("SELECT count(*) > 0 FROM joex_private.executor")

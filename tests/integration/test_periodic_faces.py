@@ -17,7 +17,7 @@ from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from joex.store import periodic
 
-HOUSEKEEPING = "joex.retention"  # in each of the tests' databases there is this row
+MAINTENANCE = "joex.retention"  # in each of the tests' databases there is this row
 OWNERS = {
     "app:shop": "change it in the code of the app",
     "kubernetes:prod": "change its PeriodicTask object",
@@ -101,7 +101,7 @@ async def test_a_wrong_value_is_refused_by_its_name_and_nothing_is_stored(client
     with pytest.raises(InvalidJob) as refused:
         await client.periodic.put(**given)
     assert str(refused.value).startswith(message)
-    assert [task.id for task in await client.periodic.list()] == [HOUSEKEEPING]
+    assert [task.id for task in await client.periodic.list()] == [MAINTENANCE]
 
 
 async def test_arguments_over_the_limit_are_refused_at_once_by_the_client_and_over_http(client, http, connection):
@@ -174,7 +174,7 @@ async def test_they_are_listed_in_the_order_of_their_ids_page_by_page(client, co
     for task_id in ("c", "a", "b"):
         await client.periodic.put(task_id, "t", "daily")
     await owned(connection, "app:shop")
-    assert [task.id for task in await client.periodic.list()] == ["a", "b", "c", HOUSEKEEPING, "theirs"]
+    assert [task.id for task in await client.periodic.list()] == ["a", "b", "c", MAINTENANCE, "theirs"]
     assert [task.id for task in await client.periodic.list("user")] == ["a", "b", "c"]
     assert [task.id for task in await client.periodic.list("user", most=2)] == ["a", "b"]
     assert [task.id for task in await client.periodic.list("user", after="b", most=2)] == ["c"]
@@ -296,7 +296,7 @@ async def test_they_are_listed_over_http_page_by_page(http, client, connection):
         params["after"] = page["next"]
     assert ids == [["a", "b"], ["c"]]
     everything = (await http.get("/api/v1/periodic")).json()
-    assert [task["id"] for task in everything["tasks"]] == ["a", "b", "c", HOUSEKEEPING, "theirs"]
+    assert [task["id"] for task in everything["tasks"]] == ["a", "b", "c", MAINTENANCE, "theirs"]
     assert (await http.get("/api/v1/periodic", params={"owner": "a\0"})).status_code == 400
 
 

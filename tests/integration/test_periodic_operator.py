@@ -8,16 +8,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from joex_operator.controller import PERIODIC, POOL, Controller
-from joex_operator.events import Event
-from joex_operator.fleet import FleetError
-from joex_operator.local.processes import Processes
-from joex_operator.objects import Ref
+from joex_operator.api.objects import Ref
+from joex_operator.control.controller import PERIODIC, POOL, Controller
+from joex_operator.control.fleet import FleetError
+from joex_operator.decide.events import Event
+from joex_operator.local.fleet import ProcessFleet
 from tests.support.waiting import eventually
 
 EVERY_SECOND = "*:*:*"
 SPACE = "here"
-OURS = "SELECT {} FROM joex.periodic_task WHERE starts_with(owner, 'kubernetes:')"
+OURS = "SELECT {} FROM joex_private.periodic_task WHERE starts_with(owner, 'kubernetes:')"
 
 
 class Output:
@@ -33,7 +33,7 @@ class Output:
         raise AssertionError(f"no executor is to be started: {slot} {line}")
 
 
-class Fleet(Processes):
+class Fleet(ProcessFleet):
     """A fleet that can't store the statuses of some objects."""
 
     def __init__(self, url: str, output: Output) -> None:
@@ -84,7 +84,7 @@ class Operator:
 
     async def until_marked(self, connection: asyncpg.Connection, task_id: str) -> None:
         """Wait until somebody has decided about a task."""
-        marked = "SELECT marked FROM joex.periodic_task WHERE id = $1"
+        marked = "SELECT marked FROM joex_private.periodic_task WHERE id = $1"
         await eventually(lambda: connection.fetchval(marked, task_id), why=f"{task_id} is decided about")
 
 
@@ -112,7 +112,7 @@ async def test_an_operator_makes_jobs_where_there_is_no_executor_and_counts_them
     operator.pool()
     operator.task("ticks")
     await eventually(lambda: operator.status("ticks").get("lastOutcome") == "overlapping", why="it was due twice")
-    (job,) = await connection.fetch("SELECT id, queue FROM joex.job")
+    (job,) = await connection.fetch("SELECT id, queue FROM joex_private.job")
     assert operator.status("ticks")["lastJob"] == {"id": str(job["id"]), "state": "waiting"}
     assert job["queue"] == "pool"
     assert await connection.fetchval(OURS.format("worker")) == "the operator"
@@ -129,7 +129,7 @@ async def test_a_status_follows_the_job(operator: Operator, connection: asyncpg.
     job = operator.status("ticks")["lastJob"]["id"]
     await connection.execute("SELECT joex.cancel($1)", job)
     await eventually(lambda: operator.status("ticks")["lastJob"].get("state") == "cancelled")
-    await connection.execute("DELETE FROM joex.job")
+    await connection.execute("DELETE FROM joex_private.job")
     await eventually(lambda: operator.status("ticks")["lastJob"] == {"id": job}, why="it says that it is deleted")
 
 
@@ -137,12 +137,12 @@ async def test_an_operator_leaves_the_tasks_of_joex_itself_to_executors(
     operator: Operator, connection: asyncpg.Connection
 ) -> None:
     await connection.execute("""
-        INSERT INTO joex.periodic_task (id, owner, task, timer) VALUES ('joex.a', 'joex', 'a', '*:*:*')
+        INSERT INTO joex_private.periodic_task (id, owner, task, timer) VALUES ('joex.a', 'joex', 'a', '*:*:*')
     """)
     operator.pool()
     operator.task("ticks")
     await eventually(lambda: operator.status("ticks").get("lastOutcome") == "overlapping")
-    assert await connection.fetchval("SELECT marked FROM joex.periodic_task WHERE id = 'joex.a'") is None
+    assert await connection.fetchval("SELECT marked FROM joex_private.periodic_task WHERE id = 'joex.a'") is None
 
 
 @pytest.mark.parametrize("hears", [True, False], ids=["heard of", "found by looking"])
@@ -154,7 +154,9 @@ async def test_an_operator_makes_the_jobs_of_every_owner(
         operator.task("nightly", "03:00")
         await operator.until_marked(connection, f"{SPACE}/nightly")
         if not hears:
-            await connection.execute("ALTER TABLE joex.periodic_task DISABLE TRIGGER changes")  # as through a pooler
+            await connection.execute(
+                "ALTER TABLE joex_private.periodic_task DISABLE TRIGGER changes"
+            )  # as through a pooler
         await connection.execute("SELECT joex.put_periodic_task('mine', 'a', '*:*:*')")
         await operator.until_marked(connection, "mine")
 

@@ -45,7 +45,7 @@ async def test_a_row_is_in_one_place_with_a_state_that_fits_and_all_else_is_refu
     for state, lane, flags in itertools.product(State, lanes, all_flags):
         change = bench.connection.execute(
             """
-            UPDATE joex.job SET state = $2::text::joex.job_state, lane = $3::smallint,
+            UPDATE joex_private.job SET state = $2::text::joex_private.job_state, lane = $3::smallint,
                 due_at = CASE WHEN $4 THEN now() END, executor_id = CASE WHEN $5 THEN 1 END,
                 finished_at = CASE WHEN $6 THEN now() END, lock_id = CASE WHEN $7 THEN id END,
                 overdue_at = CASE WHEN $8 THEN now() END
@@ -65,4 +65,4 @@ async def test_a_row_is_in_one_place_with_a_state_that_fits_and_all_else_is_refu
 async def test_a_row_is_at_the_place_of_its_group_on_the_ring(bench):
     job_id = await bench.submit()
     with pytest.raises(asyncpg.CheckViolationError, match="job_has_its_place_on_the_ring"):
-        await bench.connection.execute("UPDATE joex.job SET ring = ring + 1 WHERE id = $1", job_id)
+        await bench.connection.execute("UPDATE joex_private.job SET ring = ring + 1 WHERE id = $1", job_id)

@@ -21,8 +21,9 @@ import pytest
 import joex.store
 from joex import NewJob
 from joex.core import tuples
-from joex.core.counting import CountingScheme
-from joex.store import executors, jobs, keyed, listing, runs, stats
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, listing, runs, stats
+from joex.store import keyed as keyed_store
 from joex.store.database import connect
 from joex.store.listing import Filter, list_jobs
 from joex.store.runs import EndedRun, LogLine, Progress
@@ -50,22 +51,22 @@ async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> Non
     statistics (``is_backlog_known``), and where it believes that no job waits, reading all that do seems cheap.
     """
     await connection.execute("SET synchronous_commit = off")
-    await connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")  # it would be counted too
+    await connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")  # it would be counted too
     if not is_backlog_known:
         await connection.execute("""
-            INSERT INTO joex.job (grp, task, state, finished_at)
+            INSERT INTO joex_private.job (grp, task, state, finished_at)
             SELECT 'group ' || nr % 100, 'a', 'success', now() - make_interval(days => 90, secs => -nr)
             FROM generate_series(1, 1000) nr
         """)
-        await connection.execute("ANALYZE joex.job")
+        await connection.execute("ANALYZE joex_private.job")
     await connection.execute(
         """
-        INSERT INTO joex.job (grp, task, priority, state, lane, finished_at)
+        INSERT INTO joex_private.job (grp, task, priority, state, lane, finished_at)
         SELECT CASE WHEN nr > $1 * 9 / 10 THEN 'giant' ELSE 'group ' || nr % $2 END, 'a', priority, state,
-               CASE WHEN state = 'waiting' THEN joex.lane(priority) END,
+               CASE WHEN state = 'waiting' THEN joex_private.lane(priority) END,
                CASE WHEN state = 'success' THEN now() - make_interval(days => 30, secs => nr) END
-        FROM (SELECT nr, CASE WHEN nr / $2 % 10 < 2 THEN 'success' ELSE 'waiting' END::joex.job_state AS state,
-                     CASE WHEN nr / $2 % 5 = 3 THEN 'high' ELSE 'low' END::joex.job_priority AS priority
+        FROM (SELECT nr, CASE WHEN nr / $2 % 10 < 2 THEN 'success' ELSE 'waiting' END::joex_private.job_state AS state,
+                     CASE WHEN nr / $2 % 5 = 3 THEN 'high' ELSE 'low' END::joex_private.job_priority AS priority
               FROM generate_series(1, $1::integer) nr) jobs
         """,
         JOBS,
@@ -73,10 +74,11 @@ async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> Non
     )
     await connection.execute(
         r"""
-        INSERT INTO joex.job (task, queue, grp, key, rank, priority, state, lane, finished_at)
-        SELECT 'typed', 'typed', 'typed', '\x02'::bytea || convert_to('job ' || nr, 'UTF8') || '\x00', rank,
-               CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex.job_priority,
-               CASE WHEN lane IS NULL THEN 'success' WHEN lane = 0 THEN 'stuck' ELSE 'waiting' END::joex.job_state,
+        INSERT INTO joex_private.job (task, queue, grp, key, rank, priority, state, lane, finished_at)
+        SELECT 'keyed', 'keyed', 'keyed', '\x02'::bytea || convert_to('job ' || nr, 'UTF8') || '\x00', rank,
+               CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex_private.job_priority,
+               CASE WHEN lane IS NULL THEN 'success' WHEN lane = 0 THEN 'stuck' ELSE 'waiting' END
+                   ::joex_private.job_state,
                lane, CASE WHEN lane IS NULL THEN now() - make_interval(days => 60, secs => nr) END
         FROM (SELECT nr, '\x17'::bytea || substr(int4send($1 + nr), 2) AS rank,
                      CASE WHEN nr <= 30000 THEN nr % 3 END AS lane
@@ -85,18 +87,18 @@ async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> Non
         NOW,
     )
     await connection.execute("""
-        INSERT INTO joex.job (grp, task, due_at)
+        INSERT INTO joex_private.job (grp, task, due_at)
         SELECT 'group ' || nr, 'a', now() + make_interval(days => 1, secs => nr) FROM generate_series(1, 10000) nr
     """)
     # A log that was found empty by a vacuum, which comes when it likes, would be read as a whole.
-    await connection.execute("ALTER TABLE joex.job_log SET (autovacuum_enabled = off)")
+    await connection.execute("ALTER TABLE joex_private.job_log SET (autovacuum_enabled = off)")
     await connection.execute("""
-        INSERT INTO joex.job_log (job_id, attempt, at, level, message)
+        INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
         SELECT j.id, 1, now(), 'info', 'line ' || nr
-        FROM (SELECT id FROM joex.job WHERE finished_at IS NOT NULL LIMIT 10000) j, generate_series(1, 10) nr
+        FROM (SELECT id FROM joex_private.job WHERE finished_at IS NOT NULL LIMIT 10000) j, generate_series(1, 10) nr
     """)
-    await connection.execute("VACUUM ANALYZE joex.job" if is_backlog_known else "VACUUM joex.job")
-    await connection.execute("VACUUM ANALYZE joex.job_log")
+    await connection.execute("VACUUM ANALYZE joex_private.job" if is_backlog_known else "VACUUM joex_private.job")
+    await connection.execute("VACUUM ANALYZE joex_private.job_log")
 
 
 def database_with(
@@ -169,12 +171,12 @@ async def read_by(bench: Bench, call: Awaitable[Any]) -> tuple[Any, Reading]:
     async def so_far() -> Any:
         # The counts of the running transaction are added to those that were flushed when it began.
         return await bench.connection.fetchrow("""
-            SELECT pg_stat_get_xact_numscans('joex.job'::regclass) AS scans,
+            SELECT pg_stat_get_xact_numscans('joex_private.job'::regclass) AS scans,
                    (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
-                    WHERE indrelid = 'joex.job'::regclass)::bigint AS entries,
+                    WHERE indrelid = 'joex_private.job'::regclass)::bigint AS entries,
                    (SELECT sum(pg_stat_get_xact_blocks_fetched(r)) FROM (
-                        SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex.job'::regclass
-                        UNION ALL SELECT 'joex.job'::regclass) x)::bigint AS pages
+                        SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex_private.job'::regclass
+                        UNION ALL SELECT 'joex_private.job'::regclass) x)::bigint AS pages
         """)
 
     before = await so_far()
@@ -193,7 +195,8 @@ def assert_bounded(reading: Reading, batch: int) -> None:
 async def some(bench: Bench, number: int) -> list[Any]:
     """The ids of jobs that wait, of different groups."""
     rows = await bench.connection.fetch(
-        "SELECT id FROM joex.job WHERE queue = 'default' AND lane IS NOT NULL AND grp <> 'giant' LIMIT $1", number
+        "SELECT id FROM joex_private.job WHERE queue = 'default' AND lane IS NOT NULL AND grp <> 'giant' LIMIT $1",
+        number,
     )
     return [row["id"] for row in rows]
 
@@ -216,7 +219,7 @@ async def test_a_take_costs_the_same_again_and_again(bench, executor):
 
 async def test_a_take_passes_over_the_groups_that_run_something_and_reads_nothing_else_of_them(bench, executor):
     await bench.take(executor, 500)
-    await bench.connection.execute("SELECT setval(cursor, -9223372036854775808) FROM joex.queue")
+    await bench.connection.execute("SELECT setval(cursor, -9223372036854775808) FROM joex_private.queue")
     taken, reading = await read_by(bench, bench.take(executor, 20))
     assert len(taken) == 20
     assert_bounded(reading, 500)
@@ -224,11 +227,11 @@ async def test_a_take_passes_over_the_groups_that_run_something_and_reads_nothin
 
 async def test_a_take_from_a_giant_group_costs_as_much_as_it_takes(bench, executor):
     await bench.connection.execute("""
-        INSERT INTO joex.group_setting (queue, grp, paused) SELECT 'default', 'group ' || nr, nr % 10 > 0
+        INSERT INTO joex_private.group_setting (queue, grp, paused) SELECT 'default', 'group ' || nr, nr % 10 > 0
         FROM generate_series(0, 19) nr""")
     await stats.set_group(bench.connection, "giant", "default", weight=100)
-    place = await bench.connection.fetchval("SELECT joex.ring('giant')")
-    await bench.connection.execute("SELECT setval(cursor, $1::bigint * 256 + 1) FROM joex.queue", place)
+    place = await bench.connection.fetchval("SELECT joex_private.ring('giant')")
+    await bench.connection.execute("SELECT setval(cursor, $1::bigint * 256 + 1) FROM joex_private.queue", place)
     taken, reading = await read_by(bench, bench.take(executor, 50))
     assert {job.group for job in taken} == {"giant"}
     assert {job.priority for job in taken} == {"high", "low"}
@@ -244,11 +247,11 @@ async def test_a_take_that_finds_nothing_costs_next_to_nothing(bench, executor):
 
 async def test_promoting_due_jobs_costs_as_much_as_there_are(bench):
     await bench.connection.execute(
-        "UPDATE joex.job SET lane = NULL, due_at = now() - interval '1 second' WHERE id = ANY ($1)",
+        "UPDATE joex_private.job SET lane = NULL, due_at = now() - interval '1 second' WHERE id = ANY ($1)",
         await some(bench, 300),
     )
-    _, reading = await read_by(bench, bench.connection.execute("SELECT joex.promote('default')"))
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.job WHERE due_at < now()") == 0
+    _, reading = await read_by(bench, bench.connection.execute("SELECT joex_private.promote('default')"))
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.job WHERE due_at < now()") == 0
     assert_bounded(reading, 300)
 
 
@@ -290,7 +293,7 @@ async def test_a_heartbeat_reads_no_jobs(bench, executor):
 
 
 async def test_a_look_before_sleep_costs_next_to_nothing(bench):
-    _, reading = await read_by(bench, executors.look(bench.connection, ["default", "empty"]))
+    _, reading = await read_by(bench, executors.sleep_state(bench.connection, ["default", "empty"]))
     assert_bounded(reading, 0)
 
 
@@ -346,7 +349,7 @@ async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
     kept = 20_000
     await bench.connection.execute(
         """
-        INSERT INTO joex.job (task, state, finished_at)
+        INSERT INTO joex_private.job (task, state, finished_at)
         SELECT 'a', 'failed', '2000-01-01'::timestamptz + make_interval(secs => nr)
         FROM generate_series(1, $1::integer) nr
         """,
@@ -365,31 +368,36 @@ async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
 @pytest.mark.parametrize("is_analyzed", [False, True], ids=["no statistics", "statistics of an empty table"])
 async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, executor, is_analyzed):
     if is_analyzed:  # as autovacuum does when it likes
-        await bench.connection.execute("ANALYZE joex.counting")
+        await bench.connection.execute("ANALYZE joex_private.priority_turns")
     await bench.take(executor, 200)  # of groups in which both priorities wait
     await bench.connection.execute("""
-        INSERT INTO joex.counting (queue, ring, position) SELECT 'default', joex.ring('gone ' || nr), 1
-        FROM generate_series(1, 100) nr
+        INSERT INTO joex_private.priority_turns (queue, ring, position)
+        SELECT 'default', joex_private.ring('gone ' || nr), 1 FROM generate_series(1, 100) nr
     """)
     _, reading = await read_by(bench, runs.forget_turns(bench.connection))
     assert_bounded(reading, 300)
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.counting") == 200
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.priority_turns") == 200
     last, reading = await read_by(bench, jobs.forget_lines(bench.connection, UUID(int=0), 200))
     assert last is not None
     assert_bounded(reading, 200)
 
 
 async def test_noting_turns_costs_as_much_as_there_are_groups_though_statistics_are_of_an_empty_table(bench):
-    groups, entries = 50, "SELECT pg_stat_get_xact_tuples_returned('joex.counting_pkey'::regclass)"
-    fill = "INSERT INTO joex.counting (queue, ring, position) SELECT 'default', nr, 1 FROM generate_series(1, 20000) nr"
-    for statement in (fill, "DELETE FROM joex.counting", "ANALYZE joex.counting", fill):
+    groups, entries = 50, "SELECT pg_stat_get_xact_tuples_returned('joex_private.priority_turns_pkey'::regclass)"
+    fill = (
+        "INSERT INTO joex_private.priority_turns (queue, ring, position) SELECT 'default', nr, 1 "
+        "FROM generate_series(1, 20000) nr"
+    )
+    for statement in (fill, "DELETE FROM joex_private.priority_turns", "ANALYZE joex_private.priority_turns", fill):
         await bench.connection.execute(statement)
     before = await bench.connection.fetchval(entries)
     await bench.connection.execute(
-        "SELECT joex.count_turns('default', array_agg(nr), array_agg(2)) FROM generate_series(1, $1::bigint) nr", groups
+        "SELECT joex_private.count_turns('default', array_agg(nr), array_agg(2)) "
+        "FROM generate_series(1, $1::bigint) nr",
+        groups,
     )
     assert await bench.connection.fetchval(entries) - before <= 4 * groups
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.counting") == 20_000
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.priority_turns") == 20_000
 
 
 # (Where the backlog is unknown, the server makes one plan for all pages, and each reads those before it again.)
@@ -443,7 +451,9 @@ async def test_the_list_of_executors_costs_as_much_as_is_held(bench, executor):
 
 
 async def test_counting_the_jobs_that_have_ended_costs_as_much_as_have_ended(bench):
-    until = await bench.connection.fetchval("SELECT max(finished_at) FROM joex.job WHERE finished_at IS NOT NULL")
+    until = await bench.connection.fetchval(
+        "SELECT max(finished_at) FROM joex_private.job WHERE finished_at IS NOT NULL"
+    )
     counted, reading = await read_by(
         bench, stats.finished_between(bench.connection, until - timedelta(seconds=200), until)
     )
@@ -453,9 +463,9 @@ async def test_counting_the_jobs_that_have_ended_costs_as_much_as_have_ended(ben
 
 async def test_how_slots_are_shared_costs_as_much_as_there_are_active_groups(bench, executor):
     await bench.take(executor, 100)
-    [default, typed], reading = await read_by(bench, stats.queue_shares(bench.connection))
+    [default, keyed], reading = await read_by(bench, stats.queue_shares(bench.connection))
     assert (default.queue, default.active_groups, default.largest_share) == ("default", GROUPS + 1, 0.01)
-    assert (typed.queue, typed.active_groups, typed.largest_share) == ("typed", 1, None)
+    assert (keyed.queue, keyed.active_groups, keyed.largest_share) == ("keyed", 1, None)
     assert reading.scans == 0
     # An entry for each group, those of jobs that are held, and what is dead and not cleared yet.
     assert reading.entries <= 2 * GROUPS
@@ -474,17 +484,19 @@ async def test_the_latest_lines_of_logs_cost_as_much_as_are_shown(bench, executo
 # Jobs with types, ids and priorities of their callers' own.
 
 
-async def accepted(bench: Bench, number: int, queue: str = "typed") -> list[keyed.KeyedJob]:
+async def accepted(bench: Bench, number: int, queue: str = "keyed") -> list[keyed_store.KeyedRow]:
     """Jobs that a worker has accepted."""
-    return await keyed.accept(bench.connection, queue, number, "worker", None)
+    return await keyed_store.accept(bench.connection, queue, number, "worker", None)
 
 
 @pytest.mark.parametrize("is_any_due", [False, True], ids=["nothing is due", "one is due"])
 async def test_an_accept_up_to_a_priority_passes_over_nothing_that_is_above_it(bench, is_any_due):
     if is_any_due:
-        await bench.connection.execute("SELECT joex.add('typed', '\\x01', rank => $1)", tuples.pack("priority", NOW))
+        await bench.connection.execute(
+            "SELECT joex_private.add('keyed', '\\x01', rank => $1)", tuples.pack("priority", NOW)
+        )
     limit = tuples.pack("priority", NOW)
-    taken, reading = await read_by(bench, keyed.accept(bench.connection, "typed", 1, "worker", limit))
+    taken, reading = await read_by(bench, keyed_store.accept(bench.connection, "keyed", 1, "worker", limit))
     assert [job.rank for job in taken] == [limit] * is_any_due
     assert_bounded(reading, 1)
 
@@ -497,24 +509,24 @@ async def test_an_accept_costs_as_much_as_it_takes(bench):
 
 async def test_an_accept_reads_nothing_of_runs_that_are_overdue_in_other_queues(bench):
     await accepted(bench, 1000)
-    await bench.connection.execute("UPDATE joex.job SET overdue_at = now() WHERE overdue_at IS NOT NULL")
+    await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now() WHERE overdue_at IS NOT NULL")
     taken, reading = await read_by(bench, accepted(bench, 1, "default"))
     assert len(taken) == 1
     assert_bounded(reading, 1)
 
 
-@pytest.mark.parametrize("queues", [None, ["typed"]], ids=["all", "of a queue"])
+@pytest.mark.parametrize("queues", [None, ["keyed"]], ids=["all", "of a queue"])
 async def test_putting_back_what_is_overdue_costs_as_much_as_there_is(bench, queues, large_database_url):
     vacuum = await connect(large_database_url)  # what other tests have undone lies under the ids of these jobs
-    await vacuum.execute("VACUUM joex.job")
+    await vacuum.execute("VACUUM joex_private.job")
     await vacuum.close()
     taken = await accepted(bench, 1000)
-    assert await keyed.recover_overdue(bench.connection, 5) == []  # what other tests have undone is met once
+    assert await keyed_store.recover_overdue(bench.connection, 5) == []  # what other tests have undone is met once
     for batch in ([], taken[::4]):
         ids = [job.id for job in batch]
-        await bench.connection.execute("UPDATE joex.job SET overdue_at = now() WHERE id = ANY ($1)", ids)
+        await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now() WHERE id = ANY ($1)", ids)
         found, reading = await read_by(
-            bench, bench.connection.fetch("SELECT * FROM joex.recover_overdue(5, $1)", queues)
+            bench, bench.connection.fetch("SELECT * FROM joex_private.recover_overdue(5, $1)", queues)
         )
         assert [tuple(row) for row in found] == ([("worker", 250)] if batch else [])
         assert_bounded(reading, len(batch))
@@ -524,14 +536,14 @@ async def test_each_word_of_a_worker_costs_what_one_job_costs(bench):
     [job, _] = await accepted(bench, 2)
     assert job.key is not None
     assert job.lock_id is not None
-    report = keyed.Report(data="{}", opts="{}", rank=b"\x00", progress=50)
+    report = keyed_store.Report(data="{}", opts="{}", rank=b"\x00", progress=50)
     for call in (
-        keyed.find(bench.connection, "typed", job.key),
-        keyed.get(bench.connection, job.id),
-        keyed.update(bench.connection, job.id, job.lock_id, report),
-        keyed.resubmit(bench.connection, job.id),
-        keyed.finish(bench.connection, job.id, job.lock_id, "success"),
-        keyed.remove(bench.connection, job.id),
+        keyed_store.find(bench.connection, "keyed", job.key),
+        keyed_store.get(bench.connection, job.id),
+        keyed_store.update(bench.connection, job.id, job.lock_id, report),
+        keyed_store.resubmit(bench.connection, job.id),
+        keyed_store.finish(bench.connection, job.id, job.lock_id, "success"),
+        keyed_store.remove(bench.connection, job.id),
     ):
         answer, reading = await read_by(bench, call)
         assert answer not in (None, "worker_conflict", "not_found")
@@ -541,18 +553,18 @@ async def test_each_word_of_a_worker_costs_what_one_job_costs(bench):
 async def test_a_job_that_is_removed_while_it_runs_costs_what_one_job_costs(bench):
     [job] = await accepted(bench, 1)
     assert job.lock_id is not None
-    _, reading = await read_by(bench, keyed.remove(bench.connection, job.id))
+    _, reading = await read_by(bench, keyed_store.remove(bench.connection, job.id))
     assert_bounded(reading, 1)
-    _, reading = await read_by(bench, keyed.finish(bench.connection, job.id, job.lock_id, "cancelled"))
-    assert await keyed.get(bench.connection, job.id) is None
+    _, reading = await read_by(bench, keyed_store.finish(bench.connection, job.id, job.lock_id, "cancelled"))
+    assert await keyed_store.get(bench.connection, job.id) is None
     assert_bounded(reading, 1)
 
 
 async def test_any_page_of_the_jobs_of_a_type_costs_as_much_as_it_shows(bench):
-    page: list[keyed.KeyedJob] = []
+    page: list[keyed_store.KeyedRow] = []
     for _ in range(5):
         after = page[-1].key if page else None
-        page, reading = await read_by(bench, keyed.list_keyed(bench.connection, "typed", after, None, 50))
+        page, reading = await read_by(bench, keyed_store.list_keyed(bench.connection, "keyed", after, None, 50))
         assert len(page) == 50
         assert_bounded(reading, 50)
 
@@ -560,14 +572,14 @@ async def test_any_page_of_the_jobs_of_a_type_costs_as_much_as_it_shows(bench):
 async def test_the_active_ones_of_a_type_cost_as_much_as_run(bench, executor):
     await bench.take(executor, 100)
     taken = await accepted(bench, 50)
-    found, reading = await read_by(bench, keyed.active(bench.connection, "typed"))
+    found, reading = await read_by(bench, keyed_store.active(bench.connection, "keyed"))
     assert set(found) == {job.key for job in taken}
     assert_bounded(reading, 150)
 
 
 async def test_a_look_before_a_worker_waits_costs_next_to_nothing(bench):
     await accepted(bench, 100)
-    _, reading = await read_by(bench, keyed.look(bench.connection, "default"))
+    _, reading = await read_by(bench, keyed_store.accept_state(bench.connection, "default"))
     assert_bounded(reading, 0)
 
 
@@ -579,30 +591,31 @@ PINNED, PINNED_GROUPS = 200_000, 100
 async def load_pinned(connection: asyncpg.Connection, *, is_backlog_known: bool) -> None:
     """Jobs that have all finished under the eyes of an old transaction; then 5,000 more in half of the groups."""
     await connection.execute("SET synchronous_commit = off")
-    await connection.execute("ALTER TABLE joex.job SET (autovacuum_enabled = off)")
+    await connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
     await connection.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'pin'")
     submit = """
-        INSERT INTO joex.job (grp, task, lane)
+        INSERT INTO joex_private.job (grp, task, lane)
         SELECT 'group ' || nr % $2::integer, 'a', 2 FROM generate_series(1, $1::integer) nr
     """
     await connection.execute(submit, PINNED, PINNED_GROUPS)
     await connection.execute(
-        "UPDATE joex.job SET lane = NULL, state = 'running', executor_id = 0, lock_id = id, held_since = seq"
+        "UPDATE joex_private.job SET lane = NULL, state = 'running', executor_id = 0, lock_id = id, held_since = seq"
     )
     await connection.execute(
-        "UPDATE joex.job SET executor_id = NULL, state = 'success', finished_at = clock_timestamp()"
+        "UPDATE joex_private.job SET executor_id = NULL, state = 'success', finished_at = clock_timestamp()"
     )
     if not is_backlog_known:
-        await connection.execute("ANALYZE joex.job")
+        await connection.execute("ANALYZE joex_private.job")
     await connection.execute(submit, 5000, PINNED_GROUPS // 2)
     if is_backlog_known:
-        await connection.execute("ANALYZE joex.job")
-    await connection.execute("SELECT joex.set_floors(true)")
+        await connection.execute("ANALYZE joex_private.job")
+    await connection.execute("SELECT joex_private.set_floors(true)")
     await connection.execute(
         """
-        SELECT joex.raise_floors(d.upto, d.epoch, d.writers, array_fill('default'::text, ARRAY[$1::integer]),
-                                 (SELECT array_agg(joex.ring('group ' || nr % $1)) FROM generate_series(1, $1) nr), 60)
-        FROM joex.draw_floor() d
+        SELECT joex_private.raise_floors(d.upto, d.epoch, d.writers, array_fill('default'::text, ARRAY[$1::integer]),
+                                         (SELECT array_agg(joex_private.ring('group ' || nr % $1))
+                                          FROM generate_series(1, $1) nr), 60)
+        FROM joex_private.draw_floor() d
         """,
         PINNED_GROUPS,
     )
@@ -647,7 +660,7 @@ async def test_an_accept_walks_over_nothing_that_has_finished_though_vacuum_is_p
         taken, reading = await read_by(pinned, accepted(pinned, 20, "default"))
         assert len(taken) == 20
         assert_bounded(reading, 100 + PINNED_GROUPS)
-    _, reading = await read_by(pinned, keyed.look(pinned.connection, "default"))
+    _, reading = await read_by(pinned, keyed_store.accept_state(pinned.connection, "default"))
     assert_bounded(reading, 100 + PINNED_GROUPS)
 
 
@@ -671,7 +684,7 @@ async def test_a_look_for_work_walks_over_nothing_that_has_finished_though_vacuu
 
 def plain(sql: str) -> bool:
     """Whether a statement reads jobs itself; the others call functions, which are measured above, or read no jobs."""
-    return bool(re.search(r"\bFROM joex\.(job|jobs|job_log)\b", sql))
+    return bool(re.search(r"\bFROM joex(_private)?\.(job|jobs|job_log)\b", sql))
 
 
 async def test_no_plain_statement_is_planned_with_a_scan_of_all_jobs_or_a_sort_of_them(bench):

@@ -8,6 +8,8 @@ import asyncpg
 import pytest
 
 from joex.store import executors, jobs, pools
+from joex.store.horizon import horizon as take_horizon
+from joex.store.horizon import oldest_transaction
 from joex.store.pools import CHANNEL
 from tests.support.waiting import eventually
 
@@ -15,7 +17,7 @@ MOST = 100
 
 
 async def demand(bench, *queues: str, most: int = MOST) -> int:
-    runnable, _, _ = await pools.look(bench.connection, queues or ("default",), most, "p/a-")
+    runnable, _, _ = await pools.demand_and_slots(bench.connection, queues or ("default",), most, "p/a-")
     return runnable
 
 
@@ -58,13 +60,13 @@ class TestDemand:
     async def test_what_is_due_counts_though_nobody_takes(self, bench) -> None:
         for _ in range(1200):
             await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
-        await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
+        await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp()")
         assert await demand(bench, most=2000) == 1200
 
     async def test_it_says_when_the_next_job_is_due(self, bench) -> None:
-        assert await pools.look(bench.connection, ["default"], MOST, "p/a-") == (0, None, [])
+        assert await pools.demand_and_slots(bench.connection, ["default"], MOST, "p/a-") == (0, None, [])
         await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
-        _, next_due, _ = await pools.look(bench.connection, ["default", "mail"], MOST, "p/a-")
+        _, next_due, _ = await pools.demand_and_slots(bench.connection, ["default", "mail"], MOST, "p/a-")
         assert next_due == pytest.approx(3600, abs=60)
 
     async def test_a_job_that_is_taken_meanwhile_counts_once(
@@ -75,8 +77,8 @@ class TestDemand:
         other, observer, asking = await another_connection(), await another_connection(), await another_connection()
         between = other.transaction()
         await between.start()
-        await other.execute("LOCK TABLE joex.retired")  # the jobs are counted, the executors are not yet
-        async with waiting_for_a_lock(observer, pools.look(asking, ["default"], MOST, "p/a-")) as looking:
+        await other.execute("LOCK TABLE joex_private.retired")  # the jobs are counted, the executors are not yet
+        async with waiting_for_a_lock(observer, pools.demand_and_slots(asking, ["default"], MOST, "p/a-")) as looking:
             assert len(await bench.take(executor)) == 1
             await between.commit()
         runnable, _, (known,) = looking.result()
@@ -183,11 +185,11 @@ async def test_an_executor_that_holds_a_suspect_is_full(bench) -> None:
     await bench.submit()
     await bench.take(executor)
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
-    await bench.connection.execute("UPDATE joex.job SET suspect = true")
+    await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
-    await bench.connection.execute("UPDATE joex.job SET state = 'running', started_at = clock_timestamp()")
+    await bench.connection.execute("UPDATE joex_private.job SET state = 'running', started_at = clock_timestamp()")
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
-    await bench.connection.execute("UPDATE joex.job SET started_at = clock_timestamp() - interval '61 seconds'")
+    await bench.connection.execute("UPDATE joex_private.job SET started_at = clock_timestamp() - interval '61 seconds'")
     assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
 
 
@@ -269,7 +271,7 @@ class TestWatch:
         await transaction.start()
         await open_transaction.execute("SELECT joex.submit('a')")
         await pools.watch(bench.connection, "p/a", ["default"], 60)
-        horizon = await executors.horizon(bench.connection)
-        assert await pools.oldest_transaction(bench.connection) < horizon
+        horizon = await take_horizon(bench.connection)
+        assert await oldest_transaction(bench.connection) < horizon
         await transaction.commit()
-        assert await pools.oldest_transaction(bench.connection) >= horizon
+        assert await oldest_transaction(bench.connection) >= horizon

@@ -9,8 +9,8 @@ from joex.config import Settings
 from joex.core.job import NewJob, Priority
 from joex.core.periodic import SYSTEM_OWNER
 from joex.errors import ConfigError
-from joex.runtime import housekeeping
-from joex.runtime.housekeeping import RETENTION, clean, system_periodic_tasks
+from joex.runtime import maintenance
+from joex.runtime.maintenance import RETENTION, clean, system_periodic_tasks
 from joex.store import jobs, periodic, runs
 from joex.store.runs import LogLine
 
@@ -27,7 +27,9 @@ async def me(bench):
 async def age(bench, days=8):
     """Let all finished jobs have finished so many days ago."""
     await bench.connection.execute(
-        "UPDATE joex.job SET finished_at = finished_at - make_interval(days => $1) WHERE finished_at IS NOT NULL", days
+        "UPDATE joex_private.job SET finished_at = finished_at - make_interval(days => $1) "
+        "WHERE finished_at IS NOT NULL",
+        days,
     )
 
 
@@ -72,7 +74,7 @@ async def test_a_batch_has_a_limit_and_takes_the_oldest_first(bench, me):
 @pytest.mark.parametrize("state", ["waiting", "stuck", "scheduled", "running"])
 async def test_a_job_that_is_not_finished_is_never_deleted_however_old(bench, me, state):
     job_id = await bench.job_in(state, me)
-    await bench.connection.execute("UPDATE joex.job SET submitted_at = '2000-01-01', started_at = '2000-01-01'")
+    await bench.connection.execute("UPDATE joex_private.job SET submitted_at = '2000-01-01', started_at = '2000-01-01'")
     assert await deleted(bench, ["waiting", "stuck", "scheduled", "running", *ALL]) == 0
     assert await bench.state(job_id) == state
 
@@ -89,16 +91,16 @@ async def test_a_job_that_is_being_run_again_by_hand_is_passed_over(bench, me, a
 
 
 async def test_the_batches_of_a_cleaning_go_on_after_the_jobs_that_are_kept_and_miss_none(bench, monkeypatch):
-    monkeypatch.setattr(housekeeping, "_BATCH", 2)
+    monkeypatch.setattr(maintenance, "_BATCH", 2)
     await set_ages(bench)
     await bench.connection.execute("""
-        INSERT INTO joex.job (task, state, finished_at)
-        SELECT 'a', CASE WHEN nr % 3 = 0 THEN 'success' ELSE 'failed' END::joex.job_state,
+        INSERT INTO joex_private.job (task, state, finished_at)
+        SELECT 'a', CASE WHEN nr % 3 = 0 THEN 'success' ELSE 'failed' END::joex_private.job_state,
                now() - make_interval(days => 8) - nr / 5 * interval '1 hour'    -- five at a time
         FROM generate_series(1, 100) nr
     """)
     await clean(bench.connection)
-    left = await bench.connection.fetch("SELECT state::text, count(*) FROM joex.job GROUP BY 1")
+    left = await bench.connection.fetch("SELECT state::text, count(*) FROM joex_private.job GROUP BY 1")
     assert list(map(tuple, left)) == [("failed", 67)]
 
 
@@ -110,7 +112,7 @@ async def test_a_cleaning_keeps_what_the_settings_keep(bench, me):
         ids |= {(state, days): await bench.job_in(state, me) for state in ALL}
         for state in ALL:
             await bench.connection.execute(
-                "UPDATE joex.job SET finished_at = finished_at - make_interval(days => $2) WHERE id = $1",
+                "UPDATE joex_private.job SET finished_at = finished_at - make_interval(days => $2) WHERE id = $1",
                 ids[state, days],
                 days,
             )
@@ -121,7 +123,7 @@ async def test_a_cleaning_keeps_what_the_settings_keep(bench, me):
 
 async def test_ages_that_are_none_are_named(bench):
     await set_ages(bench)
-    await bench.connection.execute('UPDATE joex.periodic_task SET args = \'{"keep": "x"}\'')
+    await bench.connection.execute('UPDATE joex_private.periodic_task SET args = \'{"keep": "x"}\'')
     with pytest.raises(ConfigError, match=r"^the arguments of the periodic task joex.retention are no ages: "):
         await clean(bench.connection)
 
@@ -153,7 +155,7 @@ async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_lat
         await runs.note_many(other, [LogLine(job_id, taken.lock_id, 1, 0.0, "info", "late")], [])
         await bench.connection.execute("SELECT joex.remove($1)", job_id)
     kept = await bench.job_in("success", me)
-    await bench.connection.execute("INSERT INTO joex.job_log VALUES (DEFAULT, $1, 1, now(), 'info', 'x')", kept)
+    await bench.connection.execute("INSERT INTO joex_private.job_log VALUES (DEFAULT, $1, 1, now(), 'info', 'x')", kept)
     assert [line.message for line in await jobs.job_log(bench.connection, job_id)] == ["late"]
     await clean(bench.connection)
     assert await jobs.job_log(bench.connection, job_id) == []
@@ -163,12 +165,12 @@ async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_lat
 async def test_lines_are_looked_through_in_parts_until_all_were_seen(bench):
     there = sorted([uuid4() for _ in range(5)], key=lambda one: one.int)
     await bench.connection.executemany(
-        "INSERT INTO joex.job_log (job_id, attempt, at, level, message) VALUES ($1, 1, now(), 'info', 'x')",
+        "INSERT INTO joex_private.job_log (job_id, attempt, at, level, message) VALUES ($1, 1, now(), 'info', 'x')",
         [(one,) for one in there for _ in range(3)],
     )
 
     async def left():
-        return await bench.connection.fetchval("SELECT count(*) FROM joex.job_log")
+        return await bench.connection.fetchval("SELECT count(*) FROM joex_private.job_log")
 
     assert await jobs.forget_lines(bench.connection, UUID(int=0), 3) == there[2]
     assert await left() == 6
@@ -188,6 +190,6 @@ async def groups_counted(bench):
     """The groups whose turns are counted."""
     rows = await bench.connection.fetch("""
         SELECT g.name FROM unnest('{waits,held,done}'::text[]) g(name)
-        WHERE EXISTS (SELECT FROM joex.counting k WHERE k.ring = joex.ring(g.name))
+        WHERE EXISTS (SELECT FROM joex_private.priority_turns k WHERE k.ring = joex_private.ring(g.name))
     """)
     return {row["name"] for row in rows}

@@ -7,8 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from joex.core.counting import CountingScheme
-from joex.store import executors, floors, jobs, keyed, runs
+from joex.core.priority_turns import CountingScheme
+from joex.store import executors, jobs, read_floors, runs
+from joex.store import keyed as keyed_store
 from tests.support.postgres import TestServer
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -27,9 +28,9 @@ async def login(
         for role in ROLES:
             await connection.execute(f"""
                 CREATE ROLE {role} LOGIN;
-                GRANT USAGE ON SCHEMA joex TO {role};
-                GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex TO {role};
-                GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA joex TO {role}""")
+                GRANT USAGE ON SCHEMA joex, joex_private TO {role};
+                GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex, joex_private TO {role};
+                GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA joex_private TO {role}""")
 
         async def log_in(role: str) -> asyncpg.Connection:
             settings = {"default_transaction_isolation": "read committed"}
@@ -48,8 +49,11 @@ async def test_each_of_two_roles_takes_from_a_queue_that_the_other_was_the_first
         queue = f"queue {nr}"
         for group in ("a", "b", "c"):
             await bench.submit(group, queue=queue)
-        assert len(await keyed.accept(first, queue, 1, "worker", None)) == 1
-        call = "SELECT id FROM joex.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$1], '{a}', 4, NULL, '1h', false, 5)"
+        assert len(await keyed_store.accept(first, queue, 1, "worker", None)) == 1
+        call = (
+            "SELECT id FROM joex_private.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$1], '{a}', 4, NULL, '1h', "
+            "false, 5)"
+        )
         executor = await second.fetchval(call, queue)
         [job] = await runs.take(second, executor, [queue], 1, FOUR_ONE)
         assert await runs.finish_many(second, [runs.EndedRun(job.id, job.lock_id, "success")]) == []
@@ -60,12 +64,14 @@ async def test_each_of_two_roles_takes_from_a_queue_that_the_other_was_the_first
 
 async def test_a_role_that_may_read_alone_makes_no_queue_and_moves_no_cursor(login, bench, connection):
     reader = await login(ROLES[0])
-    await connection.execute(f"REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex FROM {ROLES[0]}")
+    await connection.execute(
+        f"REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex, joex_private FROM {ROLES[0]}"
+    )
     await bench.executor()
-    for call in ("joex.serve_queue('new')", "setval('joex.ring_cursor_1', 1)"):
+    for call in ("joex_private.serve_queue('new')", "setval('joex_private.ring_cursor_1', 1)"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await reader.execute(f"SELECT {call}")
-    assert await connection.fetchval("SELECT count(*) FROM joex.queue") == 1
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.queue") == 1
 
 
 async def test_the_path_of_the_calling_role_leads_the_making_of_a_queues_sequence_nowhere(login, connection):
@@ -74,10 +80,10 @@ async def test_the_path_of_the_calling_role_leads_the_making_of_a_queues_sequenc
     await connection.execute(f"CREATE SCHEMA trap AUTHORIZATION {ROLES[0]}")
     await one.execute("""
         CREATE FUNCTION trap.format(text, integer) RETURNS text LANGUAGE sql AS $$ SELECT 'CREATE ROLE caught' $$;
-        SET search_path = trap, joex, pg_catalog""")
+        SET search_path = trap, joex, joex_private, pg_catalog""")
     assert await one.fetchval("SELECT format('%s', 1)") == "CREATE ROLE caught"
-    await one.execute("SELECT joex.serve_queue('new')")
-    assert await connection.fetchval("SELECT cursor::text FROM joex.queue") == "joex.ring_cursor_1"
+    await one.execute("SELECT joex_private.serve_queue('new')")
+    assert await connection.fetchval("SELECT cursor::text FROM joex_private.queue") == "joex_private.ring_cursor_1"
     assert await connection.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'caught'") == 0
 
 
@@ -88,7 +94,7 @@ ATTACK = """
         ALTER TYPE pg_temp.e RENAME VALUE '1000000;SELECT pg_temp.f()--' TO '1000000';
     END $$;
     CREATE TEMP TABLE evil (id pg_temp.e, name text, cursor regclass);
-    CREATE TRIGGER evil BEFORE INSERT ON evil FOR EACH ROW EXECUTE FUNCTION joex.make_ring_cursor();
+    CREATE TRIGGER evil BEFORE INSERT ON evil FOR EACH ROW EXECUTE FUNCTION joex_private.make_ring_cursor();
     INSERT INTO evil VALUES ('1000000;SELECT pg_temp.f()--')
 """
 
@@ -99,7 +105,7 @@ async def test_a_role_that_attaches_the_making_of_sequences_to_a_table_of_its_ow
 ):
     one = await login(ROLES[0])
     if may_execute:  # the function itself refuses too, before it reads a value
-        await connection.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex TO {ROLES[0]}")
+        await connection.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex, joex_private TO {ROLES[0]}")
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="make_ring_cursor"):
         await one.execute(ATTACK)
     assert not await connection.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", ROLES[0])
@@ -109,7 +115,7 @@ async def test_a_role_that_attaches_the_making_of_sequences_to_a_table_of_its_ow
 # Tables whose rows are changed or deleted must say by what a subscriber finds them.
 WITHOUT_IDENTITY = """
     SELECT c.relname::text FROM pg_class c
-    WHERE c.relnamespace = 'joex'::regnamespace AND c.relkind = 'r' AND c.relreplident <> 'f'
+    WHERE c.relnamespace = 'joex_private'::regnamespace AND c.relkind = 'r' AND c.relreplident <> 'f'
       AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND CASE c.relreplident
                       WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)
 """
@@ -122,19 +128,19 @@ async def test_each_table_has_an_identity_for_replication(connection):
 async def test_floors_are_raised_and_switched_off_beside_a_publication_of_all_tables(bench):
     await bench.connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
     executor = await bench.executor()
-    place: tuple[str, Any] = ("default", await bench.connection.fetchval("SELECT joex.ring('default')"))
-    await bench.connection.execute("SELECT joex.set_floors(true)")
+    place: tuple[str, Any] = ("default", await bench.connection.fetchval("SELECT joex_private.ring('default')"))
+    await bench.connection.execute("SELECT joex_private.set_floors(true)")
     for _ in range(3):
         job_id = await bench.submit()
-        assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
+        assert await read_floors.raise_floors(bench.connection, await read_floors.draw(bench.connection), [place])
         assert await bench.finish(await bench.take_one(executor), "failed") == []
         await jobs.retry(bench.connection, job_id)
-        assert await bench.connection.fetchval("SELECT count(*) FROM joex.straggler") == 1
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor_exception") == 1
         await bench.finish(await bench.take_one(executor))
-    assert await floors.raise_floors(bench.connection, await floors.draw(bench.connection), [place])
+    assert await read_floors.raise_floors(bench.connection, await read_floors.draw(bench.connection), [place])
     await bench.submit("other")
     await executors.leave(bench.connection, executor, 5)
     for _ in range(2):
-        await bench.connection.execute("SELECT joex.set_floors(false)")
-    assert await bench.connection.fetchval("SELECT count(*) FROM joex.floor") == 0
+        await bench.connection.execute("SELECT joex_private.set_floors(false)")
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor") == 0
     await bench.connection.execute("DROP PUBLICATION everything")

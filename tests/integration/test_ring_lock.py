@@ -12,15 +12,17 @@ import asyncpg
 import pytest
 
 from joex import Client, NewJob
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.errors import DatabaseUnavailable
-from joex.store import jobs, keyed, runs
+from joex.store import jobs, runs
+from joex.store import keyed as keyed_store
 from tests.support.waiting import eventually
 
 FOUR_ONE = CountingScheme(4, 1)
-RING = "joex.lock_class(3), hashtext('default')"
+RING = "joex_private.ring_lock(), hashtext('default')"
 HELD = """
-    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = joex.lock_class(3) AND granted
+    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = joex_private.ring_lock()
+        AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 WAITS = """
@@ -78,7 +80,7 @@ async def test_a_take_that_is_interrupted_just_when_the_ring_is_granted_does_not
 
 
 NO_LIMIT = """
-    ALTER FUNCTION joex.wait_for_ring SET lock_timeout = 0;
+    ALTER FUNCTION joex_private.wait_for_ring SET lock_timeout = 0;
     CREATE TABLE other_than_new ();  -- this database serves no other test
 """
 ONE_ALARM = "SET deadlock_timeout = '10min'"  # a look for deadlocks is not what a signal is for
@@ -97,7 +99,7 @@ async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_wit
 
     async def accept() -> None:
         async with pool.acquire() as connection:
-            await keyed.accept(connection, "default", 1, "worker", None)
+            await keyed_store.accept(connection, "default", 1, "worker", None)
 
     async def cancel(pid: int) -> None:
         pids.append(pid)
@@ -114,7 +116,7 @@ async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_wit
     await eventually(is_idle, why="the connection has come back to the pool")
     assert await bench.connection.fetchval(HELD) == 0
     client = Client(pool)
-    assert await client.typed.accept("default") is not None
+    assert await client.keyed.accept("default") is not None
     await client.close()
     await pool.close()
 
@@ -164,14 +166,14 @@ async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_
     taker = await asyncpg.connect(database_url)  # another one than Joex's own: those end when they are cancelled
     pid = taker.get_server_pid()
     await bench.connection.execute("""
-        ALTER FUNCTION joex.free_ring RENAME TO really_free_ring;
-        CREATE FUNCTION joex.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+        ALTER FUNCTION joex_private.free_ring RENAME TO really_free_ring;
+        CREATE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
             PERFORM pg_advisory_lock(1), pg_advisory_unlock(1);
-            PERFORM joex.really_free_ring(p_queue);
+            PERFORM joex_private.really_free_ring(p_queue);
         END $$""")
     await gate.execute("SELECT pg_advisory_lock(1)")
     await gate.execute(
-        "BEGIN; LOCK TABLE joex.task_timeout IN ACCESS EXCLUSIVE MODE"
+        "BEGIN; LOCK TABLE joex_private.task_timeout IN ACCESS EXCLUSIVE MODE"
     )  # the take waits there, with the ring
 
     async def waits_for(kind: str) -> bool:
@@ -207,7 +209,7 @@ async def test_a_session_that_keeps_the_ring_for_ever_stops_no_take_and_no_accep
     executor, hung = await bench.executor(), await another_connection()
     await hung.execute(f"SELECT pg_advisory_lock({RING})")
     assert len(await bench.take(executor, 2)) == 2
-    assert len(await keyed.accept(bench.connection, "default", 2, "worker", None)) == 2
+    assert len(await keyed_store.accept(bench.connection, "default", 2, "worker", None)) == 2
     told = f'a take from queue "default" goes on without its ring, which session {hung.get_server_pid()} has held'
     assert postgres.log.count(told) == 2
     await hung.execute(f"SELECT pg_advisory_unlock({RING})")
@@ -218,7 +220,7 @@ async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before
     executor = await bench.executor()
     for _ in range(2):
         await bench.connection.execute(f"SELECT pg_advisory_lock({RING})")
-    await bench.connection.execute("SELECT joex.end_executor($1, 'left', 5)", executor)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", executor)
     with pytest.raises(Exception, match="has ended"):
         await bench.take(executor)
     assert await bench.connection.fetchval(HELD) == 0
@@ -226,7 +228,7 @@ async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before
 
 async def test_a_failing_take_leaves_the_rings_of_other_queues_and_sessions_alone(bench, another_connection):
     other = await another_connection()
-    await bench.connection.execute("SELECT pg_advisory_lock(joex.lock_class(3), hashtext('mine'))")
+    await bench.connection.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('mine'))")
     await other.execute(f"SELECT pg_advisory_lock({RING})")
     with pytest.raises(Exception, match="has ended"):
         await bench.take(4711)

@@ -24,7 +24,7 @@ async def me(bench):
 
 async def reclaim(bench, executor):
     """Declare an executor dead, so that its jobs wait again."""
-    await bench.connection.execute("SELECT joex.end_executor($1, 'dead', 5)", executor)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", executor)
 
 
 async def log_of(bench, job_id):
@@ -109,7 +109,7 @@ async def test_a_group_at_its_limit_whose_job_ends_on_one_who_takes_no_more_wake
     sleeper = await bench.executor("sleeper")
     await executors.fall_asleep(bench.connection, sleeper)
     assert await bench.take(sleeper) == []
-    await bench.connection.execute("UPDATE joex.executor SET draining = true WHERE id = $1", me)
+    await bench.connection.execute("UPDATE joex_private.executor SET draining = true WHERE id = $1", me)
     listener = await another_connection()
     heard = asyncio.get_running_loop().create_future()
     await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
@@ -202,7 +202,7 @@ async def test_a_run_that_ended_cannot_start_or_end_again(bench, me):
 async def test_a_job_that_was_deleted_meanwhile_is_a_conflict(bench, me):
     await bench.submit()
     taken = await bench.take_one(me)
-    await bench.connection.execute("DELETE FROM joex.job")
+    await bench.connection.execute("DELETE FROM joex_private.job")
     assert await bench.finish(taken) == ["worker_conflict"]
     line = LogLine(taken.id, taken.lock_id, 1, 0.0, "info", "x")
     assert (await runs.note_many(bench.connection, [line], [])).dropped == 1
@@ -343,7 +343,7 @@ async def test_an_end_waits_only_a_moment_for_a_row_that_somebody_holds(bench, m
     job_id = await bench.submit()
     taken, other = await bench.take_one(me), await another_connection()
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", job_id)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", job_id)
         with pytest.raises(DatabaseUnavailable, match="lock timeout"):
             await bench.finish(taken)
     assert await bench.finish(taken) == []
@@ -354,7 +354,7 @@ async def test_an_end_that_waits_for_the_tasks_own_transaction_finds_that_it_has
 ):
     await bench.submit()
     taken, own = await bench.take_one(me), await another_connection()
-    await own.execute("ALTER FUNCTION joex.finish_many SET lock_timeout = '10 s'")
+    await own.execute("ALTER FUNCTION joex_private.finish_many SET lock_timeout = '10 s'")
     async with own.transaction():
         assert await runs.finish(own, taken.id, taken.lock_id, "1", None) == "ok"
         ending = asyncio.create_task(bench.finish(taken, "failed", error="no"))
@@ -370,7 +370,7 @@ async def test_rows_that_somebody_holds_can_be_left_for_later_while_the_others_e
     taken, other = await bench.take(me, 3), await another_connection()
     ended = [EndedRun(job.id, job.lock_id, "success") for job in taken]
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", taken[1].id)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", taken[1].id)
         answers = await runs.finish_many(bench.connection, ended, skip_locked=True)
         assert answers == [(ended[1], "locked")]
     assert [await bench.state(job.id) for job in taken] == ["success", "scheduled", "success"]
@@ -401,7 +401,7 @@ async def test_start_and_progress_do_not_wait_for_a_row_that_somebody_holds(benc
     starts = [(job.id, job.lock_id, 0.0) for job in (taken, free)]
     progress = [Progress(job.id, job.lock_id, 50, "half") for job in (taken, free)]
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", taken.id)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", taken.id)
         started = await asyncio.wait_for(runs.start_many(bench.connection, starts), 30)
         noted = await asyncio.wait_for(runs.note_many(bench.connection, [], progress), 30)
     assert (started, noted) == ({taken.lock_id}, runs.Noted(0, frozenset({taken.lock_id})))
@@ -555,13 +555,13 @@ async def test_a_success_that_is_run_once_more_stays_in_the_log(bench, me):
     for attempt in (1, 2, 3):
         taken = await bench.take_one(me)
         if attempt == 2:  # asked for while it runs
-            await bench.connection.execute("SELECT joex.resubmit($1)", job_id)
+            await bench.connection.execute("SELECT joex_private.resubmit($1)", job_id)
         await bench.finish(taken, "success", age=1.0)
         if attempt == 1:
-            await bench.connection.execute("SELECT joex.resubmit($1)", job_id)
+            await bench.connection.execute("SELECT joex_private.resubmit($1)", job_id)
     assert await log_of(bench, job_id) == [
         (1, "info", "succeeded"),
-        (2, "warning", "succeeded; it goes round once more, as was asked for"),
+        (2, "warning", "succeeded; it was resubmitted, and runs once more"),
         (3, "info", "succeeded"),
     ]
 
@@ -596,7 +596,7 @@ async def test_a_log_that_can_not_be_written_keeps_no_job_from_its_end(bench, me
     taken = await bench.take_one(me)
     other = await another_connection()
     async with other.transaction():
-        await other.execute("LOCK TABLE joex.job_log IN SHARE MODE")
+        await other.execute("LOCK TABLE joex_private.job_log IN SHARE MODE")
         assert await bench.finish(taken, "failed", error="boom", age=1.0) == []
     assert (await bench.job(job_id)).state == "failed"
 
@@ -668,4 +668,4 @@ async def test_a_job_is_never_in_two_places_and_its_state_fits_its_place(bench):
         "lane = NULL, finished_at = now()",
     ):
         with pytest.raises(asyncpg.CheckViolationError):
-            await bench.connection.execute(f"UPDATE joex.job SET {wrong} WHERE id = $1", job_id)  # noqa: S608 - see above
+            await bench.connection.execute(f"UPDATE joex_private.job SET {wrong} WHERE id = $1", job_id)  # noqa: S608 - see above

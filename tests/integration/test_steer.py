@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from joex import InvalidJob
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.store import jobs, runs, stats
 from joex.store.errors import translate
 
@@ -162,7 +162,7 @@ async def test_a_job_that_is_not_due_has_its_new_priority_when_it_is(bench, me):
     low = await bench.submit()
     later = await bench.submit(not_before=LATER)
     assert await jobs.set_priority(bench.connection, later, "high")
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1", later)
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp() WHERE id = $1", later)
     assert [job.id for job in await bench.take(me, 2)] == [later, low]
 
 
@@ -192,7 +192,7 @@ async def test_a_priority_may_be_written_in_whichever_case(bench, client, priori
     submitted += [row[0] for row in await bench.connection.fetch(
         "SELECT joex.submit_many(ARRAY['a'], priorities => ARRAY[$1])", priority
     )]  # fmt: skip
-    submitted.append(await bench.connection.fetchval("SELECT joex.add('a', '1', priority => $1)", priority))
+    submitted.append(await bench.connection.fetchval("SELECT joex_private.add('a', '1', priority => $1)", priority))
     changed = [await bench.submit() for _ in range(2)]
     assert await client.set_priority(changed[0], priority)
     assert await bench.connection.fetchval("SELECT joex.set_priority($1, $2)", changed[1], priority)
@@ -234,7 +234,7 @@ async def test_a_waiting_job_gets_other_arguments_and_runs_with_them(bench, clie
     before = await bench.job(job_id)
     assert await client.set_args(job_id, {"x": 3})
     assert await bench.job(job_id) == replace(before, args={"x": 3})
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
     assert (await bench.take_one(me)).args == '{"x": 3}'
 
 
@@ -302,7 +302,7 @@ async def test_a_job_that_runs_is_told_to_stop_and_is_gone_when_it_has(bench, cl
 @pytest.mark.parametrize("state", ["failed", "cancelled", "stuck"])
 async def test_a_job_that_came_to_no_good_end_can_be_run_again_with_all_its_retries(bench, me, state):
     job_id = await bench.job_in(state, me)
-    await bench.connection.execute("UPDATE joex.job SET losses = 3 WHERE id = $1", job_id)
+    await bench.connection.execute("UPDATE joex_private.job SET losses = 3 WHERE id = $1", job_id)
     assert await jobs.retry(bench.connection, job_id)
     job = await bench.job(job_id)
     assert (job.failures, job.losses, job.cancel_requested, job.finished_at, job.due_at) == (0, 0, False, None, None)
@@ -419,7 +419,7 @@ async def test_a_group_without_a_name_is_refused(bench):
 async def test_a_group_that_goes_on_wakes_who_sleeps(bench, me, another_connection):
     await bench.submit("a")
     await stats.set_group(bench.connection, "a", "default", paused=True)
-    await bench.connection.execute("SELECT joex.fall_asleep($1)", me)
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", me)
     listener = await another_connection()
     heard = asyncio.get_running_loop().create_future()
     await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
@@ -429,7 +429,7 @@ async def test_a_group_that_goes_on_wakes_who_sleeps(bench, me, another_connecti
 
 async def test_a_retry_by_hand_wakes_who_sleeps(bench, me, another_connection):
     job_id = await bench.job_in("failed", me)
-    await bench.connection.execute("SELECT joex.fall_asleep($1)", me)
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", me)
     listener = await another_connection()
     heard = asyncio.get_running_loop().create_future()
     await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))

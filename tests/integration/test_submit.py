@@ -65,7 +65,7 @@ class Speed(str, Enum):  # noqa: UP042 - what came before StrEnum, and shows oth
 
 
 async def count(connection):
-    return await connection.fetchval("SELECT count(*) FROM joex.job")
+    return await connection.fetchval("SELECT count(*) FROM joex_private.job")
 
 
 async def test_a_submission_is_stored_as_it_was_given(client):
@@ -98,7 +98,7 @@ async def test_a_submission_needs_no_more_than_a_task(client):
 async def test_ids_are_ordered_by_time_and_jobs_by_submission(client, connection):
     ids = [await client.submit("a") for _ in range(5)]
     assert {job_id.version for job_id in ids} == {7}
-    rows = await connection.fetch("SELECT id FROM joex.job ORDER BY seq")
+    rows = await connection.fetch("SELECT id FROM joex_private.job ORDER BY seq")
     assert [row["id"] for row in rows] == ids
     now = datetime.now(UTC)
     assert all(abs(datetime.fromtimestamp((i.int >> 80) / 1000, UTC) - now) < timedelta(minutes=5) for i in ids)
@@ -135,7 +135,7 @@ async def test_a_job_is_not_taken_before_its_time_and_is_taken_then(bench):
     job_id = await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
     executor = await bench.executor()
     assert await bench.take(executor) == []
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp()")
     assert [taken.id for taken in await bench.take(executor)] == [job_id]
 
 
@@ -153,7 +153,9 @@ async def test_a_delay_counts_from_now(client, delay):
 async def test_many_jobs_get_their_ids_in_the_order_given(client, connection):
     given = [NewJob("a", {"nr": nr}, group=f"g{nr % 7}", priority=Priority.HIGH) for nr in range(2500)]
     ids = await client.submit_many(given)
-    rows = await connection.fetch("SELECT id, args ->> 'nr' AS nr, grp, priority::text FROM joex.job ORDER BY seq")
+    rows = await connection.fetch(
+        "SELECT id, args ->> 'nr' AS nr, grp, priority::text FROM joex_private.job ORDER BY seq"
+    )
     assert [row["id"] for row in rows] == ids
     assert [int(row["nr"]) for row in rows] == list(range(2500))
     assert all(row["grp"] == f"g{int(row['nr']) % 7}" and row["priority"] == "high" for row in rows)
@@ -304,7 +306,7 @@ async def test_a_session_that_is_killed_in_the_middle_of_a_call_says_so_and_no_m
     async with Client(database_url) as client:
         await client.submit("a")
         [pid] = await connection.fetch("SELECT pid FROM pg_stat_activity WHERE application_name = 'joex client'")
-        await connection.execute("BEGIN; LOCK TABLE joex.job")
+        await connection.execute("BEGIN; LOCK TABLE joex_private.job")
         call = asyncio.create_task(client.submit("a"))
         waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
         await eventually(lambda: other.fetchval(waits, pid["pid"]))
@@ -374,7 +376,7 @@ async def test_arguments_that_json_would_change_are_refused_by_their_path_and_no
         await client.submit_many([{"task": "a"}, {"task": "a", "args": args}])
     assert str(caught.value).startswith(f"jobs[1].{said}")
     with pytest.raises(InvalidJob) as caught:
-        await client.typed.add("a", 1, {"data": args})
+        await client.keyed.add("a", 1, {"data": args})
     assert str(caught.value).startswith(said.replace("args", "data", 1))
     with pytest.raises(InvalidJob) as caught:
         await client.periodic.put("a", "a", "daily", args=args)
@@ -466,15 +468,15 @@ async def test_arguments_that_python_can_not_read_are_shown_as_such_and_hide_no_
     instead = {"unreadable": UNREADABLE[args]}
     first = await client.submit("a", {"x": 1})
     job_id = await connection.fetchval("SELECT joex.submit('a', $1::text::jsonb)", args)
-    await connection.execute("UPDATE joex.job SET result = args WHERE id = $1", job_id)
+    await connection.execute("UPDATE joex_private.job SET result = args WHERE id = $1", job_id)
     page = await list_jobs(connection, Filter())
     assert [(job.id, job.args) for job in page.jobs] == [(first, {"x": 1}), (job_id, instead)]
     assert page.jobs[1].result == instead
     assert await client.get(job_id) == page.jobs[1]
     assert await client.wait(job_id, states=["waiting"]) == page.jobs[1]
-    assert (await client.typed.get_job("a", job_id)).data == instead
+    assert (await client.keyed.get_job("a", job_id)).data == instead
     await client.periodic.put("a", "a", "daily")
-    await connection.execute("UPDATE joex.periodic_task SET args = $1::text::jsonb", args)
+    await connection.execute("UPDATE joex_private.periodic_task SET args = $1::text::jsonb", args)
     assert (await client.periodic.get("a")).args == instead
 
 
@@ -508,7 +510,7 @@ async def test_whatever_unicode_and_size_arguments_have_they_come_back_as_they_w
 
 
 async def test_names_with_quotes_and_percent_signs_are_just_names(client):
-    name = """'; DROP TABLE joex.job; -- "%s" $1 \\ {}"""
+    name = """'; DROP TABLE joex_private.job; -- "%s" $1 \\ {}"""
     job = await client.get(await client.submit(name, {name: name}, group=name, queue=name, tracker=name, subject=name))
     assert {job.task, job.group, job.queue, job.tracker, job.subject} == {name}
 
@@ -526,21 +528,21 @@ _LARGE = {"x": "y" * 8100}
         lambda client, args: client.submit("a", args),
         lambda client, args: client.submit("a", args, tracker="one"),
         lambda client, args: client.submit_many([{"task": "a"}, {"task": "a", "args": args}]),
-        lambda client, args: client.typed.add("a", 1, {"data": args}),
+        lambda client, args: client.keyed.add("a", 1, {"data": args}),
     ],
-    ids=["one", "tracked", "many", "typed"],
+    ids=["one", "tracked", "many", "keyed"],
 )
 async def test_arguments_over_the_limit_are_refused_with_a_line_that_names_them_and_nothing_is_stored(
     client, connection, submit
 ):
     await submit(client, _TOO_LARGE)
-    await connection.execute("DELETE FROM joex.job")
+    await connection.execute("DELETE FROM joex_private.job")
     await connection.execute("SELECT joex.set_largest('args', 8192)")
     with pytest.raises(
         InvalidJob, match=r"^args: at most 8192 bytes; got 90\d\d: keep it elsewhere and give a reference, or"
     ):
         await submit(client, _TOO_LARGE)
-    assert await connection.fetchval("SELECT count(*) FROM joex.job") == 0
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.job") == 0
     await submit(client, _LARGE)
 
 
@@ -550,7 +552,7 @@ async def test_arguments_over_the_limit_are_refused_in_sql_too(connection):
     for statement in (
         "SELECT joex.submit('a', $1::text::jsonb)",
         "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', $1::text]::jsonb[])",
-        "INSERT INTO joex.job (task, args, lane) VALUES ('a', $1::text::jsonb, 2)",
+        "INSERT INTO joex_private.job (task, args, lane) VALUES ('a', $1::text::jsonb, 2)",
     ):
         with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 8192 bytes; got 90") as refused:
             await connection.fetch(statement, data)
@@ -574,16 +576,16 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
         "SELECT joex.submit('a', args) FROM document",
         "SELECT joex.submit('a', args, tracker => 'one') FROM document",
         "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', args]) FROM document",
-        "INSERT INTO joex.job (task, args, lane) SELECT 'a', args, 2 FROM document",
-        "SELECT joex.set_args((SELECT id FROM joex.job), args) FROM document",
-        "SELECT joex.add('typed', 'two', args) FROM document",
+        "INSERT INTO joex_private.job (task, args, lane) SELECT 'a', args, 2 FROM document",
+        "SELECT joex.set_args((SELECT id FROM joex_private.job), args) FROM document",
+        "SELECT joex_private.add('keyed', 'two', args) FROM document",
         "SELECT joex.put_periodic_task('a', 't', 'daily', args => args) FROM document",
     ):
         with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got \d+: keep it") as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
     with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: keep it elsewhere"):
-        await connection.fetch("SELECT joex.add('typed', 'two', opts => args) FROM document")
+        await connection.fetch("SELECT joex_private.add('keyed', 'two', opts => args) FROM document")
     assert [job.id for job in (await list_jobs(connection, Filter(), None, 20)).jobs] == [job_id]
 
 
@@ -595,7 +597,7 @@ async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_w
     for call in (
         "SELECT joex.submit('a', args) FROM document",
         "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', args]) FROM document",
-        "INSERT INTO joex.job (task, args, lane) SELECT 'a', args, 2 FROM document",
+        "INSERT INTO joex_private.job (task, args, lane) SELECT 'a', args, 2 FROM document",
     ):
         with pytest.raises(
             asyncpg.PostgresError, match=r"^args: has numbers of too many digits \(13\d+ bytes"
@@ -606,9 +608,9 @@ async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_w
     assert await connection.fetchval(floats, 50_000) is not None
 
 
-async def test_a_result_whose_text_is_over_the_limit_is_refused(typed, client, connection):
-    await typed.add("a", 1)
-    job = await typed.accept("a")
+async def test_a_result_whose_text_is_over_the_limit_is_refused(keyed, client, connection):
+    await keyed.add("a", 1)
+    job = await keyed.accept("a")
     finish = "SELECT joex.finish($1, $2, result => ('[' || repeat('1e131071,', 200) || '0]')::jsonb)"
     with pytest.raises(asyncpg.PostgresError, match=r"^result: at most 16000000 bytes; got 26"):
         await connection.fetch(finish, job.job, job.lock_id)
@@ -616,7 +618,7 @@ async def test_a_result_whose_text_is_over_the_limit_is_refused(typed, client, c
 
 
 async def test_the_default_limit_of_arguments_is_sixteen_million_bytes(connection):
-    assert await connection.fetchval("SELECT joex.largest('args')") == 16_000_000
+    assert await connection.fetchval("SELECT joex_private.largest('args')") == 16_000_000
     await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('args', NULL)")
     with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got 16"):
         await connection.fetchval("SELECT joex.submit('a', jsonb_build_object('x', repeat('y', 16000000)))")
@@ -633,14 +635,14 @@ async def test_the_largest_limit_is_what_the_server_can_read_whatever_it_holds(c
         await connection.fetchval(elements, 34_000_000)
 
 
-async def test_a_run_can_not_make_its_data_or_its_result_larger_than_they_may_be(typed, client, connection):
+async def test_a_run_can_not_make_its_data_or_its_result_larger_than_they_may_be(keyed, client, connection):
     await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('result', 8193)")
-    await typed.add("a", 1)
-    job = await typed.accept("a")
+    await keyed.add("a", 1)
+    job = await keyed.accept("a")
     with pytest.raises(InvalidJob, match=r"^args: at most 8192 bytes; got 90"):
-        await typed.update("a", 1, {"data": _TOO_LARGE}, job.lock_id)
+        await keyed.update("a", 1, {"data": _TOO_LARGE}, job.lock_id)
     with pytest.raises(InvalidJob, match=r"^result: at most 8193 bytes; got 90"):
-        await typed.finish("a", 1, {}, job.lock_id, result=_TOO_LARGE)
+        await keyed.finish("a", 1, {}, job.lock_id, result=_TOO_LARGE)
     assert (await client.get(job.job)).state == "running"
 
 
@@ -675,7 +677,7 @@ async def test_sql_submits_many_with_defaults_for_what_is_missing(connection):
         "SELECT * FROM joex.submit_many(ARRAY['a', 'b', 'c'], grps => ARRAY['x', NULL], priorities => ARRAY['high'])"
     )
     assert all(isinstance(row[0], UUID) for row in rows)
-    stored = await connection.fetch("SELECT task, grp, priority::text FROM joex.job ORDER BY seq")
+    stored = await connection.fetch("SELECT task, grp, priority::text FROM joex_private.job ORDER BY seq")
     assert [tuple(row) for row in stored] == [("a", "x", "high"), ("b", "default", "low"), ("c", "default", "low")]
 
 
@@ -759,7 +761,7 @@ async def test_a_submission_wakes_a_sleeper_of_its_queue_alone(bench, heard):
     other = await bench.executor("other", queues=["other"])
     await bench.executor("awake")
     for executor in (sleeper, other):
-        await bench.connection.execute("SELECT joex.fall_asleep($1)", executor)
+        await bench.connection.execute("SELECT joex_private.fall_asleep($1)", executor)
     await bench.submit()
     assert await heard() == [{"queue": "default", "executors": [sleeper]}]
 
@@ -767,7 +769,7 @@ async def test_a_submission_wakes_a_sleeper_of_its_queue_alone(bench, heard):
 async def test_a_submission_that_its_tracker_skips_wakes_nobody(bench, heard, client):
     await bench.submit(tracker="one")
     for name in ("first", "second"):
-        await bench.connection.execute("SELECT joex.fall_asleep($1)", await bench.executor(name))
+        await bench.connection.execute("SELECT joex_private.fall_asleep($1)", await bench.executor(name))
     assert await client.submit("a", tracker="one") is None
     await bench.connection.execute("SELECT joex.submit('a', tracker => 'one')")
     assert await client.submit_many([{"task": "a", "tracker": "one"}] * 3) == [None] * 3
@@ -779,7 +781,7 @@ async def test_a_submission_that_its_tracker_skips_wakes_nobody(bench, heard, cl
 
 async def test_a_job_that_is_not_due_wakes_too_because_a_sleeper_must_learn_when_it_is(bench, heard):
     sleeper = await bench.executor()
-    await bench.connection.execute("SELECT joex.fall_asleep($1)", sleeper)
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", sleeper)
     await bench.submit(not_before=datetime(2100, 1, 1, tzinfo=UTC))
     assert await heard() == [{"queue": "default", "executors": [sleeper]}]
 
@@ -787,7 +789,7 @@ async def test_a_job_that_is_not_due_wakes_too_because_a_sleeper_must_learn_when
 async def test_the_latest_to_fall_asleep_is_woken_and_no_more_than_there_are_jobs(bench, heard, client):
     sleepers = [await bench.executor(f"e{nr}") for nr in range(6)]
     for executor in sleepers:
-        await bench.connection.execute("SELECT joex.fall_asleep($1)", executor)
+        await bench.connection.execute("SELECT joex_private.fall_asleep($1)", executor)
     await bench.submit()
     await client.submit_many([NewJob("a")] * 2)
     await client.submit_many([NewJob("a")] * 100)
@@ -799,7 +801,7 @@ async def test_the_latest_to_fall_asleep_is_woken_and_no_more_than_there_are_job
 
 
 async def test_a_submission_that_is_rolled_back_wakes_nobody(bench, heard):
-    await bench.connection.execute("SELECT joex.fall_asleep($1)", await bench.executor())
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", await bench.executor())
     transaction = bench.connection.transaction()
     await transaction.start()
     await bench.submit()
@@ -816,20 +818,21 @@ async def test_a_transaction_with_an_old_snapshot_notifies_in_any_case(bench, he
 @pytest.mark.parametrize("is_asleep", [True, False], ids=["asleep", "awake"])
 async def test_a_submission_reads_few_of_five_hundred_executors(bench, is_asleep):
     """None who is awake, and of those who sleep as many as it may wake (heartbeats have them analyzed often)."""
-    await bench.connection.execute("ALTER TABLE joex.executor SET (autovacuum_enabled = off)")
+    await bench.connection.execute("ALTER TABLE joex_private.executor SET (autovacuum_enabled = off)")
     await bench.connection.execute(
         """
-        INSERT INTO joex.executor (app_id, host, pid, version, queues, tasks, pool_size, lease, locks, asleep_since)
+        INSERT INTO joex_private.executor (app_id, host, pid, version, queues, tasks, pool_size, lease, locks,
+                                           asleep_since)
         SELECT 'e' || nr, 'host', nr, '1', '{default}', array_fill('a task of mine'::text, ARRAY[20]), 20, '10 s', true,
                CASE WHEN $1 THEN now() - make_interval(secs => nr) END FROM generate_series(1, 500) nr
         """,
         is_asleep,
     )
-    await bench.connection.execute("ANALYZE joex.executor")
+    await bench.connection.execute("ANALYZE joex_private.executor")
     read = """
         SELECT sum(pg_stat_get_xact_tuples_returned(r))::bigint FROM (
-            SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex.executor'::regclass
-            UNION ALL SELECT 'joex.executor'::regclass) x
+            SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex_private.executor'::regclass
+            UNION ALL SELECT 'joex_private.executor'::regclass) x
     """
     async with bench.connection.transaction():
         before = await bench.connection.fetchval(read)
@@ -845,7 +848,7 @@ async def test_what_was_submitted_is_not_taken_back_by_the_loss_of_its_connectio
             trap = proxy.trap("pg_advisory_unlock_all", At.CUT)
             job_id = await client.submit("a")
             assert trap.sprung.is_set()
-            assert await connection.fetchval("SELECT id FROM joex.job") == job_id
+            assert await connection.fetchval("SELECT id FROM joex_private.job") == job_id
             assert await client.submit("a") is not None
 
 
@@ -855,7 +858,7 @@ async def test_what_was_done_on_a_lent_connection_is_not_taken_back_by_its_loss(
         async with client.acquire() as lent:
             job_id = await client.submit("a", connection=lent)
         assert trap.sprung.is_set()
-        assert await connection.fetchval("SELECT id FROM joex.job") == job_id
+        assert await connection.fetchval("SELECT id FROM joex_private.job") == job_id
         assert await client.submit("a") is not None
 
 
@@ -886,7 +889,7 @@ async def test_a_lent_connection_whose_reset_is_cancelled_is_ended(postgres, dat
         borrowing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await borrowing
-        assert await client.submit("a") == await connection.fetchval("SELECT id FROM joex.job")
+        assert await client.submit("a") == await connection.fetchval("SELECT id FROM joex_private.job")
 
 
 async def test_a_submission_is_the_last_that_its_session_is_asked(database_url, connection):
@@ -914,7 +917,7 @@ async def test_each_way_to_submit_makes_the_same_rows(client, connection):
     rows = """
         SELECT to_jsonb(j) - '{id, seq, submitted_at, runnable_since}'::text[] || jsonb_build_object(
             'runs at once', runnable_since = submitted_at, 'runs when due', runnable_since = due_at)
-        FROM unnest($1::uuid[]) WITH ORDINALITY AS i(id, nr) JOIN joex.job j USING (id) ORDER BY nr
+        FROM unnest($1::uuid[]) WITH ORDINALITY AS i(id, nr) JOIN joex_private.job j USING (id) ORDER BY nr
     """
     first, *others = [[row[0] for row in await connection.fetch(rows, ids[:4])] for ids in ways]
     assert len(first) == 4
@@ -923,7 +926,7 @@ async def test_each_way_to_submit_makes_the_same_rows(client, connection):
 
 async def test_a_row_that_is_made_by_hand_gets_its_place_on_the_ring_and_can_be_taken(bench):
     me = await bench.executor()
-    await bench.connection.execute("INSERT INTO joex.job (task, grp, lane) VALUES ('a', 'by hand', 2)")
-    place = await bench.connection.fetchval("SELECT ring FROM joex.job")
-    assert place == await bench.connection.fetchval("SELECT joex.ring('by hand')")
+    await bench.connection.execute("INSERT INTO joex_private.job (task, grp, lane) VALUES ('a', 'by hand', 2)")
+    place = await bench.connection.fetchval("SELECT ring FROM joex_private.job")
+    assert place == await bench.connection.fetchval("SELECT joex_private.ring('by hand')")
     assert (await bench.take_one(me)).group == "by hand"

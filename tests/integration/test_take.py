@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from joex import NewJob, Priority
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.errors import LeaseLost
 from joex.store import jobs, runs, stats
 
@@ -182,7 +182,7 @@ async def test_within_a_group_retries_come_first_then_priorities_by_turns_then_a
     stuck = await bench.job_in("stuck", executor)
     lows = [await bench.submit(priority="low") for _ in range(4)]
     highs = [await bench.submit(priority="high") for _ in range(4)]
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
     taken = [job.id for job in await bench.take(executor, 20, CountingScheme(2, 1))]
     assert taken == [stuck, highs[0], highs[1], lows[0], highs[2], highs[3], lows[1], lows[2], lows[3]]
 
@@ -193,12 +193,12 @@ async def test_a_take_that_stays_open_keeps_nobody_from_a_group_in_which_both_pr
     for priority in ("high", "low") * 10:
         await bench.submit(priority=priority)
     executor, other = await bench.executor(), await another_connection()
-    position = "SELECT position FROM joex.counting ORDER BY at"
+    position = "SELECT position FROM joex_private.priority_turns ORDER BY at"
     await bench.take(executor, 1)
     async with other.transaction():
         assert len(await runs.take(other, executor, ["default"], 2, CountingScheme(4, 1))) == 2
         assert len(await bench.take(executor, 3)) == 3
-    # The later one counts. What the other one has left goes with the next housekeeping.
+    # The later one counts. What the other one has left goes with the next maintenance.
     assert [row[0] for row in await bench.connection.fetch(position)] == [3, 4]
     await runs.forget_turns(bench.connection)
     assert [row[0] for row in await bench.connection.fetch(position)] == [4]
@@ -232,7 +232,7 @@ async def test_a_retry_that_is_not_due_is_left_and_one_that_is_due_is_taken_by_a
     one, two = await bench.executor("one"), await bench.executor("two")
     job_id = await bench.job_in("stuck", one)
     assert await bench.take(two) == []
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp()")
     assert [job.id for job in await bench.take(two)] == [job_id]
 
 
@@ -240,7 +240,7 @@ async def test_more_due_retries_than_are_promoted_at_once_are_all_taken_in_the_e
     await jobs.submit_many(
         bench.connection, [NewJob("a", not_before=datetime(2100, 1, 1, tzinfo=UTC)) for _ in range(1200)]
     )
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp()")
     executor, taken = await bench.executor(), []
     while batch := await bench.take(executor, 1000):
         taken += batch
@@ -262,7 +262,7 @@ async def test_a_job_whose_row_somebody_holds_is_passed_over_and_nobody_waits(be
     first, second = await bench.submit(), await bench.submit()
     executor, other = await bench.executor(), await another_connection()
     async with other.transaction():
-        await other.execute("SELECT FROM joex.job WHERE id = $1 FOR UPDATE", first)
+        await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", first)
         assert [job.id for job in await bench.take(executor, 5)] == [second]
     assert [job.id for job in await bench.take(executor, 5)] == [first]
 
@@ -278,7 +278,7 @@ async def test_a_submitters_open_transaction_stops_nobody(bench, another_connect
 async def test_an_executor_that_was_declared_dead_takes_nothing_and_is_told_so(bench):
     await bench.submit()
     executor = await bench.executor()
-    await bench.connection.execute("SELECT joex.end_executor($1, 'dead', 5)", executor)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", executor)
     for nobody in (executor, 4711):
         with pytest.raises(LeaseLost, match=f"the lease of executor {nobody} has ended"):
             await bench.take(nobody)
@@ -289,17 +289,17 @@ async def test_a_take_that_fails_leaves_neither_jobs_taken_nor_the_ring_locked(b
     executor = await bench.executor()
     await bench.connection.execute("""
         CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'disk full'; END $$;
-        CREATE TRIGGER fail BEFORE UPDATE ON joex.job FOR EACH ROW EXECUTE FUNCTION fail()""")
+        CREATE TRIGGER fail BEFORE UPDATE ON joex_private.job FOR EACH ROW EXECUTE FUNCTION fail()""")
     with pytest.raises(Exception, match="disk full"):
         await bench.take(executor)
-    await bench.connection.execute("DROP TRIGGER fail ON joex.job")
+    await bench.connection.execute("DROP TRIGGER fail ON joex_private.job")
     assert len(await runs.take(await another_connection(), executor, ["default"], 5, CountingScheme(4, 1))) == 3
 
 
 async def test_a_take_that_is_cancelled_while_it_waits_leaves_the_ring_free(bench, another_connection):
     await submit_each(bench, a=1)
     executor, other = await bench.executor(), await another_connection()
-    await other.execute("SELECT pg_advisory_lock(joex.lock_class(3), hashtext('default'))")
+    await other.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
     await bench.connection.execute("SET statement_timeout = '50ms'")
     with pytest.raises(Exception, match="statement timeout"):
         await bench.take(executor)
@@ -307,7 +307,7 @@ async def test_a_take_that_is_cancelled_while_it_waits_leaves_the_ring_free(benc
     await other.execute("SELECT pg_advisory_unlock_all()")
     assert len(await bench.take(executor)) == 1
     third = await another_connection()
-    assert await third.fetchval("SELECT pg_try_advisory_lock(joex.lock_class(3), hashtext('default'))")
+    assert await third.fetchval("SELECT pg_try_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
 
 
 async def test_an_executor_that_fills_its_slots_and_leaves_work_wakes_the_next(bench, another_connection):
@@ -316,7 +316,7 @@ async def test_an_executor_that_fills_its_slots_and_leaves_work_wakes_the_next(b
     listener = await another_connection()
     heard = asyncio.get_running_loop().create_future()
     await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(arguments[-1]))
-    await bench.connection.execute("SELECT joex.fall_asleep($1)", asleep)
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", asleep)
     await bench.take(full, 2)
     assert f'"executors" : [{asleep}]' in await asyncio.wait_for(heard, 30)
 
@@ -329,7 +329,7 @@ async def test_an_executor_that_fills_its_slots_from_one_queue_wakes_the_next_fo
     listener = await another_connection()
     heard = asyncio.get_running_loop().create_future()
     await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(arguments[-1]))
-    await bench.connection.execute("SELECT joex.fall_asleep($1)", asleep)
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", asleep)
     [job] = await runs.take(bench.connection, full, ["default", "other"], 1, CountingScheme(4, 1))
     assert job.queue == "default"
     assert f'"queue" : "other", "executors" : [{asleep}]' in await asyncio.wait_for(heard, 30)
@@ -337,12 +337,12 @@ async def test_an_executor_that_fills_its_slots_from_one_queue_wakes_the_next_fo
 
 async def test_an_executor_that_fills_its_slots_is_asleep_no_more_and_one_with_a_free_slot_still_is(bench):
     executor = await bench.executor()
-    asleep = "SELECT asleep_since IS NOT NULL FROM joex.executor"
-    await bench.connection.execute("SELECT joex.fall_asleep($1)", executor)
+    asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor"
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", executor)
     await submit_each(bench, a=3)
     await bench.take(executor, 2)
     assert not await bench.connection.fetchval(asleep)
-    await bench.connection.execute("SELECT joex.fall_asleep($1)", executor)
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", executor)
     await bench.take(executor, 2)
     assert await bench.connection.fetchval(asleep)
 
@@ -361,7 +361,7 @@ async def test_a_thousand_groups_are_served_once_each_before_any_is_served_twice
 async def test_paused_groups_by_the_thousand_stop_nobody(bench):
     await submit_each(bench, **{f"g{nr}": 1 for nr in range(1000)}, free=1)
     await bench.connection.execute("""
-        INSERT INTO joex.group_setting (queue, grp, paused) SELECT 'default', 'g' || nr, true
+        INSERT INTO joex_private.group_setting (queue, grp, paused) SELECT 'default', 'g' || nr, true
         FROM generate_series(0, 999) nr""")
     assert by_group(await bench.take(await bench.executor(), 4)) == {"free": 1}
 
@@ -371,15 +371,15 @@ async def test_groups_at_their_limit_by_the_thousand_stop_nobody(bench):
     executor = await bench.executor()
     await bench.connection.execute(
         """
-        INSERT INTO joex.job (grp, task, state, lane, executor_id, lock_id)
-        SELECT 'g' || nr, 'a', CASE WHEN is_held THEN 'running' ELSE 'waiting' END::joex.job_state,
+        INSERT INTO joex_private.job (grp, task, state, lane, executor_id, lock_id)
+        SELECT 'g' || nr, 'a', CASE WHEN is_held THEN 'running' ELSE 'waiting' END::joex_private.job_state,
                CASE WHEN NOT is_held THEN 2 END, CASE WHEN is_held THEN $1::integer END, gen_random_uuid()
         FROM generate_series(1, 5000) nr, unnest(ARRAY[true, false]) is_held
         """,
         executor,
     )
     await bench.connection.execute("""
-        INSERT INTO joex.group_setting (queue, grp, max_running) SELECT 'default', 'g' || nr, 1
+        INSERT INTO joex_private.group_setting (queue, grp, max_running) SELECT 'default', 'g' || nr, 1
         FROM generate_series(1, 5000) nr""")
     await submit_each(bench, free=1)
     assert by_group(await bench.take(executor, 4)) == {"free": 1}

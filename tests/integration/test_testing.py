@@ -83,7 +83,7 @@ async def test_all_of_it_happens_in_the_tests_own_transaction(app, connection, c
     await transaction.rollback()
     assert await connection.fetchval("SELECT count(*) FROM stored") == 0
     assert await client.get(job_id) is None
-    assert await connection.fetchval("SELECT count(*) FROM joex.executor") == 0
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 0
 
 
 async def test_jobs_that_jobs_submit_run_too_whatever_their_queue(app, connection):

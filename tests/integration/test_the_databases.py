@@ -9,7 +9,7 @@ from tests.support.postgres import TEMPLATE, TestServer
 _STATE = """
     SELECT oid::regclass::text, pg_relation_size(oid), CASE relkind WHEN 'r' THEN reltuples END,
         CASE relkind WHEN 'S' THEN pg_sequence_last_value(oid) END
-    FROM pg_class WHERE relnamespace = 'joex'::regnamespace AND relkind IN ('r', 'i', 'S')
+    FROM pg_class WHERE relnamespace = 'joex_private'::regnamespace AND relkind IN ('r', 'i', 'S')
         AND relname <> 'migration'  -- which no test writes to: it is left as it is
     ORDER BY 1
 """
@@ -24,16 +24,16 @@ async def state(server: TestServer, database: str) -> list[Any]:
     "touch",
     [
         "SELECT joex.submit('a', grp => 'g')",
-        "SELECT joex.submit('a'); DELETE FROM joex.job",
+        "SELECT joex.submit('a'); DELETE FROM joex_private.job",
         "BEGIN; SELECT joex.submit('a'); ROLLBACK",
-        "SELECT nextval('joex.floor_epoch')",
+        "SELECT nextval('joex_private.floor_epoch')",
         "ANALYZE",
-        "UPDATE joex.periodic_task SET enabled = true",
+        "UPDATE joex_private.periodic_task SET enabled = true",
         "SELECT joex.put_periodic_task('mine', 'a', 'daily')",
-        "INSERT INTO joex.subscriber VALUES ('me', true, 'infinity')",
-        "CREATE SEQUENCE joex.ring_cursor_12",
+        "INSERT INTO joex_private.subscriber VALUES ('me', true, 'infinity')",
+        "CREATE SEQUENCE joex_private.ring_cursor_12",
         "CREATE TABLE mine (id integer)",
-        "CREATE TABLE joex.mine (id uuid PRIMARY KEY)",
+        "CREATE TABLE joex_private.mine (id uuid PRIMARY KEY)",
     ],
 )
 async def test_a_database_that_serves_again_is_as_one_that_was_just_made(postgres, touch):
@@ -48,7 +48,7 @@ async def test_a_database_that_serves_again_is_as_one_that_was_just_made(postgre
         name = await postgres.create_database()
         assert await state(postgres, name) == new
         async with postgres.administrator(name) as connection:
-            assert await connection.fetch("SELECT id, enabled, timer FROM joex.periodic_task") == [
+            assert await connection.fetch("SELECT id, enabled, timer FROM joex_private.periodic_task") == [
                 ("joex.retention", False, "yearly")
             ]
     finally:

@@ -21,7 +21,7 @@ async def me(bench):
 
 
 async def row_of(bench, job_id):
-    return await bench.connection.fetchrow("SELECT * FROM joex.job WHERE id = $1", job_id)
+    return await bench.connection.fetchrow("SELECT * FROM joex_private.job WHERE id = $1", job_id)
 
 
 async def test_a_finished_job_is_told_with_its_times_and_the_settings_of_its_group(bench, me):
@@ -41,7 +41,8 @@ async def test_a_job_that_was_not_to_run_before_a_time_came_at_that_time(bench, 
     now = datetime.now(UTC)
     await bench.submit(not_before=now + timedelta(hours=1))
     await bench.connection.execute(
-        "UPDATE joex.job SET due_at = due_at - interval '2 hours', runnable_since = runnable_since - interval '2 hours'"
+        "UPDATE joex_private.job SET due_at = due_at - interval '2 hours', "
+        "runnable_since = runnable_since - interval '2 hours'"
     )
     await bench.finish(await bench.take_one(me))
     [job] = await all_of(bench.connection)
@@ -51,7 +52,7 @@ async def test_a_job_that_was_not_to_run_before_a_time_came_at_that_time(bench, 
 
 async def test_a_job_that_was_tried_again_came_when_it_was_submitted(bench, me):
     job_id = await bench.job_in("stuck", me)
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp() WHERE id = $1", job_id)
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp() WHERE id = $1", job_id)
     taken = await bench.take_one(me)
     await bench.finish(taken, "failed")
     [job] = await all_of(bench.connection)
@@ -84,12 +85,12 @@ async def test_jobs_come_in_batches(bench, me, monkeypatch):
 async def test_what_has_ended_lately_is_read_along_the_indexes_of_finished_jobs(connection):
     await connection.execute(
         """
-        INSERT INTO joex.job (task, state, scheduled_at, finished_at)
+        INSERT INTO joex_private.job (task, state, scheduled_at, finished_at)
         SELECT 'a', 'success', now() - i * interval '1 min', now() - i * interval '1 min'
         FROM generate_series(1, 20000) i
         """
     )
-    await connection.execute("ANALYZE joex.job")
+    await connection.execute("ANALYZE joex_private.job")
     await connection.execute(f"PREPARE traced AS {trace._TRACE}")
     rows = await connection.fetch("EXPLAIN EXECUTE traced(now() - interval '1 hour', NULL)")
     plan = "\n".join(row[0] for row in rows)

@@ -59,15 +59,15 @@ async def test_a_due_retry_counts_as_stuck_and_as_runnable(bench, me):
     await bench.job_in("stuck", me)
     [waits] = await stats.queue_stats(bench.connection)
     assert (waits.stuck, waits.oldest_runnable_seconds) == (1, None)
-    await bench.connection.execute("UPDATE joex.job SET due_at = clock_timestamp()")
-    await bench.connection.execute("SELECT joex.promote('default')")
+    await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp()")
+    await bench.connection.execute("SELECT joex_private.promote('default')")
     [due] = await stats.queue_stats(bench.connection)
     assert (due.stuck, due.waiting, due.oldest_runnable_seconds is not None) == (1, 0, True)
 
 
 async def test_the_oldest_job_that_could_run_is_known_by_its_age(bench):
     await bench.submit()
-    await bench.connection.execute("UPDATE joex.job SET runnable_since = clock_timestamp() - interval '1 hour'")
+    await bench.connection.execute("UPDATE joex_private.job SET runnable_since = clock_timestamp() - interval '1 hour'")
     await bench.submit()
     [queue] = await stats.queue_stats(bench.connection)
     assert queue.oldest_runnable_seconds is not None
@@ -78,10 +78,12 @@ async def test_what_waits_for_its_group_does_not_make_a_queue_old(bench):
     await bench.submit("paused")
     await bench.submit("limited")
     await bench.take(await bench.executor(), 1)
-    await bench.connection.execute("UPDATE joex.job SET runnable_since = clock_timestamp() - interval '1 hour'")
+    await bench.connection.execute("UPDATE joex_private.job SET runnable_since = clock_timestamp() - interval '1 hour'")
     for group in ("paused", "limited"):
         await bench.connection.execute("SELECT joex.set_group($1, max_running => 1)", group)
-    await bench.connection.execute("SELECT joex.set_group(grp, paused => true) FROM joex.job WHERE lane IS NOT NULL")
+    await bench.connection.execute(
+        "SELECT joex.set_group(grp, paused => true) FROM joex_private.job WHERE lane IS NOT NULL"
+    )
     [queue] = await stats.queue_stats(bench.connection)
     assert queue.oldest_runnable_seconds is None
     await bench.submit()
@@ -102,7 +104,7 @@ async def wait(bench, group, seconds, **fields):
     """Submit a job that has waited for so long."""
     job_id = await bench.submit(group, **fields)
     await bench.connection.execute(
-        "UPDATE joex.job SET runnable_since = clock_timestamp() - make_interval(secs => $2) WHERE id = $1",
+        "UPDATE joex_private.job SET runnable_since = clock_timestamp() - make_interval(secs => $2) WHERE id = $1",
         job_id,
         seconds,
     )
@@ -213,7 +215,7 @@ async def test_an_executor_is_shown_with_what_it_does(bench, another_connection)
     await bench.job_in("scheduled", ids["busy"])
     await executors.drain(bench.connection, "draining")
     await executors.leave(bench.connection, ids["left"], 5)
-    await bench.connection.execute("SELECT joex.end_executor($1, 'dead', 5)", ids["dead"])
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", ids["dead"])
     shown = await executors.list_executors(bench.connection, ended=True)
     assert {found.app_id: found.state for found in shown} == {name: name for name in ids}
     assert {found.app_id: found.held for found in shown if found.held} == {"busy": 2}

@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from joex import Client, ConfigError, JoexError, SchemaError
+from joex.notifications import job_watch, listener
 from joex.store import jobs
 from joex.store.database import create_pool
-from joex.store.watching import read_jobs
-from joex.watching import link, session
+from joex.store.subscriptions import read_jobs
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
 
@@ -23,8 +23,8 @@ POOL = "joex test pool"
 @pytest.fixture(autouse=True)
 def nothing_but_what_a_test_is_about_wakes_who_waits(monkeypatch):
     """Jobs are looked at by themselves only when the subscription is renewed: by default, never."""
-    monkeypatch.setattr(session, "_RENEW_EVERY", 3600.0)
-    monkeypatch.setattr(session, "_LEASE", timedelta(hours=3))
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 3600.0)
+    monkeypatch.setattr(job_watch, "_LEASE", timedelta(hours=3))
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def waiting(connection):
 
 async def _are_waited_for(connection, job_ids) -> bool:
     found = await connection.fetchval(
-        "SELECT count(DISTINCT job_id) FROM joex.subscription WHERE job_id = ANY ($1)", list(job_ids)
+        "SELECT count(DISTINCT job_id) FROM joex_private.subscription WHERE job_id = ANY ($1)", list(job_ids)
     )
     return bool(found == len(job_ids))
 
 
 async def _subscribers(connection) -> int:
-    return int(await connection.fetchval("SELECT count(*) FROM joex.subscriber"))
+    return int(await connection.fetchval("SELECT count(*) FROM joex_private.subscriber"))
 
 
 def _tasks() -> set[str]:
@@ -232,7 +232,7 @@ async def test_a_change_under_a_snapshot_older_than_the_subscription_is_not_miss
     changing = await another_connection()
     transaction = changing.transaction(isolation="repeatable_read")
     await transaction.start()
-    await changing.fetchval("SELECT count(*) FROM joex.subscriber")  # takes the snapshot
+    await changing.fetchval("SELECT count(*) FROM joex_private.subscriber")  # takes the snapshot
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
         await jobs.cancel(changing, job_id)
@@ -252,31 +252,31 @@ async def test_a_job_that_a_repeatable_read_transaction_submits_can_be_waited_fo
 
 
 async def test_a_notification_that_was_lost_is_made_up_for_when_the_subscription_is_renewed(bench, client, monkeypatch):
-    monkeypatch.setattr(session, "_RENEW_EVERY", 0.1)
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.1)
     job_id = await bench.submit()
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
         await bench.connection.execute(  # tells nobody
-            "UPDATE joex.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
+            "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
         )
         assert await _next_state(changes) == "failed"
 
 
 async def test_a_subscription_that_others_took_for_dead_begins_again(bench, client, waiting, monkeypatch):
-    monkeypatch.setattr(session, "_RENEW_EVERY", 0.1)
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.1)
     job_id = await bench.submit()
     async with waiting(client.wait(job_id), job_id):
-        await bench.connection.execute("DELETE FROM joex.subscriber")
+        await bench.connection.execute("DELETE FROM joex_private.subscriber")
         await eventually(lambda: _are_waited_for(bench.connection, [job_id]))
         await client.cancel(job_id)
 
 
 async def test_a_subscription_is_renewed_before_it_ends(bench, client, waiting, monkeypatch):
-    monkeypatch.setattr(session, "_RENEW_EVERY", 0.1)
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.1)
     job_id = await bench.submit()
     async with waiting(client.wait(job_id), job_id):
-        before = await bench.connection.fetchval("SELECT until FROM joex.subscriber")
-        await eventually(lambda: bench.connection.fetchval("SELECT until > $1 FROM joex.subscriber", before))
+        before = await bench.connection.fetchval("SELECT until FROM joex_private.subscriber")
+        await eventually(lambda: bench.connection.fetchval("SELECT until > $1 FROM joex_private.subscriber", before))
         assert await _subscribers(bench.connection) == 1
         await client.cancel(job_id)
 
@@ -305,8 +305,8 @@ async def test_a_wait_goes_on_over_a_restart_of_the_server(postgres, database_ur
 
 
 async def test_a_wait_notices_that_its_link_has_gone_silent(bench, postgres, database_name, waiting, monkeypatch):
-    monkeypatch.setattr(session, "_RENEW_EVERY", 0.1)
-    monkeypatch.setattr(link, "_ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.1)
+    monkeypatch.setattr(listener, "_ANSWER_WITHIN", 0.5)
     async with Proxy(postgres.port) as proxy, Client(postgres.tcp_url(database_name, port=proxy.port)) as client:
         job_id = await bench.submit()
         async with waiting(client.wait(job_id), job_id) as wait:
@@ -407,7 +407,9 @@ async def test_those_who_wait_for_a_job_read_it_together(bench, me, client, wait
         return await read_jobs(connection, ids)
 
     async def wait():
-        return await client.watcher.wait([job_id], reading, lambda job: job.cancel_requested, states=["cancelled"])
+        return await client.connections.watcher.wait(
+            [job_id], reading, lambda job: job.cancel_requested, states=["cancelled"]
+        )
 
     async with (
         client.subscribe(job_id) as changes,
@@ -430,7 +432,7 @@ async def test_who_waits_sleeps_between_the_looks_while_an_old_transaction_is_op
             rings.append(self)
             super().clear()
 
-    client.watcher._streams.ring = Ring()
+    client.connections.watcher._streams.wakeup = Ring()
     job_id, another = await bench.submit(), await bench.submit()
     old = await another_connection()
     async with old.transaction():
@@ -445,7 +447,7 @@ async def test_who_waits_sleeps_between_the_looks_while_an_old_transaction_is_op
 
 
 async def test_jobs_that_have_not_changed_are_looked_at_and_not_read_again(bench, counting, monkeypatch):
-    monkeypatch.setattr(session, "_RENEW_EVERY", 0.05)
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.05)
     client, asked = counting
     ids = [await bench.submit() for _ in range(3)]
     async with client.subscribe(*ids) as changes:
@@ -456,14 +458,14 @@ async def test_jobs_that_have_not_changed_are_looked_at_and_not_read_again(bench
 
 
 async def test_what_nobody_waits_for_any_more_is_forgotten_while_others_wait(bench, client, waiting, monkeypatch):
-    monkeypatch.setattr(session, "_RENEW_EVERY", 0.05)
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.05)
     job_id, another = await bench.submit(), await bench.submit()
     async with waiting(client.wait(job_id), job_id):
         async with waiting(client.wait(another), another) as gone:
             gone.cancel()
         await eventually(
             lambda: bench.connection.fetchval(
-                "SELECT array_agg(job_id) = ARRAY[$1::uuid] FROM joex.subscription", job_id
+                "SELECT array_agg(job_id) = ARRAY[$1::uuid] FROM joex_private.subscription", job_id
             )
         )
         await client.cancel(job_id)

@@ -6,12 +6,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from joex.client.explain import Reason
 from joex.store import executors, jobs
 from tests.integration.conftest import FOUR_ONE
 
 
 async def reasons(bench, job_id: UUID) -> dict[str, dict[str, Any]]:
-    found = await jobs.why(bench.connection, job_id)
+    found = [Reason(*reason) for reason in await jobs.why(bench.connection, job_id)]
     for reason in found:
         assert reason.message
         assert "\n" not in reason.message
@@ -43,15 +44,16 @@ async def test_a_job_in_whose_way_nothing_stands_is_next(bench, executor) -> Non
 
 async def test_a_suspect_that_is_held_runs_alone_and_what_waits_finds_all_slots_busy(bench, executor) -> None:
     suspect = await bench.submit()
-    await bench.connection.execute("UPDATE joex.job SET suspect = true")
+    await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
     await bench.take(executor)
-    (reason,) = await jobs.why(bench.connection, suspect)
+    (reason,) = [Reason(*one) for one in await jobs.why(bench.connection, suspect)]
     assert reason.detail["alone"]
     assert set(await reasons(bench, await bench.submit())) == {"slots_busy"}
     await bench.connection.execute(
-        "UPDATE joex.job SET state = 'running', started_at = clock_timestamp() - interval '61 seconds' WHERE suspect"
+        "UPDATE joex_private.job SET state = 'running', started_at = clock_timestamp() - interval '61 seconds' "
+        "WHERE suspect"
     )
-    (reason,) = await jobs.why(bench.connection, suspect)
+    (reason,) = [Reason(*one) for one in await jobs.why(bench.connection, suspect)]
     assert not reason.detail["alone"]
     assert "slots_busy" not in await reasons(bench, await bench.submit())
 
@@ -62,13 +64,13 @@ async def test_a_job_that_is_held_and_one_that_is_finished(bench, executor) -> N
     found = await reasons(bench, job_id)
     assert found["scheduled"]["app_id"] == "me"
     assert found["scheduled"]["cancel_requested"] is False
-    await bench.connection.execute("UPDATE joex.job SET state = 'running', started_at = now()")
+    await bench.connection.execute("UPDATE joex_private.job SET state = 'running', started_at = now()")
     await bench.connection.execute("SELECT joex.cancel($1)", job_id)
     assert (await reasons(bench, job_id))["running"]["cancel_requested"] is True
     await bench.connection.execute(
-        "UPDATE joex.job SET state = 'failed', executor_id = NULL, finished_at = now(), error = 'boom'"
+        "UPDATE joex_private.job SET state = 'failed', executor_id = NULL, finished_at = now(), error = 'boom'"
     )
-    (reason,) = await jobs.why(bench.connection, job_id)
+    (reason,) = [Reason(*one) for one in await jobs.why(bench.connection, job_id)]
     assert (reason.reason, reason.detail["state"]) == ("finished", "failed")
     assert reason.message.endswith(": boom")
 
@@ -79,8 +81,8 @@ async def test_a_job_that_is_not_due_and_a_retry(bench, executor) -> None:
     assert list(found) == ["not_due"]
     assert found["not_due"]["retry"] is False
     assert found["not_due"]["seconds"] == pytest.approx(3600, abs=60)
-    await bench.connection.execute("UPDATE joex.job SET state = 'stuck', failures = 2")
-    (reason,) = await jobs.why(bench.connection, later)
+    await bench.connection.execute("UPDATE joex_private.job SET state = 'stuck', failures = 2")
+    (reason,) = [Reason(*one) for one in await jobs.why(bench.connection, later)]
     assert reason.message.startswith("its retry after failure 2 is not due before ")
 
 
@@ -127,7 +129,7 @@ async def test_jobs_of_its_group_come_before_it(bench, executor) -> None:
     last = await bench.submit("acme")
     await bench.submit("acme")
     stuck = await bench.submit("acme")
-    await bench.connection.execute("UPDATE joex.job SET lane = 0, state = 'stuck' WHERE id = $1", stuck)
+    await bench.connection.execute("UPDATE joex_private.job SET lane = 0, state = 'stuck' WHERE id = $1", stuck)
     assert (await reasons(bench, last))["behind"] == {"retries": 1, "same": 1, "other": 1}
     assert (await reasons(bench, first))["behind"] == {"retries": 1, "same": 0, "other": 1}
     assert (await reasons(bench, high))["behind"] == {"retries": 1, "same": 0, "other": 3}
@@ -141,7 +143,7 @@ async def test_its_groups_turn_comes_after_just_so_many_others(bench, executor) 
     for _ in range(2):
         await bench.take(executor)
     left = [job_id for job_id, number in waiting.items() if number != 3]
-    unfinished = await bench.connection.fetch("SELECT id FROM joex.job WHERE lane IS NOT NULL")
+    unfinished = await bench.connection.fetch("SELECT id FROM joex_private.job WHERE lane IS NOT NULL")
     left = [job_id for job_id in left if job_id in {row["id"] for row in unfinished}]
     places = {}
     for job_id in left:
@@ -166,7 +168,7 @@ async def test_of_very_many_groups_it_says_at_least(bench, executor) -> None:
         "SELECT count(*) FROM joex.submit_many(array_fill('a'::text, ARRAY[300]), "
         "grps => ARRAY(SELECT 'group ' || n FROM generate_series(1, 300) n))"
     )
-    rows = await bench.connection.fetch("SELECT id FROM joex.job ORDER BY ring")
+    rows = await bench.connection.fetch("SELECT id FROM joex_private.job ORDER BY ring")
     found = (await reasons(bench, rows[-1]["id"]))["turn"]
     assert found == {"places": 100, "at_least": True}
 

@@ -9,8 +9,8 @@ from copy import deepcopy
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from joex.core.counting import CountingScheme
 from joex.core.fairness import Cursor, Group, take
+from joex.core.priority_turns import CountingScheme
 
 FOUR_ONE = CountingScheme(4, 1)
 schemes = st.builds(CountingScheme, st.integers(1, 5), st.integers(1, 5))

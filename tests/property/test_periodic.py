@@ -30,7 +30,7 @@ looks = st.lists(st.tuples(steps, st.booleans()), min_size=1, max_size=30)
 
 
 class Row:
-    """A row, and what joex.fire_periodic makes of decisions about it."""
+    """A row, and what joex_private.fire_periodic makes of decisions about it."""
 
     def __init__(self, timer: str, deadline: timedelta | None) -> None:
         self.timer, self.deadline = timer, deadline

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joex_operator.history import History, Mark, largest_lately
-from joex_operator.scaling import Demand, Load, size
+from joex_operator.decide.history import History, Mark, largest_lately
+from joex_operator.decide.scaling import Demand, Load, size
 from tests.unit.joex_operator.builders import autoscaled, pool
 
 WINDOW = 60.0

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from joex_operator.history import History
-from joex_operator.reconcile import decide
-from joex_operator.slots import Phase, draining, takers
+from joex_operator.decide.history import History
+from joex_operator.decide.plan import decide
+from joex_operator.decide.slots import Phase, draining, takers
 from tests.unit.joex_operator.builders import autoscaled, pool
 from tests.unit.joex_operator.world import World
 
@@ -54,14 +54,14 @@ class Pool(RuleBasedStateMachine):
         seen = self.world.observe()
         # Nothing but what is stored is known: a step may be that of an operator that has just started.
         stored = History.from_dict(self.history.to_dict())
-        decision = decide(self.world.pool, seen, stored, self.world.now)
-        self.history = decision.sizing.history
-        self.decisions = [*self.decisions[-9:], decision]
+        plan = decide(self.world.pool, seen, stored, self.world.now)
+        self.history = plan.sizing.history
+        self.decisions = [*self.decisions[-9:], plan]
         for _ in range(later):
             self.world.tick()
-        for action in decision.actions[:done]:
+        for action in plan.actions[:done]:
             self.world.apply(action)
-        return decision
+        return plan
 
     # The world.
 
@@ -130,10 +130,10 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def no_step_makes_more_executors_than_there_may_be(self):
         seen = self.world.observe()
-        decision = decide(self.world.pool, seen, self.history, self.world.now)
+        plan = decide(self.world.pool, seen, self.history, self.world.now)
         there = len(takers(seen.slots)) + len(draining(seen.slots))
-        created = sum(type(action).__name__ == "CreateSlot" for action in decision.actions)
-        assert not created or there + created <= decision.sizing.most
+        created = sum(type(action).__name__ == "CreateSlot" for action in plan.actions)
+        assert not created or there + created <= plan.sizing.most
 
     # How it ends.
 

@@ -70,13 +70,13 @@ def made(groups, some):
 
 
 class Watched(Simulation):
-    """Looks at everything before the next thing happens at a later time."""
+    """Checks everything before time goes on."""
 
     looked_at = 0.0
 
-    def _can_be_taken(self, job, lane=None):
+    def _becomes_runnable(self, job, lane=None):
         self.watch()
-        super()._can_be_taken(job, lane)
+        super()._becomes_runnable(job, lane)
 
     def _end(self, executor, job, *more):
         self.watch()
@@ -93,8 +93,8 @@ class Watched(Simulation):
             assert one_pool._draining == sum(one.retired_at is not None for one in executors)
             assert all(one.free + len(one.held) == one_pool.spec.pool_size for one in executors)
             free = any(one.free and one.is_ready and one.retired_at is None for one in executors)
-            assert not free or not any(ring.has_work for ring in one_pool.rings)
-        for ring in self._rings.values():
+            assert not free or not any(ring.has_work for ring in one_pool.queues)
+        for ring in self._queues.values():
             assert all(group.max_running is None or group.running <= group.max_running for group in ring.groups)
 
 
@@ -110,13 +110,13 @@ class Watched(Simulation):
 @given(groups_of, jobs_of, st.lists(pools_of(fixed | scaled), min_size=1, max_size=3))
 def test_every_job_runs_to_its_end_whatever_the_pools_do(groups, some, pools):
     jobs = made(groups, some)
-    tally = Watched(jobs, pools, Timing(overhead=0.0)).run()
-    assert tally.ended.total() == len(jobs)
-    taken = Counter(tally.taken.group)
+    totals = Watched(jobs, pools, Timing(overhead=0.0)).run()
+    assert totals.ended.total() == len(jobs)
+    taken = Counter(totals.taken.group)
     assert set(taken) == {job.group for job in jobs}
-    assert min(tally.taken.waited) >= 0
-    assert list(tally.taken.at) == sorted(tally.taken.at)
-    assert all(size >= 0 for sizes in tally.sizes for _, size in sizes.points)
+    assert min(totals.taken.waited) >= 0
+    assert list(totals.taken.at) == sorted(totals.taken.at)
+    assert all(size >= 0 for sizes in totals.sizes for _, size in sizes.points)
 
 
 @given(groups_of, jobs_of, st.integers(1, 5))
@@ -125,7 +125,7 @@ def test_slots_are_busy_as_long_as_anything_could_run(groups, some, executors):
     plain = [GroupOf("one", group.name, group.weight) for group in groups]
     given_jobs = [SimulatedJob(at=0.0, group=job.group, seconds=job.seconds) for job in some]
     jobs = made(plain, given_jobs)
-    tally = Simulation(jobs, [pool(poolSize=1, replicas=executors, queues=["one"])], Timing(overhead=0.0)).run()
+    totals = Simulation(jobs, [pool(poolSize=1, replicas=executors, queues=["one"])], Timing(overhead=0.0)).run()
     work, longest = sum(jobs.seconds), max(jobs.seconds)
-    assert tally.end <= work / executors + longest + 1e-6  # Graham's bound for any list schedule
-    assert sum(tally.slot_seconds) - work < 1e-6
+    assert totals.end <= work / executors + longest + 1e-6  # Graham's bound for any list schedule
+    assert sum(totals.slot_seconds) - work < 1e-6

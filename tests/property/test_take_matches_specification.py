@@ -1,4 +1,4 @@
-"""joex.take in the database and core/fairness.py choose the same jobs in the same order, whatever the situation."""
+"""`take` in the database and core/fairness.py choose the same jobs in the same order, whatever the situation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from joex.core import tuples
-from joex.core.counting import CountingScheme
 from joex.core.fairness import Cursor, Group, take
+from joex.core.priority_turns import CountingScheme
 from joex.store import runs
 
 QUEUE = "default"
@@ -102,7 +102,8 @@ class Sides:
         self.plan = plan
         names = [group.name for group in plan.groups]
         places = await self.connection.fetchval(
-            "SELECT array_agg(joex.ring(name) ORDER BY nr) FROM unnest($1::text[]) WITH ORDINALITY g(name, nr)", names
+            "SELECT array_agg(joex_private.ring(name) ORDER BY nr) FROM unnest($1::text[]) WITH ORDINALITY g(name, nr)",
+            names,
         )
         self.groups = [
             Group(
@@ -116,12 +117,15 @@ class Sides:
         ]
         place, served = (places[plan.cursor[0]], plan.cursor[1]) if plan.cursor else (NEVER >> 8, 0)
         self.cursor = Cursor(place, served)
-        await self.connection.execute("TRUNCATE joex.job, joex.group_setting, joex.counting")
         await self.connection.execute(
-            "SELECT setval(cursor, $1, $2) FROM joex.queue", place * 256 + served, plan.cursor is not None
+            "TRUNCATE joex_private.job, joex_private.group_setting, joex_private.priority_turns"
+        )
+        await self.connection.execute(
+            "SELECT setval(cursor, $1, $2) FROM joex_private.queue", place * 256 + served, plan.cursor is not None
         )
         await self.connection.executemany(
-            "INSERT INTO joex.group_setting (queue, grp, weight, paused, max_running) VALUES ($1, $2, $3, $4, $5)",
+            "INSERT INTO joex_private.group_setting (queue, grp, weight, paused, max_running) "
+            "VALUES ($1, $2, $3, $4, $5)",
             [
                 (QUEUE, g.name, g.weight, g.paused, g.max_running)
                 for g in plan.groups
@@ -129,7 +133,7 @@ class Sides:
             ],
         )
         await self.connection.executemany(
-            "INSERT INTO joex.counting (queue, ring, position) VALUES ($1, $2, $3)",
+            "INSERT INTO joex_private.priority_turns (queue, ring, position) VALUES ($1, $2, $3)",
             [(QUEUE, place, g.turn) for place, g in zip(places, plan.groups, strict=True) if g.turn],
         )
         await self._insert([(number, None, 0) for number, g in enumerate(plan.groups) for _ in range(g.held)])
@@ -159,18 +163,23 @@ class Sides:
         await self._compare_state()
 
     async def _compare_state(self) -> None:
-        last = await self.connection.fetchval("SELECT pg_sequence_last_value(cursor) FROM joex.queue")
+        last = await self.connection.fetchval("SELECT pg_sequence_last_value(cursor) FROM joex_private.queue")
         found = Cursor(last >> 8, last & 255) if last is not None else Cursor(NEVER >> 8, 0)
         assert found == self.cursor
-        counting = {row["ring"]: row["position"] for row in await self.connection.fetch("TABLE joex.counting")}
+        counting = {
+            row["ring"]: row["position"] for row in await self.connection.fetch("TABLE joex_private.priority_turns")
+        }
         cycle = self.plan.scheme.cycle
         assert [counting.get(g.place, 0) % cycle for g in self.groups] == [g.turn % cycle for g in self.groups]
-        held = await self.connection.fetch("SELECT seq FROM joex.job WHERE executor_id IS NOT NULL ORDER BY seq")
+        held = await self.connection.fetch(
+            "SELECT seq FROM joex_private.job WHERE executor_id IS NOT NULL ORDER BY seq"
+        )
         assert [row["seq"] for row in held] == sorted(self.held)
 
     async def _finish(self, seqs: set[int]) -> None:
         rows = await self.connection.fetch(
-            "UPDATE joex.job SET executor_id = NULL, finished_at = now(), state = 'success' WHERE seq = ANY ($1) "
+            "UPDATE joex_private.job SET executor_id = NULL, finished_at = now(), state = 'success' "
+            "WHERE seq = ANY ($1) "
             "RETURNING ring",
             list(seqs),
         )
@@ -189,10 +198,11 @@ class Sides:
     async def _write(self, connection, seqs: list[int], jobs: Sequence[tuple[int, int | None, int]]) -> None:
         await connection.execute(
             """
-            INSERT INTO joex.job (seq, task, grp, lane, executor_id, lock_id, state, priority, rank)
+            INSERT INTO joex_private.job (seq, task, grp, lane, executor_id, lock_id, state, priority, rank)
             SELECT seq, 'a', grp, lane, CASE WHEN lane IS NULL THEN $4::integer END, gen_random_uuid(),
-                   CASE WHEN lane IS NULL THEN 'running' WHEN lane = 0 THEN 'stuck' ELSE 'waiting' END::joex.job_state,
-                   CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex.job_priority, rank
+                   CASE WHEN lane IS NULL THEN 'running' WHEN lane = 0 THEN 'stuck' ELSE 'waiting' END
+                       ::joex_private.job_state,
+                   CASE lane WHEN 1 THEN 'high' ELSE 'low' END::joex_private.job_priority, rank
             FROM unnest($1::bigint[], $2::text[], $3::smallint[], $5::bytea[]) AS j(seq, grp, lane, rank)
             """,
             seqs,
@@ -213,7 +223,8 @@ async def sides(connection):
     await connection.execute("SET synchronous_commit = off")
     ids = [
         await connection.fetchval(
-            "SELECT id FROM joex.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$2], '{}', 20, NULL, '1h', false, 5)",
+            "SELECT id FROM joex_private.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$2], '{}', 20, NULL, '1h', "
+            "false, 5)",
             name,
             QUEUE,
         )

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joex.core.counting import CountingScheme
 from joex.core.fairness import take
-from joex.store import floors, jobs, runs
+from joex.core.priority_turns import CountingScheme
+from joex.store import jobs, read_floors, runs
 from joex.store.database import connect
 from tests.property.test_take_matches_specification import (
     QUEUE,
@@ -127,9 +127,9 @@ class SidesWithFloors(Sides):
 
     async def prepare(self, plan: Plan) -> None:
         await self.connection.execute("""
-            TRUNCATE joex.floor, joex.straggler RESTART IDENTITY;
-            SELECT setval('joex.floor_epoch', 1), setval('joex.job_seq_seq', 1, false)""")
-        self.drawn: floors.Draw | None = None
+            TRUNCATE joex_private.floor, joex_private.floor_exception RESTART IDENTITY;
+            SELECT setval('joex_private.floor_epoch', 1), setval('joex_private.job_seq_seq', 1, false)""")
+        self.drawn: read_floors.Draw | None = None
         self.is_waiting_for_late = False
         self.priorities: dict[int, int] = {}
         self.transaction: Any = None
@@ -138,13 +138,13 @@ class SidesWithFloors(Sides):
     async def step(self, step: Any) -> None:
         match step:
             case Draw():
-                self.drawn = await floors.draw(self.connection)
+                self.drawn = await read_floors.draw(self.connection)
                 self.is_waiting_for_late = self.transaction is not None
             case Raise(which):
                 await self._raise(which)
             case Switch(wanted):
                 async with self.connection.transaction():
-                    await self.connection.execute("SELECT joex.set_floors($1)", wanted)
+                    await self.connection.execute("SELECT joex_private.set_floors($1)", wanted)
             case PutBack(which):
                 await self._put_back(self._some_held(which))
             case Retry(which):
@@ -164,13 +164,14 @@ class SidesWithFloors(Sides):
         if self.drawn is None:
             return
         some = [(QUEUE, self.groups[nr % len(self.groups)].place) for nr in which]
-        epoch = await self.connection.fetchval("SELECT joex.floor_epoch()")
+        epoch = await self.connection.fetchval("SELECT joex_private.floor_epoch()")
         expected = False if epoch % 2 == 0 or epoch != self.drawn.epoch else None if self.is_waiting_for_late else True
-        assert await floors.raise_floors(self.connection, self.drawn, some) is expected
+        assert await read_floors.raise_floors(self.connection, self.drawn, some) is expected
 
     async def _insert(self, jobs: Sequence[tuple[int, int | None, int]]) -> list[int]:
         self.next_seq = await self.connection.fetchval(
-            "SELECT max(nextval('joex.job_seq_seq')) - $1 + 1 FROM generate_series(1, greatest($1, 1)::integer)",
+            "SELECT max(nextval('joex_private.job_seq_seq')) - $1 + 1 "
+            "FROM generate_series(1, greatest($1, 1)::integer)",
             len(jobs),
         )
         seqs = await super()._insert(jobs)
@@ -186,22 +187,24 @@ class SidesWithFloors(Sides):
         return {self.held[nr % len(self.held)] for nr in which if self.held}
 
     async def _ids(self, seqs: set[int]) -> list[Any]:
-        return [row[0] for row in await self.connection.fetch("SELECT id FROM joex.job WHERE seq = ANY ($1)", seqs)]
+        return [
+            row[0] for row in await self.connection.fetch("SELECT id FROM joex_private.job WHERE seq = ANY ($1)", seqs)
+        ]
 
     async def _put_back(self, seqs: set[int]) -> None:
-        await self.connection.execute("SELECT joex.put_back($1, 0, NULL, NULL)", await self._ids(seqs))
+        await self.connection.execute("SELECT joex_private.put_back($1, 0, NULL, NULL)", await self._ids(seqs))
         await self._wait_again(seqs, lambda seq: self.priorities[seq])
 
     async def _retry(self, seqs: set[int]) -> None:
-        rows = await self.connection.fetch("SELECT id, lock_id FROM joex.job WHERE seq = ANY ($1)", seqs)
+        rows = await self.connection.fetch("SELECT id, lock_id FROM joex_private.job WHERE seq = ANY ($1)", seqs)
         if rows:
             ended = [runs.EndedRun(row["id"], row["lock_id"], "stuck", delay=0.0) for row in rows]
             assert await runs.finish_many(self.connection, ended) == []
-        await self.connection.execute("SELECT joex.promote($1)", QUEUE)
+        await self.connection.execute("SELECT joex_private.promote($1)", QUEUE)
         await self._wait_again(seqs, lambda _: 0)
 
     async def _wait_again(self, seqs: set[int], lane: Any) -> None:
-        places = await self.connection.fetch("SELECT seq, ring FROM joex.job WHERE seq = ANY ($1)", seqs)
+        places = await self.connection.fetch("SELECT seq, ring FROM joex_private.job WHERE seq = ANY ($1)", seqs)
         for seq, place in places:
             group = next(group for group in self.groups if group.place == place)
             group.running -= seq in self.held
@@ -237,14 +240,14 @@ class SidesWithFloors(Sides):
             self.late_back: set[int] = set()
             self.late_new: list[tuple[int, tuple[int, int, int]]] = []
         back = self._some_held(which)
-        await self.late.execute("SELECT joex.put_back($1, 0, NULL, NULL)", await self._ids(back))
+        await self.late.execute("SELECT joex_private.put_back($1, 0, NULL, NULL)", await self._ids(back))
         self.held = [seq for seq in self.held if seq not in back]  # nobody else may touch them: they are locked
         self.late_back |= back
         if new:
             # (the lock first, and then the numbers, as in each statement that submits)
-            await self.late.execute("LOCK TABLE joex.job IN ROW EXCLUSIVE MODE")
+            await self.late.execute("LOCK TABLE joex_private.job IN ROW EXCLUSIVE MODE")
             rows = await self.late.fetch(
-                "SELECT nextval('joex.job_seq_seq') FROM generate_series(1, $1::integer)", len(new)
+                "SELECT nextval('joex_private.job_seq_seq') FROM generate_series(1, $1::integer)", len(new)
             )
             seqs = [row[0] for row in rows]
             await self._write(self.late, seqs, new)
@@ -276,7 +279,8 @@ async def sides(connection, database_url):
     await connection.execute("SET synchronous_commit = off")
     ids = [
         await connection.fetchval(
-            "SELECT id FROM joex.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$2], '{}', 20, NULL, '1h', false, 5)",
+            "SELECT id FROM joex_private.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$2], '{}', 20, NULL, '1h', "
+            "false, 5)",
             name,
             QUEUE,
         )

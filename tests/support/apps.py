@@ -115,7 +115,7 @@ class Effects:
     async def executor_of(self, pid: int) -> int | None:
         """The executor that lives in a process."""
         found: int | None = await self._pool.fetchval(
-            "SELECT max(id) FROM joex.executor WHERE pid = $1 AND left_at IS NULL", pid
+            "SELECT max(id) FROM joex_private.executor WHERE pid = $1 AND left_at IS NULL", pid
         )
         return found
 
@@ -147,7 +147,8 @@ class Effects:
 
         async def states() -> dict[str, int] | None:
             rows = await self._pool.fetch(
-                "SELECT state::text, count(*) FROM joex.job WHERE id = ANY ($1) AND finished_at IS NOT NULL GROUP BY 1",
+                "SELECT state::text, count(*) FROM joex_private.job WHERE id = ANY ($1) AND finished_at IS NOT NULL "
+                "GROUP BY 1",
                 ids,
             )
             found = {row[0]: row[1] for row in rows}

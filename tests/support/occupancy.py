@@ -56,7 +56,7 @@ class Stage:
     async def held(self) -> list[Held]:
         """The jobs that executors hold now, the longest held first."""
         rows = await self._connection.fetch("""
-            SELECT id, grp, args::jsonb ->> 'flag', app_id FROM joex.job WHERE executor_id IS NOT NULL
+            SELECT id, grp, args::jsonb ->> 'flag', app_id FROM joex_private.job WHERE executor_id IS NOT NULL
             ORDER BY scheduled_at, seq
         """)
         return [Held(*row) for row in rows]
@@ -90,7 +90,7 @@ class Stage:
         found: int = await self._connection.fetchval(
             """
             SELECT max(count) FROM (
-                SELECT count(*) FROM joex.job a JOIN joex.job b USING (grp)
+                SELECT count(*) FROM joex_private.job a JOIN joex_private.job b USING (grp)
                 WHERE grp = $1 AND b.scheduled_at <= a.scheduled_at
                       AND a.scheduled_at < coalesce(b.finished_at, 'infinity')
                 GROUP BY a.id) at_a_time

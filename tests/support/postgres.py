@@ -1,6 +1,6 @@
 """PostgreSQL servers for the tests: made for one session of tests, and gone with it however it ends.
 
-The servers come out of the wheel that `joex demo` uses. Each has a template database with the schema of Joex, from
+The servers come out of the wheel that `make demo` uses. Each has a template database with the schema of Joex, from
 which a test's own database is copied. They listen on a unix socket and on TCP (for proxies in between).
 
 All tests hold whatever the default isolation is: ``JOEX_TEST_ISOLATION="repeatable read" make test-integration``, and
@@ -60,7 +60,7 @@ _OTHERS = """
 _EMPTY = r"""
     DO $$ DECLARE name text; touched text; BEGIN
         SELECT string_agg(c.oid::regclass::text, ', ') INTO touched FROM pg_class c
-        WHERE relnamespace = 'joex'::regnamespace AND relkind = 'r' AND relname <> 'migration'
+        WHERE relnamespace = 'joex_private'::regnamespace AND relkind = 'r' AND relname <> 'migration'
             AND (pg_relation_size(c.oid) > 0 OR reltuples <> -1 OR EXISTS (  -- has, or had rows; was analyzed; gave ids
                 SELECT FROM pg_sequence s JOIN pg_depend d ON d.objid = s.seqrelid AND d.classid = 'pg_class'::regclass
                 WHERE d.refobjid = c.oid AND d.refclassid = 'pg_class'::regclass
@@ -69,14 +69,14 @@ _EMPTY = r"""
             EXECUTE 'TRUNCATE ' || touched || ' RESTART IDENTITY CASCADE';
         END IF;
         FOR name IN SELECT oid::regclass FROM pg_class
-                    WHERE relnamespace = 'joex'::regnamespace AND relname LIKE 'ring\_cursor\_%' LOOP
+                    WHERE relnamespace = 'joex_private'::regnamespace AND relname LIKE 'ring\_cursor\_%' LOOP
             EXECUTE 'DROP SEQUENCE ' || name;
         END LOOP;
     END $$
 """
-# The housekeeping of executors is a periodic task: every ten minutes there would be one more job in some test.
+# The maintenance of executors is a periodic task: every ten minutes there would be one more job in some test.
 _QUIET = """
-    INSERT INTO joex.periodic_task (id, owner, enabled, task, timer)
+    INSERT INTO joex_private.periodic_task (id, owner, enabled, task, timer)
     VALUES ('joex.retention', 'joex', false, 'joex.retention', 'yearly')
 """
 # All that a test can have changed in a database but its rows.
@@ -87,11 +87,11 @@ _SHAPE = r"""
         UNION ALL SELECT format('%s %s', oid, xmin) FROM pg_proc  -- (the copies of a database have its row versions)
         WHERE pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema')
         UNION ALL SELECT format('%s.%s %s', attrelid::regclass, attname, atttypid::regtype) FROM pg_attribute
-        WHERE attrelid::regclass::text LIKE 'joex.%'
+        WHERE attrelid::regclass::text LIKE 'joex%.%'
         UNION ALL SELECT format('%s on %s', tgname, tgrelid::regclass) FROM pg_trigger
         UNION ALL SELECT format('%s on %s', conname, conrelid::regclass) FROM pg_constraint
         UNION ALL SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\_t%'
-        UNION ALL SELECT format('%s %s', number, name) FROM joex.migration
+        UNION ALL SELECT format('%s %s', number, name) FROM joex_private.migration
     ) lines(line)
 """
 

@@ -7,7 +7,7 @@ import pytest
 from asyncpg.connect_utils import SessionAttribute
 
 from joex.config import Settings, load_settings, split_address
-from joex.core.counting import CountingScheme
+from joex.core.priority_turns import CountingScheme
 from joex.core.url import check_database_url
 from joex.errors import ConfigError
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from joex.cli.demo.fifo import Run, Slot, Work, changeovers, fifo_starts, percentile
+from examples.demo.fifo import Run, Slot, Work, changeovers, fifo_starts, percentile
 
 TWO = [Slot(0), Slot(0)]
 

@@ -7,10 +7,12 @@ import pkgutil
 import pytest
 
 import joex
+import joex_operator
 
 MODULES = [
     module.name
-    for module in pkgutil.walk_packages(joex.__path__, "joex.")
+    for package in (joex, joex_operator)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not module.name.endswith("__main__")  # importing it is running it
 ]
 
@@ -22,5 +24,5 @@ def test_the_examples_of_a_module_are_true(name):
 
 
 def test_there_are_examples():
-    found = doctest.DocTestFinder().find(importlib.import_module("joex.core.counting"))
+    found = doctest.DocTestFinder().find(importlib.import_module("joex.core.priority_turns"))
     assert any(test.examples for test in found)

@@ -55,7 +55,7 @@ TRANSLATIONS = [
     (asyncpg.InvalidPasswordError("wrong password"), errors.ConfigError),
     (asyncpg.InvalidCatalogNameError("no such database"), errors.ConfigError),
     (asyncpg.InsufficientPrivilegeError("no right"), errors.ConfigError),
-    (asyncpg.UndefinedTableError('relation "joex.job" does not exist'), errors.SchemaError),
+    (asyncpg.UndefinedTableError('relation "joex_private.job" does not exist'), errors.SchemaError),
     (asyncpg.UndefinedFunctionError("function joex.submit does not exist"), errors.SchemaError),
     (asyncpg.InvalidSchemaNameError('schema "joex" does not exist'), errors.SchemaError),
     (asyncpg.CheckViolationError("check"), errors.InvalidJob),

@@ -11,7 +11,7 @@ from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
 from joex.observe import metrics as module
 from joex.observe.metrics import Metrics
-from joex.runtime import notes
+from joex.runtime import job_log_writer
 
 ACME = "2"
 """The bucket of the group of most jobs here."""
@@ -117,7 +117,7 @@ def test_runs_of_which_the_start_or_the_end_is_not_written_are_counted_from_the_
 
 
 def test_what_a_database_answers_is_no_label(metrics):
-    metrics(events.LogLinesDropped(3, 'relation "joex.job_log" does not exist'))
+    metrics(events.LogLinesDropped(3, 'relation "joex_private.job_log" does not exist'))
     metrics(events.LogLinesDropped(4, "permission denied"))
     assert value(metrics, "joex_log_lines_dropped_total", reason="(others)") == 7
 
@@ -125,7 +125,7 @@ def test_what_a_database_answers_is_no_label(metrics):
 @pytest.mark.parametrize("reason", module._DROPPED)
 def test_reasons_for_dropped_lines_are_there_from_the_start_in_the_words_of_the_log_writer(metrics, reason):
     assert value(metrics, "joex_log_lines_dropped_total", reason=reason) == 0
-    assert f'"{reason}"' in inspect.getsource(notes)
+    assert f'"{reason}"' in inspect.getsource(job_log_writer)
 
 
 def test_the_start_of_the_process_is_told(monkeypatch):

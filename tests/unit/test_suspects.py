@@ -44,7 +44,7 @@ class Slots:
             4,
             Defaults(0, timedelta(), None),
             finisher=self,
-            notes=nothing,
+            reports=nothing,
             connections=nothing,
             fetch=self._fetch,
             start_alone=self._start_alone,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from joex.core.why import Reason
+from joex.client.explain import Reason
 
 HELD = {"app_id": "prod/documents-0", "since": "2026-01-01T00:00:00+00:00", "cancel_requested": False, "alone": False}
 STARTS = "it is about to start on prod/documents-0 since 2026-01-01T00:00:00+00:00"

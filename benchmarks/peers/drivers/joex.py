@@ -20,7 +20,7 @@ import asyncpg
 import joex
 from benchmarks.peers.drivers.protocol import Submission, main, stop_signal, tell
 
-_READY = "SELECT EXISTS (SELECT FROM joex.executor WHERE pid = $1 AND left_at IS NULL)"
+_READY = "SELECT EXISTS (SELECT FROM joex_private.executor WHERE pid = $1 AND left_at IS NULL)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Joex:
 
     async def pending(self, url: str) -> int:
         connection = await asyncpg.connect(url)
-        found = await connection.fetchval("SELECT count(*) FROM joex.job WHERE finished_at IS NULL")
+        found = await connection.fetchval("SELECT count(*) FROM joex_private.job WHERE finished_at IS NULL")
         await connection.close()
         return int(found)
 

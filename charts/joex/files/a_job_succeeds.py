@@ -1,4 +1,4 @@
-"""What ``helm test`` runs: submit a job of the first pool's app, wait for its end, and fail unless it is a success."""  # noqa: INP001 - not a package
+"""The test of ``helm test``: submits a job to the first pool, waits for its end, and fails unless it succeeds."""  # noqa: INP001 - not a package
 
 import asyncio
 import os
@@ -12,36 +12,30 @@ AGAIN_AFTER = 0.5
 
 
 async def main(queue: str) -> int:
-    """Submit the job, and wait; the pod's deadline ends a wait in vain. Returns the exit code."""
+    """Submit the job and wait for it; returns the exit code. The deadline of the pod limits the wait."""
     client = joex.Client(os.environ["JOEX_DATABASE_URL"])
     try:
-        job = await finished(client, await submitted(client, queue))
+        job = await client.wait(await submitted(client, queue))
     finally:
         await client.close()
+    if job is None:
+        say("the job is gone")
+        return 1
     say(f"{job.task} {job.id}: {job.state}, by {job.app_id}: {job.error or job.result}")
     return 0 if job.state == joex.State.SUCCESS else 1
 
 
 async def submitted(client: joex.Client, queue: str) -> UUID:
-    """Submit it; again and again, as long as the database or its schema is not there yet."""
+    """Submit the job; try again while the database or its schema is not ready."""
     while True:
         try:
             args = {"path": documents.__file__}
             job_id = await client.submit("documents.count", args, group="helm-test", queue=queue)
-            if job_id is not None:  # it is None for a job with a tracker alone, and this has none
+            if job_id is not None:  # None only for a job with a tracker
                 return job_id
         except joex.JoexError as error:
             say(f"not yet: {error}")
             await asyncio.sleep(AGAIN_AFTER)
-
-
-async def finished(client: joex.Client, job_id: UUID) -> joex.Job:
-    """The job, once it is finished."""
-    while True:
-        job = await client.get(job_id)
-        if job is not None and joex.State(job.state).is_final:
-            return job
-        await asyncio.sleep(AGAIN_AFTER)
 
 
 def say(line: str) -> None:

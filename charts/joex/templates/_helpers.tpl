@@ -14,7 +14,7 @@
 {{ include "joex.fullname" . }}-postgresql
 {{- end -}}
 
-{{/* Of what has no namespace, and must not meet that of a release elsewhere. */}}
+{{/* The name of cluster-scoped objects, which differs from that of a release in another namespace. */}}
 {{- define "joex.clusterName" -}}
 {{ .Release.Namespace }}:{{ include "joex.operator" . }}
 {{- end -}}
@@ -32,7 +32,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels: (list . "component"), the component as executors have it too. */}}
+{{/* Labels: (list . "component"). Executors have the label of their component too. */}}
 
 {{- define "joex.selector" -}}
 {{- $root := index . 0 -}}
@@ -49,7 +49,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* What pod security "restricted" wants of every container, and a bit more. */}}
+{{/* What the pod security standard "restricted" requires of each container, and a read-only root. */}}
 {{- define "joex.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
@@ -68,7 +68,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Whether there is a PostgreSQL for trying: "true", or nothing. */}}
+{{/* Whether to install the trial PostgreSQL: "true", or empty. */}}
 {{- define "joex.trial" -}}
 {{- $given := or .Values.database.existingSecret .Values.database.url -}}
 {{- if eq (toString .Values.postgresql.enabled) "auto" -}}
@@ -79,8 +79,8 @@ true
 {{- end -}}
 
 {{/*
-The secret with the database's URL. Each source has a name of its own: a pool refuses another secret, because its
-executors drain by what their database says; the same secret with another database in it would go unnoticed.
+The secret with the database's URL. Each source has a secret of its own, because a pool can't change its secret while its
+executors drain by means of their database; another URL in the same secret would go unnoticed.
 */}}
 {{- define "joex.databaseSecret" -}}
 {{- if .Values.database.existingSecret -}}
@@ -96,7 +96,7 @@ executors drain by what their database says; the same secret with another databa
 {{ ternary .Values.database.existingSecretKey "url" (ne .Values.database.existingSecret "") }}
 {{- end -}}
 
-{{/* Whose a definition is, if it is there and not of this release: (list . "name"). */}}
+{{/* How a CRD was made that exists and is not of this release: (list . "name"). */}}
 {{- define "joex.isForeign" -}}
 {{- $root := index . 0 -}}
 {{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" (index . 1) -}}
@@ -110,7 +110,7 @@ executors drain by what their database says; the same secret with another databa
 {{- end -}}
 {{- end -}}
 
-{{/* The first pool, as the operator applies it. */}}
+{{/* The manifest of the first pool, which the operator applies. */}}
 {{- define "joex.pool" -}}
 {{- $database := dict "secretName" (include "joex.databaseSecret" .) "secretKey" (include "joex.databaseKey" .) -}}
 {{- $pull := dict -}}
@@ -129,18 +129,18 @@ spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull |
 {{ first (default (list "default") .Values.pool.spec.queues) }}
 {{- end -}}
 
-{{/* What the schema of the values can't say: one message, which names the key. */}}
+{{/* Checks that values.schema.json can't express. Each fails with a message that names the key. */}}
 {{- define "joex.check" -}}
 {{- $database := .Values.database -}}
 {{- if and $database.existingSecret $database.url -}}
-{{- fail "database.existingSecret, database.url: give one of them" -}}
+{{- fail "database.existingSecret, database.url: set only one of them" -}}
 {{- end -}}
-{{- /* Not in the schema, whose message would show the password. */ -}}
+{{- /* Not in the schema, because its message would show the password. */ -}}
 {{- if and $database.url (not (regexMatch "^postgres(ql)?://." $database.url)) -}}
 {{- fail "database.url: expected postgresql://user:password@host:port/database" -}}
 {{- end -}}
 {{- if and (include "joex.trial" .) (or $database.existingSecret $database.url) -}}
-{{- fail "postgresql.enabled: a database is given, so there is nothing to try; leave it at auto" -}}
+{{- fail "postgresql.enabled: a database is set, so there is no trial PostgreSQL; leave it at auto" -}}
 {{- end -}}
 {{- if .Values.pool.enabled -}}
 {{- include "joex.checkPool" . -}}

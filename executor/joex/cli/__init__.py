@@ -1,4 +1,4 @@
-"""The command ``joex``: a thin face over the client, the store and the runtime.
+"""The command ``joex``: a thin layer over the client, the store and the runtime.
 
 Each command is a function of a module here; `app` puts them together. What the user did wrong is one line on stderr;
 the exit code is 0 (done), 1 (could not be done: not found, database unavailable), 2 (wrong use or configuration),
@@ -23,10 +23,20 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; does not return."""
+    """Run the command ``joex``; does not return."""
+    run("joex", "joex.cli.app:app")
+
+
+def run(name: str, app: str) -> None:
+    """Run a command line in this way; does not return.
+
+    Args:
+        name: of the command.
+        app: the typer app, as module:attribute; it is imported when a SIGTERM can come.
+    """
     end_at_sigterm()
     try:
-        code = _run()
+        code = _run(name, app)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -36,15 +46,16 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run() -> int:
+def _run(name: str, app: str) -> int:
     # Here and not above, so that to import this package costs nothing.
+    from pkgutil import resolve_name  # noqa: PLC0415
+
     import typer  # noqa: PLC0415
 
-    from joex.cli.app import app  # noqa: PLC0415
     from joex.errors import ConfigError, JoexError  # noqa: PLC0415
 
     try:
-        code = app(prog_name="joex", standalone_mode=False)
+        code = resolve_name(app)(prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         return _complain(_usage(error), error.exit_code)
     except ConfigError as error:

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from joex.cli.brought import PANEL, Commands
-from joex.cli.demo import demo
 from joex.cli.executor import executor
 from joex.cli.executors import drain, executors, notify
 from joex.cli.groups import groups_app
@@ -16,6 +14,7 @@ from joex.cli.migrate import migrate
 from joex.cli.options import AsJson
 from joex.cli.output import print_json, say
 from joex.cli.periodic import periodic_app
+from joex.cli.plugins import PANEL, Commands
 from joex.cli.show import logs, show
 from joex.cli.stats import stats
 from joex.cli.steer import args, cancel, priority, remove, retry
@@ -63,7 +62,7 @@ def _print_version(*, as_json: bool) -> None:
 
 def _add_commands() -> None:
     panels = {
-        PANEL: (migrate, executor, demo),
+        PANEL: (migrate, executor),
         "Jobs": (submit, jobs, show, logs, why, cancel, remove, retry, priority, args),
         "Queues, groups, executors": (stats, executors, notify, drain),
         "More": (version,),

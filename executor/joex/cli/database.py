@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from joex.cli.output import note
 from joex.cli.sigterm import leaving_in_order
-from joex.client import Client
+from joex.client.client import Client
 from joex.config import load_settings
 from joex.store.database import close_pool, connect, create_pool
 from joex.store.migrate import migrate

@@ -16,7 +16,7 @@ import typer
 from joex.cli.database import database
 from joex.cli.flags import with_settings
 from joex.cli.load import load_app
-from joex.client import Client
+from joex.client.client import Client
 from joex.config import Settings, load_settings
 from joex.core.lease import Lease
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError

@@ -14,11 +14,11 @@ from joex.cli.database import with_client
 from joex.cli.options import AsJson, DatabaseUrl, Limit
 from joex.cli.output import ago, note, print_json, print_table, say, shown, span
 from joex.cli.submit import json_object
-from joex.client import Client
+from joex.client.client import Client
+from joex.client.periodic import check_timer
 from joex.core.duration import format_duration
 from joex.core.job import Priority
 from joex.errors import InvalidJob, JoexError, NotYours
-from joex.periodic_tasks import check_timer
 from joex.store.periodic import PeriodicTask
 
 _COLUMNS = ("ID", "TASK", "TIMER", "ZONE", "NEXT", "LAST", "JOB", "OWNER", "STATUS")

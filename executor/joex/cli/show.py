@@ -14,7 +14,7 @@ import typer
 from joex.cli.database import with_client
 from joex.cli.options import AsJson, DatabaseUrl, JobId
 from joex.cli.output import iso, note, print_json, print_json_line, say, shown, span
-from joex.client import Client
+from joex.client.client import Client
 from joex.core.job import State
 from joex.errors import JoexError
 from joex.store.jobs import Job, LogEntry

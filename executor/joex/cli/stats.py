@@ -20,7 +20,7 @@ from joex.store.stats import QueueStats, Shares, finished_between, now, shared_q
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from joex.client import Client
+    from joex.client.client import Client
     from joex.store.statement import Connection
 
 _COLUMNS = ("QUEUE", "GROUPS", "WAITING", "DEFERRED", "STUCK", "SCHEDULED", "RUNNING", "OLDEST")

@@ -13,7 +13,7 @@ from joex.cli.options import DatabaseUrl, JobId, OfGroup, OfQueue, OfTask
 from joex.cli.output import note, say
 from joex.cli.show import get_job, no_such_job
 from joex.cli.submit import json_object
-from joex.client import Client
+from joex.client.client import Client
 from joex.core.job import Priority
 from joex.errors import ConfigError, JoexError
 

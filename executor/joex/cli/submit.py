@@ -15,7 +15,7 @@ import typer
 from joex.cli.database import with_client
 from joex.cli.options import DatabaseUrl
 from joex.cli.output import note, print_json, say
-from joex.client import Client
+from joex.client.client import Client
 from joex.core.duration import parse_duration
 from joex.core.job import Priority, State
 from joex.errors import ConfigError, JoexError

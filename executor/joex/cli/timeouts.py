@@ -79,7 +79,7 @@ def clear_command(job_type: Type, *, database_url: DatabaseUrl = None) -> None:
 
 def _set(database_url: str | None, name: str, activity: str | None = None, visibility: str | None = None) -> None:
     job_type = from_name(name)
-    with_client(database_url, lambda c: c.typed.set_timeout(job_type, activity=activity, visibility=visibility))
+    with_client(database_url, lambda c: c.keyed.set_timeout(job_type, activity=activity, visibility=visibility))
 
 
 def _limits(one: TaskTimeout) -> tuple[timedelta | None, timedelta | None]:

@@ -15,7 +15,7 @@ from joex.errors import ConfigError, DatabaseUnavailable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from joex.client import Client
+    from joex.client.client import Client
     from joex.store.statement import Connection
 
 T = TypeVar("T")

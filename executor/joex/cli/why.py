@@ -6,8 +6,8 @@ from joex.cli.database import with_client
 from joex.cli.options import AsJson, DatabaseUrl, JobId
 from joex.cli.output import print_json, say
 from joex.cli.show import get_job
-from joex.client import Client
-from joex.core.why import Reason
+from joex.client.client import Client
+from joex.client.explain import Reason
 
 
 def why(job_id: JobId, *, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import NoneType
@@ -72,14 +72,10 @@ class NewJob:
     retries: int | None = None
 
     def __post_init__(self) -> None:
-        if not self._has_plain_texts():
-            check_name("task", self.task)
-            check_name("group", self.group)
-            check_name("queue", self.queue)
-            if self.tracker is not None:
-                check_name("tracker", self.tracker)
-            check_text("subject", self.subject, LONGEST_SUBJECT)
-            check_text("submitter", self.submitter, LONGEST_NAME)
+        names = {"task": self.task, "group": self.group, "queue": self.queue}
+        if self.tracker is not None:
+            names["tracker"] = self.tracker
+        check_texts(names, self.subject, self.submitter)
         if self.priority not in ("high", "low") or type(self.priority) not in (str, Priority):
             object.__setattr__(self, "priority", priority_of(self.priority))  # in other letters, or of another enum
         if self.not_before is not None:
@@ -88,17 +84,6 @@ class NewJob:
             check_retries("retries", self.retries)
         if type(self.args) is not dict and not isinstance(self.args, Mapping):
             raise ValueError(f"args: expected an object (names and values); got {type(self.args).__name__}")
-
-    def _has_plain_texts(self) -> bool:
-        """Whether one look at the texts finds them good, as nearly always; else they are looked at one by one."""
-        task, group, queue, tracker = self.task, self.group, self.queue, self.tracker
-        try:
-            text = "".join((task, group, queue, "" if tracker is None else tracker, self.subject, self.submitter))
-        except TypeError:  # one is no text
-            return False
-        if len(text) > LONGEST_NAME or not text.isascii() or "\0" in text:
-            return False
-        return task != "" and group != "" and queue != "" and tracker != ""
 
 
 class Columns(NamedTuple):
@@ -148,8 +133,8 @@ def columns_of_plain(jobs: Sequence[Any]) -> Columns | None:
     queues = [job.get("queue", "default") for job in jobs] if "queue" in fields else None
     subjects = [job.get("subject", "") for job in jobs] if "subject" in fields else None
     submitters = [job.get("submitter", "") for job in jobs] if "submitter" in fields else None
-    names_are_plain = all(_are_plain(texts, 1) for texts in (tasks, groups, queues) if texts is not None)
-    texts_are_plain = all(_are_plain(texts, 0) for texts in (subjects, submitters) if texts is not None)
+    names_are_plain = all(_are_plain(texts) for texts in (tasks, groups, queues) if texts is not None)
+    texts_are_plain = all(_are_plain(texts, may_be_empty=True) for texts in (subjects, submitters) if texts is not None)
     if not (names_are_plain and texts_are_plain and set(map(type, args)) <= {dict, NoneType}):
         return None
     return Columns(
@@ -163,16 +148,15 @@ def columns_of_plain(jobs: Sequence[Any]) -> Columns | None:
     )
 
 
-def _are_plain(texts: list[Any], shortest: int) -> bool:
-    """Whether one look at them finds them good as names, as nearly always."""
+def _are_plain(texts: Collection[Any], *, may_be_empty: bool = False) -> bool:
+    """Whether one look at them finds them good as names, as nearly always; else `check_text` is to judge each."""
     try:
         text = "".join(texts)
     except TypeError:  # one is no text
         return False
-    if not text.isascii() or "\0" in text:
+    if not text.isascii() or "\0" in text or not (may_be_empty or all(texts)):
         return False
-    sizes = set(map(len, texts))
-    return min(sizes) >= shortest and max(sizes) <= LONGEST_NAME
+    return len(text) <= LONGEST_NAME or max(map(len, texts)) <= LONGEST_NAME
 
 
 class TakenJob(NamedTuple):
@@ -199,6 +183,19 @@ class TakenJob(NamedTuple):
     retries: int | None
     waited: float
     suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A run of this executor. ``attempt`` is 1 for the first one; ``seconds`` since its code started, 0: it has not."""
+
+    id: UUID
+    task: str
+    group: str
+    queue: str
+    attempt: int
+    subject: str
+    seconds: float
 
 
 def priority_of(text: str) -> Priority:
@@ -230,6 +227,20 @@ def check_retries(field: str, retries: object) -> None:
     """
     if not (isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= _MOST_RETRIES):
         raise ValueError(f"{field}: expected 0 to {_MOST_RETRIES}; got {retries!r}")
+
+
+def check_texts(names: Mapping[str, str], subject: str, submitter: str) -> None:
+    """Check the texts of a submission: the names by their fields, and those for people.
+
+    Raises:
+        ValueError: one is wrong; the message names its field.
+    """
+    if _are_plain(names.values()) and _are_plain((subject, submitter), may_be_empty=True):
+        return
+    for name, text in names.items():
+        check_name(name, text)
+    check_text("subject", subject, LONGEST_SUBJECT)
+    check_text("submitter", submitter, LONGEST_NAME)
 
 
 def check_name(field: str, name: str) -> None:

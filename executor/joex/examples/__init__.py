@@ -1,4 +1,4 @@
-"""Example apps, which the documentation and ``joex demo`` use. Each is one module to read from top to bottom."""
+"""Example apps, which the documentation and ``make demo`` use. Each is one module to read from top to bottom."""
 
 from joex.examples import documents
 

@@ -6,7 +6,7 @@ Run an executor with it, hand in a file for the tenant "acme", and look at the r
     joex submit documents.count --arg path=/usr/lib/python3.11/json/decoder.py --group acme
     joex show ID
 
-``joex demo`` runs it on the standard library, for four tenants at once.
+``make demo`` runs it on the standard library, for four tenants at once.
 """
 
 from __future__ import annotations

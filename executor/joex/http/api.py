@@ -10,15 +10,15 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 
-from joex.client import Client
+from joex.client.client import Client
+from joex.client.keyed_jobs import KeyedJobs
 from joex.config import Settings
 from joex.http import executor as of_executor
-from joex.http import jobs, periodic, queues, typed, workers
-from joex.http.access import refuse_unknown_parameters
-from joex.http.face import ExecutorFace
-from joex.http.guard import Guard
-from joex.http.problems import add_handlers, problems
-from joex.typed import TypedJobs
+from joex.http import jobs, keyed, periodic, queues, workers
+from joex.http.auth import AuthMiddleware
+from joex.http.dependencies import refuse_unknown_parameters
+from joex.http.errors import add_handlers, problems
+from joex.http.executor_protocol import ExecutorProtocol
 
 LARGEST_BODY = 10_000_000
 """Bytes of a body."""
@@ -32,7 +32,7 @@ served on loopback only. A call that is not served answers with `{"detail": "why
 
 
 def create_api(
-    settings: Settings, client: Client, executor: ExecutorFace, metrics: Callable[[], tuple[bytes, str]]
+    settings: Settings, client: Client, executor: ExecutorProtocol, metrics: Callable[[], tuple[bytes, str]]
 ) -> FastAPI:
     """The HTTP interface of an executor, as an ASGI application.
 
@@ -53,16 +53,19 @@ def create_api(
         responses=problems(400),
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
-    api.state.closing = asyncio.Event()  # it stops: calls that wait end (see joex.http.patience)
-    api.state.typed = TypedJobs(
-        client, retries=settings.retries, retry_delay=settings.retry_delay, retry_jitter=settings.retry_jitter
+    api.state.closing = asyncio.Event()  # it stops: calls that wait end (see joex.http.disconnect)
+    api.state.keyed = KeyedJobs(
+        client.connections,
+        retries=settings.retries,
+        retry_delay=settings.retry_delay,
+        retry_jitter=settings.retry_jitter,
     )
-    for part in (of_executor, jobs, typed, workers, queues, periodic):
+    for part in (of_executor, jobs, keyed, workers, queues, periodic):
         api.include_router(part.routes)
     add_handlers(api)
     # An empty token counts as none: it would let everybody in.
     token = settings.api_token.get_secret_value() if settings.api_token else ""
-    api.add_middleware(Guard, token=token or None, largest_body=LARGEST_BODY)
+    api.add_middleware(AuthMiddleware, token=token or None, largest_body=LARGEST_BODY)
     return api
 
 

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response, status
 
-from joex.http.access import CHANGING, Done, TheClient, TheExecutor, refusals
-from joex.http.bodies import Name
-from joex.http.face import RunningJob
+from joex.core.job import RunningJob
+from joex.http.dependencies import CHANGING, Done, TheClient, TheExecutor, refusals
+from joex.http.models import Name
 
 routes = APIRouter(tags=["executor"])
 
@@ -28,23 +27,10 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A run of this executor. ``attempt`` is 1 for the first one; ``seconds`` since its code started."""
-
-    id: UUID
-    task: str
-    group: str
-    queue: str
-    attempt: int
-    subject: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Running:
     """What this executor runs."""
 
-    running: list[Run]
+    running: list[RunningJob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +63,7 @@ async def notify(
 @routes.get("/api/v1/running")
 async def list_running(executor: TheExecutor) -> Running:
     """List what this executor runs."""
-    return Running([_run(run) for run in executor.running()])
+    return Running(executor.running())
 
 
 @routes.post("/api/v1/shutdownAndExit", dependencies=CHANGING, responses=refusals())
@@ -109,10 +95,6 @@ async def metrics(request: Request) -> Response:
     render: Callable[[], tuple[bytes, str]] = request.app.state.metrics
     content, content_type = render()
     return Response(content, media_type=content_type)
-
-
-def _run(run: RunningJob) -> Run:
-    return Run(run.id, run.task, run.group, run.queue, run.attempt, run.subject, run.seconds)
 
 
 def _health(phase: str, response: Response, *, ok: bool) -> Health:

@@ -9,15 +9,15 @@ from uuid import UUID
 from fastapi import APIRouter, Body, HTTPException, Query, Response, status
 from pydantic import BaseModel, Field
 
-from joex.client import Client
+from joex.client.client import Client
+from joex.client.submissions import new_job
 from joex.core.job import NewJob, State
 from joex.errors import InvalidJob
-from joex.http.access import CHANGING, Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
-from joex.http.bodies import MOST_AT_ONCE, ArgsBody, JobberBody, JobBody, Name, PriorityBody
-from joex.http.problems import problems
+from joex.http.dependencies import CHANGING, Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
+from joex.http.errors import problems
+from joex.http.models import MOST_AT_ONCE, ArgsBody, JobberBody, JobBody, Name, PriorityBody
 from joex.store.jobs import Job, LogEntry
 from joex.store.listing import Filter, check_cursor, list_jobs
-from joex.submissions import new_job
 
 routes = APIRouter(tags=["jobs"])
 

@@ -15,12 +15,12 @@ from uuid import UUID
 from fastapi import APIRouter, HTTPException, Path, Query, status
 from pydantic import Field, PlainSerializer
 
+from joex.client.periodic import check_timer
 from joex.core.duration import format_duration
 from joex.errors import InvalidJob, NotYours
-from joex.http.access import CHANGING, Done, Limit, TheClient, refusals
-from joex.http.bodies import Body, Name, WorkBody
-from joex.http.problems import Problem, problems
-from joex.periodic_tasks import check_timer
+from joex.http.dependencies import CHANGING, Done, Limit, TheClient, refusals
+from joex.http.errors import Problem, problems
+from joex.http.models import Body, Name, WorkBody
 from joex.store.periodic import PeriodicTask
 
 routes = APIRouter(tags=["periodic tasks"])

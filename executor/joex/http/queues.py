@@ -11,9 +11,9 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query
 
 from joex.core.job import State
-from joex.http.access import CHANGING, Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
-from joex.http.bodies import GroupBody, Name
-from joex.http.problems import problems
+from joex.http.dependencies import CHANGING, Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
+from joex.http.errors import problems
+from joex.http.models import GroupBody, Name
 from joex.store import executors, stats
 from joex.store.executors import Executor
 from joex.store.jobs import Job, LogEntry, latest_log

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -41,29 +41,14 @@ async def serve(api: FastAPI, listener: socket.socket) -> None:
         await asyncio.shield(serving)
     finally:
         api.state.closing.set()
-        server.stop()
+        server.should_exit = True
         await serving
 
 
 class _Server(uvicorn.Server):
-    """uvicorn as a guest: it leaves the signals alone, and wakes once a second when it is idle, not ten times."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._stopped = asyncio.Event()
+    """uvicorn as a guest: it leaves the signals to the executor."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals alone."""
         yield
-
-    async def main_loop(self) -> None:
-        """Keep the date header right until `stop`."""
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), 1.0)
-
-    def stop(self) -> None:
-        """Let `serve` come to its end."""
-        self.should_exit = True
-        self._stopped.set()

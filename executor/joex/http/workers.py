@@ -10,17 +10,18 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response, status
 from pydantic import BaseModel
 
-from joex.client import Client
-from joex.http.access import CHANGING, Done, TheClient, refusals
-from joex.http.patience import while_heard
-from joex.http.problems import problems
-from joex.http.typed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
+from joex.client.client import Client
+from joex.client.keyed_jobs import KeyedJobs
+from joex.client.keyed_model import KeyedJob, TypeTimeout
+from joex.http.dependencies import CHANGING, Done, TheClient, refusals
+from joex.http.disconnect import unless_disconnected
+from joex.http.errors import problems
+from joex.http.keyed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
 from joex.http.values import Shown
-from joex.http.worker_bodies import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
+from joex.http.worker_models import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
 from joex.store import keyed, runs
 from joex.store.errors import translated
 from joex.store.statement import Connection
-from joex.typed import TypedJob, TypedJobs, TypeTimeout
 
 routes = APIRouter(tags=["workers"])
 
@@ -68,7 +69,7 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accep
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     job = await jobs.accept(body.type, worker=body.worker, **limit)  # and say at once where the database is away
     if job is None and body.wait:
-        job = await while_heard(request, jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit))
+        job = await unless_disconnected(request, jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit))
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     opts = ShownOpts.model_validate(job.opts)
@@ -143,7 +144,7 @@ async def set_timeout(body: TimeoutBody, jobs: TheJobs) -> Done:
     return Done("the type has no timeout" if taken_away else "the timeout of the type is set")
 
 
-async def _is_given_back(job: TypedJob, jobs: TypedJobs, request: Request) -> bool:
+async def _is_given_back(job: KeyedJob, jobs: KeyedJobs, request: Request) -> bool:
     """Give a job back whose worker has hung up meanwhile."""
     if not await request.is_disconnected():
         return False
@@ -151,7 +152,7 @@ async def _is_given_back(job: TypedJob, jobs: TypedJobs, request: Request) -> bo
     return True
 
 
-def _lock_of(job: TypedJob) -> UUID:
+def _lock_of(job: KeyedJob) -> UUID:
     assert job.lock_id is not None  # noqa: S101 - it was accepted
     return job.lock_id
 
@@ -165,7 +166,7 @@ async def _transaction(client: Client) -> AsyncIterator[Connection]:
 
 
 async def _write_log(
-    jobs: TypedJobs, name: tuple[Any, Any], lock_id: UUID, lines: Sequence[str], connection: Connection
+    jobs: KeyedJobs, name: tuple[Any, Any], lock_id: UUID, lines: Sequence[str], connection: Connection
 ) -> None:
     """Write what the run says into the log; nothing, where it has lost its job."""
     job = await jobs.get_job(*name, connection=connection) if lines else None
@@ -174,7 +175,7 @@ async def _write_log(
         await runs.note_many(connection, said, [])
 
 
-async def _first_answer(client: Client, jobs: TypedJobs, name: tuple[Any, Any], lock_id: UUID) -> str:
+async def _first_answer(client: Client, jobs: KeyedJobs, name: tuple[Any, Any], lock_id: UUID) -> str:
     """What a run was answered that has ended already, by its own word: it has not heard that."""
     async with client.using() as connection:
         job = await jobs.get_job(*name, connection=connection)

@@ -25,7 +25,7 @@ _DROPPED = (
     "their runs had lost their jobs",
     "the database could not be reached before the executor left",
 )
-"""Why log lines are dropped, as `joex.runtime.notes` says it; else it says what the database answered."""
+"""Why log lines are dropped, as `joex.runtime.job_log_writer` says it; else it says what the database answered."""
 
 _TAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 

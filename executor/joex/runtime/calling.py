@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from joex.context import Notes
+from joex.context import RunReports
 from joex.errors import JoexError
 from joex.runtime.run import Defaults, Run
 from joex.runtime.text import error_trace
@@ -19,9 +19,9 @@ from joex.task import Task
 class Caller:
     """Calls the code of tasks, in as many threads as there are slots."""
 
-    def __init__(self, slots: int, defaults: Defaults, notes: Notes) -> None:
+    def __init__(self, slots: int, defaults: Defaults, reports: RunReports) -> None:
         self._defaults = defaults
-        self._notes = notes
+        self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
 
@@ -65,7 +65,7 @@ class Caller:
             else:
                 await self._in_thread(run, handler)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
-            self._notes.log(run.job, "error", f"its on_cancel handler failed: {error_trace(error)}")
+            self._reports.log(run.job, "error", f"its on_cancel handler failed: {error_trace(error)}")
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from typing import Any, Never
 from uuid import UUID
 
@@ -18,7 +17,8 @@ from joex.core.events import Overdue, Rescued
 from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime.clock import clock
-from joex.runtime.lease_listener import Teller
+from joex.runtime.lease_callbacks import Notifier
+from joex.runtime.waits import wait_for
 from joex.store import executors, keyed
 from joex.store.database import borrowed, create_pool
 
@@ -38,7 +38,7 @@ class Chores:
         pooled: a transaction pooler is in between.
         held: the runs at this moment.
         observed: what heartbeats have observed of other executors.
-        teller: tells the executor of what was found.
+        notifier: notifies the executor of what was found.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Chores:
         pooled: bool,
         held: Callable[[], list[tuple[UUID, UUID]]],
         observed: Observation,
-        teller: Teller,
+        notifier: Notifier,
     ) -> None:
         self._url = url
         self._executor = executor
@@ -62,8 +62,8 @@ class Chores:
         self._pooled = pooled
         self._held = held
         self._observed = observed
-        self._teller = teller
-        self._listener = teller.listener
+        self._notifier = notifier
+        self._callbacks = notifier.callbacks
         self._beaten = asyncio.Event()
         self._rescued: Counter[tuple[str, int]] = Counter()  # calls take parts; an executor is told of once
 
@@ -91,11 +91,9 @@ class Chores:
                             while await chore(connection):
                                 begin = clock()
                     except (JoexError, OSError) as error:
-                        self._teller.tell_trouble("chores", str(error), self._lease.heartbeat_every)
+                        self._notifier.report_trouble("chores", str(error), self._lease.heartbeat_every)
                     not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(2 * self._lease.heartbeat_every):
-                        await self._beaten.wait()
+                await wait_for(self._beaten, 2 * self._lease.heartbeat_every)
                 self._beaten.clear()
         finally:
             pool.terminate()
@@ -105,18 +103,18 @@ class Chores:
         found = await executors.check_runs(connection, self._executor, held)
         locks = dict(held)
         if found.lost:
-            self._teller.tell(self._listener.on_lost, [locks[job_id] for job_id in found.lost])
+            self._notifier.notify_executor(self._callbacks.on_lost, [locks[job_id] for job_id in found.lost])
         for job_id in found.cancel:
-            self._teller.tell(self._listener.on_cancel, job_id)
+            self._notifier.notify_executor(self._callbacks.on_cancel, job_id)
         if found.draining:
-            self._teller.tell(self._listener.on_drain)
+            self._notifier.notify_executor(self._callbacks.on_drain)
         if found.crowded:
-            self._teller.tell(self._listener.on_crowd)
+            self._notifier.notify_executor(self._callbacks.on_crowd)
         return False
 
     async def _look_for_work(self, connection: Any) -> bool:
         if await executors.has_work(connection, list(self._queues)):
-            self._teller.tell(self._listener.on_wake)
+            self._notifier.notify_executor(self._callbacks.on_wake)
         return False
 
     async def _rescue(self, connection: Any) -> bool:
@@ -125,12 +123,12 @@ class Chores:
             self._rescued[app_id, executor] += jobs
         if not found:
             for (app_id, executor), jobs in self._rescued.items():
-                self._teller.tell_event(Rescued(app_id, executor, jobs))
+                self._notifier.emit(Rescued(app_id, executor, jobs))
             self._rescued.clear()
         return bool(found)
 
     async def _recover_overdue(self, connection: Any) -> bool:
         found = await keyed.recover_overdue(connection, self._most_losses)
         for app_id, jobs in found:
-            self._teller.tell_event(Overdue(app_id, jobs))
+            self._notifier.emit(Overdue(app_id, jobs))
         return bool(found)

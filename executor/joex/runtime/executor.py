@@ -1,4 +1,4 @@
-"""An executor: registers, serves as one incarnation after the other (see `incarnation`), drains, leaves.
+"""An executor: registers, serves as one incarnation after the other (see `registration`), drains, leaves.
 
 ::
 
@@ -12,49 +12,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
+from joex.core.job import RunningJob
 from joex.core.lease import Lease, Observation
 from joex.errors import JoexError
 from joex.runtime import bulk
 from joex.runtime.clock import clock
-from joex.runtime.housekeeping import register_periodic_tasks
 from joex.runtime.identity import is_certainly_gone, this_process
-from joex.runtime.incarnation import Incarnation
+from joex.runtime.maintenance import register_periodic_tasks
+from joex.runtime.registration import Registration, Resources
 from joex.runtime.waits import wait_for
 from joex.runtime.watchdog import Watchdog
 from joex.store import executors
 from joex.store.database import POLL_EVERY, borrowed, close_pool, create_pool, is_pooled
-from joex.store.executors import Other, Registered, Registration
+from joex.store.executors import NewExecutor, Other, Registered
 from joex.store.migrate import check_schema
-from joex.store.runs import SizeLimits, size_limits
+from joex.store.runs import size_limits
 from joex.store.task_connections import TaskConnections
 from joex.task import App
 
 if TYPE_CHECKING:
     import asyncpg
 
+T = TypeVar("T")
 _REGISTER_RETRY_IN = 0.5
 _TASK_CONNECTIONS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A job in a slot, for people. ``seconds`` since its code started; 0: it has not."""
-
-    id: UUID
-    task: str
-    group: str
-    queue: str
-    attempt: int
-    subject: str
-    seconds: float
 
 
 class Executor:
@@ -67,10 +54,6 @@ class Executor:
         emit: where events go; called on the executor's loop.
         watchdog: ends this process where its interpreter is stuck; None: nothing does.
     """
-
-    task_connections: TaskConnections
-    bulk_pool: asyncpg.Pool[Any]
-    limits: SizeLimits
 
     def __init__(
         self,
@@ -86,28 +69,26 @@ class Executor:
         self.app_id = settings.effective_app_id
         self.phase = "starting"
         self.id: int | None = None
-        self.url = url
-        self.emit = emit
-        self.poll_interval = None if settings.poll_interval is None else settings.poll_interval.total_seconds()
-        """Seconds; None: it listens. Where a pooler is in between it polls even if nothing says so."""
-        self.watchdog = watchdog
-        self.asked_to_drain = asyncio.Event()
-        self.asked_to_stop = asyncio.Event()
-        self._incarnation: Incarnation | None = None
+        self._url = url
+        self._emit = emit
+        self._watchdog = watchdog
+        self._asked_to_drain = asyncio.Event()
+        self._asked_to_stop = asyncio.Event()
+        self._registration: Registration | None = None
 
     @property
     def ready(self) -> bool:
         """It is registered, trusts its lease, and takes jobs."""
-        return self.phase == "running" and self._incarnation is not None and self._incarnation.keeper.is_trusted
+        return self.phase == "running" and self._registration is not None and self._registration.keeper.is_trusted
 
     @property
     def alive(self) -> bool:
         """Its loop and its lease's thread are at work. An unreachable database is no reason to restart it."""
-        return self._incarnation is None or self._incarnation.keeper.is_alive
+        return self._registration is None or self._registration.keeper.is_alive
 
     def running(self) -> list[RunningJob]:
         """The jobs in the slots."""
-        held = [] if self._incarnation is None else list(self._incarnation.runner.runs.values())
+        held = [] if self._registration is None else list(self._registration.runner.runs.values())
         return [
             RunningJob(
                 r.job.id, r.job.task, r.job.group, r.job.queue, r.job.attempt + 1, r.job.subject, r.seconds or 0.0
@@ -117,19 +98,20 @@ class Executor:
 
     def wake(self) -> None:
         """Look for work now."""
-        if self._incarnation is not None:
-            self._incarnation.taker.wake()
+        if self._registration is not None:
+            self._registration.taker.wake()
 
     def drain(self) -> None:
         """Take no more jobs, finish what runs, and leave."""
-        if not self.asked_to_drain.is_set():
-            self.asked_to_drain.set()
-            self.emit(events.Draining(len(self.running())))
+        if not self._asked_to_drain.is_set():
+            self._asked_to_drain.set()
+            self.phase = "draining" if self.phase == "running" else self.phase
+            self._emit(events.Draining(len(self.running())))
 
     def stop(self) -> None:
         """Leave at once: interrupt what runs, and give it back (it waits again, and this run does not count)."""
         self.drain()
-        self.asked_to_stop.set()
+        self._asked_to_stop.set()
 
     async def run(self, services: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
         """Run until it has drained. ``services`` run beside it all the time (the HTTP interface).
@@ -137,45 +119,65 @@ class Executor:
         Raises:
             SchemaError, ConfigError, DatabaseUnavailable: at the start, while nothing has been taken.
         """
-        polls = self.poll_interval is not None
-        pool = await create_pool(self.url, most=4, pooled=polls, name=f"joex {self.app_id}", for_services=True)
+        polls = self.settings.poll_interval is not None
+        pool = await create_pool(self._url, most=4, pooled=polls, name=f"joex {self.app_id}", for_services=True)
         # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
         task_pool = await create_pool(
-            self.url, most=most, pooled=polls, name=f"joex tasks {self.app_id}", for_tasks=True
+            self._url, most=most, pooled=polls, name=f"joex tasks {self.app_id}", for_tasks=True
         )
-        self.task_connections = TaskConnections(task_pool)
-        self.bulk_pool = await create_pool(
-            self.url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}", resets=False
+        task_connections = TaskConnections(task_pool)
+        bulk_pool = await create_pool(
+            self._url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}", resets=False
         )
         try:
-            if not await self._unless_drained(self._prepare(pool)):
+            resources = await self._unless_drained(self._prepare(pool, bulk_pool, task_connections))
+            if resources is None:
                 return
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
-                beside.append(group.create_task(self.task_connections.watch(pool, self.url)))
-                await self._run_incarnations(pool)
+                beside.append(group.create_task(task_connections.watch(pool, self._url)))
+                await self._serve(resources)
                 for task in beside:
                     task.cancel()
         except BaseExceptionGroup as error:
             raise _only(error) from error
         finally:
             self.phase = "left"
-            for used in (pool, task_pool, self.bulk_pool):
+            for used in (pool, task_pool, bulk_pool):
                 await close_pool(used)
 
-    async def _prepare(self, pool: asyncpg.Pool[Any]) -> None:
+    async def _prepare(
+        self, pool: asyncpg.Pool[Any], bulk_pool: asyncpg.Pool[Any], task_connections: TaskConnections
+    ) -> Resources:
+        given = self.settings.poll_interval
+        poll_interval = None if given is None else given.total_seconds()
         async with borrowed(pool) as connection:
             await check_schema(connection)
             if await is_pooled(connection):
-                self.poll_interval = self.poll_interval or POLL_EVERY
-            self.limits = await size_limits(connection)
+                poll_interval = poll_interval or POLL_EVERY
+            limits = await size_limits(connection)
             for refused in await register_periodic_tasks(connection, self.app, self.settings):
-                self.emit(events.PeriodicNotRegistered(refused))
+                self._emit(events.PeriodicNotRegistered(refused))
+        return Resources(
+            app=self.app,
+            settings=self.settings,
+            url=self._url,
+            emit=self._emit,
+            watchdog=self._watchdog,
+            pool=pool,
+            bulk_pool=bulk_pool,
+            task_connections=task_connections,
+            limits=limits,
+            poll_interval=poll_interval,
+            asked_to_drain=self._asked_to_drain,
+            asked_to_stop=self._asked_to_stop,
+            drain=self.drain,
+        )
 
-    async def _unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do what comes before anything is taken; False: it was asked to drain first, so that nothing waits for it."""
-        task, drained = asyncio.ensure_future(work), asyncio.ensure_future(self.asked_to_drain.wait())
+    async def _unless_drained(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Do what comes before anything is taken; None: it was asked to drain first, so that nothing waits for it."""
+        task, drained = asyncio.ensure_future(work), asyncio.ensure_future(self._asked_to_drain.wait())
         try:
             await asyncio.wait({task, drained}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -183,31 +185,30 @@ class Executor:
             is_given_up = task.cancel()
         if is_given_up:
             await asyncio.wait({task})
-        else:
-            task.result()
-        return not is_given_up
+        return None if is_given_up else task.result()
 
-    async def _run_incarnations(self, pool: asyncpg.Pool[Any]) -> None:
+    async def _serve(self, resources: Resources) -> None:
+        """Serve as one incarnation after the other, until it has drained."""
         while True:
-            registered = await self._register(pool)
+            registered = await self._register(resources.pool, locks=resources.poll_interval is None)
             if registered is None:
                 return
             self.id, since = registered
-            self._incarnation = Incarnation(self, pool, self.id, since)
-            self.phase = "draining" if self.asked_to_drain.is_set() else "running"
-            if await self._incarnation.run():
+            self._registration = Registration(resources, self.id, since)
+            self.phase = "draining" if self._asked_to_drain.is_set() else "running"
+            if await self._registration.run():
                 return
-            self.emit(events.LeaseEnded(self.id))
+            self._emit(events.LeaseEnded(self.id))
 
-    async def _register(self, pool: asyncpg.Pool[Any]) -> tuple[int, float] | None:
+    async def _register(self, pool: asyncpg.Pool[Any], *, locks: bool) -> tuple[int, float] | None:
         """Register a new incarnation; wait while another executor lives under the app-id. None: asked to drain.
 
         Under a retired app-id nobody registers. It waits there too: whoever retired it is about to end this process,
         and one that ended by itself would only be started again.
         """
-        me, gone, told = self._registration(), None, None
+        me, gone, told = self._newcomer(locks=locks), None, None
         observed = Observation(Lease(self.settings.lease).heartbeat_every)
-        while not self.asked_to_drain.is_set():
+        while not self._asked_to_drain.is_set():
             sent = clock()
             try:
                 # (Not the registration itself: given up, it would leave the row of an executor that does not exist.)
@@ -219,10 +220,10 @@ class Executor:
                     )
             except (JoexError, OSError) as error:
                 observed.break_off()
-                self.emit(events.DatabaseTrouble("registration", str(error), _REGISTER_RETRY_IN))
+                self._emit(events.DatabaseTrouble("registration", str(error), _REGISTER_RETRY_IN))
             else:
                 if answer.id is not None:
-                    self.emit(events.Registered(self.app_id, answer.id, answer.reclaimed))
+                    self._emit(events.Registered(self.app_id, answer.id, answer.reclaimed))
                     return answer.id, sent
                 observed.answered(sent, clock(), answer.mark)
                 if answer.other is not None and answer.other.id != gone and is_certainly_gone(answer.other):
@@ -230,7 +231,7 @@ class Executor:
                     continue
                 self.phase = "waiting"
                 told = self._tell_of_waiting(answer, told)
-            await wait_for(self.asked_to_drain, _REGISTER_RETRY_IN)
+            await wait_for(self._asked_to_drain, _REGISTER_RETRY_IN)
         return None
 
     def _tell_of_waiting(self, answer: Registered, told: int | None) -> int | None:
@@ -238,12 +239,12 @@ class Executor:
         why = answer.other.id if answer.other is not None else 0
         if why != told:
             in_use = None if answer.other is None else events.AppIdInUse(self.app_id, _describe(answer.other))
-            self.emit(in_use or events.AppIdRetired(self.app_id))
+            self._emit(in_use or events.AppIdRetired(self.app_id))
         return why
 
-    def _registration(self) -> Registration:
+    def _newcomer(self, *, locks: bool) -> NewExecutor:
         process, settings = this_process(), self.settings
-        return Registration(
+        return NewExecutor(
             app_id=self.app_id,
             pod_uid=settings.pod_uid or None,
             host=process.host,
@@ -256,14 +257,14 @@ class Executor:
             pool_size=settings.pool_size,
             http_address=settings.http_address or None,
             lease=settings.lease,
-            locks=self.poll_interval is None,
+            locks=locks,
         )
 
 
-async def _reach(pool: asyncpg.Pool[Any]) -> None:
+async def _reach(pool: asyncpg.Pool[Any]) -> Literal[True]:
     """Have a connection in the pool."""
     async with borrowed(pool):
-        pass
+        return True
 
 
 async def _run(service: Callable[[], Awaitable[None]]) -> None:

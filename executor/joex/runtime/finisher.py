@@ -21,7 +21,7 @@ from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
 from joex.errors import JoexError
 from joex.runtime.bulk import TooSlow, moved
-from joex.runtime.notes import NoteWriter
+from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.text import storable
 from joex.store import runs
 from joex.store.database import borrowed
@@ -109,7 +109,7 @@ class Finisher:
 
     Args:
         pool: where connections come from.
-        notes: what runs have said, which is written before their ends.
+        reports: what runs have said, which is written before their ends.
         emit: where events go.
         written: called with the jobs of runs whose ends are written, or that have lost them: their slots are free.
         bulk: where connections for what is large come from.
@@ -119,7 +119,7 @@ class Finisher:
     def __init__(
         self,
         pool: asyncpg.Pool[Any],
-        notes: NoteWriter,
+        reports: JobLogWriter,
         emit: Emit,
         written: Callable[[list[TakenJob]], None],
         *,
@@ -129,7 +129,7 @@ class Finisher:
         self._pool = pool
         self._bulk = bulk
         self._canceled = canceled
-        self._notes = notes
+        self._reports = reports
         self._emit = emit
         self._written = written
         self._ends: list[End] = []
@@ -186,7 +186,7 @@ class Finisher:
         ends, starts = self._cut_ends(), self._cut_starts()
         try:
             if ends:
-                await self._flush_notes()
+                await self._flush_reports()
             async with borrowed(self._pool) as connection:
                 if starts:
                     await _halved(starts, lambda part: self._write_starts(connection, part), self._give_up_start)
@@ -224,7 +224,7 @@ class Finisher:
     async def _write_apart(self, end: End) -> None:
         """Write an end alone, with as much time as its size explains; in the end, that it can't be written."""
         end.is_settled = False
-        await self._flush_notes()
+        await self._flush_reports()
         while not end.is_settled:
             try:
                 await moved(self._bulk, end.size, lambda used: self._write_ends(used, [end]), self._emit)
@@ -256,18 +256,18 @@ class Finisher:
         job, _ = start
         self._emit(RunNotWritten(job.id, job.task, "start", str(error)))
 
-    async def _flush_notes(self) -> None:
+    async def _flush_reports(self) -> None:
         """Write what the runs have said first: once their jobs are in other hands, their lines would be refused.
 
         But a log that can't be written keeps no job waiting: it is given a moment, and then left behind until it has
         caught up.
         """
-        if self._notes.is_empty:
+        if self._reports.is_empty:
             self._notes_lag = False
         elif not self._notes_lag:
             try:
                 async with asyncio.timeout(_NOTES_WITHIN):
-                    await self._notes.flush()
+                    await self._reports.flush()
             except (TimeoutError, JoexError, OSError):
                 self._notes_lag = True
 

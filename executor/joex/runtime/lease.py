@@ -33,15 +33,17 @@ import uvloop
 
 from joex.core.events import DatabaseTrouble, Woken
 from joex.core.lease import Lease, Observation
-from joex.errors import JoexError
+from joex.errors import DatabaseUnavailable, JoexError
+from joex.notifications.listener import Listener
 from joex.runtime.chores import Chores
 from joex.runtime.clock import clock
-from joex.runtime.lease_listener import Listener, Teller
+from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.text import error_trace
+from joex.runtime.waits import wait_for
 from joex.runtime.watchdog import Watchdog
 from joex.store import executors, periodic
-from joex.store.database import connect, is_pooled
-from joex.store.errors import NO_MESSAGE, translated
+from joex.store.database import connect
+from joex.store.errors import NO_MESSAGE
 
 _RECONNECT_IN = 0.2
 _GRACE = (
@@ -66,7 +68,7 @@ class LeaseKeeper:
         executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
         watchdog: watches the process; None: nothing does.
-        listener: is told of what happens.
+        callbacks: called when something happens.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class LeaseKeeper:
         executing: Callable[[], int],
         since: float,
         watchdog: Watchdog | None,
-        listener: Listener,
+        callbacks: LeaseCallbacks,
     ) -> None:
         self._url = url
         self._executor = executor
@@ -91,10 +93,10 @@ class LeaseKeeper:
         self._pooled = pooled
         self._executing = executing
         self._watchdog = watchdog
-        self._listener = listener
+        self._callbacks = callbacks
         self._trusted_until = since + lease.trusted_for
         self._observed = Observation(lease.heartbeat_every)
-        self._teller = Teller(listener, news_for=lease.duration.total_seconds())
+        self._notifier = Notifier(callbacks, news_for=lease.duration.total_seconds())
         self._chores = Chores(
             url,
             executor=executor,
@@ -104,7 +106,7 @@ class LeaseKeeper:
             pooled=pooled,
             held=held,
             observed=self._observed,
-            teller=self._teller,
+            notifier=self._notifier,
         )
         self._is_trusted = True
         self._is_over = False
@@ -148,8 +150,8 @@ class LeaseKeeper:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._keep())
         except Exception as error:  # noqa: BLE001 - without this thread nothing watches the lease: start over
-            self._teller.tell_event(DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
-            self._teller.tell(self._listener.on_ended)
+            self._notifier.emit(DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
+            self._notifier.notify_executor(self._callbacks.on_ended)
         finally:
             if self._watchdog is not None:
                 self._watchdog.rest()
@@ -169,10 +171,10 @@ class LeaseKeeper:
                     if task.done():  # by a mistake of ours
                         task.result()
                 if not self._stop.is_set():
-                    await self._pause(self._reconnect_in)
+                    await wait_for(self._stop, self._reconnect_in)
             if self._is_over:
                 # The executor's loop has been told. It may be blocked by the very task that must not go on.
-                await self._pause(_LOOP_WITHIN)
+                await wait_for(self._stop, _LOOP_WITHIN)
                 if not self._stop.is_set() and self._executing():
                     self._exit()
         finally:
@@ -200,39 +202,34 @@ class LeaseKeeper:
                 most = min(_RECONNECT_IN * 2.0 ** min(self._failures, 10), self._lease.heartbeat_every)
                 self._reconnect_in = most * random.uniform(0.5, 1)  # noqa: S311 - no secret
             self._failures += 1
-            self._teller.tell_trouble("lease", str(error), self._reconnect_in)
+            self._notifier.report_trouble("lease", str(error), self._reconnect_in)
         finally:
             self._observed.break_off()
             if connection is not None:
                 connection.terminate()
 
     async def _use(self, connection: Any) -> None:
-        broken = asyncio.Event()
-        connection.add_termination_listener(lambda _: broken.set())
-        pooled = await is_pooled(connection)
-        if not pooled:
-            with translated():
-                await connection.add_listener("joex_wake", self._hear_wake)
-                await connection.add_listener("joex_control", self._hear_control)
-                await connection.add_listener(periodic.CHANNEL, self._hear_periodic)
-            self._teller.tell(
-                self._listener.on_periodic
-            )  # no notification comes again that came before this session listened
-        has_lock = pooled
-        while not broken.is_set() and not self._is_over:
+        listener = Listener(connection, asyncio.Event())
+        await listener.start()
+        if not listener.is_pooled:
+            await listener.listen("joex_wake", self._hear_wake)
+            await listener.listen("joex_control", self._hear_control)
+            await listener.listen(periodic.CHANNEL, self._hear_periodic)
+            self._hear_periodic("")  # no notification comes again that came before this session listened
+        has_lock = listener.is_pooled
+        while not listener.is_lost and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
             has_lock = has_lock or await executors.hold_lock(connection, self._executor)
             await self._beat(connection)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease.heartbeat_every):
-                    await broken.wait()
+            with suppress(DatabaseUnavailable):  # a session that has ended without an error is no trouble yet
+                await listener.woken(asyncio.get_running_loop().time() + self._lease.heartbeat_every)
 
     async def _beat(self, connection: Any) -> None:
         sent = clock()
         beat = await executors.heartbeat(connection, self._executor)
         if beat is None:
             self._distrust()
-            self._teller.tell(self._listener.on_ended)
+            self._notifier.notify_executor(self._callbacks.on_ended)
             self._is_over = True
             return
         self._failures, self._reconnect_in = 0, _RECONNECT_IN
@@ -241,7 +238,7 @@ class LeaseKeeper:
         self._trusted_until = sent + self._lease.trusted_for
         if not self._is_trusted:
             self._is_trusted = True
-            self._teller.tell(lambda: self._listener.on_trust(trusted=True))
+            self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=True))
 
     async def _watch(self) -> None:
         """End the trust in time; and the process, where its tasks can't be stopped in time."""
@@ -265,7 +262,7 @@ class LeaseKeeper:
     def _distrust(self) -> None:
         if self._is_trusted:
             self._is_trusted = False
-            self._teller.tell(lambda: self._listener.on_trust(trusted=False))
+            self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=False))
 
     def _exit(self) -> None:
         """End the process at once: its lease is over, others may run its jobs, and its own task code does not stop."""
@@ -276,33 +273,28 @@ class LeaseKeeper:
         sys.stderr.flush()
         os._exit(EXIT_CODE)
 
-    def _hear_wake(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def _hear_wake(self, payload: str) -> None:
         try:
-            message = json.loads(str(payload))
+            message = json.loads(payload)
             queue = message["queue"]
             is_meant = queue in self._queues and (not message["executors"] or self._executor in message["executors"])
         except NO_MESSAGE:
             return
         if is_meant:
-            self._teller.tell_event(Woken(queue))
-            self._teller.tell(self._listener.on_wake)
+            self._notifier.emit(Woken(queue))
+            self._notifier.notify_executor(self._callbacks.on_wake)
 
-    def _hear_control(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def _hear_control(self, payload: str) -> None:
         try:
-            message = json.loads(str(payload))
+            message = json.loads(payload)
             is_meant = message["executor"] == self._executor
             cancelled = UUID(message["job"]) if is_meant and message["do"] == "cancel" else None
         except NO_MESSAGE:
             return
         if cancelled is not None:
-            self._teller.tell(self._listener.on_cancel, cancelled)
+            self._notifier.notify_executor(self._callbacks.on_cancel, cancelled)
         elif is_meant and message["do"] == "drain":
-            self._teller.tell(self._listener.on_drain)
+            self._notifier.notify_executor(self._callbacks.on_drain)
 
-    def _hear_periodic(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
-        self._teller.tell(self._listener.on_periodic)
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
+    def _hear_periodic(self, _payload: str) -> None:
+        self._notifier.notify_executor(self._callbacks.on_periodic)

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from joex.context import Connections, Context, Notes
+from joex.context import ConnectionSource, Context, RunReports
 from joex.core.duration import parse_duration
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
@@ -45,8 +45,8 @@ class Runner:
         defaults: Defaults,
         *,
         finisher: Ends,
-        notes: Notes,
-        connections: Connections,
+        reports: RunReports,
+        connections: ConnectionSource,
         fetch: Callable[[TakenJob], Coroutine[Any, Any, str | None]],
         start_alone: Callable[[TakenJob], Awaitable[bool]],
         largest_result: int,
@@ -61,13 +61,13 @@ class Runner:
         self._slots = slots
         self._defaults = defaults
         self._finisher = finisher
-        self._notes = notes
+        self._reports = reports
         self._connections = connections
         self._is_trusted = is_trusted
         self._on_room = on_room  # told where slots become free without the end of a run
         self._emit = emit
         self._loop = asyncio.get_running_loop()
-        self._caller = Caller(slots, defaults, notes)
+        self._caller = Caller(slots, defaults, reports)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
         self._suspect: Run | None = None  # the one that is to run alone, or does
         self._is_alone = asyncio.Event()
@@ -258,7 +258,7 @@ class Runner:
         run.context = Context(
             job,
             retries=retries,
-            notes=self._notes,
+            reports=self._reports,
             connections=self._connections,
             largest_result=self._largest_result,
         )
@@ -299,7 +299,7 @@ class Runner:
             return Outcome(Ending.FAILED, storable(str(error)) or "the task failed for good")
         if isinstance(error, Retry):
             return Outcome(Ending.RAISED, error_line(error), _delay(error))
-        self._notes.log(run.job, "error", error_trace(error))
+        self._reports.log(run.job, "error", error_trace(error))
         return Outcome(Ending.RAISED, error_line(error))
 
 

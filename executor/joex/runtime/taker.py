@@ -1,17 +1,7 @@
 """Taking jobs while there are free slots, and sleeping while there is nothing to take.
 
-To fall asleep without missing a submission takes care, because a submission looks for sleepers while its transaction is
-still open, and its job is seen only after that has committed::
-
-    executor                          a submitter
-    take: nothing                     insert
-                                      nobody sleeps: no notification
-    "I sleep" (commit)
-    take: nothing                     (not committed yet)
-    sleep ...                         commit                            <- nobody comes
-
-So the executor, once it has said that it sleeps, takes a transaction id, and goes on looking, ever more seldom, until
-all transactions below that have ended (`joex.core.looks`). Whoever starts later sees that it sleeps.
+An executor that falls asleep announces it, so that submissions wake it; transactions that are open at that moment may
+not see it, so the executor goes on taking until they have ended (`joex.core.recheck`).
 """
 
 from __future__ import annotations
@@ -21,14 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from joex.core.counting import CountingScheme
 from joex.core.events import DatabaseTrouble, Emit, FellAsleep, Taken
 from joex.core.job import TakenJob
-from joex.core.looks import LATEST, Looks
+from joex.core.priority_turns import CountingScheme
+from joex.core.recheck import LONGEST, Recheck
 from joex.errors import JoexError, LeaseLost
 from joex.runtime.runner import Runner
+from joex.runtime.waits import wait_for
 from joex.store import executors, runs
 from joex.store.database import borrowed
+from joex.store.horizon import announce
 
 if TYPE_CHECKING:
     import asyncpg
@@ -64,9 +56,9 @@ class Taker:
         self._listens = poll_interval is None
         self._is_trusted = is_trusted
         self._emit = emit
-        self._ring = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._is_declared = False  # the database knows that we sleep
-        self._looks: Looks | None = None  # for the work of transactions that may not have seen that yet
+        self._recheck: Recheck | None = None  # for the work of transactions that may not have seen that yet
         # The answer to a take was lost: the database may have given us jobs, or may yet, as long as the network can
         # deliver the statement. Up to this time of the loop's clock, and once after it, they are looked for; 0: none.
         self._unknown_until = 0.0
@@ -74,7 +66,7 @@ class Taker:
 
     def wake(self) -> None:
         """Something may have changed: a slot is free, a job came, the lease is trusted again."""
-        self._ring.set()
+        self._wakeup.set()
 
     def stop(self) -> None:
         """Take no more. `run` returns when a take that is under way has ended; its jobs are started or given back."""
@@ -89,9 +81,9 @@ class Taker:
         """
         retry_in = 0.05
         while not self.is_stopped:
-            self._ring.clear()
+            self._wakeup.clear()
             if self._wanted() == 0:
-                await self._ring.wait()
+                await self._wakeup.wait()
                 continue
             try:
                 sleep = await self._take()
@@ -104,7 +96,7 @@ class Taker:
                 self._emit(DatabaseTrouble("taker", str(error), retry_in))
                 sleep, retry_in = retry_in, min(retry_in * 2, _LONGEST_RETRY)
             if sleep:
-                await self._wait(sleep)
+                await wait_for(self._wakeup, sleep)
 
     def _wanted(self, unstarted: int = 0) -> int:
         """How many jobs to take now, where so many that are taken are still to be started.
@@ -160,8 +152,7 @@ class Taker:
     async def _found_less(self, connection: Any) -> float:
         """There was less work than free slots; returns for how long to sleep."""
         if self._listens and not self._is_declared:
-            await executors.fall_asleep(connection, self._executor)
-            self._looks = Looks(await executors.horizon(connection))
+            self._recheck = await announce(connection, executors.fall_asleep(connection, self._executor))
             self._is_declared = True
             return 0  # and look once more
         return await self._until_due(connection)
@@ -172,22 +163,17 @@ class Taker:
         return self._queues
 
     async def _until_due(self, connection: Any) -> float:
-        look = await executors.look(connection, self._queues)
-        sleep = min(self._longest_sleep, LATEST) if self._unknown_until else self._longest_sleep
-        if look.next_due is not None:
+        state = await executors.sleep_state(connection, self._queues)
+        sleep = min(self._longest_sleep, LONGEST) if self._unknown_until else self._longest_sleep
+        if state.next_due is not None:
             # Due and not taken: somebody has locked the row. It is looked for again, but not without a pause.
-            sleep = min(sleep, look.next_due if look.next_due > 0 else _LOCKED_RETRY_IN)
-        if self._looks is not None:
-            look_in, self._looks = self._looks.look_in, self._looks.after(look.oldest_xid)
-            # Where they have all ended: maybe only since the take, so it must be done once more.
-            return 0 if self._looks is None else min(sleep, look_in)
+            sleep = min(sleep, state.next_due if state.next_due > 0 else _LOCKED_RETRY_IN)
+        if self._recheck is not None:
+            now = asyncio.get_running_loop().time()
+            if not self._recheck.settles(state.oldest_xid, now):
+                return min(sleep, self._recheck.due_at - now)
+            self._recheck = None
+            return 0  # they have ended, maybe only since the take: take once more
         if not self._runner.runs:
-            self._emit(FellAsleep(look.next_due))
+            self._emit(FellAsleep(state.next_due))
         return sleep
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._ring.wait()
-        except TimeoutError:
-            pass

@@ -21,4 +21,5 @@ async def first_of(*waits: Awaitable[Any]) -> None:
 async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
     """Wait for an event, so many seconds at most; None: however long it takes."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -14,11 +14,11 @@ import asyncpg
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError, LeaseLost, SchemaError
 
 LEASE_LOST = "JX001"
-"""The SQLSTATE with which joex.take refuses an executor whose lease has ended."""
+"""The SQLSTATE with which joex_private.take refuses an executor whose lease has ended."""
 OLD_SNAPSHOT = "JX002"
-"""The SQLSTATE of functions that can't work above READ COMMITTED (see joex.must_see_the_latest)."""
+"""The SQLSTATE of functions that can't work above READ COMMITTED (see joex_private.must_see_the_latest)."""
 TOO_LARGE = "JX003"
-"""The SQLSTATE with which joex.check_size refuses arguments, or a result; its message is for people."""
+"""The SQLSTATE with which joex_private.check_size refuses arguments, or a result; its message is for people."""
 
 _OURS: dict[str | None, type[JoexError]] = {LEASE_LOST: LeaseLost, OLD_SNAPSHOT: ConfigError, TOO_LARGE: InvalidJob}
 _UNAVAILABLE = (

@@ -10,49 +10,43 @@ from uuid import UUID
 
 from joex.core.lease import Mark
 from joex.store.errors import translated
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, columns, statement
 
 EXECUTOR_LIVES = 1785685001
-"""The class of the session lock that a living executor holds on its id (see sql/10_common.sql)."""
+"""The first key of the session lock that a living executor holds on its id (`executor_alive_lock` in SQL)."""
 
 _REGISTER = statement("""
     SELECT r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
            (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
            extract(epoch FROM r.silent)::float8 AS other_silent, r.mark
-    FROM joex.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[], $9::text[],
-                       $10::integer, $11::text, $12::interval, $13::boolean, $14::integer, $15::integer,
-                       $16::float8[], $17::bigint[]) r
+    FROM joex_private.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[],
+                               $9::text[], $10::integer, $11::text, $12::interval, $13::boolean, $14::integer,
+                               $15::integer, $16::float8[], $17::bigint[]) r
 """)
-_SERVE = statement("SELECT joex.serve_queue($1::text)")
+_SERVE = statement("SELECT joex_private.serve_queue($1::text)")
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
-_HEARTBEAT = statement("SELECT joex.heartbeat($1::integer)")
+_HEARTBEAT = statement("SELECT joex_private.heartbeat($1::integer)")
 _CHECK_RUNS = statement(
-    "SELECT draining, lost, cancel, crowded FROM joex.check_runs($1::integer, $2::uuid[], $3::uuid[])"
+    "SELECT draining, lost, cancel, crowded FROM joex_private.check_runs($1::integer, $2::uuid[], $3::uuid[])"
 )
-_HAS_WORK = statement("SELECT joex.has_work($1::text[])")
-_RESCUE = statement("SELECT executor, app_id, jobs FROM joex.rescue($1::float8[], $2::bigint[], $3::integer)")
-_END = statement("SELECT joex.end_executor($1::integer, $2::text, $3::integer)")
-_GIVE_BACK_UNKNOWN = statement("SELECT joex.give_back_unknown($1::integer, $2::uuid[])")
-_FALL_ASLEEP = statement("SELECT joex.fall_asleep($1::integer)")
-_STAND_ASIDE = statement("SELECT joex.stand_aside($1::integer, $2::text[])")
-_LOOK = statement("SELECT next_due, oldest_xid FROM joex.look($1::text[])")
-_HORIZON = statement("SELECT joex.horizon()")
-_SHOW_DRAIN = statement("UPDATE joex.executor SET draining = true WHERE id = $1::integer")
-_DRAIN = statement("SELECT joex.drain($1::text)")
-_NOTIFY = statement("SELECT joex.notify($1::text)")
-_LIST = statement("""
-    SELECT id, app_id, state, held, pool_size, queues, host, pid, pod_uid, http_address, version, started_at,
-           heartbeat_at, left_at, silent_seconds
-    FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
-""")
+_HAS_WORK = statement("SELECT joex_private.has_work($1::text[])")
+_RESCUE = statement("SELECT executor, app_id, jobs FROM joex_private.rescue($1::float8[], $2::bigint[], $3::integer)")
+_END = statement("SELECT joex_private.end_executor($1::integer, $2::text, $3::integer)")
+_GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::uuid[])")
+_FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer)")
+_STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[])")
+_SLEEP_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.sleep_state($1::text[])")
+_SHOW_DRAIN = statement("UPDATE joex_private.executor SET draining = true WHERE id = $1::integer")
+_DRAIN = statement("SELECT joex_private.drain($1::text)")
+_NOTIFY = statement("SELECT joex_private.wake_all($1::text)")
 _FORGET = statement("""
-    DELETE FROM joex.executor WHERE left_at < clock_timestamp() - $1::interval AND NOT orphans
+    DELETE FROM joex_private.executor WHERE left_at < clock_timestamp() - $1::interval AND NOT orphans
 """)
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class NewExecutor:
     """What an executor says of itself when it starts.
 
     Attributes:
@@ -107,7 +101,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What an executor may have missed: see joex.check_runs in sql/60_executors.sql."""
+    """What an executor may have missed: see joex_private.check_runs in sql/60_executors.sql."""
 
     draining: bool
     lost: list[UUID]
@@ -116,8 +110,8 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a sleeper must know: see joex.look in sql/60_executors.sql."""
+class SleepState:
+    """What an executor must know before it sleeps: see `sleep_state` in sql/60_executors.sql."""
 
     next_due: float | None
     oldest_xid: int
@@ -144,8 +138,14 @@ class Executor:
     silent_seconds: float
 
 
+_LIST = statement(f"""
+    SELECT {columns(Executor)}
+    FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
+""")  # noqa: S608 - put together of constants
+
+
 async def register(
-    connection: Connection, me: Registration, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
+    connection: Connection, me: NewExecutor, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
 ) -> Registered:
     """Register a new incarnation.
 
@@ -245,17 +245,11 @@ async def stand_aside(connection: Connection, executor: int, queues: Sequence[st
         await connection.execute(_STAND_ASIDE, executor, queues)
 
 
-async def look(connection: Connection, queues: Sequence[str]) -> Look:
+async def sleep_state(connection: Connection, queues: Sequence[str]) -> SleepState:
     """When the next job is due, and the oldest transaction that is open."""
     with translated():
-        row: Any = await connection.fetchrow(_LOOK, queues)
-    return Look(row["next_due"], row["oldest_xid"])
-
-
-async def horizon(connection: Connection) -> int:
-    """A transaction id that is younger than each that writes now; see joex.horizon in sql/60_executors.sql."""
-    with translated():
-        return int(await connection.fetchval(_HORIZON))
+        row: Any = await connection.fetchrow(_SLEEP_STATE, queues)
+    return SleepState(row["next_due"], row["oldest_xid"])
 
 
 async def drain(connection: Connection, app_id: str | None) -> list[str]:

@@ -14,10 +14,9 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from joex.core.job import Columns, NewJob, columns_of, priority_of
 from joex.core.json_values import as_dict, find_fault
-from joex.core.why import Reason
 from joex.errors import InvalidJob
 from joex.store.errors import translated
-from joex.store.statement import Connection, column, statement
+from joex.store.statement import Connection, column, columns, statement
 
 _SUBMIT = statement("""
     SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz,
@@ -33,31 +32,24 @@ _SET_ARGS = statement("SELECT joex.set_args($1::uuid, $2::text::jsonb)")
 _RETRY = statement("SELECT joex.retry($1::uuid)")
 _RETRY_FAILED = statement("SELECT joex.retry_failed($1::text, $2::text, $3::text, $4::integer)")
 _BRING_FORWARD = statement("""
-    UPDATE joex.job SET due_at = clock_timestamp() WHERE due_at > clock_timestamp() AND queue = ANY ($1::text[])
+    UPDATE joex_private.job SET due_at = clock_timestamp() WHERE due_at > clock_timestamp() AND queue = ANY ($1::text[])
 """)
 _DELETE_FINISHED = statement("""
     SELECT jobs, upto FROM joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer,
                                                 coalesce($4::timestamptz, '-infinity'))
 """)
-_FORGET_LINES = statement("SELECT joex.forget_lines($1::uuid, $2::integer)")
-COLUMNS = """
-    id, queue, grp, task, args::text, subject, submitter, tracker, priority::text, state::text, due_at, app_id, attempt,
-    failures, losses, retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at,
-    finished_at,
-    message, result::text, error, seq
-"""
+_FORGET_LINES = statement("SELECT joex_private.forget_lines($1::uuid, $2::integer)")
 _WHY = statement("SELECT reason, detail::text FROM joex.why($1::uuid)")
-_GET = statement(f"SELECT {COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM joex.log($1::uuid, $2::bigint, $3::integer)
 """)
 # (No order over all jobs, which would sort what each job's index gives in order.)
 _LATEST_LOG = statement("""
     SELECT j.id, l.seq, l.attempt, l.at, l.level, l.message FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL (
-        SELECT seq, attempt, at, level, message FROM joex.job_log
+        SELECT seq, attempt, at, level, message FROM joex_private.job_log
         WHERE job_id = j.id ORDER BY seq DESC LIMIT $2::integer) l
     UNION ALL
-    SELECT j.id, l.* FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL joex.log_of_success(j.id) l
+    SELECT j.id, l.* FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL joex_private.log_of_success(j.id) l
 """)
 
 
@@ -92,6 +84,12 @@ class Job:
     result: Any
     error: str | None
     seq: int
+
+
+COLUMNS = columns(
+    Job, group="grp", args="args::text", priority="priority::text", state="state::text", result="result::text"
+)
+_GET = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +283,11 @@ async def get_job(connection: Connection, job_id: UUID) -> Job | None:
     return None if row is None else job_of(row)
 
 
-async def why(connection: Connection, job_id: UUID) -> list[Reason]:
-    """Why a job is not running, what stands in its way first."""
+async def why(connection: Connection, job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
+    """Why a job is not running, what stands in its way first: words and details, as sql/75_why.sql lists them."""
     with translated():
         rows = await connection.fetch(_WHY, job_id)
-    return [Reason(row["reason"], from_json(row["detail"])) for row in rows]
+    return [(row["reason"], from_json(row["detail"])) for row in rows]
 
 
 async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most: int = 10_000) -> list[LogEntry]:
@@ -312,7 +310,6 @@ async def latest_log(connection: Connection, job_ids: Sequence[UUID], most: int)
 def job_of(row: Any) -> Job:
     """A job from a row of `COLUMNS`."""
     values = dict(row)
-    values["group"] = values.pop("grp")
     values["args"] = read_json(values["args"])
     values["result"] = None if values["result"] is None else read_json(values["result"])
     return Job(**values)

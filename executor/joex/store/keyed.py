@@ -13,61 +13,11 @@ from uuid import UUID
 
 from joex.store.errors import translated
 from joex.store.jobs import read_json
-from joex.store.statement import Connection, statement
-
-_ADD = statement("""
-    SELECT joex.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
-                    subject => $8::text, submitter => $9::text, cancel => $10::boolean, resubmit => $11::boolean)
-""")
-_FIND = statement("SELECT joex.find($1::text, $2::bytea)")
-_REMOVE = statement("SELECT joex.remove($1::uuid)")
-_RESUBMIT = statement("SELECT joex.resubmit($1::uuid)")
-_COLUMNS = """
-    id, task, queue, grp, key, rank, args::text, opts::text, state::text, attempt, failures, retries, cancel_requested,
-    resubmit_requested, lock_id
-"""
-_GET = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
-_FIND_MANY = statement("""
-    SELECT joex.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
-""")
-_READ = statement(f"SELECT {_COLUMNS} FROM joex.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
-_ACCEPT = statement(f"""
-    SELECT {_COLUMNS}
-    FROM joex.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex.highest_rank()))
-""")  # noqa: S608 - likewise
-_UPDATE = statement("""
-    SELECT u.answer, u.answer = 'ok' AND joex.goes_round($1::uuid) AS resubmit
-    FROM joex.update($1::uuid, $2::uuid, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::integer, $7::text,
-                     $8::boolean) AS u(answer)
-""")
-_FINISH = statement("""
-    SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text, $5::text, $6::text, $7::interval,
-                       $8::boolean)
-""")
-_LIST = statement(f"""
-    SELECT {_COLUMNS} FROM joex.job
-    WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR key > $2::bytea)
-      AND ($3::text[] IS NULL OR state::text = ANY ($3))
-    ORDER BY key LIMIT $4::integer
-""")  # noqa: S608 - likewise
-_COUNT = statement("""
-    SELECT count(*) FILTER (WHERE finished_at IS NULL AND state <> 'running') AS pending,
-           count(*) FILTER (WHERE state = 'running') AS running,
-           count(*) FILTER (WHERE finished_at IS NOT NULL) AS finished
-    FROM joex.job WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR rank <= $2)
-""")
-_ACTIVE = statement("""
-    SELECT key FROM joex.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
-""")
-_SET_TIMEOUT = statement("SELECT joex.set_timeout($1::text, $2::interval, $3::boolean)")
-_TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex.task_timeout ORDER BY task")
-_RECOVER = statement("SELECT app_id, jobs FROM joex.recover_overdue($1::integer)")
-_LOOK = statement("SELECT next_due, oldest_xid FROM joex.look_for_worker($1::text)")
-_WATCH = statement("SELECT joex.watch_for_workers($1::text, $2::text, $3::interval)")
+from joex.store.statement import Connection, columns, statement
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedJob:
+class KeyedRow:
     """A job as its caller, or a worker, sees it. ``key``: None for a submitted job; ``lock_id``: of the latest run."""
 
     id: UUID
@@ -85,6 +35,55 @@ class KeyedJob:
     cancel_requested: bool
     resubmit_requested: bool
     lock_id: UUID | None
+
+
+_ADD = statement("""
+    SELECT joex_private.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
+                            subject => $8::text, submitter => $9::text, cancel => $10::boolean,
+                            resubmit => $11::boolean)
+""")
+_FIND = statement("SELECT joex_private.find($1::text, $2::bytea)")
+_REMOVE = statement("SELECT joex.remove($1::uuid)")
+_RESUBMIT = statement("SELECT joex_private.resubmit($1::uuid)")
+_COLUMNS = columns(KeyedRow, type="task", group="grp", data="args::text", opts="opts::text", state="state::text")
+_GET = statement(f"SELECT {_COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
+_FIND_MANY = statement("""
+    SELECT joex_private.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
+""")
+_READ = statement(f"SELECT {_COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
+_ACCEPT = statement(f"""
+    SELECT {_COLUMNS}
+    FROM joex_private.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex_private.highest_rank()))
+""")  # noqa: S608 - likewise
+_UPDATE = statement("""
+    SELECT u.answer, u.answer = 'ok' AND joex_private.goes_round($1::uuid) AS resubmit
+    FROM joex.update($1::uuid, $2::uuid, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::integer, $7::text,
+                     $8::boolean) AS u(answer)
+""")
+_FINISH = statement("""
+    SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text, $5::text, $6::text, $7::interval,
+                       $8::boolean)
+""")
+_LIST = statement(f"""
+    SELECT {_COLUMNS} FROM joex_private.job
+    WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR key > $2::bytea)
+      AND ($3::text[] IS NULL OR state::text = ANY ($3))
+    ORDER BY key LIMIT $4::integer
+""")  # noqa: S608 - likewise
+_COUNT = statement("""
+    SELECT count(*) FILTER (WHERE finished_at IS NULL AND state <> 'running') AS pending,
+           count(*) FILTER (WHERE state = 'running') AS running,
+           count(*) FILTER (WHERE finished_at IS NOT NULL) AS finished
+    FROM joex_private.job WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR rank <= $2)
+""")
+_ACTIVE = statement("""
+    SELECT key FROM joex_private.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
+""")
+_SET_TIMEOUT = statement("SELECT joex_private.set_timeout($1::text, $2::interval, $3::boolean)")
+_TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex_private.task_timeout ORDER BY task")
+_RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue($1::integer)")
+_ACCEPT_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.accept_state($1::text)")
+_WATCH = statement("SELECT joex_private.watch_for_workers($1::text, $2::text, $3::interval)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ async def find_many(connection: Connection, job_type: str, keys: Sequence[bytes]
         return [row[0] for row in await connection.fetch(_FIND_MANY, job_type, keys)]
 
 
-async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedJob]:
+async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedRow]:
     """Jobs; one that is gone is left out."""
     with translated():
         return [_job_of(row) for row in await connection.fetch(_READ, list(ids))]
@@ -176,14 +175,14 @@ async def resubmit(connection: Connection, job_id: UUID) -> str:
         return str(await connection.fetchval(_RESUBMIT, job_id))
 
 
-async def get(connection: Connection, job_id: UUID) -> KeyedJob | None:
+async def get(connection: Connection, job_id: UUID) -> KeyedRow | None:
     """A job, or None."""
     with translated():
         row = await connection.fetchrow(_GET, job_id)
     return None if row is None else _job_of(row)
 
 
-async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedJob]:
+async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedRow]:
     """Take the next jobs of a queue for a worker; none whose rank is above ``max_rank``."""
     with translated():
         rows = await connection.fetch(_ACCEPT, queue, most, worker, max_rank)
@@ -219,7 +218,7 @@ async def finish(
 
 async def list_keyed(
     connection: Connection, job_type: str, after: bytes | None, states: Sequence[str] | None, most: int
-) -> list[KeyedJob]:
+) -> list[KeyedRow]:
     """The jobs of a type in the order of their ids, after one of them."""
     with translated():
         rows = await connection.fetch(_LIST, job_type, after, states, most)
@@ -256,12 +255,12 @@ async def recover_overdue(connection: Connection, most_losses: int) -> list[tupl
         return [(row["app_id"], row["jobs"]) for row in await connection.fetch(_RECOVER, most_losses)]
 
 
-async def look(connection: Connection, queue: str) -> tuple[float | None, int]:
+async def accept_state(connection: Connection, queue: str) -> tuple[float | None, int]:
     """Seconds until a job of the queue is due or a run overdue (None: none is), and the oldest open transaction."""
     with translated():
-        row = await connection.fetchrow(_LOOK, queue)
+        row = await connection.fetchrow(_ACCEPT_STATE, queue)
     if row is None:
-        raise RuntimeError("look_for_worker gave no row")
+        raise RuntimeError("accept_state gave no row")
     return row["next_due"], row["oldest_xid"]
 
 
@@ -277,10 +276,9 @@ async def watch_no_more(connection: Connection, name: str) -> None:
         await connection.execute(_WATCH, name, "", timedelta(0))
 
 
-def _job_of(row: Any) -> KeyedJob:
+def _job_of(row: Any) -> KeyedRow:
     values = dict(row)
-    values["type"], values["group"] = values.pop("task"), values.pop("grp")
-    values["data"] = read_json(values.pop("args"))
+    values["data"] = read_json(values["data"])
     opts = values["opts"]
     values["opts"] = {} if opts is None else read_json(opts)
-    return KeyedJob(**values)
+    return KeyedRow(**values)

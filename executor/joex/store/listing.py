@@ -22,7 +22,7 @@ from joex.store.jobs import COLUMNS, Job, job_of
 from joex.store.statement import Connection, statement
 
 _WANTED = """
-    ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR ring = joex.ring($2) AND grp = $2)
+    ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR ring = joex_private.ring($2) AND grp = $2)
     AND ($3::text IS NULL OR task = $3) AND ($4::text[] IS NULL OR state::text = ANY ($4))
 """
 
@@ -76,7 +76,7 @@ def _part(
     order = ", ".join(f"{column} DESC" if down else column for column in key)
     statements = [
         statement(f"""
-            SELECT {COLUMNS}, {", ".join(f"{column} AS key_{column}" for column in key)} FROM joex.job
+            SELECT {COLUMNS}, {", ".join(f"{column} AS key_{column}" for column in key)} FROM joex_private.job
             WHERE {place} AND {_WANTED}
               AND ({given[0]} IS NULL OR ({", ".join(key)}) {"<" if down else ">"} ({", ".join(given)}))
             ORDER BY {order} LIMIT ${5 + len(key)}::integer
@@ -107,12 +107,12 @@ _PARTS = (
 
 
 _IN_PROGRESS = statement(f"""
-    SELECT {COLUMNS} FROM joex.job
+    SELECT {COLUMNS} FROM joex_private.job
     WHERE executor_id IS NOT NULL AND ($1::text IS NULL OR queue = $1)
-      AND ($2::text IS NULL OR ring = joex.ring($2) AND grp = $2)
+      AND ($2::text IS NULL OR ring = joex_private.ring($2) AND grp = $2)
     ORDER BY state <> 'running', CASE state WHEN 'running' THEN started_at ELSE scheduled_at END, seq LIMIT $3::integer
 """)  # noqa: S608 - put together of constants
-_QUEUED = statement(f"SELECT {COLUMNS} FROM joex.queued($1::text, $2::text, $3::integer)")  # noqa: S608 - likewise
+_QUEUED = statement(f"SELECT {COLUMNS} FROM joex_private.queued($1::text, $2::text, $3::integer)")  # noqa: S608 - likewise
 
 
 async def list_held(connection: Connection, queue: str | None, group: str | None, most: int) -> list[Job]:
@@ -122,7 +122,7 @@ async def list_held(connection: Connection, queue: str | None, group: str | None
 
 
 async def list_queued(connection: Connection, queue: str | None, group: str | None, most: int) -> list[Job]:
-    """The jobs that wait, the first submitted first (see joex.queued)."""
+    """The jobs that wait, the first submitted first (see joex_private.queued)."""
     with translated():
         return [job_of(row) for row in await connection.fetch(_QUEUED, queue, group, most)]
 

@@ -1,13 +1,13 @@
-"""Bring the schema ``joex`` of a database to this version, and check that it is.
+"""Bring the schemas ``joex`` and ``joex_private`` of a database to this version, and check that they are.
 
 The numbered files of ``migrations/`` run once each, in one transaction, under an advisory lock, so that any number of
-pods may start with it. Of the functions, views and triggers (``sql/*.sql``) those that have changed are defined anew
-whenever a number was added; a change of them alone therefore comes with a numbered file too. Migrations are
-forward-only, and each must leave the schema usable for the executors of the version before, which may still be running.
+pods may start with it. When a number was added, the migration redefines the functions, views and triggers
+(``sql/*.sql``) that have changed; a change of these alone therefore comes with a numbered file too. Migrations are
+forward-only, and each leaves the schemas usable for executors of the version before, which may still be running.
 
-To define a view or a trigger anew takes a lock that waits for each transaction that has used the view, or has written
-to the table, however idle it is; and all others wait behind that lock. So a migration waits for a moment only, gives up
-what it has done and holds, lets the others pass, and tries again.
+To redefine a view or a trigger, a migration needs a lock that waits for each transaction that has used the view, or has
+written to the table, even if it is idle; and all later transactions wait behind that lock. So a migration waits for a
+moment only, rolls back, lets the others pass, and tries again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IN_THE_WAY = statement("""
                   ', ' || a.state) AS what, a.xact_start AS since, a.backend_type = 'client backend' AS is_client
     FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid() AND a.pid IN (
         SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-        WHERE l.granted AND c.relnamespace = to_regnamespace('joex')
+        WHERE l.granted AND c.relnamespace IN (to_regnamespace('joex'), to_regnamespace('joex_private'))
               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
     UNION ALL
     SELECT format('the prepared transaction %L (%s', p.gid, p.owner), p.prepared, true
@@ -51,18 +51,19 @@ _IN_THE_WAY = statement("""
 """)
 _VERSIONS_TABLE = """
     CREATE SCHEMA IF NOT EXISTS joex;
-    CREATE TABLE IF NOT EXISTS joex.migration (
+    CREATE SCHEMA IF NOT EXISTS joex_private;
+    CREATE TABLE IF NOT EXISTS joex_private.migration (
         number       integer PRIMARY KEY,
         name         text NOT NULL,
         applied_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
         definitions  text[] NOT NULL DEFAULT '{}'   -- digests of the functions, views and triggers as they are since
     )
 """
-_HAS_VERSIONS = statement("SELECT to_regclass('joex.migration') IS NOT NULL")
+_HAS_VERSIONS = statement("SELECT to_regclass('joex_private.migration') IS NOT NULL")
 _ENCODING = statement("SELECT getdatabaseencoding()")
-_VERSION = "SELECT coalesce(max(number), 0) FROM joex.migration"
-_DEFINED = "SELECT definitions FROM joex.migration WHERE number = $1"
-_RECORD = "INSERT INTO joex.migration (number, name, definitions) VALUES ($1, $2, $3)"
+_VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
+_DEFINED = "SELECT definitions FROM joex_private.migration WHERE number = $1"
+_RECORD = "INSERT INTO joex_private.migration (number, name, definitions) VALUES ($1, $2, $3)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,13 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A statement that defines a function, a view or a trigger, whether or not there is one."""
+    """A statement that defines, or redefines, a function, a view or a trigger."""
 
     sql: str
 
     @property
     def digest(self) -> str:
-        """Another one where anything of it but a comment beside it has changed."""
+        """It changes with anything but the comments outside of the statement."""
         return _digest(re.sub(r"^--.*\n", "", self.sql, flags=re.MULTILINE).strip())
 
     @property
@@ -108,12 +109,12 @@ def definitions() -> list[Definition]:
 
 
 def functions_digest() -> str:
-    """A digest of the functions and views, by which a test notices a change of them without a numbered migration."""
+    """A digest of the files: a test compares it, and so notices a change without a numbered migration."""
     return _digest("\n".join(text for _, text in _files("sql")))
 
 
 async def schema_version(connection: Connection) -> int:
-    """The number of the last migration that the database has; 0 where it has none."""
+    """The number of the last migration that the database has; 0: it has none."""
     with translated():
         if not await connection.fetchval(_HAS_VERSIONS):
             return 0
@@ -129,8 +130,8 @@ async def migrate(
 
     Args:
         connection: in no transaction.
-        patience: seconds for which it tries again while other transactions are in the way.
-        tell: is called with a line that says which, each time that they are others.
+        patience: seconds for which it retries while other transactions are in the way.
+        tell: gets a line that names these transactions, each time that they change.
 
     Raises:
         SchemaError: the database has the schema of a newer version.
@@ -159,7 +160,7 @@ async def migrate(
 
 
 async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
-    """Migrate, or give up where a lock is not there at once (or, is_long, a second later)."""
+    """Migrate, or give up if a lock is not free at once (is_long: after ``deadlock_timeout``)."""
     known = migrations()
     async with connection.transaction():
         await connection.execute(_LOCK)
@@ -173,7 +174,7 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
         await connection.execute(_VERSIONS_TABLE)
         for migration in missing:
             await connection.execute(migration.sql)
-        # (After the numbered files: one that drops a view says here that it is not there any more.)
+        # (After the numbered files: one that drops a view removes its digest here.)
         defined = set(await connection.fetchval(_DEFINED, version) or ())
         wanted = definitions()
         await connection.execute("\n".join(one.sql for one in wanted if one.digest not in defined))
@@ -222,7 +223,7 @@ async def _check_database(connection: Connection) -> None:
 
 
 def _since(began: datetime | None) -> str:
-    """Since when a session is in its transaction, where that may be known."""
+    """Since when a session is in its transaction, if this role may know."""
     return "" if began is None else f" since {began.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
 

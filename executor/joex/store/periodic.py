@@ -19,7 +19,7 @@ CHANNEL = "joex_periodic"
 _DUE = statement("""
     SELECT id, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run, starting_deadline,
            clock_timestamp() AS now
-    FROM joex.periodic_task t
+    FROM joex_private.periodic_task t
     WHERE enabled AND error IS NULL AND nextrun <= statement_timestamp() AND owner <> ALL ($1::text[])
           AND id <> ALL ($2::text[])
     ORDER BY t.nextrun LIMIT $3::integer FOR NO KEY UPDATE SKIP LOCKED
@@ -27,19 +27,19 @@ _DUE = statement("""
 _NEXT = statement("""
     SELECT CASE WHEN nextrun <= statement_timestamp() THEN 0
                 ELSE extract(epoch FROM nextrun - statement_timestamp()) END::float8
-    FROM joex.periodic_task
+    FROM joex_private.periodic_task
     WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[]) AND id <> ALL ($2::text[])
     ORDER BY nextrun LIMIT 1
 """)
 _WORK_OUT_ANEW = statement("""
-    UPDATE joex.periodic_task SET nextrun = '-infinity' WHERE id IN (
-        SELECT id FROM joex.periodic_task
+    UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE id IN (
+        SELECT id FROM joex_private.periodic_task
         WHERE enabled AND error IS NULL AND marked > clock_timestamp() + interval '1 minute' AND nextrun > '-infinity'
         FOR NO KEY UPDATE SKIP LOCKED)
 """)
 _FIRE = statement("""
-    SELECT id, outcome, job FROM joex.fire_periodic($1::text, $2::text[], $3::bigint[], $4::timestamptz[],
-                                                    $5::timestamptz[], $6::timestamptz[], $7::text[])
+    SELECT id, outcome, job FROM joex_private.fire_periodic($1::text, $2::text[], $3::bigint[], $4::timestamptz[],
+                                                            $5::timestamptz[], $6::timestamptz[], $7::text[])
 """)
 _PUT = statement("""
     SELECT joex.put_periodic_task($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::text, $7::text, $8::text,
@@ -47,7 +47,7 @@ _PUT = statement("""
 """)
 _REMOVE = statement("SELECT joex.remove_periodic_task($1::text, $2::text, $3::boolean)")
 _ENABLE = statement("SELECT joex.enable_periodic_task($1::text, $2::boolean, $3::text, $4::boolean)")
-_KEEP = statement("SELECT joex.keep_periodic_tasks($1::text, $2::text[])")
+_KEEP = statement("SELECT joex_private.keep_periodic_tasks($1::text, $2::text[])")
 _RUN = statement("SELECT answer, job FROM joex.run_periodic_task($1::text)")
 _LIST = statement("""
     SELECT id, owner, enabled, task, timer, zone, args::text, grp, queue, priority::text, subject, submitter,
@@ -71,7 +71,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What has become of a decision; joex.fire_periodic in sql/85_periodic.sql says which outcomes there are."""
+    """What has become of a decision; `fire_periodic` in sql/85_periodic.sql says which outcomes there are."""
 
     id: str
     outcome: str

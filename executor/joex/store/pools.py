@@ -13,15 +13,14 @@ from joex.store.statement import Connection, statement
 CHANNEL = "joex_operator"
 """Where is heard: ``{"queue": name}``, work that found nobody asleep; ``{"executor": app_id}``, one came or went."""
 
-_PROMOTE = statement("SELECT joex.promote_due($1::text[])")
-_DEMAND = statement("SELECT runnable, next_due FROM joex.demand($1::text[], $2::integer)")
-_SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex.slots($1::text)")
-_REGISTERED_IN = statement("SELECT DISTINCT pod_uid FROM joex.executor WHERE pod_uid = ANY ($1::text[])")
-_WATCH = statement("SELECT joex.watch($1::text, $2::text[], $3::interval)")
-_OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
-_RETIRE = statement("SELECT joex.retire($1::text, $2::boolean)")
-_FORGET = statement("SELECT joex.forget_retired($1::text, $2::timestamptz)")
-_POD_GONE = statement("SELECT joex.pod_gone($1::text, $2::integer)")
+_PROMOTE = statement("SELECT joex_private.promote_due($1::text[])")
+_DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text[], $2::integer)")
+_SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex_private.slots($1::text)")
+_REGISTERED_IN = statement("SELECT DISTINCT pod_uid FROM joex_private.executor WHERE pod_uid = ANY ($1::text[])")
+_WATCH = statement("SELECT joex_private.watch($1::text, $2::text[], $3::interval)")
+_RETIRE = statement("SELECT joex_private.retire($1::text, $2::boolean)")
+_FORGET = statement("SELECT joex_private.forget_retired($1::text, $2::timestamptz)")
+_POD_GONE = statement("SELECT joex_private.pod_gone($1::text, $2::integer)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Known:
     retired_at: datetime | None
 
 
-async def look(
+async def demand_and_slots(
     connection: Connection, queues: Sequence[str], most: int, prefix: str
 ) -> tuple[int, float | None, list[Known]]:
     """`demand` and `slots` as of one moment: a job that is taken just then is runnable or held, never both."""
@@ -67,15 +66,9 @@ async def registered_in(connection: Connection, pod_uids: Sequence[str]) -> set[
 
 
 async def watch(connection: Connection, name: str, queues: Sequence[str], seconds: float) -> None:
-    """Ask to be notified, for so long, of work that finds no executor asleep; see joex.watch in sql/65_pools.sql."""
+    """Ask to be notified, for so long, of work that finds no executor asleep; see `watch` in sql/65_pools.sql."""
     with translated():
         await connection.execute(_WATCH, name, queues, timedelta(seconds=seconds))
-
-
-async def oldest_transaction(connection: Connection) -> int:
-    """The oldest transaction id that is still open: all below it have ended."""
-    with translated():
-        return int(await connection.fetchval(_OLDEST))
 
 
 async def retire(connection: Connection, app_id: str, *, only_if_idle: bool) -> str:

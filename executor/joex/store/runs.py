@@ -7,35 +7,34 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from joex.core.counting import CountingScheme
 from joex.core.job import TakenJob
+from joex.core.priority_turns import CountingScheme
 from joex.store.errors import translated
-from joex.store.statement import Connection, column, statement
+from joex.store.statement import Connection, column, columns, statement
 
-_TAKE = statement("""
-    SELECT id, lock_id, seq, queue, grp, task, args, priority::text, subject, submitter, attempt, failures,
-           retries, waited, suspect
-    FROM joex.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
-""")
-_START_ALONE = statement("SELECT joex.start_alone($1::uuid, $2::uuid)")
-_START = statement("SELECT * FROM joex.start_many($1::uuid[], $2::uuid[], $3::float8[])")
+_TAKE = statement(f"""
+    SELECT {columns(TakenJob, group="grp", priority="priority::text")}
+    FROM joex_private.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
+""")  # noqa: S608 - put together of constants
+_START_ALONE = statement("SELECT joex_private.start_alone($1::uuid, $2::uuid)")
+_START = statement("SELECT * FROM joex_private.start_many($1::uuid[], $2::uuid[], $3::float8[])")
 _FINISH_MANY = statement("""
     SELECT nr, answer
-    FROM joex.finish_many($1::uuid[], $2::uuid[], $3::text[], $4::text[]::jsonb[], $5::text[], $6::text[],
-                          $7::float8[], $8::float8[], $9::boolean, $10::boolean[])
+    FROM joex_private.finish_many($1::uuid[], $2::uuid[], $3::text[], $4::text[]::jsonb[], $5::text[], $6::text[],
+                                  $7::float8[], $8::float8[], $9::boolean, $10::boolean[])
 """)
 _FINISH = statement("SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text)")
 _ENDED_AS = statement("""
-    SELECT id, state::text, error FROM joex.job
+    SELECT id, state::text, error FROM joex_private.job
     WHERE id = ANY ($1::uuid[]) AND lock_id = ANY ($2::uuid[]) AND executor_id IS NULL
 """)
 _NOTE = statement("""
-    SELECT * FROM joex.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
-                          $7::uuid[], $8::uuid[], $9::smallint[], $10::text[])
+    SELECT * FROM joex_private.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
+                                         $7::uuid[], $8::uuid[], $9::smallint[], $10::text[])
 """)
-_ARGUMENTS = statement("SELECT joex.arguments($1::uuid, $2::uuid)::text")
-_SIZE_LIMITS = statement("SELECT joex.largest('args'), joex.largest('result')")
-_FORGET_TURNS = statement("SELECT joex.forget_turns()")
+_ARGUMENTS = statement("SELECT joex_private.arguments($1::uuid, $2::uuid)::text")
+_SIZE_LIMITS = statement("SELECT joex_private.largest('args'), joex_private.largest('result')")
+_FORGET_TURNS = statement("SELECT joex_private.forget_turns()")
 
 
 @dataclass(slots=True)
@@ -139,7 +138,7 @@ async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, fl
 async def finish_many(
     connection: Connection, runs: Sequence[EndedRun], *, skip_locked: bool = False
 ) -> list[tuple[EndedRun, str]]:
-    """End runs; returns those that did not end as said, with the answer of joex.finish_many in sql/40_run.sql."""
+    """End runs; returns those that did not end as said, with the answer of `finish_many` in sql/40_run.sql."""
     with translated():
         rows = await connection.fetch(
             _FINISH_MANY,

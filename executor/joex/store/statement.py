@@ -23,6 +23,11 @@ def statement(sql: str) -> str:
     return sql
 
 
+def columns(of: type[Any], **expressions: str) -> str:
+    """The columns of a dataclass or a named tuple: its fields in their order, or these expressions instead."""
+    return ", ".join(f'{expressions[name]} AS "{name}"' if name in expressions else name for name in of.__match_args__)
+
+
 def column(values: list[T | None] | None) -> list[T | None] | None:
     """A field of many rows, for an array that is unnested beside others; None, which is as good, if no row has it."""
     return None if values is None or values.count(None) == len(values) else values

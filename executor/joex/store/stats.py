@@ -27,15 +27,15 @@ _NOW = statement("SELECT clock_timestamp()")
 # Two parts, as there are two indexes; and with two ends, so that no planner takes this for a large part of the table.
 _FINISHED = statement("""
     SELECT queue, count(*) FROM (
-        SELECT queue FROM joex.job
+        SELECT queue FROM joex_private.job
         WHERE finished_at > $1::timestamptz AND finished_at <= $2::timestamptz AND key IS NULL
         UNION ALL
-        SELECT queue FROM joex.job
+        SELECT queue FROM joex_private.job
         WHERE finished_at > $1::timestamptz AND finished_at <= $2::timestamptz AND key IS NOT NULL
     ) ended GROUP BY queue
 """)
 _SETTINGS = statement("""
-    SELECT queue, grp, weight, paused, max_running FROM joex.group_setting
+    SELECT queue, grp, weight, paused, max_running FROM joex_private.group_setting
     WHERE $1::text IS NULL OR queue = $1 ORDER BY queue, grp LIMIT $2::integer
 """)
 _SET_GROUP = statement("SELECT joex.set_group($1::text, $2::text, $3::integer, $4::boolean, $5::integer)")

@@ -25,8 +25,8 @@ _COLUMNS = """
 _WANTED = "finished_at >= $1::timestamptz AND ($2::text IS NULL OR queue = $2) AND scheduled_at IS NOT NULL"
 # Two parts, as there are two indexes. In no order, for ten million rows would have to be sorted first.
 _TRACE = statement(f"""
-    SELECT {_COLUMNS} FROM joex.job WHERE {_WANTED} AND key IS NULL
-    UNION ALL SELECT {_COLUMNS} FROM joex.job WHERE {_WANTED} AND key IS NOT NULL
+    SELECT {_COLUMNS} FROM joex_private.job WHERE {_WANTED} AND key IS NULL
+    UNION ALL SELECT {_COLUMNS} FROM joex_private.job WHERE {_WANTED} AND key IS NOT NULL
 """)  # noqa: S608 - put together of constants
 
 

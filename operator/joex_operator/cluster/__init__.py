@@ -1,10 +1,11 @@
-"""Executors on Kubernetes: the only place that speaks to its API.
+"""Executors on Kubernetes: the only room that speaks to the Kubernetes API.
 
 ::
 
-    api.py     requests and their errors        found.py   Deployments and pods -> slots (pure)
-    mirror.py  what the API server has, kept by events and by listing anew
-    fleet.py   `joex_operator.fleet.Fleet` on top of these
-    telling.py Events          secrets.py  URLs of databases          first_pools.py  pools that come with the chart
-    leading.py the Lease       watching.py kopf: the events
+    command.py  settings.py -> operator.py (one process)         probes.py  /healthz /readyz /metrics
+    leader_election.py  the Lease                                bootstrap_pools.py  the chart's pools
+    kopf_watches.py     watches, and a list of everything now and then -> cache.py
+    watch_session.py    the HTTP session of those watches
+    fleet.py            `joex_operator.control.fleet.Fleet` on top of cache.py, secrets.py, event_recorder.py
+    kubernetes_api.py   requests and their errors
 """

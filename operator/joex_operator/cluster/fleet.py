@@ -5,36 +5,35 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from joex_operator import manifests
-from joex_operator.cluster import found
-from joex_operator.cluster.api import Api, ApiError, path_of
-from joex_operator.cluster.mirror import Body, Mirror, Place, version
+from joex_operator.api.names import FIELD_MANAGER, SLOT_LABEL
+from joex_operator.api.objects import Pool, Ref
+from joex_operator.cluster.cache import Body, Cache, Key, version
+from joex_operator.cluster.event_recorder import EventRecorder
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
 from joex_operator.cluster.secrets import Secrets
-from joex_operator.cluster.telling import Teller
-from joex_operator.events import Event
-from joex_operator.fleet import FleetError
-from joex_operator.names import FIELD_MANAGER, SLOT_LABEL
-from joex_operator.objects import Pool, Ref
-from joex_operator.slots import Slot
+from joex_operator.control.fleet import FleetError
+from joex_operator.decide import manifests, observed
+from joex_operator.decide.events import Event
+from joex_operator.decide.slots import Slot
 
 _PATHS = {"JoexPool": "joexpools", "PeriodicTask": "periodictasks"}
 
 
-class Cluster:
-    """A `joex_operator.fleet.Fleet` on Kubernetes.
+class ClusterFleet:
+    """A `joex_operator.control.fleet.Fleet` on Kubernetes.
 
     Args:
-        api: with the operator's rights.
+        api: with the operator's credentials.
         image: of executors whose pool names none.
-        identity: who this operator is.
+        identity: of this operator.
     """
 
-    def __init__(self, api: Api, *, image: str, identity: str) -> None:
-        self.mirror = Mirror()
+    def __init__(self, api: KubernetesApi, *, image: str, identity: str) -> None:
+        self.cache = Cache()
         self._api = api
         self._image = image
         self._secrets = Secrets(api)
-        self._teller = Teller(api, identity)
+        self._recorder = EventRecorder(api, identity)
         self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
 
     def template(self, pool: Pool) -> str:
@@ -43,7 +42,7 @@ class Cluster:
 
     def slots(self, pool: Pool) -> list[Slot]:
         """See `Fleet.slots`."""
-        return self.mirror.slots(pool.namespace, pool.name, pool.uid)
+        return self.cache.slots(pool.namespace, pool.name, pool.uid)
 
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""
@@ -56,18 +55,18 @@ class Cluster:
             if not error.is_conflict:
                 raise
             made = await self._find_own(pool, manifest["metadata"]["name"])
-        self.mirror.deployments.put(made)
+        self.cache.deployments.put(made)
 
     async def _find_own(self, pool: Pool, name: str) -> Body:
-        """The Deployment that has the name of a slot: made in an earlier step, as this one is repeated."""
+        """The existing Deployment of a slot, which an earlier reconcile created."""
         there = await self._api.get(path_of(pool.namespace, "deployments", name))
         owners = [owner["uid"] for owner in there["metadata"].get("ownerReferences") or []]
         if pool.uid not in owners:
-            raise FleetError(f"Deployment {name!r} exists in namespace {pool.namespace!r}, and is not of this pool")
+            raise FleetError(f"Deployment {name!r} exists in namespace {pool.namespace!r} and belongs to another owner")
         return there
 
     async def delete(self, pool: Pool, slot: str, uid: str) -> None:
-        """See `Fleet.delete`. In the foreground: the Deployment goes when all that it has made is gone."""
+        """See `Fleet.delete`. In the foreground: the Deployment goes after its pods."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Foreground"}
         try:
             left = await self._api.delete(path_of(pool.namespace, "deployments", slot), options)
@@ -76,7 +75,7 @@ class Cluster:
                 raise
             return
         if left.get("kind") == "Deployment":
-            self.mirror.deployments.put(left)
+            self.cache.deployments.put(left)
 
     async def update(self, pool: Pool, slot: str, uid: str) -> None:
         """See `Fleet.update`."""
@@ -89,7 +88,7 @@ class Cluster:
             if not (error.is_missing or error.is_conflict):
                 raise
             return
-        self.mirror.deployments.put(changed)
+        self.cache.deployments.put(changed)
 
     async def is_clear(self, pool: Pool, slot: str) -> bool:
         """See `Fleet.is_clear`."""
@@ -101,15 +100,15 @@ class Cluster:
         else:
             return False
         pods = await self._api.get(path_of(pool.namespace, "pods"), labelSelector=f"{SLOT_LABEL}={slot}")
-        return all(found.pod(body).has_ended for body in pods["items"])
+        return all(observed.pod(body).has_ended for body in pods["items"])
 
     async def database_url(self, pool: Pool) -> str:
         """See `Fleet.database_url`."""
         return await self._secrets.database_url(pool)
 
-    def doubt_url(self, pool: Pool) -> None:
-        """See `Fleet.doubt_url`."""
-        self._secrets.doubt(pool)
+    def recheck_url(self, pool: Pool) -> None:
+        """See `Fleet.recheck_url`."""
+        self._secrets.recheck(pool)
 
     def status(self, ref: Ref) -> Mapping[str, Any]:
         """See `Fleet.status`."""
@@ -122,11 +121,11 @@ class Cluster:
         try:
             self.keep_status(await self._api.patch(path, body, fieldManager=FIELD_MANAGER))
         except ApiError as error:
-            if not (error.is_missing or error.is_conflict):  # it is gone, or another one by now
+            if not (error.is_missing or error.is_conflict):  # it is gone, or another object has its name
                 raise
 
     def keep_status(self, body: Body) -> bool:
-        """Take the status of an object as the API server gives it; False: something newer is known."""
+        """Cache the status of an object from the API server; False: the cache has a newer version."""
         metadata = body["metadata"]
         key = (body["kind"], metadata["namespace"], metadata["name"])
         if version(body) < self._statuses.get(key, (0, {}))[0]:
@@ -134,28 +133,28 @@ class Cluster:
         self._statuses[key] = (version(body), body.get("status") or {})
         return True
 
-    def bury(self, body: Body) -> None:
-        """An object is gone. Its place remembers since when: a list that is older may still have it."""
+    def mark_deleted(self, body: Body) -> None:
+        """Remember the deletion of an object, so that an older list result can't revive it."""
         self.keep_status({**body, "status": None})
 
-    def forget_absent(self, kind: str, there: Collection[Place], listed_at: int, namespace: str) -> list[Place]:
-        """Forget what a list of all objects of a namespace ("": of all), of this version, does not have; returns it."""
+    def forget_absent(self, kind: str, there: Collection[Key], listed_at: int, namespace: str) -> list[Key]:
+        """Remove the objects that the list of a namespace ("": of all) at a version lacks; returns their keys."""
         absent = [
-            place
-            for (other, *place), (known, _) in self._statuses.items()
-            if other == kind and known <= listed_at and namespace in ("", place[0]) and tuple(place) not in there
+            key
+            for (other, *key), (known, _) in self._statuses.items()
+            if other == kind and known <= listed_at and namespace in ("", key[0]) and tuple(key) not in there
         ]
         for space, name in absent:
             del self._statuses[kind, space, name]
         return [(space, name) for space, name in absent]
 
-    async def tell(self, ref: Ref, events: Sequence[Event]) -> None:
-        """See `Fleet.tell`."""
-        await self._teller.tell(ref, events)
+    async def record_events(self, ref: Ref, events: Sequence[Event]) -> None:
+        """See `Fleet.record_events`."""
+        await self._recorder.record(ref, events)
 
 
 def _merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The new object as a merge patch: that keeps what it does not name, so what is gone must be taken away."""
+    """The merge patch from the old object to the new one: null removes a field that the new one lacks."""
     patch: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
     for key, value in new.items():
         before = old.get(key)

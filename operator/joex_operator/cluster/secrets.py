@@ -1,4 +1,4 @@
-"""The URLs of the pools' databases, from their secrets."""
+"""Reads the URLs of the pools' databases from their secrets."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import binascii
 import time
 
 from joex.core.url import check_database_url
-from joex_operator.cluster.api import Api, ApiError, path_of
-from joex_operator.fleet import UrlUnknown
-from joex_operator.objects import Pool
+from joex_operator.api.objects import Pool
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
+from joex_operator.control.fleet import UrlUnknown
 
 _KEPT_FOR = 300.0
-_DOUBTED_FOR = 10.0
+_RECHECKED_IN = 10.0
 
 
 class Secrets:
-    """Reads secrets one by one, and only those that pools name; each again after minutes, or when it is doubted."""
+    """Reads the secrets that pools name, one by one, and caches each for minutes or until `recheck`."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: KubernetesApi) -> None:
         self._api = api
         self._known: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
 
@@ -26,7 +26,7 @@ class Secrets:
         """The URL of a pool's database.
 
         Raises:
-            UrlUnknown: secret or key is missing, or holds something else.
+            UrlUnknown: the secret or its key is missing, or its value is no URL.
         """
         ref = pool.spec.database
         field = f"spec.database: secret {ref.secret_name!r}"
@@ -47,15 +47,15 @@ class Secrets:
             raise UrlUnknown("InvalidURL", f"{field}, key {ref.secret_key!r}: {error}") from error
         return url
 
-    def doubt(self, pool: Pool) -> None:
-        """The database has refused: read the secret again soon."""
+    def recheck(self, pool: Pool) -> None:
+        """Read the secret of a pool again soon, because its database has failed."""
         key = (pool.namespace, pool.spec.database.secret_name)
         until, data = self._known.get(key, (0.0, {}))
         if data:
-            self._known[key] = (min(until, time.monotonic() + _DOUBTED_FOR), data)
+            self._known[key] = (min(until, time.monotonic() + _RECHECKED_IN), data)
 
     def _forget(self, pool: Pool) -> None:
-        """What is in the secret is of no use: the next look sees whether somebody has mended it."""
+        """Drop an invalid secret from the cache, so that the next reconcile reads it again."""
         self._known.pop((pool.namespace, pool.spec.database.secret_name), None)
 
     async def _read(self, namespace: str, name: str) -> dict[str, str]:

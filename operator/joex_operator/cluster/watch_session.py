@@ -1,7 +1,7 @@
-"""The HTTP session that kopf watches with: the TLS and the credentials of our own client, and how each watch fares.
+"""The HTTP session of kopf's watches, with the TLS settings and credentials of the operator's client.
 
-kopf begins its watches again and again, and does not tell whether it does so in vain. The session notes of each watched
-path whether its latest request began well.
+kopf retries failed watches and does not report whether they succeed. So the session notes for each watched path whether
+the latest request succeeded.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import kopf
 from kubernetes.aio.client import ApiClient
 from yarl import URL
 
-from joex_operator.cluster.api import said
+from joex_operator.cluster.kubernetes_api import describe
 
 _LOGIN_EVERY = 2.0
-"""Seconds between two sessions: the API server asks for another one with each 401."""
+"""Seconds between two sessions, because kopf asks for a new one after each 401."""
 
 
 class WatchSession:
-    """Makes the session, anew whenever kopf wants it, and knows how the watches fare. One for each run of kopf.
+    """Creates a session whenever kopf asks for one, and knows the state of the watches. One for each run of kopf.
 
     Args:
-        client: gives the credentials and the TLS settings.
-        paths: that are to be watched.
+        client: has the credentials and the TLS settings.
+        paths: to watch.
     """
 
     def __init__(self, client: ApiClient, paths: Collection[str]) -> None:
@@ -40,7 +40,7 @@ class WatchSession:
         self._next_at = 0.0
 
     def problem(self) -> str | None:
-        """What is wrong with the watches, in one line; None: all are live. May be called from any thread."""
+        """Why a watch is not live, in one line; None: all are live. May be called from any thread."""
         for path in self._paths:
             if wrong := self._wrong.get(path):
                 return f"the watch on {path}: {wrong}"
@@ -49,7 +49,7 @@ class WatchSession:
         return None
 
     async def login(self) -> kopf.AiohttpSession:
-        """Make a session for kopf, which closes the one before."""
+        """Create a session for kopf, and close the previous one."""
         now = asyncio.get_running_loop().time()
         await asyncio.sleep(self._next_at - now)
         self._next_at = max(now, self._next_at) + _LOGIN_EVERY
@@ -61,20 +61,20 @@ class WatchSession:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._client.rest_client.ssl_context),
             proxy=configuration.proxy,
-            trust_env=True,  # as our client
+            trust_env=True,  # as the operator's client does
             trace_configs=[tracing],
         )
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=self._session)
 
     async def close(self) -> None:
-        """Close the session. kopf closes the one that it uses, but not one that it has not used."""
+        """Close the session, because kopf closes only a session that it has used."""
         if self._session is not None:
             await self._session.close()
 
     async def _authorize(
         self, _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestStartParams
     ) -> None:
-        # For each request, since tokens change: those of pods are files that the kubelet writes anew.
+        # For each request, because tokens change: the kubelet renews the file of a pod's token.
         if token := await self._client.configuration.get_api_key_with_prefix("BearerToken"):
             request.headers["Authorization"] = token
 
@@ -93,7 +93,7 @@ class WatchSession:
         self, _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams
     ) -> None:
         if not isinstance(request.exception, asyncio.CancelledError):  # kopf ends
-            self._note(request.url, said(request.exception))
+            self._note(request.url, describe(request.exception))
 
     def _note(self, url: URL, wrong: str) -> None:
         self._wrong[self._path(url)] = self._failure = wrong

@@ -2,7 +2,7 @@
 
 ::
 
-    command.py -> session.py (one run) -> files.py  lock.py  output.py
+    command.py -> operator.py (one run) -> files.py  lock.py  output.py
                       |
-                  processes.py (the `fleet.Fleet`) -> slot.py (one process)  environment.py (pure)
+                  fleet.py (a `joex_operator.control.fleet.Fleet`) -> slot.py (one process)  environment.py
 """

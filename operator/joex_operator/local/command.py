@@ -1,6 +1,6 @@
-"""``joex up``: the pools of a file, as processes of this machine.
+"""The command ``joex up``: the pools of a file, as processes of this machine.
 
-What it needs is imported when it is called: the help of ``joex`` shows it too.
+It imports what it needs when it runs, because ``joex --help`` imports this module.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ def up(
     ],
     databases: Annotated[
         list[str] | None,
-        typer.Option("--database", metavar="SECRET=URL", help="URL of the database that pools call SECRET."),
+        typer.Option("--database", metavar="SECRET=URL", help="URL of the database whose secretName is SECRET."),
     ] = None,
     database_url: DatabaseUrl = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Name of this machine among those that share a database. None: its own."),
+        typer.Option(
+            metavar="NAME", help="Name of this joex up among those that share a database. Default: the host's name."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each event and log line.")] = False,
 ) -> None:
-    """Run pools of executors on this machine, which grow and shrink with the work, without a cluster.
+    """Run pools of executors on this machine without a cluster. They grow and shrink with the demand.
 
-    The files are those that a cluster would take. SIGHUP reads them again.
-    SIGTERM or Ctrl-C: all executors finish what they run, and leave. A second one: they give it back at once.
+    The files have the format of a cluster's manifests. SIGHUP reads them again.
+    At SIGTERM or Ctrl-C all executors finish their jobs and leave. At a second one they give their jobs back at once.
     """
     import asyncio  # noqa: PLC0415
 
@@ -49,16 +51,16 @@ def up(
     from joex.observe.log_lines import capture_logging  # noqa: PLC0415
     from joex_operator.local.files import read_files  # noqa: PLC0415
     from joex_operator.local.lock import only_one  # noqa: PLC0415
-    from joex_operator.local.output import JsonLines, Lines  # noqa: PLC0415
-    from joex_operator.local.session import Session  # noqa: PLC0415
+    from joex_operator.local.operator import LocalOperator  # noqa: PLC0415
+    from joex_operator.local.output import ConsoleOutput, JsonOutput  # noqa: PLC0415
 
-    output = JsonLines() if as_json else Lines()
+    output = JsonOutput() if as_json else ConsoleOutput()
     settings = load_settings({"database_url": database_url, "log_format": output.log_format})
     namespace, urls = _namespace(name), _urls(databases or [])
     documents = read_files(files, namespace)
 
     async def run(default_url: str | None) -> None:
-        session = Session(
+        operator = LocalOperator(
             namespace,
             documents,
             lambda: read_files(files, namespace),
@@ -66,7 +68,7 @@ def up(
             default_url=default_url,
             output=output,
         )
-        await session.run()
+        await operator.run()
 
     with only_one(namespace, f"with {', '.join(map(str, files))}"), _default(settings.url, documents, urls) as url:
         capture_logging(settings)
@@ -90,7 +92,7 @@ def _urls(databases: Sequence[str]) -> dict[str, str]:
     for given in databases:
         secret, equals, url = given.partition("=")
         if not (secret and equals):
-            raise ConfigError("--database: expected SECRET=URL, with the name of a secret as pools have it")
+            raise ConfigError("--database: expected SECRET=URL, where SECRET is the secretName of a pool")
         try:
             check_database_url(url)
         except ValueError as error:
@@ -101,16 +103,16 @@ def _urls(databases: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _default(configured: str | None, documents: Documents, urls: Mapping[str, str]) -> Iterator[str | None]:
-    """The URL of all pools whose secret has none; that of the embedded server only if one needs it."""
+    """The URL of all databases without one of their own. The embedded server starts only if a pool needs it."""
     from joex.cli.database import database  # noqa: PLC0415
     from joex.errors import ConfigError  # noqa: PLC0415
-    from joex_operator.spec import JoexPoolSpec  # noqa: PLC0415
+    from joex_operator.api.spec import JoexPoolSpec  # noqa: PLC0415
 
     specs = [document.spec for document in documents.values()]
     secrets = {spec.database.secret_name for spec in specs if isinstance(spec, JoexPoolSpec)}
     if unused := sorted(urls.keys() - secrets):
         there = ", ".join(sorted(secrets)) or "none"
-        raise ConfigError(f"--database {unused[0]}: no pool has this secretName; those of the files: {there}")
+        raise ConfigError(f"--database {unused[0]}: no pool has this secretName; the files have: {there}")
     if configured is None and secrets <= urls.keys():
         yield None
         return

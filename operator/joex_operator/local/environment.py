@@ -1,7 +1,7 @@
-"""What a pool asks of a local process: its environment; and what it asks for that only a cluster can give.
+"""The environment of an executor as a local process, and the fields of its pool that only a cluster can honour.
 
-What a pool has no field for (the API token, how long jobs are kept, the level of the log) comes from where the process
-is started: its environment, and ``joex.toml`` in its folder.
+Settings without a field in the pool (the API token, retention, the log level) come from the environment of ``joex up``
+and from ``joex.toml`` in its folder.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from joex_operator.manifests.environment import settings
-from joex_operator.manifests.overlay import EXECUTOR, overlay
-from joex_operator.names import app_id, slot_name
-from joex_operator.objects import Pool, SpecError
-from joex_operator.spec import JoexPoolSpec
+from joex_operator.api.names import app_id, slot_name
+from joex_operator.api.objects import Pool, SpecError
+from joex_operator.api.spec import JoexPoolSpec
+from joex_operator.decide.manifests.environment import settings
+from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
 
 _LOCAL = {
-    "http_address": "127.0.0.1:0",  # many executors share a machine: each finds a port of its own
-    "startup_wait": "4m",  # while the database is away, restarts would only come ever later
+    "http_address": "127.0.0.1:0",  # many executors share a machine: each takes a free port
+    "startup_wait": "4m",  # while the database is down, restarts with their back-off would take longer
 }
 _BARE: dict[str, Any] = {
     "metadata": {"labels": {}, "annotations": {}},
@@ -32,14 +32,14 @@ def environment(pool: Pool, index: int, *, uid: str, url: str, inherited: Mappin
     """The environment of the executor in a slot.
 
     Args:
-        pool: what is asked for.
-        index: which slot.
-        uid: of the slot: a process that is started again under it has the jobs of the one before at once.
+        pool: of the slot.
+        index: of the slot.
+        uid: of the slot, under which a restarted process gets the jobs of its predecessor at once.
         url: of the pool's database.
-        inherited: the environment that it starts from.
+        inherited: the environment of ``joex up``.
 
     Raises:
-        SpecError: spec.template can't be used; the message names the field.
+        SpecError: spec.template is invalid; the message names the field.
     """
     given = {f"JOEX_{name.upper()}": value for name, value in {**settings(pool), **_LOCAL}.items()}
     own = {
@@ -54,14 +54,14 @@ def variables(spec: JoexPoolSpec) -> dict[str, str]:
     """The variables of spec.template that have a value.
 
     Raises:
-        SpecError: spec.template can't be used; the message names the field.
+        SpecError: spec.template is invalid; the message names the field.
     """
     merged = overlay(_BARE, spec.template)
     return dict(_values(merged))
 
 
 def template_hash(pool: Pool) -> str:
-    """What tells one template from another: changed by whatever changes the pool's processes.
+    """The hash of a pool's template: another one whenever its processes change.
 
     Raises:
         SpecError: as `variables`.
@@ -71,7 +71,7 @@ def template_hash(pool: Pool) -> str:
 
 
 def unused(spec: JoexPoolSpec) -> list[str]:
-    """The fields that mean nothing to a local process."""
+    """The fields that have no effect on a local process."""
     image = [] if spec.image is None else ["spec.image"]
     return [*image, *_unused(spec.template)]
 

@@ -1,6 +1,6 @@
-"""The files of ``joex up``: JoexPools and PeriodicTasks as they would be given to a cluster.
+"""The files of ``joex up``: JoexPools and PeriodicTasks, in the format of a cluster's manifests.
 
-What an API server would refuse is refused here, in one line that names file, document and field.
+It refuses what an API server would refuse, in one line that names the file, the document and the field.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from joex.errors import ConfigError
+from joex_operator.api.names import API_VERSION
+from joex_operator.api.objects import parse_periodic, parse_pool
+from joex_operator.api.spec import JoexPoolSpec, PeriodicTaskSpec
 from joex_operator.local.environment import variables
-from joex_operator.names import API_VERSION
-from joex_operator.objects import parse_periodic, parse_pool
-from joex_operator.spec import JoexPoolSpec, PeriodicTaskSpec
 
 _FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
 _KINDS = ("JoexPool", "PeriodicTask")
@@ -25,7 +25,7 @@ _FIXED = {"JoexPool": "database", "PeriodicTask": "pool"}
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An object of a file. ``place`` is where it stands, for people."""
+    """An object of a file. ``place``: its file and document number, for messages."""
 
     place: str
     manifest: Mapping[str, Any]
@@ -33,12 +33,12 @@ class Document:
 
     @property
     def kind(self) -> str:
-        """What it is."""
+        """The kind of the object."""
         return str(self.manifest["kind"])
 
     @property
     def name(self) -> str:
-        """Which one it is."""
+        """The name of the object."""
         return str(self.manifest["metadata"]["name"])
 
 
@@ -47,10 +47,10 @@ Documents = dict[tuple[str, str], Document]
 
 
 def read_files(paths: Iterable[Path], namespace: str) -> Documents:
-    """The objects of these files, all in one namespace, whatever they say themselves.
+    """The objects of these files, all in this namespace, whichever they name.
 
     Raises:
-        ConfigError: one line about the first that is wrong.
+        ConfigError: one line about the first invalid object.
     """
     found: Documents = {}
     for path in paths:
@@ -60,16 +60,16 @@ def read_files(paths: Iterable[Path], namespace: str) -> Documents:
                 raise ConfigError(f"{document.place}: metadata.name: {found[key].place} has the same name and kind")
             found[key] = document
     if not any(kind == "JoexPool" for kind, _ in found):
-        raise ConfigError(f"{', '.join(map(str, paths))}: no JoexPool in it")
+        raise ConfigError(f"{', '.join(map(str, paths))}: no JoexPool")
     _check_pools(found)
     return found
 
 
 def check_changes(before: Documents, after: Documents) -> None:
-    """Check that what can't be changed is not.
+    """Check that no immutable field has changed.
 
     Raises:
-        ConfigError: something would be.
+        ConfigError: one has.
     """
     for key, document in after.items():
         fixed, old = _FIXED[document.kind], before.get(key)
@@ -92,7 +92,7 @@ def load_yaml(path: Path) -> list[Any]:
     """The documents of a YAML file.
 
     Raises:
-        ConfigError: it can't be read; the message says where it is wrong.
+        ConfigError: the file is missing or is no YAML; the message says where.
     """
     try:
         return list(yaml.load_all(path.read_text("utf-8"), _Loader))
@@ -109,13 +109,13 @@ def load_yaml(path: Path) -> list[Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes no key twice: of two, YAML would silently take the last."""
+    """Refuses duplicate keys, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as it is called
         keys: set[str] = set()
         for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
             if key.value in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is here twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
             keys.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -135,12 +135,12 @@ def _document(place: str, manifest: Any, namespace: str) -> Document:
     if kind == "PeriodicTask":
         return Document(place, own, parse_periodic(own).spec)
     spec = parse_pool(own).spec
-    variables(spec)  # raises where spec.template is wrong
+    variables(spec)  # raises SpecError if spec.template is invalid
     return Document(place, own, spec)
 
 
 def _check_pools(documents: Documents) -> None:
-    """A PeriodicTask of a pool that is nowhere would never run."""
+    """Refuse a PeriodicTask of a pool that the files lack: it would never run."""
     for document in documents.values():
         spec = document.spec
         if isinstance(spec, PeriodicTaskSpec) and ("JoexPool", spec.pool) not in documents:

@@ -1,4 +1,4 @@
-"""What ``joex up`` prints: on stdout what happens to pools, on stderr what their executors say."""
+"""The output of ``joex up``: Events on stdout, the lines of executors on stderr."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from joex.cli.output import print_json_line, printable, say
-from joex_operator.events import Event
+from joex_operator.decide.events import Event
 
 _BROKEN = (OSError, ValueError)
-"""A stream that is gone takes no lines, and nobody else suffers from it."""
+"""The errors of a closed stream, which ``joex up`` ignores."""
 
 
-class Lines:
-    """For people: one line for each event, and the executors' lines with their names in front."""
+class ConsoleOutput:
+    """For a terminal: a line for each Event, and the executors' lines after the names of their slots."""
 
     log_format = "console"
 
     def event(self, kind: str, name: str, event: Event) -> None:
-        """Print an event."""
+        """Print an Event."""
         del kind
         mark = "!" if event.type == "Warning" else " "
         time = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
@@ -33,16 +33,16 @@ class Lines:
         _write(sys.stderr, f"{slot} | {printable(line)}")
 
 
-class JsonLines:
-    """For programs: one JSON object for each event; the executors' lines, JSON too, as they are."""
+class JsonOutput:
+    """For programs: a JSON object for each Event, and the executors' lines unchanged, which are JSON too."""
 
     log_format = "json"
 
     def event(self, kind: str, name: str, event: Event) -> None:
-        """Print an event."""
-        told = {"at": datetime.now(UTC), "kind": kind, "name": name}
+        """Print an Event."""
+        common = {"at": datetime.now(UTC), "kind": kind, "name": name}
         with suppress(*_BROKEN):
-            print_json_line({**told, "type": event.type, "reason": event.reason, "message": event.message})
+            print_json_line({**common, "type": event.type, "reason": event.reason, "message": event.message})
 
     def log_line(self, slot: str, line: str) -> None:
         """Print a line of an executor."""

@@ -1,4 +1,4 @@
-"""The process of a slot: started again, as a kubelet does it, whenever it ends by itself."""
+"""The process of a slot, restarted with a back-off as a kubelet does, whenever it ends by itself."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from joex.cli.lifeline import Lifeline
+from joex.cli.parent_watch import ParentWatch
 
 _HEALTHY_AFTER = 60.0
-"""Seconds after which a process counts as one that works."""
+"""Seconds after which a process counts as healthy."""
 _LONGEST_DELAY = 300.0
 _LAST_WORDS_WITHIN = 1.0
 _LONGEST_LINE = 65536
 
 
-class Watcher(Protocol):
-    """Who is told of a process."""
+class ProcessObserver(Protocol):
+    """Is notified of what happens to a process."""
 
-    def said(self, slot: str, line: str) -> None:
-        """It has printed a line."""
+    def printed(self, slot: str, line: str) -> None:
+        """The process has printed a line."""
 
     def failed(self, slot: str, problem: str, again_in: float) -> None:
-        """It has ended by itself, and is started again in so many seconds."""
+        """The process has ended by itself, and restarts in so many seconds."""
 
     def ended(self, slot: str) -> None:
-        """It has ended, and is not started again."""
+        """The process has ended, and does not restart."""
 
 
 class SlotProcess:
-    """A process that is there from now on, until it is asked to end.
+    """Keeps a process running from now until `end`.
 
     Args:
-        slot: its name.
+        slot: the name of the slot.
         arguments: of the command ``joex``.
-        lifeline: it drains when the process that holds this has ended.
-        environment: its environment.
-        watcher: who is told.
+        lifeline: the process drains when the process that holds the lifeline has ended.
+        environment: of the process.
+        observer: is notified of what happens.
 
     Attributes:
         is_running: there is a process.
-        is_backing_off: it has failed more than once, and waits to be started again.
-        has_ended: it was asked to end, and there is no process any more.
-        exit_code: of the last process that has ended; negative: the signal that has killed it.
+        is_backing_off: the process has failed more than once, and waits for its restart.
+        has_ended: `end` was called, and there is no process any more.
+        exit_code: of the last process that has ended; negative: the signal that killed it.
     """
 
     def __init__(
         self,
         slot: str,
         arguments: Sequence[str],
-        lifeline: Lifeline,
+        lifeline: ParentWatch,
         environment: Mapping[str, str],
-        watcher: Watcher,
+        observer: ProcessObserver,
     ) -> None:
         self.slot = slot
         self.has_ended = False
@@ -63,7 +63,7 @@ class SlotProcess:
         self._arguments = arguments
         self._lifeline = lifeline
         self._environment = environment
-        self._watcher = watcher
+        self._observer = observer
         self._process: asyncio.subprocess.Process | None = None
         self._problem: str | None = None
         self._last_line = ""
@@ -78,25 +78,25 @@ class SlotProcess:
 
     @property
     def problem(self) -> str | None:
-        """Why it does not stay up; None: nothing is wrong, or not any more."""
+        """Why the process does not stay up; None: it is healthy, or has not failed."""
         is_healthy = self.is_running and self._age() >= _HEALTHY_AFTER
         return None if is_healthy else self._problem
 
     def end(self, within: float) -> None:
-        """Let it drain, and kill it when it has not ended within so many seconds. Another call changes nothing."""
+        """Drain the process, and kill it if it has not ended within so many seconds. A second call does nothing."""
         if not self._ending.is_set():
             self._ending.set()
             self.signal(signal.SIGTERM)
             asyncio.get_running_loop().call_later(within, self.signal, signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     async def ended(self) -> None:
-        """Wait until it has ended, after `end`."""
+        """Wait until the process has ended, after `end`."""
         await self._keeping
 
     async def _keep(self) -> None:
@@ -108,29 +108,31 @@ class SlotProcess:
             if not self._ending.is_set():
                 await self._wait_to_start_again(problem, failures)
         self.has_ended = True
-        self._watcher.ended(self.slot)
+        self._observer.ended(self.slot)
 
     async def _wait_to_start_again(self, problem: str, failures: int) -> None:
         is_failure = self.exit_code != 0 or failures > 1
         self._problem = problem if is_failure else None
-        # One that has left in order was most likely told to, by somebody who is about to end it.
+        # A process that has drained did so most likely by order of an operator, which is about to delete its slot.
         delay = max(restart_delay(failures), 1.0 if self.exit_code == 0 else 0.0)
         self.is_backing_off = failures > 1
-        self._watcher.failed(self.slot, problem, delay)
+        self._observer.failed(self.slot, problem, delay)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), delay)
         self.is_backing_off = False
 
     async def _run(self) -> str:
-        """Run it once, to its end; returns how it ended."""
+        """Run the process once, to its end; returns how it ended."""
         self._last_line = ""
-        reader, writer = os.pipe()  # not asyncio's own: the end of a process must not wait for that of its output
+        reader, writer = (
+            os.pipe()
+        )  # not asyncio's own, which would delay the end of the process to the end of its output
         try:
             self._process = await self._start(writer)
         except OSError as error:
             os.close(reader)
             self.exit_code = None
-            return f"it can't be started: {error}"
+            return f"can't start the process: {error}"
         finally:
             os.close(writer)
         if self._ending.is_set():
@@ -138,7 +140,7 @@ class SlotProcess:
         reading = asyncio.create_task(self._read(reader))
         self.exit_code = await self._process.wait()
         self._process = None
-        # Something that it has started may have its output still.
+        # A child of the process may still hold its output open.
         with suppress(TimeoutError):
             await asyncio.wait_for(reading, _LAST_WORDS_WITHIN)
         return _how_it_ended(self.exit_code, self._last_line)
@@ -150,7 +152,7 @@ class SlotProcess:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C is for who supervises it, and then ends it
+            start_new_session=True,  # Ctrl-C is for joex up, which then ends the process
             pass_fds=[self._lifeline.end],
         )
 
@@ -162,7 +164,7 @@ class SlotProcess:
         try:
             while line := await _next_line(stream):
                 self._last_line = line.decode(errors="replace").rstrip()
-                self._watcher.said(self.slot, self._last_line)
+                self._observer.printed(self.slot, self._last_line)
         finally:
             transport.close()
 
@@ -171,7 +173,7 @@ class SlotProcess:
 
 
 def restart_delay(failures: int) -> float:
-    """Seconds before a process is started again, after so many failures in a row.
+    """Seconds before the restart of a process that has failed so many times in a row.
 
     >>> [restart_delay(failures) for failures in (1, 2, 3, 4, 20)]
     [0.0, 1.0, 2.0, 4.0, 300.0]

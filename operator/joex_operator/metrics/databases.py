@@ -1,9 +1,8 @@
-"""The databases of the pools, and the queues in them, as they were last told."""
+"""Metrics of the databases of the pools and of their queues, from the latest query."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry
@@ -11,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from joex.store.stats import QueueStats, Shares
+from joex_operator.metrics.gauge import Gauge
 
 _STATES = ("waiting", "deferred", "scheduled", "running", "stuck")
 _MOST_QUEUES = 500
@@ -18,7 +18,7 @@ _OTHERS = "(others)"
 
 
 def database_name(url: str) -> str:
-    """What a database is called in labels: its host and its name, never a user or a password.
+    """The name of a database in labels: its host and its name, never a user or a password.
 
     >>> database_name("postgresql://joex:secret@db.prod:5432/shop?sslmode=require")
     'db.prod:5432/shop'
@@ -30,8 +30,8 @@ def database_name(url: str) -> str:
     return hosts + parts.path
 
 
-class Databases(Collector):
-    """The gauges of all databases, made when they are asked for."""
+class DatabaseMetrics(Collector):
+    """The gauges of all databases."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queues: dict[str, Sequence[QueueStats]] = {}
@@ -40,118 +40,105 @@ class Databases(Collector):
         registry.register(self)
 
     def queues(self, database: str, stats: Iterable[QueueStats]) -> None:
-        """The queues of a database, all of them."""
+        """Replace the statistics of all queues of a database."""
         self._queues[database] = _bounded(sorted(stats, key=lambda one: one.queue))
 
     def shares(self, database: str, shares: Iterable[Shares]) -> None:
-        """How the slots of the queues of a database are shared, all that is known of it."""
+        """Replace the shares of all queues of a database."""
         self._shares[database] = _bounded_shares(sorted(shares, key=lambda one: one.queue))
 
     def reachable(self, database: str, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
-        """Whether a database answers; what was known of its queues is not known any more when it does not."""
+        """Note whether a database answers. While it does not, its queues have no samples."""
         self._reachable[database] = value
         if not value:
             self._queues.pop(database, None)
             self._shares.pop(database, None)
 
     def forget(self, database: str) -> None:
-        """Nobody uses a database any more."""
+        """Remove a database that no pool uses any more."""
         for known in (self._reachable, self._queues, self._shares):
             known.pop(database, None)
 
     def clear(self) -> None:
-        """Nothing is known any more."""
+        """Remove all samples."""
         for known in (self._reachable, self._queues, self._shares):
             known.clear()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Called for each page."""
-        by_queue = ["database", "queue"]
-        jobs = GaugeMetricFamily("joex_queue_jobs", "Unfinished jobs, by state.", labels=[*by_queue, "state"])
-        oldest = GaugeMetricFamily(
-            "joex_queue_oldest_runnable_seconds", "How old the oldest job is that may run.", labels=by_queue
+        """The samples of a page."""
+        queues = [((database, one.queue), one) for database, stats in list(self._queues.items()) for one in stats]
+        shares = [((database, one.queue), one) for database, some in list(self._shares.items()) for one in some]
+        yield from (gauge.family(("database", "queue"), queues) for gauge in _OF_QUEUES)
+        yield from (gauge.family(("database", "queue"), shares) for gauge in _OF_SHARES)
+        yield _REACHABLE.family(
+            ("database",), [((database,), value) for database, value in list(self._reachable.items())]
         )
-        groups = GaugeMetricFamily("joex_queue_groups", "Groups that have unfinished jobs.", labels=by_queue)
-        for database, stats in list(self._queues.items()):
-            for one in stats:
-                for state in _STATES:
-                    jobs.add_metric([database, one.queue, state], getattr(one, state))
-                if one.oldest_runnable_seconds is not None:
-                    oldest.add_metric([database, one.queue], one.oldest_runnable_seconds)
-                groups.add_metric([database, one.queue], one.groups)
-        reachable = GaugeMetricFamily(
-            "joex_operator_database_reachable", "1: the database answers; 0: it does not.", labels=["database"]
-        )
-        for database, value in list(self._reachable.items()):
-            reachable.add_metric([database], value)
-        yield from (jobs, oldest, groups, *self._collect_shares(), reachable)
-
-    def _collect_shares(self) -> Iterator[GaugeMetricFamily]:
-        for gauge in _GAUGES:
-            family = GaugeMetricFamily(gauge.name, gauge.text, labels=["database", "queue", *gauge.labels])
-            for database, shares in list(self._shares.items()):
-                for one in shares:
-                    for labels, value in gauge.values(one):
-                        if value is not None:
-                            family.add_metric([database, one.queue, *labels], value)
-            yield family
 
 
-@dataclass(frozen=True, slots=True)
-class _Gauge:
-    """A number of how the slots of a queue are shared, or several, by further labels."""
-
-    name: str
-    text: str
-    values: Callable[[Shares], Iterable[tuple[tuple[str, ...], float | None]]]
-    labels: tuple[str, ...] = ()
-
-
-_GAUGES = (
-    _Gauge(
+_OF_QUEUES: tuple[Gauge[QueueStats], ...] = (
+    Gauge(
+        "joex_queue_jobs",
+        "Unfinished jobs, by state.",
+        lambda one: [((state,), getattr(one, state)) for state in _STATES],
+        ("state",),
+    ),
+    Gauge(
+        "joex_queue_oldest_runnable_seconds",
+        "Age of the oldest runnable job.",
+        lambda one: [((), one.oldest_runnable_seconds)],
+    ),
+    Gauge("joex_queue_groups", "Groups that have unfinished jobs.", lambda one: [((), one.groups)]),
+)
+_OF_SHARES: tuple[Gauge[Shares], ...] = (
+    Gauge(
         "joex_queue_active_groups",
-        "Groups that hold slots, or of which a job could be taken now.",
+        "Groups that hold slots or have a runnable job.",
         lambda one: [((), one.active_groups)],
     ),
-    _Gauge(
+    Gauge(
         "joex_queue_largest_group_share",
-        "Which part of the slots in use one group holds, the one with the most.",
+        "The largest share of the slots in use that one group holds.",
         lambda one: [((), one.largest_share)],
     ),
-    _Gauge(
+    Gauge(
         "joex_queue_group_wait_seconds",
-        "How long the next job of a group has waited: of the group in the middle, and of the one that waits longest.",
+        "How long the next job of a group has waited: the median of the groups (0.5) and the longest (1).",
         lambda one: [(("0.5",), one.median_wait_seconds), (("1",), one.longest_wait_seconds)],
         ("quantile",),
     ),
-    _Gauge(
+    Gauge(
         "joex_queue_groups_behind",
-        "Groups of which a job could be taken now, two levels or more below another group.",
+        "Groups with a runnable job, two levels or more below another group.",
         lambda one: [((), one.groups_behind)],
     ),
-    _Gauge(
+    Gauge(
         "joex_queue_behind_seconds",
-        "How long the next job of a group that is behind has waited at most.",
+        "The longest that the next job of a group that is behind has waited.",
         lambda one: [((), one.behind_seconds)],
     ),
+)
+_REACHABLE: Gauge[bool] = Gauge(
+    "joex_operator_database_reachable",
+    "Whether the database answers: 1 or 0.",
+    lambda reachable: [((), reachable)],
 )
 
 
 def _bounded(stats: list[QueueStats]) -> list[QueueStats]:
-    """Anybody who submits can make up queues: after so many, the others are told together."""
-    told, others = stats[:_MOST_QUEUES], stats[_MOST_QUEUES:]
+    """Bound the number of series, because any client can create queues: after so many, sum the others up."""
+    named, others = stats[:_MOST_QUEUES], stats[_MOST_QUEUES:]
     if not others:
-        return told
+        return named
     ages = [one.oldest_runnable_seconds for one in others if one.oldest_runnable_seconds is not None]
     sums = {name: sum(getattr(one, name) for one in others) for name in (*_STATES, "groups")}
-    return [*told, QueueStats(queue=_OTHERS, oldest_runnable_seconds=max(ages, default=None), **sums)]
+    return [*named, QueueStats(queue=_OTHERS, oldest_runnable_seconds=max(ages, default=None), **sums)]
 
 
 def _bounded_shares(shares: list[Shares]) -> list[Shares]:
-    """The same; of shares and waits the largest is told."""
-    told, others = shares[:_MOST_QUEUES], shares[_MOST_QUEUES:]
+    """The same for shares: sum the counts of the others up, and take the largest share and wait."""
+    named, others = shares[:_MOST_QUEUES], shares[_MOST_QUEUES:]
     if not others:
-        return told
+        return named
 
     def largest(name: str) -> float | None:
         return max((value for one in others if (value := getattr(one, name)) is not None), default=None)
@@ -166,4 +153,4 @@ def _bounded_shares(shares: list[Shares]) -> list[Shares]:
         groups_behind=sum(one.groups_behind for one in others),
         behind_seconds=largest("behind_seconds"),
     )
-    return [*told, together]
+    return [*named, together]

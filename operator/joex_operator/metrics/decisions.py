@@ -1,13 +1,22 @@
-"""What the operator has done about pools, and why; and what became of jobs by that."""
+"""Metrics of the operator's actions on pools, by reason."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
-from joex_operator.objects import Pool
-from joex_operator.reconcile import Seen
-from joex_operator.slots import Slot
+from joex_operator.api.objects import Pool
+from joex_operator.decide.actions import (
+    Action,
+    AskDrain,
+    CreateSlot,
+    DeleteSlot,
+    ForgetSlot,
+    ReportGone,
+    UpdateSlot,
+    Why,
+)
+from joex_operator.decide.plan import ObservedPool
+from joex_operator.decide.slots import Slot
 
 _REPLICAS, _POD_GONE = "replicas", "pod gone"
 _ORDINARY = (
@@ -21,39 +30,39 @@ _ORDINARY = (
 _FORCED = (Why.DRAIN_TIMEOUT, Why.UNREACHABLE)
 
 
-class Decisions:
+class DecisionMetrics:
     """Counts actions."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._busy: dict[tuple[str, str], frozenset[str]] = {}
         self._decisions = Counter(
             "joex_pool_decisions",
-            "Executors made (up), let go (down), replaced, and put right (repair), by reason.",
+            "Decisions about executors: create (up), drain (down), replace, repair; by reason.",
             ("namespace", "pool", "direction", "reason"),
             registry=registry,
         )
         self._terminations = Counter(
             "joex_busy_executor_terminations",
-            "Executors that were ended while they held jobs, by reason.",
+            "Executors that the operator ended while they held jobs, by reason.",
             ("namespace", "pool", "reason"),
             registry=registry,
         )
         reclaimed = Counter(
             "joex_jobs_reclaimed",
-            "Jobs put back because their executor had died: the API server says that its pod is gone (pod gone).",
+            "Jobs that the operator reclaimed because the pod of their executor was gone (pod gone).",
             ("cause",),
             registry=registry,
         )
         self._reclaimed = reclaimed.labels(_POD_GONE)
 
-    def observed(self, pool: Pool, seen: Seen) -> None:
-        """A pool as it was found. Who held jobs when the database last spoke is remembered for when it is silent."""
+    def observed(self, pool: Pool, observed: ObservedPool) -> None:
+        """Remember which slots hold jobs, for the time in which the database is down."""
         key = (pool.namespace, pool.name)
         if key not in self._busy:
             self._busy[key] = frozenset()
             self._begin(*key)
-        if seen.trouble is None:
-            self._busy[key] = frozenset(slot.name for slot in seen.slots if _is_busy(slot))
+        if observed.database_problem is None:
+            self._busy[key] = frozenset(slot.name for slot in observed.slots if _is_busy(slot))
 
     def acted(self, pool: Pool, action: Action, slot: Slot | None) -> None:
         """An action was carried out."""
@@ -65,17 +74,17 @@ class Decisions:
             self._terminations.labels(*key, str(action.why)).inc()
 
     def reclaimed(self, jobs: int) -> None:
-        """Jobs were put back because their pod was reported gone."""
+        """The operator reclaimed the jobs of a pod that is gone."""
         self._reclaimed.inc(jobs)
 
     def forget(self, namespace: str, pool: str) -> None:
-        """A pool is gone."""
+        """Remove a deleted pool."""
         self._busy.pop((namespace, pool), None)
         for counter in (self._decisions, self._terminations):
             counter.remove_by_labels({"namespace": namespace, "pool": pool})
 
     def _begin(self, namespace: str, pool: str) -> None:
-        """Series are there from the start, so that their first increase is seen."""
+        """Export the series from the start, so that Prometheus sees their first increase."""
         for direction, reason in _ORDINARY:
             self._decisions.labels(namespace, pool, direction, str(reason))
         for why in _FORCED:
@@ -86,11 +95,11 @@ class Decisions:
 
 
 def _is_busy(slot: Slot) -> bool:
-    return slot.executor is not None and slot.executor.lives and slot.executor.held > 0
+    return slot.executor is not None and slot.executor.alive and slot.executor.held > 0
 
 
 def _decision(action: Action) -> tuple[str, str] | None:
-    """Direction and reason; None: it only carries on with a decision that was counted."""
+    """Direction and reason; None: the action follows from a decision that is counted already."""
     match action:
         case CreateSlot(_, why):
             return "up", str(why)

@@ -1,9 +1,9 @@
-"""Pools as they were last found: their executors, their bounds, their work, their conditions."""
+"""Metrics of the pools, from their latest reconcile: executors, bounds, demand, conditions."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,11 +11,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from joex_operator.conditions import conditions
-from joex_operator.objects import Pool
-from joex_operator.reconcile import Decision, Seen
-from joex_operator.scaling import Mode
-from joex_operator.slots import Phase, ready
+from joex_operator.api.objects import Pool
+from joex_operator.decide.conditions import conditions
+from joex_operator.decide.plan import ObservedPool, Plan
+from joex_operator.decide.scaling import Mode
+from joex_operator.decide.slots import Phase, ready
+from joex_operator.metrics.gauge import Gauge
 
 _STATUS = {"True": 1, "False": 0, "Unknown": -1}
 _KNOWN_IN_SILENCE = (Phase.UNKNOWN, Phase.GOING)
@@ -23,114 +24,99 @@ _Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A pool as it was found, and what was decided. ``database``: the name of its database; None: it is not known."""
+class PoolSnapshot:
+    """A reconciled pool. ``database``: the name of its database; None: it is not known."""
 
     pool: Pool
-    seen: Seen
-    decision: Decision
+    observed: ObservedPool
+    plan: Plan
     database: str | None
 
 
-class Pools(Collector):
-    """The gauges of all pools, made when they are asked for."""
+class PoolMetrics(Collector):
+    """The gauges of all pools."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._found: dict[tuple[str, str], Found] = {}
+        self._snapshots: dict[tuple[str, str], PoolSnapshot] = {}
         registry.register(self)
 
-    def observed(self, found: Found) -> None:
-        """A pool as it is now."""
-        self._found[found.pool.namespace, found.pool.name] = found
+    def observed(self, snapshot: PoolSnapshot) -> None:
+        """Replace the snapshot of a pool."""
+        self._snapshots[snapshot.pool.namespace, snapshot.pool.name] = snapshot
 
     def forget(self, namespace: str, pool: str) -> None:
-        """A pool is gone."""
-        self._found.pop((namespace, pool), None)
+        """Remove a deleted pool."""
+        self._snapshots.pop((namespace, pool), None)
 
     def clear(self) -> None:
-        """Nothing is known any more."""
-        self._found.clear()
+        """Remove all pools."""
+        self._snapshots.clear()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Called for each page."""
-        found = list(self._found.items())
-        for gauge in _GAUGES:
-            family = GaugeMetricFamily(gauge.name, gauge.text, labels=["namespace", "pool", *gauge.labels])
-            for pool, one in found:
-                for labels, value in gauge.values(one):
-                    family.add_metric([*pool, *labels], value)
-            yield family
+        """The samples of a page."""
+        snapshots = list(self._snapshots.items())
+        yield from (gauge.family(("namespace", "pool"), snapshots) for gauge in _GAUGES)
 
 
-@dataclass(frozen=True, slots=True)
-class _Gauge:
-    """A number of each pool, or several, by further labels."""
-
-    name: str
-    text: str
-    values: Callable[[Found], _Values]
-    labels: tuple[str, ...] = ()
-
-
-def _phases(found: Found) -> _Values:
-    counted = Counter(slot.phase for slot in found.seen.slots)
-    phases = Phase if found.seen.trouble is None else _KNOWN_IN_SILENCE
+def _phases(snapshot: PoolSnapshot) -> _Values:
+    counted = Counter(slot.phase for slot in snapshot.observed.slots)
+    phases = Phase if snapshot.observed.database_problem is None else _KNOWN_IN_SILENCE
     return [((str(phase),), counted[phase]) for phase in phases]
 
 
-def _desired(found: Found) -> _Values:
-    return [((), found.decision.sizing.target)]
+def _desired(snapshot: PoolSnapshot) -> _Values:
+    return [((), snapshot.plan.sizing.target)]
 
 
-def _least(found: Found) -> _Values:
-    """The bound that holds now: orders leave no choice."""
-    sizing = found.decision.sizing
+def _least(snapshot: PoolSnapshot) -> _Values:
+    """The minimum that holds now: an order of the user is minimum and maximum."""
+    sizing = snapshot.plan.sizing
     is_order = sizing.mode in (Mode.FIXED, Mode.SUSPENDED, Mode.DELETED)
-    return [((), sizing.target if is_order else found.pool.spec.scaling.min_replicas)]
+    return [((), sizing.target if is_order else snapshot.pool.spec.scaling.min_replicas)]
 
 
-def _most(found: Found) -> _Values:
-    return [((), found.decision.sizing.most)]
+def _most(snapshot: PoolSnapshot) -> _Values:
+    return [((), snapshot.plan.sizing.most)]
 
 
-def _overdue(found: Found) -> _Values:
-    return [((), len(found.decision.overdue))] if found.seen.trouble is None else []
+def _overdue(snapshot: PoolSnapshot) -> _Values:
+    return [((), len(snapshot.plan.overdue))] if snapshot.observed.database_problem is None else []
 
 
-def _slots(found: Found) -> _Values:
-    if found.seen.trouble is not None:
+def _slots(snapshot: PoolSnapshot) -> _Values:
+    if snapshot.observed.database_problem is not None:
         return []
-    return [((), len(ready(found.seen.slots)) * found.pool.spec.pool_size)]
+    return [((), len(ready(snapshot.observed.slots)) * snapshot.pool.spec.pool_size)]
 
 
-def _busy_slots(found: Found) -> _Values:
-    if found.seen.trouble is not None:
+def _busy_slots(snapshot: PoolSnapshot) -> _Values:
+    if snapshot.observed.database_problem is not None:
         return []
-    return [((), sum(slot.held for slot in ready(found.seen.slots)))]
+    return [((), sum(slot.held for slot in ready(snapshot.observed.slots)))]
 
 
-def _runnable(found: Found) -> _Values:
-    return [] if found.seen.demand is None else [((), found.seen.demand.runnable)]
+def _runnable(snapshot: PoolSnapshot) -> _Values:
+    return [] if snapshot.observed.demand is None else [((), snapshot.observed.demand.runnable)]
 
 
-def _conditions(found: Found) -> _Values:
-    told = conditions(found.pool, found.seen, found.decision)
-    return [((condition.type,), _STATUS[condition.status]) for condition in told]
+def _conditions(snapshot: PoolSnapshot) -> _Values:
+    some = conditions(snapshot.pool, snapshot.observed, snapshot.plan)
+    return [((condition.type,), _STATUS[condition.status]) for condition in some]
 
 
-def _queues(found: Found) -> _Values:
-    return [] if found.database is None else [((found.database, queue), 1) for queue in found.pool.spec.queues]
+def _queues(snapshot: PoolSnapshot) -> _Values:
+    return [] if snapshot.database is None else [((snapshot.database, queue), 1) for queue in snapshot.pool.spec.queues]
 
 
-_GAUGES = (
-    _Gauge("joex_pool_executors", "Executors, by the phase of their life.", _phases, ("phase",)),
-    _Gauge("joex_pool_executors_desired", "Executors that shall take jobs.", _desired),
-    _Gauge("joex_pool_executors_min", "The fewest executors that there may be now.", _least),
-    _Gauge("joex_pool_executors_max", "The most executors that there may be now.", _most),
-    _Gauge("joex_pool_executors_overdue", "Executors that drain for longer than they should.", _overdue),
-    _Gauge("joex_pool_slots", "Jobs that the executors that take jobs can run at a time.", _slots),
-    _Gauge("joex_pool_slots_busy", "Jobs that the executors that take jobs hold.", _busy_slots),
-    _Gauge("joex_pool_runnable_jobs", "Jobs that could be taken now; not counted beyond what matters.", _runnable),
-    _Gauge("joex_pool_condition", "Conditions: 1 True, 0 False, -1 Unknown.", _conditions, ("type",)),
-    _Gauge("joex_pool_queue_info", "Always 1: the pool serves this queue.", _queues, ("database", "queue")),
+_GAUGES: tuple[Gauge[PoolSnapshot], ...] = (
+    Gauge("joex_pool_executors", "Executors, by phase.", _phases, ("phase",)),
+    Gauge("joex_pool_executors_desired", "The desired number of executors that take jobs.", _desired),
+    Gauge("joex_pool_executors_min", "The minimum of executors that holds now.", _least),
+    Gauge("joex_pool_executors_max", "The maximum of executors that holds now.", _most),
+    Gauge("joex_pool_executors_overdue", "Executors that have drained for longer than drain.timeout.", _overdue),
+    Gauge("joex_pool_slots", "Slots of the executors that take jobs.", _slots),
+    Gauge("joex_pool_slots_busy", "Slots in use, of the executors that take jobs.", _busy_slots),
+    Gauge("joex_pool_runnable_jobs", "Runnable jobs, counted as far as they matter for the size.", _runnable),
+    Gauge("joex_pool_condition", "Conditions: 1 True, 0 False, -1 Unknown.", _conditions, ("type",)),
+    Gauge("joex_pool_queue_info", "Always 1: the pool serves this queue.", _queues, ("database", "queue")),
 )

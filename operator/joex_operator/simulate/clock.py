@@ -1,4 +1,4 @@
-"""The time of a simulation, and what is to happen in it."""
+"""The simulated time, and the events planned in it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What takes time besides the jobs, in seconds.
+    """What takes time besides the runs, in seconds.
 
     Attributes:
         start_up: from the decision to add an executor until it takes jobs.
-        overhead: how much longer than its run a job holds its slot; so long it also takes to wake an executor.
-        poll: how often a pool is looked at though nothing was heard.
+        overhead: the time for which a job holds its slot beyond its run, and in which an executor wakes up.
+        poll: after which a pool is reconciled without a notification.
     """
 
     start_up: float = 5.0
@@ -26,7 +26,7 @@ class Timing:
 
 
 class Clock:
-    """Goes from one event to the next; of those at the same time, the first that was planned comes first."""
+    """Steps from one event to the next. Events of the same time happen in the order in which they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,14 +35,14 @@ class Clock:
 
     @property
     def next(self) -> float:
-        """When something happens next; infinity: nothing will."""
+        """The time of the next event; infinity: there is none."""
         return self._events[0][0] if self._events else inf
 
     def plan(self, time: float, happens: Callable[..., None], *arguments: Any) -> None:
-        """Let something happen at a time."""
+        """Plan an event."""
         heappush(self._events, (time, next(self._order), happens, arguments))
 
     def step(self) -> None:
-        """Let happen what comes next."""
+        """Go to the next event, and let it happen."""
         self.now, _, happens, arguments = heappop(self._events)
         happens(*arguments)

@@ -1,6 +1,6 @@
-"""``joex simulate``: try a pool and a policy on a trace or a workload.
+"""The command ``joex simulate``: try a pool and its policy on a trace or a workload.
 
-What it needs is imported when it is called: the help of ``joex`` shows it too.
+It imports what it needs when it runs, because ``joex --help`` imports this module.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from joex_operator.simulate.report import Report
 
 _WORKLOADS = (".yaml", ".yml")
-_TOLD_EVERY = 5.0
+_REPORTED_EVERY = 5.0
 _LATEST_START = timedelta(hours=1)
 
 
 def simulate(
     source: Annotated[
-        str, typer.Argument(metavar="FILE", help="Workload (.yaml), or trace of `joex stats --trace`; '-': from stdin.")
+        str,
+        typer.Argument(
+            metavar="FILE", help="Workload (.yaml), or trace of `joex stats --trace`; '-' reads a trace from stdin."
+        ),
     ],
     *,
     files: Annotated[
@@ -38,30 +41,33 @@ def simulate(
         typer.Option("--file", "-f", metavar="FILE", help="YAML file with JoexPools, as for `joex up`."),
     ] = None,
     compare: Annotated[
-        list[Path] | None, typer.Option("--compare", metavar="FILE", help="Likewise, to compare. May be repeated.")
+        list[Path] | None,
+        typer.Option("--compare", metavar="FILE", help="Another such file, to compare. May be repeated."),
     ] = None,
     executors: Annotated[
         list[int] | None,
-        typer.Option("--executors", min=1, max=10_000, help="So many executors instead. May be repeated, to compare."),
+        typer.Option(
+            "--executors", min=1, max=10_000, help="A fixed number of executors instead. May be repeated, to compare."
+        ),
     ] = None,
-    pool_size: Annotated[int, typer.Option(min=1, max=100_000, help="With --executors: the slots of each.")] = 2,
+    pool_size: Annotated[int, typer.Option(min=1, max=100_000, help="With --executors: slots of each.")] = 2,
     start_up: Annotated[
-        str, typer.Option(metavar="DURATION", help="From the decision to add an executor until it takes jobs.")
+        str, typer.Option(metavar="DURATION", help="Time from the decision to add an executor until it takes jobs.")
     ] = "5s",
     overhead: Annotated[
-        str, typer.Option(metavar="DURATION", help="How much longer than its run a job holds its slot.")
+        str, typer.Option(metavar="DURATION", help="Time for which a job holds its slot beyond its run.")
     ] = "5ms",
-    price: Annotated[float | None, typer.Option(min=0, help="Of an executor for an hour.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of what comes by chance in a workload. None: the file's.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show so many groups at most; --json has all.")] = 10,
+    price: Annotated[float | None, typer.Option(min=0, help="Price of an executor for an hour.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the chance in a workload. Default: the file's.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most so many groups; --json has all.")] = 10,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw waits and executors: .svg, .png, .pdf.")
+        Path | None, typer.Option(metavar="FILE", help="Plot waits and executors: .svg, .png or .pdf.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate pools on a load: waits, sizes, hours of executors, and what they cost.
+    """Simulate pools on a load: waits, sizes, executor hours and their cost.
 
-    Jobs are taken, tried again and pools sized by the functions that decide in production. Nothing is run.
+    The functions that decide in production choose the jobs, their retries and the sizes. No task runs.
     """
     from joex.cli.output import print_json  # noqa: PLC0415
     from joex_operator.simulate import plot as plots  # noqa: PLC0415
@@ -87,7 +93,7 @@ def _policies(jobs: Jobs, files: list[Path], compare: list[Path], executors: lis
     from joex_operator.simulate.policies import of_files, of_size  # noqa: PLC0415
 
     if not (files or executors or compare):
-        raise ConfigError("simulate: give the pools with --file, or a number of --executors")
+        raise ConfigError("simulate: expected pools with --file, or a number with --executors")
     return [
         *([of_files(files, jobs)] if files else []),
         *(of_files([path], jobs) for path in compare),
@@ -101,7 +107,7 @@ def _read(source: str, seed: int | None) -> Jobs:
     path = Path(source)
     jobs = _read_workload(path, seed) if path.suffix in _WORKLOADS else _read_trace(path)
     if not jobs:
-        raise ConfigError(f"{source}: no job in it")
+        raise ConfigError(f"{source}: no jobs")
     return jobs
 
 
@@ -140,23 +146,23 @@ def _simulate(policy: Policy, jobs: Jobs, timing: Timing, price: float | None) -
     from joex_operator.simulate.engine import Simulation  # noqa: PLC0415
     from joex_operator.simulate.report import report  # noqa: PLC0415
 
-    tally = Simulation(jobs, policy.pools, timing).run(_progress(policy.name, len(jobs)))
-    return report(policy.name, jobs, policy.pools, tally, price)
+    totals = Simulation(jobs, policy.pools, timing).run(_progress(policy.name, len(jobs)))
+    return report(policy.name, jobs, policy.pools, totals, price)
 
 
 def _progress(policy: str, jobs: int) -> Callable[[int], None]:
-    """Tell how far a simulation is, if it takes some seconds."""
+    """Report the progress of a simulation every few seconds."""
     from joex.cli.output import note  # noqa: PLC0415
 
-    told = time.monotonic()
+    reported = time.monotonic()
 
-    def tell(come: int) -> None:
-        nonlocal told
-        if time.monotonic() >= told + _TOLD_EVERY:
-            told = time.monotonic()
-            note(f"{policy}: {come:,} of {jobs:,} jobs have come")
+    def report_progress(come: int) -> None:
+        nonlocal reported
+        if time.monotonic() >= reported + _REPORTED_EVERY:
+            reported = time.monotonic()
+            note(f"{policy}: {come:,} of {jobs:,} jobs have arrived")
 
-    return tell
+    return report_progress
 
 
 def _seconds(flag: str, text: str) -> float:

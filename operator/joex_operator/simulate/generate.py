@@ -1,4 +1,4 @@
-"""Jobs of a workload: when each comes, how long it lasts, whether it fails. Chance is an argument."""
+"""Generates the jobs of a workload: arrivals, durations, failures. Chance is an argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joex_operator.simulate.workload import Burst, Spread, Tenant, Workload
 
 _HOUR = 3600.0
 _P95 = 1.6448536269514722
-"""How many standard deviations the 95th percentile of a normal distribution is above its median."""
+"""Standard deviations between the median and the 95th percentile of a normal distribution."""
 _ALWAYS = 1_000_000_000
 
 
@@ -54,9 +54,9 @@ def _times(tenant: Tenant, period: float, chance: Random) -> Iterator[float]:
 
 
 def _paced(work: Iterator[float], rate: float, daily: list[float] | None) -> Iterator[float]:
-    """Times at which the rate, summed up, has reached these amounts.
+    """The times at which the integral of the rate reaches these amounts.
 
-    With a daily pattern the rate is another one in each hour: what was reached when the hour began is carried along.
+    With a daily pattern the rate changes each hour; ``reached`` is the integral at the beginning of the hour.
     """
     if daily is None:
         yield from (amount / rate for amount in work)
@@ -87,7 +87,7 @@ def _durations(spread: Spread, chance: Random) -> Callable[[], float]:
 
 
 def _failures(share: float, chance: Random) -> int:
-    """How many runs fail one after the other, if each fails with this chance: by inversion of the geometric law."""
+    """The number of failed runs in a row if each fails with this probability, by inversion of the geometric law."""
     if share in (0.0, 1.0):
         return int(share) * _ALWAYS
     return int(math.log(1.0 - chance.random()) / math.log(share))

@@ -1,4 +1,4 @@
-"""The jobs of a simulation, as columns: a million of them fit into a hundred megabytes."""
+"""The jobs of a simulation, as columns: a million of them take a hundred megabytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MONDAY = datetime(2001, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class GroupOf:
-    """A group in a queue, and its settings there."""
+    """A group of a queue and its settings."""
 
     queue: str
     name: str
@@ -26,15 +26,15 @@ class GroupOf:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A job: when it comes, and what becomes of its runs.
+    """A job: when it arrives, and how its runs end.
 
     Attributes:
-        at: seconds after the beginning from which on it can be taken.
-        group: its number.
-        seconds: how long each of its runs lasts.
-        failures: runs that fail, as far as it has retries, before the last one ends as ``state`` says.
-        retries, retry_delay: its own ones (the delay in seconds); None: those of the pool.
-        waited: how long it has waited in truth; None: unknown.
+        at: seconds after the beginning at which it becomes runnable.
+        group: the number of its group.
+        seconds: the duration of each of its runs.
+        failures: the number of runs that fail, within its retries, before the last one ends with ``state``.
+        retries, retry_delay: of the job (the delay in seconds); None: those of the pool.
+        waited: how long the job of the trace waited; None: unknown.
     """
 
     at: float
@@ -50,7 +50,7 @@ class SimulatedJob:
 
 @dataclass(slots=True)
 class Jobs:
-    """Jobs in the order in which they come, and their groups. ``period``: seconds that are simulated in any case."""
+    """Jobs in the order of their arrival, and their groups. ``period``: the least number of seconds to simulate."""
 
     begin: datetime = _MONDAY
     period: float = 0.0
@@ -86,7 +86,7 @@ class Jobs:
         return (self[nr] for nr in range(len(self)))
 
     def add(self, job: SimulatedJob) -> None:
-        """Add a job; `sort` them when all are there."""
+        """Add a job. Call `sort` after the last one."""
         self.at.append(job.at)
         self.group.append(job.group)
         self.seconds.append(job.seconds)
@@ -98,7 +98,7 @@ class Jobs:
         self.waited.append(nan if job.waited is None else job.waited)
 
     def sort(self, seqs: Sequence[int] = ()) -> None:
-        """Bring them into the order in which they come; at the same time, by these numbers, then as they were added."""
+        """Sort the jobs by arrival; at the same time by ``seqs``, then in the order in which they were added."""
         order = sorted(range(len(self)), key=seqs.__getitem__) if seqs else list(range(len(self)))
         order.sort(key=self.at.__getitem__)
         for reals in (self.at, self.seconds, self._retry_delay, self.waited):
@@ -109,5 +109,5 @@ class Jobs:
             flags[:] = bytes(flags[nr] for nr in order)
 
     def shift(self, seconds: float) -> None:
-        """Let all of them come so much later."""
+        """Move all arrivals by so many seconds."""
         self.at[:] = array("d", [at + seconds for at in self.at])

@@ -1,4 +1,4 @@
-"""What ``joex simulate`` prints: tables for people."""
+"""The tables that ``joex simulate`` prints."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ _POOLS = ("EXECUTORS", "MIN", "MAX", "STARTED", "REMOVED", "IN USE", "HOURS")
 
 
 def show(reports: Sequence[Report], most: int) -> None:
-    """Print a report in full, or several side by side. ``most``: groups to name."""
+    """Print one report in full, or several side by side. ``most``: the number of groups to list."""
     if len(reports) == 1:
         _show_one(reports[0], most)
     else:
         _compare(reports)
     for one in reports:
         if one.not_run:
-            note(
-                f"{one.policy}: {one.not_run:,} jobs never ran: no executor came for them, or their group may run none"
-            )
+            note(f"{one.policy}: {one.not_run:,} jobs never ran: no executor was left, or their group has maxRunning 0")
 
 
 def _show_one(one: Report, most: int) -> None:
@@ -41,7 +39,7 @@ def _show_groups(one: Report, most: int) -> None:
     longest = sorted(one.groups, key=lambda group: group.waits.p95, reverse=True)
     _print_groups(longest[:most], with_was=one.was is not None)
     if len(longest) > most:
-        say(f"... of {len(longest):,} groups, those that waited longest; and the busiest:")
+        say(f"These waited longest, of {len(longest):,} groups. The busiest:")
         busiest = sorted(one.groups, key=lambda group: group.slot_hours, reverse=True)
         _print_groups(busiest[:most], with_was=one.was is not None)
     say()

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 _FORMATS = (".svg", ".png", ".pdf")
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 _LONGEST = 3
-"""So many of a unit, or more, are not counted in the next smaller one."""
+"""The axis has the largest unit of which the longest simulation lasts at least so many."""
 
 
 def check_plot(path: Path) -> None:
-    """Check that a plot can be made, before anything is simulated for it.
+    """Check that a plot is possible, before the simulation.
 
     Raises:
-        ConfigError: the name says no format that is known, or the library is not installed.
+        ConfigError: the name has no known suffix, or matplotlib is not installed.
     """
     if path.suffix not in _FORMATS:
         raise ConfigError(f"--plot: expected a name that ends in {', '.join(_FORMATS)}; got {str(path)!r}")
@@ -34,10 +34,10 @@ def check_plot(path: Path) -> None:
 
 
 def plot(reports: Sequence[Report], path: Path) -> None:
-    """Draw the waits and the executors of each policy over time.
+    """Plot the waits and the executors of each policy over time.
 
     Raises:
-        ConfigError: the file can't be written.
+        ConfigError: the file is not writable.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 

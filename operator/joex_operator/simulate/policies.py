@@ -1,4 +1,4 @@
-"""What is simulated: the pools of files, as a cluster or ``joex up`` would take them, or just so many executors."""
+"""The policies to simulate: the pools of files, in the format of ``joex up``, or a fixed number of executors."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joex.errors import ConfigError
+from joex_operator.api.objects import Pool, Resource, parse_pool
+from joex_operator.api.spec import DatabaseRef, JoexPoolSpec
 from joex_operator.local.files import read_files
-from joex_operator.objects import Pool, Resource, parse_pool
 from joex_operator.simulate.jobs import Jobs
-from joex_operator.spec import DatabaseRef, JoexPoolSpec
 
 _NOWHERE = "simulation"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Pools, under a name for people."""
+    """Pools under a name."""
 
     name: str
     pools: Sequence[Pool]
 
 
 def of_files(paths: Sequence[Path], jobs: Jobs) -> Policy:
-    """The pools of some files, together.
+    """The pools of some files.
 
     Raises:
-        ConfigError: one line about what is wrong in them, or a queue that none of them serves.
+        ConfigError: a file is invalid, or the pools do not serve a queue that has jobs.
     """
     documents = read_files(paths, _NOWHERE)
     pools = [parse_pool(document.manifest) for document in documents.values() if document.kind == "JoexPool"]
@@ -40,10 +40,10 @@ def of_files(paths: Sequence[Path], jobs: Jobs) -> Policy:
 
 
 def of_size(executors: int, pool_size: int, jobs: Jobs) -> Policy:
-    """So many executors all the time, which serve all queues."""
+    """A fixed number of executors that serve all queues."""
     spec = JoexPoolSpec(
         app="simulated:app", database=DatabaseRef(secret_name=_NOWHERE), replicas=executors, pool_size=pool_size
     )
-    # (there may be more queues than an object may name)
+    # Without validation, because there may be more queues than a pool may name.
     spec = spec.model_copy(update={"queues": sorted({group.queue for group in jobs.groups})})
     return Policy(f"{executors} of {pool_size}", [Resource("executors", _NOWHERE, spec)])

@@ -1,4 +1,4 @@
-"""The executors of a simulated pool: `joex_operator.reconcile` decides how many there are, and which of them go."""
+"""The executors of a simulated pool: `joex_operator.decide` decides how many there are and which leave."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from joex.core import outcome
 from joex.core.fairness import Cursor, Group
 from joex.core.job import State
 from joex.core.outcome import Ending, Outcome, Verdict
-from joex.core.ring import Ring
-from joex_operator.actions import AskDrain, CreateSlot
-from joex_operator.history import History
-from joex_operator.names import slot_index, slot_name
-from joex_operator.objects import Pool
-from joex_operator.reconcile import Seen, decide
-from joex_operator.scaling import Demand, Load, can_grow, most_counted, size
+from joex_operator.api.names import slot_index, slot_name
+from joex_operator.api.objects import Pool
+from joex_operator.decide.actions import AskDrain, CreateSlot
+from joex_operator.decide.history import History
+from joex_operator.decide.plan import ObservedPool, decide
+from joex_operator.decide.scaling import Demand, Load, can_grow, most_counted, size
+from joex_operator.decide.slots import ObservedExecutor, Slot
+from joex_operator.simulate.fair_queue import FairQueue
 from joex_operator.simulate.jobs import Jobs, SimulatedJob
-from joex_operator.simulate.tally import Sizes
-from joex_operator.slots import Executor as Known
-from joex_operator.slots import Slot
+from joex_operator.simulate.totals import Sizes
 
 _ENDINGS = {State.SUCCESS: Ending.RETURNED, State.FAILED: Ending.FAILED, State.CANCELLED: Ending.CANCELLED}
 
 
 @dataclass(slots=True, eq=False)
-class Executor:
+class SimulatedExecutor:
     """An executor of a pool.
 
     Attributes:
         free: its free slots.
         held: the jobs it holds, and since when.
-        turn: which of its queues it looks at first, the next time.
-        asleep: set while it has free slots, and found nothing: the larger, the later it fell asleep.
-        is_woken: it will look for work in a moment.
-        slot: as the operator finds it; None: it has changed since the operator has looked.
+        turn: decides which of its queues comes first at its next take.
+        asleep: 0 while it is awake; else the larger, the later it fell asleep.
+        is_woken: it is asleep, and wakes up in a moment.
+        slot: as the operator observes it; None: it has changed since the latest reconcile.
     """
 
     pool: SimulatedPool
@@ -55,56 +54,56 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a look has changed: executors that start, and busy ones that drain. ``again_in``: seconds to the next."""
+    """The result of a reconcile: executors that start, busy ones that drain, and seconds until the next reconcile."""
 
-    started: Sequence[Executor] = ()
-    draining: Sequence[Executor] = ()
+    started: Sequence[SimulatedExecutor] = ()
+    draining: Sequence[SimulatedExecutor] = ()
     again_in: float | None = None
 
 
 class SimulatedPool:
-    """A pool, with the rings of its queues. Executors that hold nothing leave in no time."""
+    """A pool and its queues. Draining executors without a job leave at once."""
 
-    def __init__(self, pool: Pool, rings: Sequence[Ring]) -> None:
+    def __init__(self, pool: Pool, queues: Sequence[FairQueue]) -> None:
         self.spec = pool.spec
-        self.rings = rings
+        self.queues = queues
         self.sizes = Sizes()
         self.can_grow = True
-        self.next_look = 0.0
-        self.deaf_until = -inf  # so long it does not hear of work: it looks then anyway
+        self.next_reconcile = 0.0
+        self.resting_until = -inf  # until then notifications do not count: it is reconciled then anyway
         self.timeout = inf if pool.spec.timeout is None else pool.spec.timeout.total_seconds()
         self._pool = pool
-        self._executors: dict[int, Executor] = {}
+        self._executors: dict[int, SimulatedExecutor] = {}
         self._history = History()
         self._held = 0  # jobs, on executors that take more
         self._leaving = 0  # jobs, on those that drain
         self._draining = 0  # executors
-        self._asleep: list[tuple[int, Executor]] = []
+        self._asleep: list[tuple[int, SimulatedExecutor]] = []
 
-    def look(self, now: datetime, at: float) -> Change:
-        """Decide on the size, and do what is decided. ``at``: the same time, in seconds after the beginning."""
+    def reconcile(self, now: datetime, at: float) -> Change:
+        """Plan the size and carry the plan out. ``at``: the same time, in seconds after the beginning."""
         takers = len(self._executors) - self._draining
-        demand = Demand(min(sum(ring.runnable for ring in self.rings), most_counted(self.spec)))
+        demand = Demand(min(sum(queue.runnable for queue in self.queues), most_counted(self.spec)))
         sizing = size(self._pool, Load(demand, takers, self._held, self._leaving), self._history, now.timestamp())
         if sizing.target != takers:
             return self._decide(demand, now, at)
-        # Then `decide` would come to the same, after a look at each executor; none is outdated or lost here.
+        # The shortcut of a plan without actions: no executor here is outdated or lost.
         self._history, self.can_grow = sizing.history, can_grow(self.spec, sizing)
         return Change(again_in=sizing.again_in)
 
-    def starts(self, executor: Executor) -> None:
-        """An executor takes jobs from now on."""
+    def starts(self, executor: SimulatedExecutor) -> None:
+        """An executor has started, and takes jobs."""
         executor.is_ready, executor.slot = True, None
 
-    def take(self, executor: Executor, job: int, now: float) -> None:
+    def take(self, executor: SimulatedExecutor, job: int, now: float) -> None:
         """An executor takes a job."""
         executor.free -= 1
         executor.held[job] = now
         executor.slot = None
         self._held += 1
 
-    def end(self, executor: Executor, job: int, now: float) -> None:
-        """An executor holds a job no more."""
+    def end(self, executor: SimulatedExecutor, job: int, now: float) -> None:
+        """An executor has finished a job, or given it back."""
         executor.free += 1
         executor.slot = None
         self.sizes.slot_seconds += now - executor.held.pop(job)
@@ -113,28 +112,28 @@ class SimulatedPool:
         else:
             self._leaving -= 1
 
-    def leave(self, executor: Executor, at: float) -> None:
-        """An executor that holds nothing, and takes nothing more, is gone."""
+    def leave(self, executor: SimulatedExecutor, at: float) -> None:
+        """A draining executor without a job is gone."""
         if executor.retired_at is not None:
             self._draining -= 1
         executor.is_gone, executor.asleep = True, 0
         del self._executors[executor.index]
         self.sizes.changed(at, -1)
 
-    def sleeps(self, executor: Executor, nth: int) -> None:
+    def sleeps(self, executor: SimulatedExecutor, nth: int) -> None:
         """An executor falls asleep."""
         executor.asleep = nth
         self._asleep.append((nth, executor))
 
-    def sleepers(self, most: int) -> list[Executor]:
-        """Up to so many that sleep, the last to fall asleep first, so that the longest idle can be let go."""
+    def sleepers(self, most: int) -> list[SimulatedExecutor]:
+        """Up to so many sleeping executors, the last to fall asleep first, so that those idle longest can leave."""
         asleep = self._asleep
         while asleep and asleep[-1][1].asleep != asleep[-1][0]:
             asleep.pop()
         return list(islice((one for nth, one in reversed(asleep) if one.asleep == nth), most))
 
     def verdict(self, job: SimulatedJob, failures: int, *, is_late: bool) -> Verdict:
-        """What becomes of a job whose run has ended, after so many that failed; ``is_late``: it was cut."""
+        """The verdict on a run, after so many failed ones. ``is_late``: the timeout has cut it off."""
         raises = is_late or failures < job.failures
         return outcome.decide(
             Outcome(Ending.RAISED if raises else _ENDINGS[job.state]),
@@ -144,24 +143,24 @@ class SimulatedPool:
         )
 
     def _decide(self, demand: Demand, now: datetime, at: float) -> Change:
-        seen = Seen(tuple(map(self._slot, self._executors.values())), demand, template="")
-        decision = decide(self._pool, seen, self._history, now)
-        self._history, self.can_grow = decision.sizing.history, can_grow(self.spec, decision.sizing)
-        started, draining = list[Executor](), list[Executor]()
-        for action in decision.actions:
+        observed = ObservedPool(tuple(map(self._slot, self._executors.values())), demand, template="")
+        plan = decide(self._pool, observed, self._history, now)
+        self._history, self.can_grow = plan.sizing.history, can_grow(self.spec, plan.sizing)
+        started, draining = list[SimulatedExecutor](), list[SimulatedExecutor]()
+        for action in plan.actions:
             match action:
                 case CreateSlot(index):
-                    started.append(Executor(self, index, self.spec.pool_size))
+                    started.append(SimulatedExecutor(self, index, self.spec.pool_size))
                 case AskDrain(slot) if (leaving := slot_index(self._pool.name, slot)) is not None:
                     draining += self._retire(self._executors[leaving], now, at)
                 case _:
-                    raise AssertionError(f"nothing here calls for {action}")
+                    raise AssertionError(f"no plan of a simulated pool has {action}")
         self._executors |= {executor.index: executor for executor in started}
         self.sizes.changed(at, len(started))
-        return Change(started, draining, decision.requeue_after)
+        return Change(started, draining, plan.requeue_after)
 
-    def _retire(self, executor: Executor, now: datetime, at: float) -> list[Executor]:
-        """Let an executor take nothing more; it is given back where it has something to finish."""
+    def _retire(self, executor: SimulatedExecutor, now: datetime, at: float) -> list[SimulatedExecutor]:
+        """Drain an executor; returns it if it has jobs to finish."""
         if not executor.held:
             self.leave(executor, at)
             return []
@@ -171,17 +170,19 @@ class SimulatedPool:
         self._leaving += len(executor.held)
         return [executor]
 
-    def _slot(self, executor: Executor) -> Slot:
+    def _slot(self, executor: SimulatedExecutor) -> Slot:
         if executor.slot is None:
-            known = Known(executor.is_ready, len(executor.held), executor.retired_at is not None, executor.retired_at)
+            known = ObservedExecutor(
+                executor.is_ready, len(executor.held), executor.retired_at is not None, executor.retired_at
+            )
             name = slot_name(self._pool.name, executor.index)
             executor.slot = Slot(name, executor.index, uid="", executor=known)
         return executor.slot
 
 
-def rings_of(jobs: Jobs) -> dict[str, Ring]:
-    """By queue: its groups, in the order in which they are given."""
+def fair_queues(jobs: Jobs) -> dict[str, FairQueue]:
+    """The queues by name, with their groups in the given order."""
     groups: dict[str, list[Group]] = {group.queue: [] for group in jobs.groups}
     for nr, group in enumerate(jobs.groups):
         groups[group.queue].append(Group(nr, weight=group.weight, max_running=group.max_running))
-    return {queue: Ring(some, Cursor(-1, 0)) for queue, some in groups.items()}
+    return {queue: FairQueue(some, Cursor(-1, 0)) for queue, some in groups.items()}

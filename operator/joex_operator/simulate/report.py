@@ -1,4 +1,4 @@
-"""What a simulation says: waits, shares of the slots, executors and what they cost."""
+"""The report of a simulation: waits, shares of the slots, executors and their cost."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from math import isnan
 from typing import TypeVar
 
 from joex.core.job import State
-from joex_operator.objects import Pool
+from joex_operator.api.objects import Pool
 from joex_operator.simulate.jobs import Jobs
-from joex_operator.simulate.tally import Sizes, Tally
+from joex_operator.simulate.totals import Sizes, Totals
 
 _HOUR = 3600.0
 _STEPS = 200
@@ -23,7 +23,7 @@ _Key = TypeVar("_Key", int, str)
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long jobs waited, in seconds, from when they could be taken until they were; each run counts."""
+    """Seconds from when jobs became runnable until an executor took them; each run counts."""
 
     runs: int
     mean: float
@@ -35,7 +35,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group in a queue. ``slot_share``: of all slot time; ``was``: the waits that the trace tells of."""
+    """A group of a queue. ``slot_share``: of all slot time; ``was``: the waits in the trace."""
 
     queue: str
     group: str
@@ -48,7 +48,7 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """A queue. ``jain``: how evenly its slots were held while work waited, 1 is best (see `tally.Shares`)."""
+    """A queue. ``jain``: how evenly its groups held slots while jobs waited, 1 is best (`totals.ShareTotals`)."""
 
     queue: str
     waits: Waits
@@ -58,7 +58,7 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """A pool. An executor counts from the decision to start it until it is gone; ``utilisation``: of its slots."""
+    """A pool. An executor counts from the decision to start it until it is gone. ``utilisation``: of its slots."""
 
     pool: str
     executors_mean: float
@@ -72,7 +72,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of the time: the waits of the jobs taken in it, and the executors there were at its end."""
+    """A step of the time: the waits of the jobs taken in it, and the executors at its end."""
 
     at: float
     wait_p50: float | None
@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a policy. ``seconds``: how long it took until all was done; ``not_run``: jobs that never were."""
+    """The report of a policy. ``seconds``: until all jobs had ended; ``not_run``: jobs that no executor ever took."""
 
     policy: str
     seconds: float
@@ -102,28 +102,28 @@ class Report:
     over_time: list[Step]
 
 
-def report(policy: str, jobs: Jobs, pools: Sequence[Pool], tally: Tally, price: float | None) -> Report:
-    """The report on a simulation. ``price``: of an executor for an hour."""
-    of_pools = [_pool(pool, sizes, tally.end) for pool, sizes in zip(pools, tally.sizes, strict=True)]
+def report(policy: str, jobs: Jobs, pools: Sequence[Pool], totals: Totals, price: float | None) -> Report:
+    """The report of a simulation. ``price``: of an executor for an hour."""
+    of_pools = [_pool(pool, sizes, totals.end) for pool, sizes in zip(pools, totals.sizes, strict=True)]
     hours = sum(pool.executor_hours for pool in of_pools)
     slot_hours = sum(one.executor_hours * pool.spec.pool_size for one, pool in zip(of_pools, pools, strict=True))
     return Report(
         policy=policy,
-        seconds=tally.end,
+        seconds=totals.end,
         jobs=len(jobs),
-        success=tally.ended[State.SUCCESS],
-        failed=tally.ended[State.FAILED],
-        cancelled=tally.ended[State.CANCELLED],
-        not_run=len(jobs) - tally.ended.total(),
-        waits=waits_of(tally.taken.waited),
+        success=totals.ended[State.SUCCESS],
+        failed=totals.ended[State.FAILED],
+        cancelled=totals.ended[State.CANCELLED],
+        not_run=len(jobs) - totals.ended.total(),
+        waits=waits_of(totals.taken.waited),
         was=_was(jobs.waited),
-        utilisation=_share(sum(tally.slot_seconds) / _HOUR, slot_hours),
+        utilisation=_share(sum(totals.slot_seconds) / _HOUR, slot_hours),
         executor_hours=hours,
         cost=None if price is None else hours * price,
-        queues=_queues(jobs, tally),
-        groups=_groups(jobs, tally),
+        queues=_queues(jobs, totals),
+        groups=_groups(jobs, totals),
         pools=of_pools,
-        over_time=_over_time(tally),
+        over_time=_over_time(totals),
     )
 
 
@@ -148,9 +148,9 @@ def _by(keys: Iterable[_Key], values: Iterable[float]) -> dict[_Key, array[float
     return found
 
 
-def _groups(jobs: Jobs, tally: Tally) -> list[GroupReport]:
-    waited, was = _by(tally.taken.group, tally.taken.waited), _by(jobs.group, jobs.waited)
-    slots, all_slots = tally.slot_seconds, sum(tally.slot_seconds)
+def _groups(jobs: Jobs, totals: Totals) -> list[GroupReport]:
+    waited, was = _by(totals.taken.group, totals.taken.waited), _by(jobs.group, jobs.waited)
+    slots, all_slots = totals.slot_seconds, sum(totals.slot_seconds)
     return [
         GroupReport(
             queue=group.queue,
@@ -165,23 +165,23 @@ def _groups(jobs: Jobs, tally: Tally) -> list[GroupReport]:
     ]
 
 
-def _queues(jobs: Jobs, tally: Tally) -> list[QueueReport]:
+def _queues(jobs: Jobs, totals: Totals) -> list[QueueReport]:
     queue_of = [group.queue for group in jobs.groups]
-    waited = _by((queue_of[nr] for nr in tally.taken.group), tally.taken.waited)
+    waited = _by((queue_of[nr] for nr in totals.taken.group), totals.taken.waited)
     was = _by((queue_of[nr] for nr in jobs.group), jobs.waited)
     return [
         QueueReport(
             queue=queue,
             waits=waits_of(waited.get(queue, ())),
             was=_was(was.get(queue, ())),
-            jain=tally.shares[queue].jain,
+            jain=totals.shares[queue].jain,
         )
         for queue in sorted(set(queue_of))
     ]
 
 
 def _pool(pool: Pool, sizes: Sizes, end: float) -> PoolReport:
-    points = [(at, size) for at, size in sizes.points if at <= end]  # a last look may have come after the end
+    points = [(at, size) for at, size in sizes.points if at <= end]  # a last reconcile may come after the end
     parts = [(after - at, size) for (at, size), (after, _) in pairwise([*points, (end, 0)])]
     seconds = sum(length * size for length, size in parts)
     executors = [size for _, size in parts]
@@ -197,9 +197,9 @@ def _pool(pool: Pool, sizes: Sizes, end: float) -> PoolReport:
     )
 
 
-def _over_time(tally: Tally) -> list[Step]:
-    length = tally.end / _STEPS or 1.0
-    waited = _by((min(int(at / length), _STEPS - 1) for at in tally.taken.at), tally.taken.waited)
+def _over_time(totals: Totals) -> list[Step]:
+    length = totals.end / _STEPS or 1.0
+    waited = _by((min(int(at / length), _STEPS - 1) for at in totals.taken.at), totals.taken.waited)
     steps = []
     for nr in range(_STEPS):
         waits = waits_of(waited[nr]) if nr in waited else None
@@ -209,7 +209,7 @@ def _over_time(tally: Tally) -> list[Step]:
                 at=until,
                 wait_p50=None if waits is None else waits.p50,
                 wait_p95=None if waits is None else waits.p95,
-                executors=sum(sizes.at(until) for sizes in tally.sizes),
+                executors=sum(sizes.at(until) for sizes in totals.sizes),
             )
         )
     return steps

@@ -1,4 +1,4 @@
-"""Reading a trace, as ``joex stats --trace`` writes it."""
+"""Reads a trace that ``joex stats --trace`` wrote."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from joex.core.job import State
 from joex.core.trace import TracedJob
 from joex.errors import ConfigError
-from joex_operator.objects import problem_line
+from joex_operator.api.objects import problem_line
 from joex_operator.simulate.jobs import GroupOf, Jobs, SimulatedJob
 
 _Line = TypeAdapter(TracedJob)
@@ -20,10 +20,10 @@ _MOST = 1_000_000_000
 
 
 def read_trace(lines: Iterable[str], place: str) -> Jobs:
-    """The jobs of a trace; the first one comes at the beginning. The latest settings of a group hold all the time.
+    """The jobs of a trace. The first one arrives at the beginning. The latest settings of a group hold from the start.
 
     Raises:
-        ConfigError: one line about the first line that is wrong; ``place`` says where they stand.
+        ConfigError: one line about the first invalid line. ``place``: the file, for this message.
     """
     jobs, numbers = Jobs(), dict[tuple[str, str], int]()
     seqs = array("q")

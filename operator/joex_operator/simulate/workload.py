@@ -1,4 +1,4 @@
-"""A workload as people write it: a few kinds of tenants, how often their jobs come, and how long they last."""
+"""The format of a workload: kinds of tenants, the arrivals of their jobs, and their durations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from joex.errors import ConfigError
-from joex_operator.fields import Duration, Name, Part, Queue, between
-from joex_operator.objects import problem_line
+from joex_operator.api.fields import Duration, Name, Part, Queue, between
+from joex_operator.api.objects import problem_line
 
 _ZERO, _MILLISECOND = timedelta(0), timedelta(milliseconds=1)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h|day)")
@@ -24,7 +24,7 @@ _MOST_TENANTS = 100_000
 def _read_rate(value: object) -> float:
     match = _RATE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError("expected jobs in a time, such as '2/s', '30/min', '0.5/h' or '10/day'")
+        raise ValueError("expected jobs per time, such as '2/s', '30/min', '0.5/h' or '10/day'")
     return float(match[1]) / _SECONDS[match[2]]
 
 
@@ -40,12 +40,12 @@ def _read_spread(value: object) -> object:
 
 
 Rate = Annotated[float, BeforeValidator(_read_rate)]
-"""In jobs a second."""
+"""Jobs per second."""
 Share = Annotated[float, BeforeValidator(_read_share)]
 
 
 class Spread(Part):
-    """How long runs last: always as long; around a mean (exponential); or mostly short, some long (lognormal)."""
+    """The duration of runs: constant; around a mean (exponential); or mostly short, some long (lognormal)."""
 
     constant: Duration | None = None
     mean: Duration | None = Field(None, **between(_MILLISECOND))
@@ -63,7 +63,7 @@ class Spread(Part):
 
 
 class Burst(Part):
-    """Many jobs at once, at a time after the beginning, and maybe again and again."""
+    """Many jobs at once, at a time after the beginning, and optionally at intervals."""
 
     jobs: int = Field(ge=1, le=10_000_000)
     at: Duration = _ZERO
@@ -71,7 +71,7 @@ class Burst(Part):
 
 
 class Tenant(Part):
-    """A group, or ``count`` groups of the same kind, each with this load."""
+    """A group, or ``count`` groups, each with this load."""
 
     name: Name
     count: int = Field(1, ge=1, le=_MOST_TENANTS)
@@ -91,11 +91,11 @@ class Tenant(Part):
     @model_validator(mode="after")
     def _check_load(self) -> Tenant:
         if self.rate is None and not self.bursts:
-            raise ValueError("give it a rate, or bursts")
+            raise ValueError("expected a rate, or bursts")
         if self.daily is not None and (min(self.daily) < 0 or not any(self.daily)):
-            raise ValueError("daily: expected 24 factors of the rate, none below 0, and one above")
+            raise ValueError("daily: expected 24 factors of the rate, none below 0 and one above")
         if self.daily is not None and self.rate is None:
-            raise ValueError("daily goes with a rate")
+            raise ValueError("daily: expected only with a rate")
         return self
 
     def names(self) -> Sequence[str]:
@@ -104,7 +104,7 @@ class Tenant(Part):
 
 
 class Workload(Part):
-    """Tenants, and for how long their jobs come. What comes by chance is the same for the same seed."""
+    """Tenants, and the period in which their jobs arrive. The same seed gives the same jobs."""
 
     period: Duration = Field(**between(timedelta(seconds=1)))
     seed: int = 1
@@ -115,15 +115,15 @@ class Workload(Part):
         names = [(tenant.queue, name) for tenant in self.tenants for name in tenant.names()]
         if len(set(names)) < len(names):
             twice = next(name for nr, (_, name) in enumerate(names) if names[nr] in names[:nr])
-            raise ValueError(f"tenants: {twice!r} is there twice")
+            raise ValueError(f"tenants: duplicate group {twice!r}")
         return self
 
 
 def parse_workload(document: Any) -> Workload:
-    """A workload from what a YAML file has.
+    """Parse a workload from a YAML document.
 
     Raises:
-        ConfigError: it is none; the message is one line that names each wrong field.
+        ConfigError: it is invalid; the message is one line that names each wrong field.
     """
     try:
         return Workload.model_validate(document)

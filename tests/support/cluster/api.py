@@ -32,7 +32,7 @@ class Api(Connection):
         return await self.request("POST", resource.path(namespace), manifest, fieldManager=MANAGER)
 
     async def apply(self, manifest: Object, namespace: str | None = None, *, manager: str = MANAGER) -> Object:
-        """Create or change an object by server-side apply. Fields that somebody else owns are taken over."""
+        """Create or change an object by server-side apply. It takes over the fields of other owners."""
         resource, namespace, name = await self._placed(manifest, namespace)
         path = resource.path(namespace, name)
         return await self.request("PATCH", path, manifest, media=APPLY_PATCH, fieldManager=manager, force="true")

@@ -1,4 +1,4 @@
-"""What the local cluster's API server was asked by service accounts, and what it answered: its audit log."""
+"""The audit log of the local cluster's API server: the requests of service accounts and the answers."""
 
 import json
 from dataclasses import dataclass

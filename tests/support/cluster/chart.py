@@ -9,7 +9,7 @@ from tests.support.cluster.connection import Object
 from tests.support.cluster.helm import Helm
 
 CHART = Path(__file__).parents[3] / "charts" / "joex"
-OLDEST = "1.29.0"
+OLDEST = "1.30.0"
 """The oldest Kubernetes that the chart is for."""
 
 Key = tuple[str, str]
@@ -26,7 +26,7 @@ def sets(*pairs: str) -> list[str]:
 
 
 async def manifests(helm: Helm, *pairs: str, release: str = "joex", namespace: str = "prod") -> str:
-    """The manifests that the chart makes of these values, without a look at the cluster.
+    """The manifests that the chart renders from these values, without reading the cluster.
 
     Raises:
         HelmError: it refuses them.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class HelmError(Exception):
-    """Helm did not do what it was told; the message is what it said."""
+    """Helm has failed; the message is its output."""
 
 
 class Helm:

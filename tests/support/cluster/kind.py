@@ -32,7 +32,7 @@ _LIMIT = 1800.0
 
 
 class KindError(Exception):
-    """kind, or the Docker engine that it needs, does not do what is asked of it."""
+    """kind, or the Docker engine that it needs, has failed."""
 
 
 def is_usable() -> bool:

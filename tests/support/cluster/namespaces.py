@@ -1,4 +1,4 @@
-"""Namespaces of a test: made as it asks for them, deleted after it, and told about if it failed."""
+"""Namespaces of a test: created on demand, deleted after it, and reported if it failed."""
 
 import secrets
 from collections.abc import Mapping

@@ -45,7 +45,7 @@ def postgres_image() -> Image:
 
 @dataclass(frozen=True)
 class Database:
-    """What the image is told."""
+    """The settings of the image."""
 
     user: str
     password: str
@@ -123,14 +123,14 @@ class Server:
 
 
 def _open_the_way_to(data: Path) -> None:
-    """Let another user pass through the folders above, but not look into them."""
+    """Let another user traverse the folders above, but not list them."""
     for folder in data.parents:
         if folder.stat().st_uid == os.geteuid():
             folder.chmod(folder.stat().st_mode | 0o111)
 
 
 def main() -> None:
-    """Be the server of the database that the environment tells of."""
+    """Become the server of the database that the environment describes."""
     server = Server(Database.of_environment())
     server.prepare()
     sys.exit(server.run())

@@ -100,7 +100,7 @@ def kill_marked(mark: str) -> None:
 
 
 def free_port() -> int:
-    """A port on which nobody listens, below the range from which the kernel gives ports to clients."""
+    """A free port, below the range from which the kernel gives ports to clients."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe:

@@ -32,7 +32,7 @@ class Cluster:
     """With one context, the cluster's administrator."""
     helm: Path
     image: str
-    """The image of joex in this cluster; empty where nobody said which."""
+    """The image of joex in this cluster; empty: none was given."""
     network: Network | None = None
     """The one by which pods reach this machine; None where they reach it as this machine does itself."""
     local: LocalCluster | None = None
@@ -61,7 +61,7 @@ class Cluster:
 
 
 def make(choice: str, report: Report) -> Cluster:
-    """Make the cluster that was asked for: ``auto``, ``local``, ``kind``, ``context`` or ``context:NAME``.
+    """Create the requested cluster: ``auto``, ``local``, ``kind``, ``context`` or ``context:NAME``.
 
     Raises:
         Unavailable: it can't be had here.

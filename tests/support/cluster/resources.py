@@ -1,4 +1,4 @@
-"""The kinds that an API knows, found by name and turned into paths."""
+"""The kinds that an API serves, and their paths by name."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ class Resource:
 
 @dataclass
 class Resources:
-    """What was found so far; shared by the clients of a cluster.
+    """The kinds known so far; shared by the clients of a cluster.
 
     A kind that is not known is looked for anew, for some seconds: new custom resources take a moment to be served.
     """

@@ -236,8 +236,8 @@ class System:
         """The executors that live, by slot: ``id``, ``pod_uid``, ``pid``, ``draining``, and ``held``: how many jobs."""
         rows = await self.db.fetch("""
             SELECT split_part(e.app_id, '/', 2) AS slot, e.id, e.pod_uid, e.pid, e.draining,
-                   (SELECT count(*) FROM joex.job j WHERE j.executor_id = e.id) AS held
-            FROM joex.executor e WHERE e.left_at IS NULL
+                   (SELECT count(*) FROM joex_private.job j WHERE j.executor_id = e.id) AS held
+            FROM joex_private.executor e WHERE e.left_at IS NULL
         """)
         return {row["slot"]: row for row in rows}
 
@@ -274,7 +274,7 @@ class System:
     async def executor_of(self, job_id: UUID) -> str:
         """Wait until a job runs, and return the slot whose executor runs it."""
         await self.effects.begun(job_id)
-        app_id = await self.db.fetchval("SELECT app_id FROM joex.job WHERE id = $1", job_id)
+        app_id = await self.db.fetchval("SELECT app_id FROM joex_private.job WHERE id = $1", job_id)
         return str(app_id).partition("/")[2]
 
     async def events(self, reason: str) -> list[Object]:

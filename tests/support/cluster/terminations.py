@@ -1,4 +1,4 @@
-"""Watches how the pods of executors end: nobody may end one that takes jobs, or runs one."""
+"""Watches how the pods of executors end: no deletion may end an executor that takes or runs jobs."""
 
 import asyncio
 from contextlib import aclosing, suppress
@@ -9,13 +9,13 @@ from tests.support.cluster.connection import Object
 from tests.support.cluster.system import System
 
 _EXECUTOR = """
-    SELECT e.app_id, e.draining, (SELECT count(*) FROM joex.job j WHERE j.executor_id = e.id) AS held
-    FROM joex.executor e WHERE e.pod_uid = $1 AND e.left_at IS NULL
+    SELECT e.app_id, e.draining, (SELECT count(*) FROM joex_private.job j WHERE j.executor_id = e.id) AS held
+    FROM joex_private.executor e WHERE e.pod_uid = $1 AND e.left_at IS NULL
 """
 
 
 class Terminations:
-    """The pods whose end was asked for while this was open: ``async with Terminations(system) as terminations``.
+    """The pods that were told to end while this was open: ``async with Terminations(system) as terminations``.
 
     An executor that is let go has left, by the database's word, before the API server hears that its pod is to end. So
     what is found in the database just after that shows who was ended too early.

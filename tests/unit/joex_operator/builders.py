@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from joex_operator.objects import Pool, parse_pool
-from joex_operator.reconcile import Seen, Trouble
-from joex_operator.scaling import Demand
-from joex_operator.slots import Executor, Phase, Slot
+from joex_operator.api.objects import Pool, parse_pool
+from joex_operator.decide.plan import DatabaseProblem, ObservedPool
+from joex_operator.decide.scaling import Demand
+from joex_operator.decide.slots import ObservedExecutor, Phase, Slot
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
-SILENT = Trouble("Unreachable", "connection refused")
+SILENT = DatabaseProblem("Unreachable", "connection refused")
 
 
 def manifest(name: str = "documents", metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -41,14 +41,16 @@ def slot(index: int, phase: Phase = Phase.IDLE, held: int = 0, *, since: timedel
         phase = Phase.BUSY
     executors = {
         Phase.UNKNOWN: None,
-        Phase.PENDING: Executor(),
-        Phase.LOST: Executor(),
-        Phase.CRASHING: Executor(),
-        Phase.IDLE: Executor(lives=True, pod_uid=f"pod-{index}"),
-        Phase.BUSY: Executor(lives=True, held=held or 1, pod_uid=f"pod-{index}"),
-        Phase.DRAINING: Executor(lives=True, held=held, draining=True, retired_at=NOW - since, pod_uid=f"pod-{index}"),
-        Phase.RETIRED: Executor(retired_at=NOW - since),
-        Phase.GOING: Executor(retired_at=NOW - since),
+        Phase.PENDING: ObservedExecutor(),
+        Phase.LOST: ObservedExecutor(),
+        Phase.CRASHING: ObservedExecutor(),
+        Phase.IDLE: ObservedExecutor(alive=True, pod_uid=f"pod-{index}"),
+        Phase.BUSY: ObservedExecutor(alive=True, held=held or 1, pod_uid=f"pod-{index}"),
+        Phase.DRAINING: ObservedExecutor(
+            alive=True, held=held, draining=True, retired_at=NOW - since, pod_uid=f"pod-{index}"
+        ),
+        Phase.RETIRED: ObservedExecutor(retired_at=NOW - since),
+        Phase.GOING: ObservedExecutor(retired_at=NOW - since),
     }
     given = {
         "uid": None if phase is Phase.GOING else f"uid-{index}",
@@ -66,8 +68,8 @@ def slots(count: int, phase: Phase = Phase.IDLE, held: int = 0, *, first: int = 
     return [slot(index, phase, held, **more) for index in range(first, first + count)]
 
 
-def seen(*found: Slot, runnable: int | None = 0, next_due: float | None = None, template: str = "now") -> Seen:
-    """What was found; ``runnable`` None: the database is silent, and so says nothing of executors."""
+def seen(*found: Slot, runnable: int | None = 0, next_due: float | None = None, template: str = "now") -> ObservedPool:
+    """An observed pool. ``runnable`` None: the database is down, so executors are unknown too."""
     if runnable is None:
-        return Seen(found, None, template, SILENT)
-    return Seen(found, Demand(runnable, next_due), template)
+        return ObservedPool(found, None, template, SILENT)
+    return ObservedPool(found, Demand(runnable, next_due), template)

@@ -10,7 +10,7 @@ from joex_operator.simulate.clock import Timing
 from joex_operator.simulate.engine import Simulation
 from joex_operator.simulate.jobs import GroupOf, Jobs, SimulatedJob
 from joex_operator.simulate.report import Report, report
-from joex_operator.simulate.tally import Tally
+from joex_operator.simulate.totals import Totals
 from tests.unit.joex_operator.builders import autoscaled, pool
 
 EXACT = Timing(start_up=5.0, overhead=0.0)
@@ -39,18 +39,18 @@ class Outcome:
     """What a simulation has given."""
 
     jobs: Jobs
-    tally: Tally
+    totals: Totals
     report: Report
 
     @property
     def taken(self) -> list[tuple[str, float]]:
         """The jobs' groups in the order in which they were taken, and when."""
-        taken = self.tally.taken
+        taken = self.totals.taken
         return [(self.jobs.groups[group].name, at) for group, at in zip(taken.group, taken.at, strict=True)]
 
     @property
     def waits(self) -> list[float]:
-        return list(self.tally.taken.waited)
+        return list(self.totals.taken.waited)
 
 
 def simulated(
@@ -62,8 +62,8 @@ def simulated(
 
 def simulated_on(specs: Iterable[dict[str, Any]], jobs: Jobs, timing: Timing = EXACT) -> Outcome:
     pools = [pool(**spec) for spec in specs]
-    tally = Simulation(jobs, pools, timing).run()
-    return Outcome(jobs, tally, report("it", jobs, pools, tally, None))
+    totals = Simulation(jobs, pools, timing).run()
+    return Outcome(jobs, totals, report("it", jobs, pools, totals, None))
 
 
 def by_demand(most: int, window: int = 0, **spec: Any) -> dict[str, Any]:

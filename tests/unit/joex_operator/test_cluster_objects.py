@@ -3,10 +3,10 @@
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
-from joex_operator.cluster.api import Api
-from joex_operator.cluster.fleet import Cluster
-from joex_operator.metrics import Metrics
-from joex_operator.objects import Ref
+from joex_operator.api.objects import Ref
+from joex_operator.cluster.fleet import ClusterFleet
+from joex_operator.cluster.kubernetes_api import KubernetesApi
+from joex_operator.metrics import OperatorMetrics
 
 PLACE = ("prod", "documents")
 
@@ -19,7 +19,7 @@ def body(version, name="documents", namespace="prod", **status):
 @pytest.fixture
 async def cluster():
     async with ApiClient(Configuration()) as client:  # nothing here asks an API server
-        yield Cluster(Api(client, Metrics()), image="joex", identity="operator")
+        yield ClusterFleet(KubernetesApi(client, OperatorMetrics()), image="joex", identity="operator")
 
 
 def test_what_is_older_than_what_is_known_is_not_taken(cluster):
@@ -31,7 +31,7 @@ def test_what_is_older_than_what_is_known_is_not_taken(cluster):
 
 def test_an_object_that_is_gone_does_not_come_back_with_an_older_list(cluster):
     cluster.keep_status(body(5, replicas=5))
-    cluster.bury(body(7, replicas=5))
+    cluster.mark_deleted(body(7, replicas=5))
     assert not cluster.keep_status(body(6, replicas=5))
     assert cluster.status(Ref("JoexPool", *PLACE)) == {}
     assert cluster.keep_status(body(8)), "another one of this name"

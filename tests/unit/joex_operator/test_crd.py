@@ -9,7 +9,7 @@ from zoneinfo import available_timezones
 import pytest
 
 from joex.core.timers import Timer
-from joex_operator.crd import _structural, periodic_crd, pool_crd
+from joex_operator.api.crd import _structural, periodic_crd, pool_crd
 
 ROOT = Path(__file__).resolve().parents[3]
 CRDS = [pool_crd(), periodic_crd()]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from joex_operator.history import History, largest_lately, smallest_lately
+from joex_operator.decide.history import History, largest_lately, smallest_lately
 
 WINDOW = 300.0
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from joex.config import Settings
+from joex_operator.api.objects import SpecError, parse_pool
 from joex_operator.local.environment import environment, template_hash, unused
-from joex_operator.objects import SpecError, parse_pool
 
 CONTAINER = "spec.template.spec.containers[executor]"
 

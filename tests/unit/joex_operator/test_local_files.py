@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from joex.errors import ConfigError
+from joex_operator.api.objects import parse_pool
 from joex_operator.local.files import check_changes, read_files
-from joex_operator.objects import parse_pool
 
 HERE = "this-machine"
 POOL = {
@@ -83,9 +83,9 @@ def test_a_wrong_document_is_named_with_its_field(write, document, said):
     ("text", "said"),
     [
         ("a: [", ", line 1, column 5: expected the node content, but found '<stream end>'"),
-        ("spec:\n  a: 1\n  a: 2", ", line 3, column 3: 'a' is here twice"),
+        ("spec:\n  a: 1\n  a: 2", ", line 3, column 3: duplicate key 'a'"),
         ("a: \x00", ": unacceptable character #x0000: special characters are not allowed"),
-        ("# nothing", ": no JoexPool in it"),
+        ("# nothing", ": no JoexPool"),
     ],
 )
 def test_what_is_no_yaml_is_named_with_its_line(write, text, said):

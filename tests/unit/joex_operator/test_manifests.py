@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from joex.config import load_settings
-from joex_operator.manifests import slot_deployment, template_hash
-from joex_operator.manifests.environment import literal
-from joex_operator.objects import SpecError
+from joex_operator.api.objects import SpecError
+from joex_operator.decide.manifests import slot_deployment, template_hash
+from joex_operator.decide.manifests.environment import literal
 from tests.unit.joex_operator.builders import pool
 
 TMP = "/tmp"  # noqa: S108 - the pod's own
@@ -139,6 +139,7 @@ def test_the_deployment_of_a_slot():
                                 "failureThreshold": 2,
                                 "timeoutSeconds": 5,
                             },
+                            "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
                             "securityContext": {
                                 "allowPrivilegeEscalation": False,
                                 "capabilities": {"drop": ["ALL"]},

@@ -8,11 +8,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import joex
 from joex.store.stats import QueueStats, Shares
-from joex_operator.actions import AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
-from joex_operator.history import History
-from joex_operator.metrics import Metrics, databases
-from joex_operator.reconcile import decide
-from joex_operator.slots import Executor, Phase
+from joex_operator.decide.actions import AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
+from joex_operator.decide.history import History
+from joex_operator.decide.plan import decide
+from joex_operator.decide.slots import ObservedExecutor, Phase
+from joex_operator.metrics import OperatorMetrics, databases
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
 
 POOL = {"namespace": "prod", "pool": "documents"}
@@ -20,7 +20,7 @@ POOL = {"namespace": "prod", "pool": "documents"}
 
 @pytest.fixture
 def metrics():
-    return Metrics()
+    return OperatorMetrics()
 
 
 def samples(metrics):
@@ -182,14 +182,14 @@ def test_a_drain_goes_on_while_the_database_is_silent(metrics):
 
 
 def test_a_drain_that_is_not_ours_is_not_measured(metrics):
-    somebody_else = Executor(lives=True, draining=True)
+    somebody_else = ObservedExecutor(alive=True, draining=True)
     observe(metrics, seen(slot(0, executor=somebody_else)))
     observe(metrics, seen(), seconds=10)
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
 
 
 def test_a_drain_that_becomes_ours_is_measured_from_then_on(metrics):
-    observe(metrics, seen(slot(0, executor=Executor(lives=True, draining=True))))
+    observe(metrics, seen(slot(0, executor=ObservedExecutor(alive=True, draining=True))))
     observe(metrics, seen(slot(0, Phase.DRAINING)))
     observe(metrics, seen(), seconds=10)
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 1
@@ -240,7 +240,7 @@ def test_who_held_jobs_when_the_database_last_spoke_is_remembered(metrics):
     assert by("reason", metrics, "joex_busy_executor_terminations_total") == {"drain timeout": 0, "unreachable": 1}
 
 
-@pytest.mark.parametrize("found", [slot(0, Phase.PENDING), slot(0, executor=Executor(held=2, retired_at=NOW))])
+@pytest.mark.parametrize("found", [slot(0, Phase.PENDING), slot(0, executor=ObservedExecutor(held=2, retired_at=NOW))])
 def test_the_end_of_a_slot_in_which_nobody_lives_is_no_loss(metrics, found):
     observe(metrics, seen(found))
     act(metrics, DeleteSlot(found.name, str(found.uid), Why.RETIRED), on=found)

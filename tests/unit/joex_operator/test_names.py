@@ -5,7 +5,7 @@ import random
 import pytest
 
 from joex.config import load_settings
-from joex_operator.names import (
+from joex_operator.api.names import (
     LONGEST_POOL,
     MOST_SLOTS,
     app_id,

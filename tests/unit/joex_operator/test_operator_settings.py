@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from joex.errors import ConfigError
-from joex_operator.settings import load_operator_settings
+from joex_operator.cluster.settings import load_operator_settings
 
 
 def test_defaults_watch_the_whole_cluster() -> None:

@@ -1,6 +1,6 @@
 """An operator that is not ready for long is not alive."""
 
-from joex_operator.probes import Lasting
+from joex_operator.cluster.probes import LastingProblem
 
 
 class World:
@@ -10,7 +10,7 @@ class World:
 
 def test_a_problem_that_lasts_is_told_after_its_time_and_one_that_passes_never_is() -> None:
     world = World()
-    lasting = Lasting(lambda: world.wrong, 600, lambda: world.now)
+    lasting = LastingProblem(lambda: world.wrong, 600, lambda: world.now)
     assert (lasting.now(), lasting.for_too_long()) == (None, None)
     world.wrong, world.now = "no answer", 1000.0
     assert (lasting.now(), lasting.for_too_long()) == ("no answer", None)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from joex_operator.history import History
-from joex_operator.scaling import Demand, Limit, Load, Mode, longest_period, size
+from joex_operator.decide.history import History
+from joex_operator.decide.scaling import Demand, Limit, Load, Mode, longest_period, size
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool
 
 T = 1_000_000.0

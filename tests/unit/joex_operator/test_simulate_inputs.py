@@ -32,7 +32,7 @@ def jobs(seed=1, **tenant):
         ({"tenant": []}, "tenant: there is no such field"),
         ({"period": "soon"}, "period: expected a duration such as '30s', '1m' or '1h30m'; got 'soon'"),
         ({"tenants": [{"rate": "1/s", "duration": "1s"}]}, "tenants[0].name: required"),
-        ({"tenants": [{"name": "a", "duration": "1s"}]}, "tenants[0]: give it a rate, or bursts"),
+        ({"tenants": [{"name": "a", "duration": "1s"}]}, "tenants[0]: expected a rate, or bursts"),
     ],
 )
 def test_a_wrong_workload_is_refused_with_its_field_and_the_mend(wrong, complaint):
@@ -47,8 +47,8 @@ def test_a_wrong_workload_is_refused_with_its_field_and_the_mend(wrong, complain
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"rate": "often"}, "rate: expected jobs in a time, such as '2/s', '30/min', '0.5/h' or '10/day'; got 'often'"),
-        ({"rate": 5}, "rate: expected jobs in a time"),
+        ({"rate": "often"}, "rate: expected jobs per time, such as '2/s', '30/min', '0.5/h' or '10/day'; got 'often'"),
+        ({"rate": 5}, "rate: expected jobs per time"),
         ({"high": 0.2}, "high: expected a share such as '20%'; got 0.2"),
         ({"failures": "101%"}, "failures: expected a share such as '20%'; got '101%'"),
         (
@@ -58,8 +58,8 @@ def test_a_wrong_workload_is_refused_with_its_field_and_the_mend(wrong, complain
         ({"duration": {"median": "2s", "p95": "1s"}}, "duration: p95 must not be below median"),
         ({"duration": "soon"}, "duration.constant: expected a duration such as '30s'"),
         ({"daily": [1.0]}, "daily: List should have at least 24 items"),
-        ({"daily": [0.0] * 24}, "daily: expected 24 factors of the rate, none below 0, and one above"),
-        ({"rate": None, "daily": [1.0] * 24, "bursts": [{"jobs": 1}]}, "daily goes with a rate"),
+        ({"daily": [0.0] * 24}, "daily: expected 24 factors of the rate, none below 0 and one above"),
+        ({"rate": None, "daily": [1.0] * 24, "bursts": [{"jobs": 1}]}, "daily: expected only with a rate"),
         ({"bursts": [{"jobs": 0}]}, "bursts[0].jobs: Input should be greater than or equal to 1; got 0"),
         ({"weight": 0}, "weight: Input should be greater than or equal to 1"),
         ({"maxRunning": -1}, "maxRunning: Input should be greater than or equal to 0"),
@@ -76,7 +76,7 @@ def test_a_wrong_tenant_is_refused_with_its_field_and_the_mend(wrong, complaint)
 
 def test_a_name_may_be_there_once_in_a_queue():
     tenant = {"rate": "1/s", "duration": "1s"}
-    with pytest.raises(ConfigError, match="'a-2' is there twice"):
+    with pytest.raises(ConfigError, match="duplicate group 'a-2'"):
         parse_workload({"period": "1h", "tenants": [{"name": "a", "count": 3, **tenant}, {"name": "a-2", **tenant}]})
 
 

@@ -9,7 +9,7 @@ from tests.unit.joex_operator.simulated import by_demand, job, jobs_of, simulate
 
 
 def sizes(outcome):
-    [found] = outcome.tally.sizes
+    [found] = outcome.totals.sizes
     return found.points
 
 
@@ -80,7 +80,7 @@ def test_an_executor_that_leaves_work_wakes_two_others():
 
 def test_the_executor_that_fell_asleep_last_is_the_first_to_be_woken():
     one = SimulatedPool(pool(replicas=4), [])
-    executors = one.look(NOW, 0.0).started
+    executors = one.reconcile(NOW, 0.0).started
     for nth, nr in enumerate([2, 0, 3, 1], start=1):
         one.sleeps(executors[nr], nth)
     executors[0].asleep = 0  # it has filled its slots meanwhile

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from joex_operator.slots import Executor, Phase, draining, first_to_leave, free_indices, ready, takers
+from joex_operator.decide.slots import ObservedExecutor, Phase, draining, first_to_leave, free_indices, ready, takers
 from tests.unit.joex_operator.builders import NOW, slot
 
 ALL = [slot(index, phase) for index, phase in enumerate(Phase)]
@@ -41,12 +41,12 @@ def test_one_that_crashes_may_be_lost_or_retired_all_the_same():
 
 
 def test_an_executor_drains_whoever_asked_it_to():
-    by_hand = Executor(lives=True, draining=True)
+    by_hand = ObservedExecutor(alive=True, draining=True)
     assert slot(1, executor=by_hand).phase is Phase.DRAINING
 
 
 def test_an_executor_that_was_retired_before_it_heard_of_it_drains():
-    assert slot(1, executor=Executor(lives=True, retired_at=NOW)).phase is Phase.DRAINING
+    assert slot(1, executor=ObservedExecutor(alive=True, retired_at=NOW)).phase is Phase.DRAINING
 
 
 def test_an_executor_without_a_deployment_is_about_to_leave():
@@ -54,7 +54,7 @@ def test_an_executor_without_a_deployment_is_about_to_leave():
 
 
 def test_an_executor_that_drained_by_hand_and_left_will_be_back():
-    assert slot(1, executor=Executor()).phase is Phase.PENDING
+    assert slot(1, executor=ObservedExecutor()).phase is Phase.PENDING
 
 
 def test_who_starts_is_a_taker_and_who_drains_is_none():
@@ -84,8 +84,8 @@ def test_the_lowest_free_index_is_taken_first_and_that_of_a_going_slot_is_not_fr
 
 def test_the_index_of_a_slot_of_which_only_ended_pods_are_remembered_is_free():
     left: dict[str, Any] = {"pods": (), "gone": ("pod-1",)}
-    assert next(free_indices([slot(0), slot(1, Phase.GOING, executor=Executor(), **left)])) == 1
+    assert next(free_indices([slot(0), slot(1, Phase.GOING, executor=ObservedExecutor(), **left)])) == 1
     assert next(free_indices([slot(0), slot(1, Phase.GOING, **left)])) == 2, "its name is retired still"
     assert next(free_indices([slot(0), slot(1, Phase.GOING, executor=None, **left)])) == 2, "the database is silent"
-    living = Executor(lives=True, pod_uid="pod-1")
+    living = ObservedExecutor(alive=True, pod_uid="pod-1")
     assert next(free_indices([slot(0), slot(1, Phase.GOING, executor=living, **left)])) == 2

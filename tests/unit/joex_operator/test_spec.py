@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from joex.config import Settings
-from joex.core.counting import CountingScheme
-from joex_operator.objects import SpecError, parse_periodic, parse_pool
-from joex_operator.spec import JoexPoolSpec
+from joex.core.priority_turns import CountingScheme
+from joex_operator.api.objects import SpecError, parse_periodic, parse_pool
+from joex_operator.api.spec import JoexPoolSpec
 from tests.unit.joex_operator.builders import manifest
 
 SHARED = set(JoexPoolSpec.model_fields) & set(Settings.model_fields)
@@ -18,7 +18,7 @@ def periodic(**spec):
         "apiVersion": "joex.dev/v1alpha1",
         "kind": "PeriodicTask",
         "metadata": {"name": "nightly"},
-        "spec": {"pool": "documents", "task": "housekeeping.cleanup", "timer": "*-*-* 03:00", **spec},
+        "spec": {"pool": "documents", "task": "maintenance.cleanup", "timer": "*-*-* 03:00", **spec},
     }
 
 

@@ -1,18 +1,18 @@
-"""What people are told: conditions, numbers, Events."""
+"""Conditions, numbers and Events."""
 
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from joex_operator.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, Why
-from joex_operator.conditions import Condition, conditions, refused
-from joex_operator.events import Event, events_of_actions, events_of_change
-from joex_operator.history import History
-from joex_operator.objects import SpecError
-from joex_operator.reconcile import Trouble, decide
-from joex_operator.slots import Phase
-from joex_operator.status import pool_status, with_conditions
+from joex_operator.api.objects import SpecError
+from joex_operator.decide.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, Why
+from joex_operator.decide.conditions import Condition, conditions, refused
+from joex_operator.decide.events import Event, events_of_actions, events_of_change
+from joex_operator.decide.history import History
+from joex_operator.decide.plan import DatabaseProblem, decide
+from joex_operator.decide.slots import Phase
+from joex_operator.decide.status import pool_status, with_conditions
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
 
 LATER = NOW + timedelta(minutes=5)
@@ -22,8 +22,8 @@ def told(found, history=None, now=NOW, **spec):
     """The conditions by type."""
     spec.setdefault("scaling", autoscaled())
     asked_for = pool(**spec)
-    decision = decide(asked_for, found, history or History(), now)
-    return {condition.type: condition for condition in conditions(asked_for, found, decision)}
+    plan = decide(asked_for, found, history or History(), now)
+    return {condition.type: condition for condition in conditions(asked_for, found, plan)}
 
 
 def brief(found, kind, **spec):
@@ -53,7 +53,12 @@ READY = [
     (seen(slot(0, Phase.DRAINING, 1)), {"suspend": True}, "False", "Suspended"),
     (seen(), {"deleted_at": NOW}, "False", "Deleting"),
     (seen(slot(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
-    (replace(seen(runnable=None), trouble=Trouble("SecretMissing", "no secret")), {}, "Unknown", "SecretMissing"),
+    (
+        replace(seen(runnable=None), database_problem=DatabaseProblem("SecretMissing", "no secret")),
+        {},
+        "Unknown",
+        "SecretMissing",
+    ),
 ]
 
 
@@ -108,8 +113,8 @@ def test_it_is_told_what_holds_a_change_up():
 
 def test_it_is_told_what_could_not_be_done():
     asked_for = pool(scaling=autoscaled())
-    decision = decide(asked_for, seen(runnable=1), History(), NOW)
-    found = pool_status(asked_for, seen(runnable=1), decision, {}, NOW, failure="the quota is used up")
+    plan = decide(asked_for, seen(runnable=1), History(), NOW)
+    found = pool_status(asked_for, seen(runnable=1), plan, {}, NOW, failure="the quota is used up")
     [condition] = [one for one in found["conditions"] if one["type"] == "AbleToScale"]
     assert (condition["status"], condition["reason"]) == ("False", "ActionFailed")
     assert condition["message"] == "the quota is used up"

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
 
-from joex_operator.actions import (
+from joex_operator.api.names import slot_name
+from joex_operator.api.objects import Pool
+from joex_operator.decide.actions import (
     Action,
     AskDrain,
     CreateSlot,
@@ -22,11 +24,9 @@ from joex_operator.actions import (
     UpdateSlot,
     Why,
 )
-from joex_operator.names import slot_name
-from joex_operator.objects import Pool
-from joex_operator.reconcile import Seen
-from joex_operator.scaling import Demand
-from joex_operator.slots import Executor, Slot
+from joex_operator.decide.plan import ObservedPool
+from joex_operator.decide.scaling import Demand
+from joex_operator.decide.slots import ObservedExecutor, Slot
 from tests.unit.joex_operator.builders import NOW, SILENT
 
 LEASE = 6
@@ -187,15 +187,15 @@ class World:
 
     # What the operator sees and does.
 
-    def observe(self) -> Seen:
+    def observe(self) -> ObservedPool:
         """What the operator finds now."""
         names = {*self.deployments, *(pod.slot for pod in self.pods.values())}
         if self.database_is_up:
             names |= {*self.living, *self.retired}
         slots = tuple(self._slot(name) for name in sorted(names))
         if not self.database_is_up:
-            return Seen(slots, None, self.template, SILENT)
-        return Seen(slots, Demand(len(self.queue)), self.template)
+            return ObservedPool(slots, None, self.template, SILENT)
+        return ObservedPool(slots, Demand(len(self.queue)), self.template)
 
     def _slot(self, name: str) -> Slot:
         made, pods = self.deployments.get(name), [pod for pod in self.pods.values() if pod.slot == name]
@@ -211,12 +211,12 @@ class World:
             executor=self._executor(name) if self.database_is_up else None,
         )
 
-    def _executor(self, name: str) -> Executor:
+    def _executor(self, name: str) -> ObservedExecutor:
         living, retired_at = self.living.get(name), self.retired.get(name)
         if living is None:
-            return Executor(retired_at=retired_at)
-        return Executor(
-            lives=True,
+            return ObservedExecutor(retired_at=retired_at)
+        return ObservedExecutor(
+            alive=True,
             held=len(living.held),
             draining=living.draining,
             retired_at=retired_at,

@@ -1,4 +1,4 @@
-"""The face of all timers."""
+"""What all timers have in common."""
 
 from __future__ import annotations
 

@@ -1,39 +1,38 @@
--- The tables of Joex. Functions and views are in ../sql: they are installed anew after the numbered migrations.
+-- The tables of Joex. Functions and views are in ../sql: a migration installs them after the numbered files.
 --
 -- A job is in exactly one of four places, and one column says which:
 --   lane         runnable now          (0 retry that is due, 1 high priority, 2 low priority)
 --   due_at       runnable later        (a retry that waits, or a submission with a not-before time)
 --   executor_id  held by an executor   (scheduled or running)
 --   finished_at  finished              (success, failed, cancelled)
--- Each place has its own partial index, so that ten million finished jobs cost a taker nothing.
+-- Each place has its own partial index, so that ten million finished jobs cost a take nothing.
 
-CREATE TYPE joex.job_state AS ENUM ('waiting', 'scheduled', 'running', 'stuck', 'cancelled', 'failed', 'success');
-CREATE TYPE joex.job_priority AS ENUM ('high', 'low');
+CREATE TYPE joex_private.job_state AS ENUM ('waiting', 'scheduled', 'running', 'stuck', 'cancelled', 'failed', 'success');
+CREATE TYPE joex_private.job_priority AS ENUM ('high', 'low');
 
--- Time-ordered ids (UUID version 7, RFC 9562). PostgreSQL 18 brings the function; for 16 and 17 the same layout is
--- made here: 48 bits of milliseconds over a random UUID, the version nibble set from 4 (0100) to 7 (0111).
+-- Time-ordered ids (UUID version 7, RFC 9562). PostgreSQL 18 has the function; 16 and 17 make the same layout here: 48 bits of
+-- milliseconds over a random UUID, the version nibble set from 4 (0100) to 7 (0111).
 DO $do$
 BEGIN
     IF current_setting('server_version_num')::int >= 180000 THEN
-        CREATE FUNCTION joex.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS 'SELECT pg_catalog.uuidv7()';
+        CREATE FUNCTION joex_private.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS 'SELECT pg_catalog.uuidv7()';
     ELSE
-        CREATE FUNCTION joex.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
+        CREATE FUNCTION joex_private.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
             SELECT encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
                    placing substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
                    FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid $$;
     END IF;
 END $do$;
 
--- A group's place on the ring of its queue: 56 bits of a hash, so that a cursor (place and services given there) fits
--- into one bigint. Two groups meet on one place with a chance of about 1 in 10 million at 100,000 groups; they would
--- then share one turn, nothing else.
-CREATE FUNCTION joex.ring(grp text) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS
+-- A group's place on the ring of its queue: 56 bits of a hash, so that a cursor (the place, and the services given there) fits into one
+-- bigint. Of 100,000 groups two have the same place with a chance of about 1 in 10 million; they then share one turn, nothing else.
+CREATE FUNCTION joex_private.ring(grp text) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS
     'SELECT pg_catalog.hashtextextended(grp, 0) >> 8';
 
-CREATE TABLE joex.executor (
-    id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- one start of an executor: its incarnation
+CREATE TABLE joex_private.executor (
+    id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- one registration: one start of an executor
     app_id         text NOT NULL CHECK (app_id <> '' AND octet_length(app_id) <= 254),
-    pod_uid        text,                    -- the pod it runs in; a restart in place keeps it, a new pod does not
+    pod_uid        text,                    -- of its pod; a restart in place keeps it, a new pod does not
     host           text NOT NULL,
     boot_id        text NOT NULL DEFAULT '',  -- with pid and process_start: this very process, for restarts in place
     pid            integer NOT NULL,
@@ -43,53 +42,53 @@ CREATE TABLE joex.executor (
     tasks          text[] NOT NULL,
     pool_size      integer NOT NULL CHECK (pool_size > 0),
     http_address   text,
-    lease          interval NOT NULL,       -- silence after which it is dead, when its lock is free
-    locks          boolean NOT NULL,        -- false: it can't hold a session lock (transaction pooling); only time judges
+    lease          interval NOT NULL,       -- the silence after which it is dead, if its lock is free
+    locks          boolean NOT NULL,        -- false: it can't hold a session lock (transaction pooling); only silence counts
     started_at     timestamptz NOT NULL DEFAULT now(),
-    asleep_since   timestamptz,             -- set: it has nothing to do and wants to be woken
+    asleep_since   timestamptz,             -- set: it has nothing to do, and submissions wake it
     draining       boolean NOT NULL DEFAULT false,
-    left_at        timestamptz,             -- set: this incarnation has ended
+    left_at        timestamptz,             -- set: the registration has ended
     ending         text CHECK (ending IN ('left', 'dead', 'replaced')),
-    orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and jobs are still marked with it (rows locked by others)
+    orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and still holds jobs (whose rows others had locked)
     CHECK ((left_at IS NULL) = (ending IS NULL)),
     CHECK (left_at IS NULL OR asleep_since IS NULL)
 );
 
-CREATE UNIQUE INDEX executor_one_live_incarnation ON joex.executor (app_id) WHERE left_at IS NULL;
-CREATE INDEX executor_with_orphans ON joex.executor (id) WHERE orphans;
--- (Each submission looks there; an executor that falls asleep, or has filled its slots again, writes it.)
-CREATE INDEX executor_asleep ON joex.executor (asleep_since) WHERE asleep_since IS NOT NULL;
-CREATE INDEX executor_ended ON joex.executor (left_at) WHERE left_at IS NOT NULL;
+CREATE UNIQUE INDEX executor_one_live_incarnation ON joex_private.executor (app_id) WHERE left_at IS NULL;
+CREATE INDEX executor_with_orphans ON joex_private.executor (id) WHERE orphans;
+-- (Each submission reads this index; an executor writes it when it falls asleep, or has filled its slots again.)
+CREATE INDEX executor_asleep ON joex_private.executor (asleep_since) WHERE asleep_since IS NOT NULL;
+CREATE INDEX executor_ended ON joex_private.executor (left_at) WHERE left_at IS NOT NULL;
 
--- The lease of each executor that lives. (A table of its own: a heartbeat waits for nobody who has locked the executor's row, and leaves
--- nothing behind in the index of sleepers, which each submission reads.)
-CREATE TABLE joex.lease (
-    executor_id   integer PRIMARY KEY REFERENCES joex.executor ON DELETE CASCADE,
+-- The lease of each living executor. (A table of its own: a heartbeat never waits for a transaction that has locked the executor's row,
+-- and leaves no dead entry in the index of sleepers, which each submission reads.)
+CREATE TABLE joex_private.lease (
+    executor_id   integer PRIMARY KEY REFERENCES joex_private.executor ON DELETE CASCADE,
     heartbeat_at  timestamptz NOT NULL,         -- for people
-    beat          bigint NOT NULL               -- the transaction of the last heartbeat; judges go by this
+    beat          bigint NOT NULL               -- the transaction of the last heartbeat, by which judges decide
 ) WITH (fillfactor = 50);                   -- room for heartbeats in the same page (HOT)
 
--- The values of a job that are given once are judged by their types, when they are given: constraints of the table are read
--- anew by each statement, and judged again for each version of a row. (The names of the constraints are what an error in SQL says.)
-CREATE DOMAIN joex.queue_name AS text CONSTRAINT "queue: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.group_name AS text CONSTRAINT "group: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.tracker_name AS text CONSTRAINT "tracker: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.subject_text AS text CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
-CREATE DOMAIN joex.submitter_name AS text CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(VALUE) <= 254);
-CREATE DOMAIN joex.job_args AS jsonb CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
-CREATE DOMAIN joex.job_opts AS jsonb CONSTRAINT "opts: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
-CREATE DOMAIN joex.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
-CREATE DOMAIN joex.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
-CREATE DOMAIN joex.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
-CREATE DOMAIN joex.job_progress AS smallint CONSTRAINT "progress: 0 to 100" CHECK (VALUE BETWEEN 0 AND 100);
+-- Types check the values of a job that never change, once. A constraint of the table costs more: each statement reads it anew, and checks
+-- it for each version of a row. (An error in SQL shows the names of these constraints.)
+CREATE DOMAIN joex_private.queue_name AS text CONSTRAINT "queue: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex_private.group_name AS text CONSTRAINT "group: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex_private.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex_private.tracker_name AS text CONSTRAINT "tracker: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex_private.subject_text AS text CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
+CREATE DOMAIN joex_private.submitter_name AS text CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(VALUE) <= 254);
+CREATE DOMAIN joex_private.job_args AS jsonb CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
+CREATE DOMAIN joex_private.job_opts AS jsonb CONSTRAINT "opts: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
+CREATE DOMAIN joex_private.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
+CREATE DOMAIN joex_private.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
+CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
+CREATE DOMAIN joex_private.job_progress AS smallint CONSTRAINT "progress: 0 to 100" CHECK (VALUE BETWEEN 0 AND 100);
 
--- The columns that say in which place a job is, and what must hold between them. (A type too, for a third of what the submission
--- of one job cost was to read these as constraints of the table.)
-CREATE TYPE joex.job_place_columns AS (
-    state joex.job_state, lane smallint, due_at timestamptz, executor_id integer, finished_at timestamptz, lock_id uuid,
+-- The columns that say in which place a job is, and what must hold between them. (A type too: a third of the cost of submitting one job
+-- was to read these as constraints of the table.)
+CREATE TYPE joex_private.job_place_columns AS (
+    state joex_private.job_state, lane smallint, due_at timestamptz, executor_id integer, finished_at timestamptz, lock_id uuid,
     overdue_at timestamptz);
-CREATE DOMAIN joex.job_place AS joex.job_place_columns
+CREATE DOMAIN joex_private.job_place AS joex_private.job_place_columns
     CONSTRAINT job_is_in_one_place CHECK (
         num_nonnulls((VALUE).lane, (VALUE).due_at, (VALUE).executor_id, (VALUE).finished_at) = 1)
     CONSTRAINT job_only_a_run_is_overdue CHECK ((VALUE).overdue_at IS NULL OR (VALUE).executor_id IS NOT NULL)
@@ -100,42 +99,42 @@ CREATE DOMAIN joex.job_place AS joex.job_place_columns
              WHEN (VALUE).lane IS NOT NULL THEN (VALUE).state = 'waiting' AND (VALUE).lane BETWEEN 1 AND 2
              ELSE (VALUE).state = 'waiting' OR (VALUE).state = 'stuck' END);
 
-CREATE TABLE joex.job (
-    id               uuid PRIMARY KEY DEFAULT joex.uuid7(),
+CREATE TABLE joex_private.job (
+    id               uuid PRIMARY KEY DEFAULT joex_private.uuid7(),
     seq              bigint GENERATED BY DEFAULT AS IDENTITY,   -- first in, first out
-    queue            joex.queue_name NOT NULL DEFAULT 'default',
-    grp              joex.group_name NOT NULL DEFAULT 'default',
-    ring             bigint NOT NULL,                       -- joex.ring(grp)
-    task             joex.task_name NOT NULL,
-    args             joex.job_args NOT NULL DEFAULT '{}',
-    subject          joex.subject_text NOT NULL DEFAULT '',
-    submitter        joex.submitter_name NOT NULL DEFAULT '',
-    tracker          joex.tracker_name,
-    priority         joex.job_priority NOT NULL DEFAULT 'low',
-    -- A job whose id is the caller's own (see joex.add) has these three; keys and ranks are packed by FoundationDB's tuple
-    -- layer, whose bytes order as the values do.
-    key              joex.job_key,                          -- its id, unique within its task
-    rank             joex.job_rank NOT NULL DEFAULT '',     -- its place, before first in, first out
-    opts             joex.job_opts,                         -- free fields
-    state            joex.job_state NOT NULL DEFAULT 'waiting',
+    queue            joex_private.queue_name NOT NULL DEFAULT 'default',
+    grp              joex_private.group_name NOT NULL DEFAULT 'default',
+    ring             bigint NOT NULL,                       -- joex_private.ring(grp)
+    task             joex_private.task_name NOT NULL,
+    args             joex_private.job_args NOT NULL DEFAULT '{}',
+    subject          joex_private.subject_text NOT NULL DEFAULT '',
+    submitter        joex_private.submitter_name NOT NULL DEFAULT '',
+    tracker          joex_private.tracker_name,
+    priority         joex_private.job_priority NOT NULL DEFAULT 'low',
+    -- Keyed jobs (see joex_private.add) have these three. FoundationDB's tuple layer packs keys and ranks into bytes that have the
+    -- order of the values.
+    key              joex_private.job_key,                          -- its id, unique within its task
+    rank             joex_private.job_rank NOT NULL DEFAULT '',     -- its place in line, before seq
+    opts             joex_private.job_opts,                         -- free fields
+    state            joex_private.job_state NOT NULL DEFAULT 'waiting',
     lane             smallint,
     due_at           timestamptz,
-    runnable_since   timestamptz NOT NULL DEFAULT clock_timestamp(),    -- the time from which on it can be taken
-    executor_id      integer,                               -- 0: a worker that is no executor (see joex.accept)
+    runnable_since   timestamptz NOT NULL DEFAULT clock_timestamp(),    -- since when, or from when, a take can have it
+    executor_id      integer,                               -- 0: a worker (see joex_private.accept)
     lock_id          uuid,                                  -- fencing token of the latest run
-    held_since       bigint NOT NULL DEFAULT 0,             -- the latest seq of any job when it was taken (see sql/25_floors.sql)
-    app_id           text,                                  -- the executor of the latest run
+    held_since       bigint NOT NULL DEFAULT 0,             -- the latest seq of any job at its take (see sql/25_floors.sql)
+    app_id           text,                                  -- the executor or worker of the latest run
     attempt          integer NOT NULL DEFAULT 0,            -- runs that were started
     failures         integer NOT NULL DEFAULT 0,            -- runs that failed since the submission or the last retry by hand
     losses           integer NOT NULL DEFAULT 0,            -- times its executor died while holding it; of a suspect, while it ran
-    suspect          boolean NOT NULL DEFAULT false,        -- it was lost twice: executors run it with nothing beside it
-    retries          joex.job_retries,                      -- re-runs allowed; null: the task's or the executor's default
+    suspect          boolean NOT NULL DEFAULT false,        -- it was lost twice: executors run it alone
+    retries          joex_private.job_retries,                      -- re-runs allowed; null: the task's or the executor's default
     cancel_requested boolean NOT NULL DEFAULT false,
-    resubmit_requested boolean NOT NULL DEFAULT false,      -- it goes round once more when its run ends
-    remove_requested boolean NOT NULL DEFAULT false,        -- it is deleted when its run ends
-    overdue_at       timestamptz,                           -- the run is put back when it has not reported by then
-    renew_by         interval,                              -- a report moves that on by so much; null: nothing moves it
-    progress         joex.job_progress NOT NULL DEFAULT 0,
+    resubmit_requested boolean NOT NULL DEFAULT false,      -- it runs once more when its run has ended
+    remove_requested boolean NOT NULL DEFAULT false,        -- it disappears when its run has ended
+    overdue_at       timestamptz,                           -- it is put back when its run has not reported by then
+    renew_by         interval,                              -- a report moves overdue_at on by this; null: it stays
+    progress         joex_private.job_progress NOT NULL DEFAULT 0,
     progress_message text,
     submitted_at     timestamptz NOT NULL DEFAULT now(),
     scheduled_at     timestamptz,
@@ -145,7 +144,7 @@ CREATE TABLE joex.job (
     result           jsonb,
     error            text,                                  -- of the latest failed run
     CONSTRAINT job_has_its_place CHECK (
-        num_nulls(ROW(state, lane, due_at, executor_id, finished_at, lock_id, overdue_at)::joex.job_place) = 0),
+        num_nulls(ROW(state, lane, due_at, executor_id, finished_at, lock_id, overdue_at)::joex_private.job_place) = 0),
     -- (No generated column: PostgreSQL reads its expression anew for each row that is updated.)
     CONSTRAINT job_has_its_place_on_the_ring CHECK (ring = hashtextextended(grp, bigint '0') >> 8)
 ) WITH (
@@ -154,35 +153,35 @@ CREATE TABLE joex.job (
     autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0
 );
 
--- For rows that are not made by the functions of Joex.
-CREATE FUNCTION joex.place_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
+-- For rows that a client inserts without the functions of Joex.
+CREATE FUNCTION joex_private.place_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF joex.is_large(NEW.args) THEN
-        PERFORM joex.check_size('args', NEW.args);
+    IF joex_private.is_large(NEW.args) THEN
+        PERFORM joex_private.check_size('args', NEW.args);
     END IF;
-    NEW.ring := joex.ring(NEW.grp);
+    NEW.ring := joex_private.ring(NEW.grp);
     RETURN NEW;
 END $$;
-CREATE TRIGGER place_on_the_ring BEFORE INSERT ON joex.job FOR EACH ROW WHEN (NEW.ring IS NULL)
-EXECUTE FUNCTION joex.place_on_the_ring();
+CREATE TRIGGER place_on_the_ring BEFORE INSERT ON joex_private.job FOR EACH ROW WHEN (NEW.ring IS NULL)
+EXECUTE FUNCTION joex_private.place_on_the_ring();
 
-CREATE INDEX job_runnable ON joex.job (queue, ring, lane, rank, seq) WHERE lane IS NOT NULL;
-CREATE INDEX job_due ON joex.job (queue, due_at) WHERE due_at IS NOT NULL;
--- (By minutes, so that the search for groups with due jobs meets few others; see joex.promote_in_turn.)
-CREATE INDEX job_due_by_group ON joex.job (queue, date_bin('1 minute', due_at, '2000-01-01 00:00+00'), ring, due_at)
+CREATE INDEX job_runnable ON joex_private.job (queue, ring, lane, rank, seq) WHERE lane IS NOT NULL;
+CREATE INDEX job_due ON joex_private.job (queue, due_at) WHERE due_at IS NOT NULL;
+-- (By minutes, so that the search for groups with due jobs meets few others; see joex_private.promote_in_turn.)
+CREATE INDEX job_due_by_group ON joex_private.job (queue, date_bin('1 minute', due_at, '2000-01-01 00:00+00'), ring, due_at)
     WHERE due_at IS NOT NULL;
-CREATE INDEX job_held ON joex.job (queue, ring, held_since, executor_id) WHERE executor_id IS NOT NULL;
-CREATE INDEX job_overdue ON joex.job (queue, overdue_at) WHERE overdue_at IS NOT NULL;
--- (Retention leaves jobs with a key alone, so they must not lie in its way.)
-CREATE INDEX job_finished ON joex.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NULL;
-CREATE INDEX job_finished_with_key ON joex.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NOT NULL;
-CREATE UNIQUE INDEX job_key ON joex.job (task, key) WHERE key IS NOT NULL;
-CREATE UNIQUE INDEX job_one_unfinished_per_tracker ON joex.job (tracker)
+CREATE INDEX job_held ON joex_private.job (queue, ring, held_since, executor_id) WHERE executor_id IS NOT NULL;
+CREATE INDEX job_overdue ON joex_private.job (queue, overdue_at) WHERE overdue_at IS NOT NULL;
+-- (Retention keeps keyed jobs, so it must not read over them.)
+CREATE INDEX job_finished ON joex_private.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NULL;
+CREATE INDEX job_finished_with_key ON joex_private.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NOT NULL;
+CREATE UNIQUE INDEX job_key ON joex_private.job (task, key) WHERE key IS NOT NULL;
+CREATE UNIQUE INDEX job_one_unfinished_per_tracker ON joex_private.job (tracker)
     WHERE tracker IS NOT NULL AND finished_at IS NULL;
 
-CREATE TABLE joex.job_log (
+CREATE TABLE joex_private.job_log (
     seq      bigint GENERATED ALWAYS AS IDENTITY,
-    job_id   uuid NOT NULL,                 -- no foreign key: retention deletes a job's log with it, in batches
+    job_id   uuid NOT NULL,                 -- (no foreign key: retention deletes a job's log with the job, in batches)
     attempt  integer NOT NULL,
     at       timestamptz NOT NULL,
     level    text NOT NULL CHECK (level IN ('debug', 'info', 'warning', 'error')),
@@ -190,30 +189,30 @@ CREATE TABLE joex.job_log (
     PRIMARY KEY (job_id, seq)
 );
 
--- How large the arguments and the result of a job may be, in bytes, where that was set (see joex.largest). No constraint of joex.job:
--- one that can change would keep a dump from being restored.
-CREATE TABLE joex.size_limit (
+-- The limits of arguments and results in bytes, where they differ from the defaults (see joex_private.largest). Not a constraint of
+-- joex_private.job: a constraint that can change would prevent the restore of a dump.
+CREATE TABLE joex_private.size_limit (
     field  text PRIMARY KEY CHECK (field IN ('args', 'result')),
     bytes  integer NOT NULL CONSTRAINT "bytes: expected 8000 to 32000000" CHECK (bytes BETWEEN 8000 AND 32000000)
 );
 
 -- Settings of a group in a queue; a group without a row has weight 1, runs, and has no limit.
-CREATE TABLE joex.group_setting (
+CREATE TABLE joex_private.group_setting (
     queue        text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
     grp          text NOT NULL CHECK (grp <> '' AND octet_length(grp) <= 254),
-    ring         bigint NOT NULL GENERATED ALWAYS AS (joex.ring(grp)) STORED,
+    ring         bigint NOT NULL GENERATED ALWAYS AS (joex_private.ring(grp)) STORED,
     weight       integer NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 100),
     paused       boolean NOT NULL DEFAULT false,
     max_running  integer CHECK (max_running >= 0),
     PRIMARY KEY (queue, grp)
 );
-CREATE INDEX group_setting_by_ring ON joex.group_setting (queue, ring);
-CREATE INDEX group_setting_with_limit ON joex.group_setting (queue, ring) WHERE max_running IS NOT NULL;
+CREATE INDEX group_setting_by_ring ON joex_private.group_setting (queue, ring);
+CREATE INDEX group_setting_with_limit ON joex_private.group_setting (queue, ring) WHERE max_running IS NOT NULL;
 
--- Where a group stands in its counting scheme: its newest row. Written by takers alone, and only for groups in which both
--- priorities wait. (A new row each time: to update one would mean to wait for takers whose transactions are open, and to walk over
--- dead versions while vacuum is pinned.)
-CREATE TABLE joex.counting (
+-- The position of a group in its counting scheme: its newest row. Only takes write it, and only for groups in which jobs of both
+-- priorities wait. (A new row each time: an update would wait for takes whose transactions are open, and read over dead versions while
+-- vacuum is pinned.)
+CREATE TABLE joex_private.priority_turns (
     queue     text NOT NULL,
     ring      bigint NOT NULL,
     position  integer NOT NULL,
@@ -221,46 +220,45 @@ CREATE TABLE joex.counting (
     PRIMARY KEY (queue, ring, at)
 );
 
--- The ring cursor of a queue is the value of a sequence, not of a row: a sequence is moved outside of transactions, so
--- that a taker holds the ring only while it chooses, not while its commit reaches the disk, and no dead rows pile up.
-CREATE TABLE joex.queue (
+-- The ring cursor of a queue is the value of a sequence, not of a row: a sequence advances outside of transactions, so that a take holds
+-- the ring only while it chooses, not while its commit reaches the disk, and no dead rows pile up.
+CREATE TABLE joex_private.queue (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
     id      integer GENERATED ALWAYS AS IDENTITY UNIQUE,
     cursor  regclass NOT NULL
 );
 
--- The installing role owns the sequence, whichever role is the first to serve the queue; roles that may take jobs may move it.
--- (A trigger can't be called: the right to make a sequence is the right to insert a queue. Attached to a table of another role it
--- would work with values whose types, casts and texts are that role's: so it is not for others to attach, nor does it read a value
--- of another table.)
-CREATE FUNCTION joex.make_ring_cursor() RETURNS trigger
+-- The installing role owns the sequence, whichever role is the first to serve the queue; roles that may take jobs may advance it. (No role
+-- can call a trigger: the right to make a sequence is the right to insert a queue. On a table of another role the trigger would work
+-- with values whose types, casts and texts belong to that role. So other roles may not attach it, and it refuses other tables.)
+CREATE FUNCTION joex_private.make_ring_cursor() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_id integer;
     v_takers text;
 BEGIN
-    IF TG_RELID <> 'joex.queue'::regclass THEN
-        RAISE EXCEPTION 'joex.make_ring_cursor is the trigger of joex.queue alone' USING ERRCODE = 'insufficient_privilege';
+    IF TG_RELID <> 'joex_private.queue'::regclass THEN
+        RAISE EXCEPTION 'joex_private.make_ring_cursor is the trigger of joex_private.queue alone' USING ERRCODE = 'insufficient_privilege';
     END IF;
     v_id := NEW.id;
     v_takers := (
         SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')
         FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
-        WHERE c.oid = 'joex.job'::regclass AND a.privilege_type = 'UPDATE');
-    EXECUTE format('CREATE SEQUENCE joex.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
-    NEW.cursor := format('joex.ring_cursor_%s', v_id)::regclass;
+        WHERE c.oid = 'joex_private.job'::regclass AND a.privilege_type = 'UPDATE');
+    EXECUTE format('CREATE SEQUENCE joex_private.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
+    NEW.cursor := format('joex_private.ring_cursor_%s', v_id)::regclass;
     IF v_takers IS NOT NULL THEN
-        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex.ring_cursor_%s TO %s', v_id, v_takers);
+        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex_private.ring_cursor_%s TO %s', v_id, v_takers);
     END IF;
     RETURN NEW;
 END $$;
-REVOKE EXECUTE ON FUNCTION joex.make_ring_cursor() FROM PUBLIC;
-CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex.queue FOR EACH ROW EXECUTE FUNCTION joex.make_ring_cursor();
+REVOKE EXECUTE ON FUNCTION joex_private.make_ring_cursor() FROM PUBLIC;
+CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex_private.queue FOR EACH ROW EXECUTE FUNCTION joex_private.make_ring_cursor();
 
 -- Where takes begin to read while vacuum can't clear what lies before (see sql/25_floors.sql). Of the runnable jobs of rank ''
--- in a lane of the group none has a smaller seq, but for those of stragglers whose `at` is above `upto`. Of its jobs that are held
+-- in a lane of the group none has a smaller seq, but for those of floor exceptions whose `at` is above `upto`. Of its jobs that are held
 -- since before `held_upto` these are held.
-CREATE TABLE joex.floor (
+CREATE TABLE joex_private.floor (
     queue      text NOT NULL,
     ring       bigint NOT NULL,
     upto       bigint NOT NULL,
@@ -270,61 +268,62 @@ CREATE TABLE joex.floor (
     held_upto  bigint NOT NULL,
     held       uuid[] NOT NULL
 );
-CREATE UNIQUE INDEX floor_newest_first ON joex.floor (queue, ring, upto DESC);
-ALTER TABLE joex.floor REPLICA IDENTITY USING INDEX floor_newest_first;
-CREATE TABLE joex.straggler (
+CREATE UNIQUE INDEX floor_newest_first ON joex_private.floor (queue, ring, upto DESC);
+ALTER TABLE joex_private.floor REPLICA IDENTITY USING INDEX floor_newest_first;
+CREATE TABLE joex_private.floor_exception (
     queue  text NOT NULL,
     ring   bigint NOT NULL,
     at     bigint NOT NULL,     -- when it became runnable, among the seqs of jobs
     lane   smallint NOT NULL,
     seq    bigint NOT NULL
 );
-CREATE INDEX straggler_of_group ON joex.straggler (queue, ring, at);
+CREATE INDEX floor_exception_of_group ON joex_private.floor_exception (queue, ring, at);
 -- (No key: where the sequence of seqs has gone back, after a fail-over, a job must come back all the same.)
-ALTER TABLE joex.straggler REPLICA IDENTITY FULL;
-CREATE SEQUENCE joex.floor_epoch OWNED BY joex.floor.upto;
-CREATE SEQUENCE joex.long_takes OWNED BY joex.floor.upto;   -- how many takes had to walk over much; no value: none
+ALTER TABLE joex_private.floor_exception REPLICA IDENTITY FULL;
+CREATE SEQUENCE joex_private.floor_epoch OWNED BY joex_private.floor.upto;
+CREATE SEQUENCE joex_private.long_takes OWNED BY joex_private.floor.upto;   -- how many takes had to walk over much; no value: none
 
 -- TRUNCATE may let the seqs of jobs begin anew, below all floors: these go, and what was drawn for others is worth nothing.
-CREATE FUNCTION joex.forget_floors() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION joex_private.forget_floors() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM joex.floor;
-    DELETE FROM joex.straggler;
-    PERFORM setval('joex.floor_epoch', last_value + 2) FROM joex.floor_epoch WHERE is_called AND last_value % 2 = 1;
+    DELETE FROM joex_private.floor;
+    DELETE FROM joex_private.floor_exception;
+    PERFORM setval('joex_private.floor_epoch', last_value + 2) FROM joex_private.floor_epoch WHERE is_called AND last_value % 2 = 1;
     RETURN NULL;
 END $$;
-CREATE TRIGGER forget_floors AFTER TRUNCATE ON joex.job FOR EACH STATEMENT EXECUTE FUNCTION joex.forget_floors();
+CREATE TRIGGER forget_floors AFTER TRUNCATE ON joex_private.job FOR EACH STATEMENT EXECUTE FUNCTION joex_private.forget_floors();
 
--- How long a run of a task may go without a report (or, not renewable, at all) before it is put back (see joex.set_timeout).
-CREATE TABLE joex.task_timeout (
+-- How long a run of a task may go without a report (or, not renewable, may last) before its job is put back (see
+-- joex_private.set_timeout).
+CREATE TABLE joex_private.task_timeout (
     task       text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 254),
     timeout    interval NOT NULL CHECK (timeout > interval '0'),
     renewable  boolean NOT NULL
 );
 
--- Programs that listen for events, until then (see joex.subscribe); and the jobs that a subscriber waits for.
-CREATE TABLE joex.subscriber (
+-- The subscriptions of clients (see joex.subscribe), and the jobs that a subscriber waits for.
+CREATE TABLE joex_private.subscriber (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
-    events  boolean NOT NULL,           -- it wants all events, not only those of its jobs
+    events  boolean NOT NULL,           -- to all events, not only to changes of its jobs
     until   timestamptz NOT NULL
 ) WITH (fillfactor = 50);
-CREATE TABLE joex.subscription (
+CREATE TABLE joex_private.subscription (
     job_id      uuid NOT NULL,
-    subscriber  text NOT NULL REFERENCES joex.subscriber (name) ON DELETE CASCADE,
+    subscriber  text NOT NULL REFERENCES joex_private.subscriber (name) ON DELETE CASCADE,
     PRIMARY KEY (job_id, subscriber)
 );
-CREATE INDEX subscription_of_subscriber ON joex.subscription (subscriber);
+CREATE INDEX subscription_of_subscriber ON joex_private.subscription (subscriber);
 
--- App-ids under which nobody takes a job any more, nor registers, until the name is forgotten: this is what makes it
--- safe to remove an executor from outside (see joex.retire).
-CREATE TABLE joex.retired (
+-- App-ids under which no executor takes a job or registers, until an operator forgets them. So an operator can remove an executor safely
+-- (see joex_private.retire).
+CREATE TABLE joex_private.retired (
     app_id      text PRIMARY KEY CHECK (app_id <> '' AND octet_length(app_id) <= 254),
     retired_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Who wants to hear of work that waits, until then: a pool that could grow, where no executor is asleep (see joex.watch);
--- and workers that wait in an accept (see joex.watch_for_workers).
-CREATE TABLE joex.watch (
+-- Subscriptions to notifications of waiting work: of a pool that could grow, while no executor is asleep (see joex_private.watch); and of
+-- workers that wait in an accept (see joex_private.watch_for_workers).
+CREATE TABLE joex_private.watch (
     queue  text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
     name   text NOT NULL CHECK (name <> '' AND octet_length(name) <= 254),
     until  timestamptz NOT NULL,
@@ -332,8 +331,8 @@ CREATE TABLE joex.watch (
     PRIMARY KEY (queue, name)
 ) WITH (fillfactor = 50);
 
--- Jobs that are submitted again and again. `owner` says who made a row; nobody else changes it by accident.
-CREATE TABLE joex.periodic_task (
+-- Periodic tasks: each submits jobs at the times of a timer. Only its owner changes a row.
+CREATE TABLE joex_private.periodic_task (
     id                 text PRIMARY KEY CHECK (id <> '' AND octet_length(id) <= 240),    -- it is also in a tracker
     owner              text NOT NULL DEFAULT 'user' CHECK (owner <> '' AND octet_length(owner) <= 254),
     enabled            boolean NOT NULL DEFAULT true,
@@ -342,19 +341,19 @@ CREATE TABLE joex.periodic_task (
     args               jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(args) = 'object'),
     subject            text NOT NULL DEFAULT '' CHECK (octet_length(subject) <= 1000),
     submitter          text NOT NULL DEFAULT '' CHECK (octet_length(submitter) <= 254),
-    priority           joex.job_priority NOT NULL DEFAULT 'low',
+    priority           joex_private.job_priority NOT NULL DEFAULT 'low',
     queue              text NOT NULL DEFAULT 'default' CHECK (queue <> '' AND octet_length(queue) <= 254),
     timer              text NOT NULL CHECK (timer <> '' AND octet_length(timer) <= 254),
     zone               text NOT NULL DEFAULT 'UTC' CHECK (zone <> '' AND octet_length(zone) <= 64),
     starting_deadline  interval CHECK (starting_deadline BETWEEN interval '0' AND interval '1000 years'),
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- What schedulers write; all above is its owner's.
+    -- The owner writes the columns above, schedulers those below.
     revision           bigint NOT NULL DEFAULT 0,       -- counts the owner's changes
-    -- -infinity: not worked out yet; infinity: it has no next time. (All others are times that Joex can read.)
+    -- -infinity: not computed yet; infinity: there is no next time. (All others are times that Joex can read.)
     nextrun            timestamptz NOT NULL DEFAULT '-infinity'
                        CHECK (nextrun >= '1970-01-01 00:00+00' AND nextrun < '2300-01-01 00:00+00' OR NOT isfinite(nextrun)),
-    worker             text,                            -- who has decided about it last, and when
+    worker             text,                            -- the scheduler that decided about it last, and when
     marked             timestamptz,
     last_run           timestamptz                      -- the latest time of the timer that was decided
                        CHECK (last_run >= '1970-01-01 00:00+00' AND last_run < '2300-01-01 00:00+00'),
@@ -362,4 +361,4 @@ CREATE TABLE joex.periodic_task (
     last_job           uuid,                            -- the latest job that was submitted
     error              text                             -- why it can't run: its timer, its zone, or its submission
 ) WITH (fillfactor = 50);
-CREATE INDEX periodic_task_next ON joex.periodic_task (nextrun) WHERE enabled AND error IS NULL;
+CREATE INDEX periodic_task_next ON joex_private.periodic_task (nextrun) WHERE enabled AND error IS NULL;

@@ -1,42 +1,76 @@
--- Names shared by the other files. The files are installed in the order of their names.
+-- What the other files share. A migration installs the files in the order of their names.
+--
+-- The schema joex has the documented functions and views, joex_private all else. The comment above an object of joex is its
+-- documentation: scripts/generate_sql_reference.py makes a page of these comments.
 
--- The advisory-lock classes of Joex, so that its keys meet nobody else's by accident ("joex" in ASCII, plus a number).
---   0 migration; 1 an executor lives (held by its session); 2 an executor takes (shared) or ends (exclusive);
---   3 the ring of a queue; 4 a group with a limit, while a take from it has not committed; 5 an app-id is registered or
---   retired; 6 periodic tasks are fired; 7 a queue is served for the first time; 8 floors are raised or switched
--- Where several are waited for, then in this order: 5, 2, the row of the executor.
-CREATE OR REPLACE FUNCTION joex.lock_class(n integer) RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685000 + n';
+-- The first keys of the advisory locks ("joex" in ASCII, plus a number), so that they meet no lock of another program by accident; the
+-- second key names the executor, the queue and so on. A transaction that waits for several acquires them in this order: app_id_lock,
+-- executor_takes_lock, the row of the executor. (1785685000 is the lock of migrations: store/migrate.py.)
 
-CREATE OR REPLACE FUNCTION joex.lane(priority joex.job_priority) RETURNS smallint
+-- An executor is alive: its session holds this lock on its id.
+CREATE OR REPLACE FUNCTION joex_private.executor_alive_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685001';
+
+-- An executor takes jobs (shared), or is ended or drained (exclusive).
+CREATE OR REPLACE FUNCTION joex_private.executor_takes_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685002';
+
+-- A take chooses jobs on the ring of a queue.
+CREATE OR REPLACE FUNCTION joex_private.ring_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685003';
+
+-- A take from a group with a limit has not committed yet.
+CREATE OR REPLACE FUNCTION joex_private.group_limit_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685004';
+
+-- An app-id is registered or retired.
+CREATE OR REPLACE FUNCTION joex_private.app_id_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685005';
+
+-- Periodic tasks fire.
+CREATE OR REPLACE FUNCTION joex_private.periodic_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685006';
+
+-- A queue is served for the first time.
+CREATE OR REPLACE FUNCTION joex_private.queue_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685007';
+
+-- Floors are raised, or switched on or off.
+CREATE OR REPLACE FUNCTION joex_private.floors_lock() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685008';
+
+CREATE OR REPLACE FUNCTION joex_private.lane(priority joex_private.job_priority) RETURNS smallint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN 1::smallint ELSE 2::smallint END $$;
 
--- The bytes that arguments ('args') or a result ('result') may have, as jsonb and as the text that clients get. Free fields ('opts')
--- have the limit of arguments.
-CREATE OR REPLACE FUNCTION joex.largest(p_field text) RETURNS integer LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT s.bytes FROM joex.size_limit s WHERE s.field = CASE p_field WHEN 'opts' THEN 'args' ELSE p_field END), 16000000) $$;
+-- The most bytes that arguments ('args') or a result ('result') may have, both as jsonb and as the text that clients get. Free fields
+-- ('opts') have the limit of arguments.
+CREATE OR REPLACE FUNCTION joex_private.largest(p_field text) RETURNS integer LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT s.bytes FROM joex_private.size_limit s
+                     WHERE s.field = CASE p_field WHEN 'opts' THEN 'args' ELSE p_field END), 16000000) $$;
 
--- Set this limit, from 8,000 bytes to 32 million (see ADR 26); null: the default. Executors that run hear of it when they start the next time.
-CREATE OR REPLACE FUNCTION joex.set_largest(p_field text, p_bytes bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Limit the size of the arguments (field 'args') or of the result ('result') of a job, in bytes: 8,000 to 32 million. Null restores the
+-- default, 16 million. An executor that is running applies the limit after its next start.
+CREATE OR REPLACE FUNCTION joex.set_largest(field text, bytes bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
 BEGIN
-    IF p_field IS NULL OR p_field NOT IN ('args', 'result') THEN
-        RAISE EXCEPTION 'field: expected args or result; got %', left(quote_nullable(p_field), 100) USING ERRCODE = '22023';
-    ELSIF p_bytes NOT BETWEEN 8000 AND 32000000 THEN
-        RAISE EXCEPTION '%: expected a limit of 8000 to 32000000 bytes, or NULL for the default; got %', p_field, p_bytes
+    IF field IS NULL OR field NOT IN ('args', 'result') THEN
+        RAISE EXCEPTION 'field: expected args or result; got %', left(quote_nullable(field), 100) USING ERRCODE = '22023';
+    ELSIF bytes NOT BETWEEN 8000 AND 32000000 THEN
+        RAISE EXCEPTION '%: expected a limit of 8000 to 32000000 bytes, or NULL for the default; got %', field, bytes
             USING ERRCODE = '22023';
     END IF;
-    IF p_bytes IS NULL THEN
-        DELETE FROM joex.size_limit s WHERE s.field = p_field;
+    IF bytes IS NULL THEN
+        DELETE FROM joex_private.size_limit s WHERE s.field = field;
     ELSE
-        INSERT INTO joex.size_limit (field, bytes) VALUES (p_field, p_bytes)
-        ON CONFLICT (field) DO UPDATE SET bytes = excluded.bytes;
+        INSERT INTO joex_private.size_limit AS s (field, bytes) VALUES (field, bytes)
+        ON CONFLICT ON CONSTRAINT size_limit_pkey DO UPDATE SET bytes = excluded.bytes;
     END IF;
 END $$;
 
--- Whether a value has more than 8,000 bytes, which no limit refuses: so most jobs cost no look at the limits. (#> '{}' is the value
--- itself, not as a table has compressed it. The text may be 8,000 times as long: 1e131071 has 16 bytes. No planner may work it out before
--- the size: one statement for each.)
-CREATE OR REPLACE FUNCTION joex.is_large(p_value jsonb) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- Whether a value has more than 8,000 bytes. Every limit allows 8,000, so most jobs cost no read of the limits. (#> '{}' is the
+-- value itself, without the compression of a table. Its text may be 8,000 times as long: 1e131071 has 16 bytes. Two statements, lest
+-- the planner evaluate the text before the size.)
+CREATE OR REPLACE FUNCTION joex_private.is_large(p_value jsonb) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
     IF pg_column_size(p_value #> '{}') > 8000 THEN
         RETURN true;
@@ -44,10 +78,10 @@ BEGIN
     RETURN octet_length(p_value::text) > 8000;
 END $$;
 
--- Refuse a value that is larger than its limit. Callers ask for what joex.is_large.
-CREATE OR REPLACE FUNCTION joex.check_size(p_field text, p_value jsonb) RETURNS void LANGUAGE plpgsql STABLE AS $$
+-- Refuse a value that is larger than its limit. A caller checks only values for which is_large is true.
+CREATE OR REPLACE FUNCTION joex_private.check_size(p_field text, p_value jsonb) RETURNS void LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_largest integer := joex.largest(p_field);
+    v_largest integer := joex_private.largest(p_field);
     v_size integer := pg_column_size(p_value #> '{}');
     v_text integer;
 BEGIN
@@ -63,75 +97,75 @@ BEGIN
         RAISE EXCEPTION '%: at most % bytes; got %: keep it elsewhere and give a reference, or raise the limit by joex.set_largest',
             p_field, v_largest, v_size USING ERRCODE = 'JX003';
     ELSIF v_text > 40 * pg_column_size(p_value #> '{}') THEN
-        -- What a take brings has a budget in bytes of values. (The text of a float has 309 digits at most, 26 times the bytes of its value.)
-        RAISE EXCEPTION '%: has numbers of too many digits (% bytes as text): give numbers of more than 300 digits as text', p_field, v_text
-            USING ERRCODE = 'JX003';
+        -- A take has a budget in bytes of values. (The text of a float has 309 digits at most, 26 times the bytes of its value.)
+        RAISE EXCEPTION '%: has numbers of too many digits (% bytes as text): give numbers of more than 300 digits as text',
+            p_field, v_text USING ERRCODE = 'JX003';
     END IF;
 END $$;
 
--- A priority as people write it, in whichever case.
-CREATE OR REPLACE FUNCTION joex.priority_of(p_text text) RETURNS joex.job_priority
-LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex.job_priority $$;
+-- A priority by its name, in upper or lower case.
+CREATE OR REPLACE FUNCTION joex_private.priority_of(p_text text) RETURNS joex_private.job_priority
+LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_private.job_priority $$;
 
--- Wake executors that sleep and serve the queue: no more than there are jobs, and the latest to fall asleep first, so that
--- the longest idle stay idle (and can be scaled away). An executor that fills all its slots and leaves work behind wakes
--- the next ones (see take), so a few names are enough. Nobody asleep: then those who could add executors are told, if they
--- want to be (see joex.watch). Else no notification, because NOTIFY makes its transaction take a lock that all notifying
--- transactions of the server share. (One that has left is not asleep: a constraint says so. To ask for that too would offer the
--- planner another index, of all who live.)
+-- Wake sleeping executors of the queue: at most one a job, the latest to fall asleep first, so that the longest idle stay idle (and an
+-- operator can remove them). An executor that fills all its slots and leaves work behind wakes the next ones (see take), so four names
+-- are enough. If no executor is asleep, notify the operators that watch the queue (see watch). Otherwise send nothing, because NOTIFY
+-- makes its transaction acquire a lock that all notifying transactions of the server share. (An executor that has left is not asleep: a
+-- constraint says so. A condition for that would offer the planner another index, that of all living executors.)
 --
--- Workers that wait in an accept hear of the work in any case: they are no executors, and may be late, or not come at all.
+-- Workers that wait in an accept are notified in any case: they may come late, or not at all.
 --
--- The snapshot of a REPEATABLE READ transaction may be older than the moment an executor fell asleep, or a pool began to
--- watch: it can't know, and so notifies in any case (an empty list means: whoever sleeps, look).
-CREATE OR REPLACE FUNCTION joex.wake(p_queue text, p_jobs bigint) RETURNS void
+-- The snapshot of a REPEATABLE READ transaction may be older than the moment when an executor fell asleep or an operator began to
+-- watch. So such a transaction always notifies (an empty list asks all sleeping executors to look for work).
+CREATE OR REPLACE FUNCTION joex_private.wake(p_queue text, p_jobs bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_ids integer[] := '{}';
     v_workers boolean := true;
     v_operators boolean := true;
-    v_knows boolean := joex.sees_the_latest();
+    v_knows boolean := joex_private.sees_the_latest();
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF v_knows THEN
-        SELECT ARRAY(SELECT e.id FROM joex.executor e
+        SELECT ARRAY(SELECT e.id FROM joex_private.executor e
                      WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
                      ORDER BY e.asleep_since DESC LIMIT least(p_jobs, 4)),
-               EXISTS (SELECT FROM joex.watch w WHERE w.queue = p_queue AND w.for_workers AND w.until > v_now),
-               EXISTS (SELECT FROM joex.watch w WHERE w.queue = p_queue AND NOT w.for_workers AND w.until > v_now)
+               EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers AND w.until > v_now),
+               EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers AND w.until > v_now)
         INTO v_ids, v_workers, v_operators;
     END IF;
     IF v_operators AND v_ids = '{}' THEN
-        PERFORM joex.send('joex_operator', json_build_object('queue', p_queue)::text);
+        PERFORM joex_private.send('joex_operator', json_build_object('queue', p_queue)::text);
     END IF;
     IF v_workers OR v_ids <> '{}' THEN       -- (0: none of the executors)
-        PERFORM joex.send('joex_wake', json_build_object(
+        PERFORM joex_private.send('joex_wake', json_build_object(
             'queue', p_queue, 'executors', CASE WHEN v_knows AND v_ids = '{}' THEN '{0}' ELSE v_ids END)::text);
     END IF;
 END $$;
 
--- Whether anybody is to be told that a job has come into the queue: one look in place of those of joex.wake and joex.announce,
--- which tell, for nearly always there is nobody. As for them, the caller has written the job already.
-CREATE OR REPLACE FUNCTION joex.is_awaited(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+-- Whether a new job of the queue calls for a notification: one statement in place of those of wake and announce, which nearly always
+-- find nothing to notify. The caller has already written the job, as for these two.
+CREATE OR REPLACE FUNCTION joex_private.is_awaited(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN NOT joex.sees_the_latest()
-           -- (Asked in an order, so that the planner takes the index that has it: those who are awake are not read.)
-           OR (SELECT e.id FROM joex.executor e
+    RETURN NOT joex_private.sees_the_latest()
+           -- (The order makes the planner use the index of sleepers, so that this reads no executor that is awake.)
+           OR (SELECT e.id FROM joex_private.executor e
                WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
                ORDER BY e.asleep_since DESC LIMIT 1) IS NOT NULL
-           OR EXISTS (SELECT FROM joex.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp())
-           OR EXISTS (SELECT FROM joex.subscriber s WHERE s.until > clock_timestamp());
+           OR EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp())
+           OR EXISTS (SELECT FROM joex_private.subscriber s WHERE s.until > clock_timestamp());
 END $$;
 
--- Whether each statement of this transaction sees what has been committed before it.
-CREATE OR REPLACE FUNCTION joex.sees_the_latest() RETURNS boolean LANGUAGE sql STABLE AS $$
+-- Whether each statement of this transaction sees all that was committed before the statement.
+CREATE OR REPLACE FUNCTION joex_private.sees_the_latest() RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') $$;
 
--- For what is decided after waiting for a lock: raises JX002 in a transaction that would then judge by a snapshot that is older than
--- the wait, and so lose jobs, or take too many. (A function that locks the rows it judges needs none: there the server raises an error.)
-CREATE OR REPLACE FUNCTION joex.must_see_the_latest(p_function text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+-- A function that decides after it has waited for a lock calls this first. It raises JX002 in a transaction that would decide by a
+-- snapshot older than the wait, and so lose jobs, or take too many. (A function that locks the rows by which it decides does not need
+-- this: the server raises an error there.)
+CREATE OR REPLACE FUNCTION joex_private.must_see_the_latest(p_function text) RETURNS void LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    IF NOT joex.sees_the_latest() THEN
+    IF NOT joex_private.sees_the_latest() THEN
         RAISE EXCEPTION '% must see what has been committed by now, which a % transaction does not',
             p_function, upper(current_setting('transaction_isolation'))
             USING ERRCODE = 'JX002', HINT = 'Call it in a READ COMMITTED transaction: BEGIN ISOLATION LEVEL READ COMMITTED, or '
@@ -139,76 +173,76 @@ BEGIN
     END IF;
 END $$;
 
--- Notify, unless the transaction has said SET LOCAL joex.notify = 'off': one that has notified can't be prepared (PREPARE
--- TRANSACTION). What is not told so is found by what executors and waiting clients ask again and again.
-CREATE OR REPLACE FUNCTION joex.send(p_channel text, p_payload text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Notify, unless the transaction has executed SET LOCAL joex.notify = 'off': PREPARE TRANSACTION refuses a transaction that has
+-- notified. Executors and waiting clients find the change when they poll.
+CREATE OR REPLACE FUNCTION joex_private.send(p_channel text, p_payload text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF current_setting('joex.notify', true) IS DISTINCT FROM 'off' THEN
         PERFORM pg_notify(p_channel, p_payload);
     END IF;
 END $$;
 
--- Tell executors something about one of theirs: {"do": "cancel", "executor": 7, "job": "..."} and the like.
-CREATE OR REPLACE FUNCTION joex.tell(p_executor integer, p_do text, p_job uuid DEFAULT NULL) RETURNS void
+-- Notify an executor: {"do": "cancel", "executor": 7, "job": "..."} and the like.
+CREATE OR REPLACE FUNCTION joex_private.notify_executor(p_executor integer, p_do text, p_job uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    SELECT joex.send('joex_control', json_build_object('do', p_do, 'executor', p_executor, 'job', p_job)::text) $$;
+    SELECT joex_private.send('joex_control', json_build_object('do', p_do, 'executor', p_executor, 'job', p_job)::text) $$;
 
--- Tell those who add and remove executors that one has come, drains, or has gone.
-CREATE OR REPLACE FUNCTION joex.tell_operators(p_app_id text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Notify operators that an executor has joined, drains, or has left.
+CREATE OR REPLACE FUNCTION joex_private.notify_operators(p_app_id text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    IF EXISTS (SELECT FROM joex.watch) THEN
-        PERFORM joex.send('joex_operator', json_build_object('executor', p_app_id)::text);
+    IF EXISTS (SELECT FROM joex_private.watch) THEN
+        PERFORM joex_private.send('joex_operator', json_build_object('executor', p_app_id)::text);
     END IF;
 END $$;
 
--- Whether anybody listens (p_events: for events). Where nobody does, nobody is notified, for a notification has its price (see
--- joex.wake). The snapshot of a REPEATABLE READ transaction may be older than a subscription, while its transaction id is
--- younger than the subscriber's horizon: it can't know, and so notifies in any case.
-CREATE OR REPLACE FUNCTION joex.is_heard(p_events boolean) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+-- Whether there is a subscriber (p_events: to events). Without one, Joex sends no notification, because each has a price (see wake).
+-- The snapshot of a REPEATABLE READ transaction may be older than a subscription, though its transaction id is younger than the
+-- subscriber's horizon: such a transaction always notifies.
+CREATE OR REPLACE FUNCTION joex_private.is_heard(p_events boolean) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN NOT joex.sees_the_latest()
-           OR EXISTS (SELECT FROM joex.subscriber s WHERE (s.events OR NOT p_events) AND s.until > clock_timestamp());
+    RETURN NOT joex_private.sees_the_latest()
+           OR EXISTS (SELECT FROM joex_private.subscriber s WHERE (s.events OR NOT p_events) AND s.until > clock_timestamp());
 END $$;
 
--- Tell of something that has happened to jobs: those who listen for events, and those who wait for these jobs. The events are
--- job-submitted, job-started, job-finished, and (for who waits alone) job-changed. The caller has written the jobs already: its
--- transaction id is older than the snapshot here, so that a subscriber who is not seen waits for its end (see joex.wait_for).
-CREATE OR REPLACE FUNCTION joex.announce(p_event text, p_ids uuid[]) RETURNS void
+-- Notify the subscribers to events, and those that wait for these jobs. The events are job-submitted, job-started, job-finished and
+-- (only for waits) job-changed. The caller has already written the jobs, so its transaction id is older than the snapshot here: a
+-- subscriber that this snapshot does not show waits for the end of the transaction (see wait_for).
+CREATE OR REPLACE FUNCTION joex_private.announce(p_event text, p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_payload text;
 BEGIN
-    IF cardinality(p_ids) IS NULL OR NOT joex.is_heard(false) THEN
+    IF cardinality(p_ids) IS NULL OR NOT joex_private.is_heard(false) THEN
         RETURN;
     END IF;
-    IF p_event <> 'job-changed' AND joex.is_heard(true) THEN
-        -- (One by one: a payload has less than 8,000 bytes, of which four escaped names may need 6,100.)
+    IF p_event <> 'job-changed' AND joex_private.is_heard(true) THEN
+        -- (One event a payload: a payload has less than 8,000 bytes, of which four escaped names may need 6,100.)
         FOR v_payload IN
             SELECT json_build_object('event', p_event, 'id', j.id, 'task', j.task, 'queue', j.queue, 'group', j.grp,
                                      'state', CASE p_event WHEN 'job-started' THEN 'running' ELSE j.state::text END,
                                      'executor', j.app_id)::text
-            FROM unnest(p_ids) WITH ORDINALITY AS i(id, nr) JOIN joex.job j ON j.id = i.id ORDER BY i.nr LOOP
-            PERFORM joex.send('joex_events', v_payload);
+            FROM unnest(p_ids) WITH ORDINALITY AS i(id, nr) JOIN joex_private.job j ON j.id = i.id ORDER BY i.nr LOOP
+            PERFORM joex_private.send('joex_events', v_payload);
         END LOOP;
     END IF;
-    IF joex.sees_the_latest() THEN
-        p_ids := ARRAY(SELECT DISTINCT x.job_id FROM joex.subscription x WHERE x.job_id = ANY (p_ids));
+    IF joex_private.sees_the_latest() THEN
+        p_ids := ARRAY(SELECT DISTINCT x.job_id FROM joex_private.subscription x WHERE x.job_id = ANY (p_ids));
     END IF;
     FOR v_payload IN
         SELECT json_build_object('event', 'job-changed', 'jobs', json_agg(w.id))::text
         FROM (SELECT i.id, row_number() OVER () / 150 AS part FROM unnest(p_ids) i(id) WHERE i.id IS NOT NULL) w
         GROUP BY w.part LOOP
-        PERFORM joex.send('joex_jobs', v_payload);
+        PERFORM joex_private.send('joex_jobs', v_payload);
     END LOOP;
 END $$;
 
--- Tell that an executor has joined or left. (Very many queues would not fit into a payload: then none is named.)
-CREATE OR REPLACE FUNCTION joex.announce_executor(p_event text, p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Notify the subscribers to events that an executor has joined or left. (The payload names no queues when they would not fit.)
+CREATE OR REPLACE FUNCTION joex_private.announce_executor(p_event text, p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    IF joex.is_heard(true) THEN
-        PERFORM joex.send('joex_events', json_build_object(
+    IF joex_private.is_heard(true) THEN
+        PERFORM joex_private.send('joex_events', json_build_object(
             'event', p_event, 'executor', e.app_id, 'incarnation', e.id,
             'queues', CASE WHEN octet_length(to_json(e.queues)::text) < 6000 THEN e.queues END, 'ending', e.ending)::text)
-        FROM joex.executor e WHERE e.id = p_id;
+        FROM joex_private.executor e WHERE e.id = p_id;
     END IF;
 END $$;

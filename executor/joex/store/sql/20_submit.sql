@@ -1,26 +1,29 @@
--- Submission. All of it works inside the caller's transaction: the job is there if and when that commits.
+-- Submission. All of it works in the caller's transaction: the job exists if and when that commits.
 
--- The rows of many jobs, in the order given (see submit_many, which inserts them in one of two ways; it is inlined there).
-CREATE OR REPLACE FUNCTION joex.rows_to_submit(
+-- The rows of many jobs, in the order given. (submit_many inserts them in one of two ways; the planner inlines this function there.)
+CREATE OR REPLACE FUNCTION joex_private.rows_to_submit(
     p_now timestamptz, p_ids uuid[], p_tasks text[], p_args jsonb[], p_grps text[], p_queues text[], p_priorities text[],
     p_subjects text[], p_submitters text[], p_not_before timestamptz[], p_trackers text[], p_retries integer[]
 ) RETURNS TABLE (
-    id uuid, task text, args jsonb, grp text, ring bigint, queue text, priority joex.job_priority, subject text, submitter text,
-    due_at timestamptz, lane smallint, tracker text, retries integer, submitted_at timestamptz, runnable_since timestamptz
+    id uuid, task text, args jsonb, grp text, ring bigint, queue text, priority joex_private.job_priority, subject text,
+    submitter text, due_at timestamptz, lane smallint, tracker text, retries integer, submitted_at timestamptz,
+    runnable_since timestamptz
 ) LANGUAGE sql STABLE AS $$
-    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), joex.ring(coalesce(g.grp, 'default')),
+    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), joex_private.ring(coalesce(g.grp, 'default')),
            coalesce(g.queue, 'default'), p.priority,
-           coalesce(g.subject, ''), coalesce(g.submitter, ''), p.due_at, CASE WHEN p.due_at IS NULL THEN joex.lane(p.priority) END,
+           coalesce(g.subject, ''), coalesce(g.submitter, ''), p.due_at,
+           CASE WHEN p.due_at IS NULL THEN joex_private.lane(p.priority) END,
            g.tracker, g.retries, p_now, coalesce(p.due_at, p_now)
     FROM ROWS FROM (unnest(p_ids), unnest(p_tasks), unnest(p_args), unnest(p_grps), unnest(p_queues), unnest(p_priorities),
                     unnest(p_subjects), unnest(p_submitters), unnest(p_not_before), unnest(p_trackers), unnest(p_retries))
          AS g(id, task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries),
-         LATERAL (SELECT CASE WHEN g.priority IS NULL THEN 'low' ELSE joex.priority_of(g.priority) END AS priority,
+         LATERAL (SELECT CASE WHEN g.priority IS NULL THEN 'low' ELSE joex_private.priority_of(g.priority) END AS priority,
                          CASE WHEN g.due_at > p_now THEN g.due_at END AS due_at) p
 $$;
 
--- Submit many jobs at once. Each array holds one field of all jobs; null elements (or a null array) mean the default.
--- Returns an id per job, in the order given; null where the job was skipped because an unfinished job has its tracker.
+-- Submit many jobs in one statement. Each array has one field of all jobs, as joex.submit describes them; a null element, or a null
+-- array, means the default. Returns the id of each job, in the order given; null for a job that was skipped because an unfinished
+-- job has its tracker.
 CREATE OR REPLACE FUNCTION joex.submit_many(
     tasks text[],
     args jsonb[] DEFAULT NULL,
@@ -37,86 +40,88 @@ CREATE OR REPLACE FUNCTION joex.submit_many(
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_queue record;
-    v_made bigint := cardinality(tasks);     -- jobs: those that were skipped call for no executor
-    -- Ids in the order given: chance and time once for all of them, and a number for each. (An array has fewer than 2^28 elements.
-    -- Chance has its price: without OpenSSL the server opens the kernel's device for each random number.)
-    v_stem text := left(joex.uuid7()::text, 29);
+    v_made bigint := cardinality(tasks);     -- jobs without those that were skipped, which call for no executor
+    -- Ids in the order given: time and random bits once for all of them, and a number for each. (An array has fewer than 2^28 elements.
+    -- Random bits have a price: without OpenSSL the server opens the kernel's device for each random number.)
+    v_stem text := left(joex_private.uuid7()::text, 29);
     v_ids uuid[] := ARRAY(SELECT (v_stem || lpad(to_hex(i), 7, '0'))::uuid FROM generate_series(1, cardinality(tasks)) i);
 BEGIN
-    -- (The text of so few bytes is not large.)
-    PERFORM joex.check_size('args', a.one) FROM unnest(args) a(one) WHERE pg_column_size(a.one) > 40 AND joex.is_large(a.one);
-    -- (An insert that may meet a conflict costs a tenth more, and writes each row to the log twice.)
+    -- (A value of so few bytes has no large text.)
+    PERFORM joex_private.check_size('args', a.one) FROM unnest(args) a(one)
+    WHERE pg_column_size(a.one) > 40 AND joex_private.is_large(a.one);
+    -- (ON CONFLICT costs a tenth more, and writes each row to the log twice.)
     IF trackers IS NULL THEN
-        INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                              submitted_at, runnable_since)
-        SELECT * FROM joex.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
-                                          trackers, retries);
+        INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                                      submitted_at, runnable_since)
+        SELECT * FROM joex_private.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
+                                                  trackers, retries);
     ELSE
-        INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                              submitted_at, runnable_since)
-        SELECT * FROM joex.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
-                                          trackers, retries)
+        INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                                      submitted_at, runnable_since)
+        SELECT * FROM joex_private.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
+                                                  trackers, retries)
         ON CONFLICT (tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING;
         GET DIAGNOSTICS v_made = ROW_COUNT;
         IF v_made < cardinality(v_ids) THEN     -- some have been skipped
-            v_ids := ARRAY(SELECT j.id FROM unnest(v_ids) WITH ORDINALITY AS g(id, ord) LEFT JOIN joex.job j USING (id) ORDER BY g.ord);
+            v_ids := ARRAY(SELECT j.id FROM unnest(v_ids) WITH ORDINALITY AS g(id, ord)
+                           LEFT JOIN joex_private.job j USING (id) ORDER BY g.ord);
         END IF;
     END IF;
-    -- A statement of its own: its snapshot is younger than the insert, and the transaction has its id by now. Both
-    -- matter to the executor that falls asleep at this moment (see joex.sleep).
+    -- A statement of its own: its snapshot is younger than the insert, and the transaction has its id by now. An executor that is
+    -- just falling asleep relies on both (see fall_asleep).
     IF queues IS NULL AND v_made > 0 THEN
-        PERFORM joex.wake('default', v_made);
+        PERFORM joex_private.wake('default', v_made);
     ELSE
         FOR v_queue IN SELECT q.name, count(*) AS jobs
                        FROM (SELECT coalesce(q.name, 'default') AS name
                              FROM ROWS FROM (unnest(v_ids), unnest(queues)) AS q(id, name) WHERE q.id IS NOT NULL) q GROUP BY 1 LOOP
-            PERFORM joex.wake(v_queue.name, v_queue.jobs);
+            PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
-    PERFORM joex.announce('job-submitted', v_ids);
+    PERFORM joex_private.announce('job-submitted', v_ids);
     RETURN QUERY SELECT unnest(v_ids);
 END $$;
 
--- Submit one job; returns its id, or null where an unfinished job has the tracker.
+-- Submit a job. Returns its id; null if an unfinished job has the same tracker, in which case nothing is submitted.
 CREATE OR REPLACE FUNCTION joex.submit(
     task text,
-    args jsonb DEFAULT '{}',
-    grp text DEFAULT 'default',
+    args jsonb DEFAULT '{}',                -- an object
+    grp text DEFAULT 'default',             -- the tenant: executors take jobs from groups in turn
     queue text DEFAULT 'default',
-    priority text DEFAULT 'low',
-    subject text DEFAULT '',
-    submitter text DEFAULT '',
-    not_before timestamptz DEFAULT NULL,
-    tracker text DEFAULT NULL,
-    retries integer DEFAULT NULL
+    priority text DEFAULT 'low',            -- or high
+    subject text DEFAULT '',                -- for people
+    submitter text DEFAULT '',              -- for people
+    not_before timestamptz DEFAULT NULL,    -- no run begins before
+    tracker text DEFAULT NULL,              -- at most one unfinished job has it
+    retries integer DEFAULT NULL            -- null: as many as the task, or else the executor, allows
 ) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_due timestamptz := CASE WHEN not_before > v_now THEN not_before END;
-    v_id uuid := joex.uuid7();
+    v_id uuid := joex_private.uuid7();
 BEGIN
     IF tracker IS NOT NULL THEN
         RETURN joex.submit_many(ARRAY[task], ARRAY[args], ARRAY[grp], ARRAY[queue], ARRAY[priority], ARRAY[subject],
                                 ARRAY[submitter], ARRAY[not_before], ARRAY[tracker], ARRAY[retries]);
-    ELSIF joex.is_large(args) THEN
-        PERFORM joex.check_size('args', args);
+    ELSIF joex_private.is_large(args) THEN
+        PERFORM joex_private.check_size('args', args);
     END IF;
-    INSERT INTO joex.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, retries, submitted_at,
-                          runnable_since)
-    VALUES (v_id, task, args, grp, joex.ring(grp), queue, joex.priority_of(priority), subject, submitter, v_due,
-            CASE WHEN v_due IS NULL THEN joex.lane(joex.priority_of(priority)) END, retries, v_now, coalesce(v_due, v_now));
-    IF joex.is_awaited(queue) THEN
-        PERFORM joex.wake(queue, 1);
-        PERFORM joex.announce('job-submitted', ARRAY[v_id]);
+    INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, retries, submitted_at,
+                                  runnable_since)
+    VALUES (v_id, task, args, grp, joex_private.ring(grp), queue, joex_private.priority_of(priority), subject, submitter, v_due,
+            CASE WHEN v_due IS NULL THEN joex_private.lane(joex_private.priority_of(priority)) END, retries, v_now, coalesce(v_due, v_now));
+    IF joex_private.is_awaited(queue) THEN
+        PERFORM joex_private.wake(queue, 1);
+        PERFORM joex_private.announce('job-submitted', ARRAY[v_id]);
     END IF;
     RETURN v_id;
 END $$;
 
--- Add a job whose id is the caller's own: key, unique within its task. It stands in line by its rank, then first in, first out.
--- Key and rank are values packed by FoundationDB's tuple layer. Other than a submitted job it stays until it is removed.
--- Returns its UUID, or null where there is one with this key already.
-CREATE OR REPLACE FUNCTION joex.add(
+-- Add a keyed job, whose id is the caller's own: key, unique within its task. Executors take the keyed jobs of a task in the order of
+-- rank, then first in, first out. FoundationDB's tuple layer has packed key and rank. Unlike a submitted job, a keyed job stays until
+-- a client removes it. Returns its UUID, or null if the task has a job with this key already.
+CREATE OR REPLACE FUNCTION joex_private.add(
     task text,
     key bytea,
     data jsonb DEFAULT '{}',
@@ -127,44 +132,45 @@ CREATE OR REPLACE FUNCTION joex.add(
     priority text DEFAULT 'low',
     subject text DEFAULT '',
     submitter text DEFAULT '',
-    cancel boolean DEFAULT false,   -- it is not to run (until it is resubmitted)
-    resubmit boolean DEFAULT false  -- it goes round once more when its first run ends
+    cancel boolean DEFAULT false,   -- the job does not run until a client resubmits it
+    resubmit boolean DEFAULT false  -- the job runs once more when its first run has ended
 ) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_id uuid;
 BEGIN
-    IF joex.is_large(data) THEN
-        PERFORM joex.check_size('args', data);
+    IF joex_private.is_large(data) THEN
+        PERFORM joex_private.check_size('args', data);
     END IF;
-    IF joex.is_large(opts) THEN
-        PERFORM joex.check_size('opts', opts);
+    IF joex_private.is_large(opts) THEN
+        PERFORM joex_private.check_size('opts', opts);
     END IF;
-    INSERT INTO joex.job AS j (task, key, args, opts, rank, queue, grp, ring, priority, subject, submitter, state, lane,
-                               finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since)
-    VALUES (task, key, data, opts, rank, coalesce(queue, task), coalesce(grp, task), joex.ring(coalesce(grp, task)), joex.priority_of(priority), subject,
-            submitter, CASE WHEN cancel THEN 'cancelled' ELSE 'waiting' END::joex.job_state,
-            CASE WHEN NOT cancel THEN joex.lane(joex.priority_of(priority)) END,
+    INSERT INTO joex_private.job AS j (task, key, args, opts, rank, queue, grp, ring, priority, subject, submitter, state, lane,
+                                       finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since)
+    VALUES (task, key, data, opts, rank, coalesce(queue, task), coalesce(grp, task), joex_private.ring(coalesce(grp, task)),
+            joex_private.priority_of(priority), subject, submitter,
+            CASE WHEN cancel THEN 'cancelled' ELSE 'waiting' END::joex_private.job_state,
+            CASE WHEN NOT cancel THEN joex_private.lane(joex_private.priority_of(priority)) END,
             CASE WHEN cancel THEN v_now END, cancel, resubmit, v_now, v_now)
-    ON CONFLICT DO NOTHING      -- of the indexes that can conflict, only the one of keys concerns a job like this
+    ON CONFLICT DO NOTHING      -- of the unique indexes, only that of keys concerns a keyed job
     RETURNING j.id INTO v_id;
-    IF v_id IS NOT NULL AND joex.is_awaited(coalesce(queue, task)) THEN
-        PERFORM joex.wake(coalesce(queue, task), 1);
-        PERFORM joex.announce('job-submitted', ARRAY[v_id]);
+    IF v_id IS NOT NULL AND joex_private.is_awaited(coalesce(queue, task)) THEN
+        PERFORM joex_private.wake(coalesce(queue, task), 1);
+        PERFORM joex_private.announce('job-submitted', ARRAY[v_id]);
     END IF;
     RETURN v_id;
 END $$;
 
--- The UUID of the job of a task with this key. A submitted job has its UUID for a key.
-CREATE OR REPLACE FUNCTION joex.find(p_task text, p_key bytea) RETURNS uuid
+-- The UUID of the job of a task with this key. The key of a submitted job is its UUID.
+CREATE OR REPLACE FUNCTION joex_private.find(p_task text, p_key bytea) RETURNS uuid
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_id uuid;
 BEGIN
-    SELECT j.id INTO v_id FROM joex.job j WHERE j.task = p_task AND j.key = p_key AND j.key IS NOT NULL;
-    IF v_id IS NULL AND octet_length(p_key) = 17 AND get_byte(p_key, 0) = 48 THEN   -- the tuple layer's UUID
-        SELECT j.id INTO v_id FROM joex.job j
+    SELECT j.id INTO v_id FROM joex_private.job j WHERE j.task = p_task AND j.key = p_key AND j.key IS NOT NULL;
+    IF v_id IS NULL AND octet_length(p_key) = 17 AND get_byte(p_key, 0) = 48 THEN   -- a UUID of the tuple layer
+        SELECT j.id INTO v_id FROM joex_private.job j
         WHERE j.id = encode(substr(p_key, 2), 'hex')::uuid AND j.task = p_task AND j.key IS NULL;
     END IF;
     RETURN v_id;

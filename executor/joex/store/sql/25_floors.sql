@@ -15,7 +15,7 @@
 --
 -- Who locked the table before step 2 has ended, and is seen in step 3. Who locks it later finds that floors are on and
 -- draws numbers above U: a new job's seq is above the floor; a job that becomes runnable again, or changes its lane or rank, leaves
--- a row in joex.straggler in the same transaction, with a number above U; a job that is taken is marked with a number of U or
+-- a row in joex_private.floor_exception in the same transaction, with a number above U; a job that is taken is marked with a number of U or
 -- above. So whoever sees the floor of a group, with whatever snapshot, sees each such job as well as what lowers the floor for it.
 -- Inserting never waits for anybody, and nobody waits in step 3: while somebody of step 2 is there, the floors stay where they are.
 --
@@ -23,43 +23,43 @@
 -- No floor is needed for a right take, it is only slower without; so a group has one when it has many dead entries.
 
 -- 0: there have never been floors; odd: they are on; even: off.
-CREATE OR REPLACE FUNCTION joex.floor_epoch() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT coalesce(pg_sequence_last_value('joex.floor_epoch'), 0) $$;
+CREATE OR REPLACE FUNCTION joex_private.floor_epoch() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(pg_sequence_last_value('joex_private.floor_epoch'), 0) $$;
 
-CREATE OR REPLACE FUNCTION joex.comes_back() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION joex_private.note_floor_exception() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF joex.floor_epoch() % 2 = 1 THEN
-        INSERT INTO joex.straggler (queue, ring, at, lane, seq)
-        VALUES (NEW.queue, NEW.ring, nextval('joex.job_seq_seq'), NEW.lane, NEW.seq);
+    IF joex_private.floor_epoch() % 2 = 1 THEN
+        INSERT INTO joex_private.floor_exception (queue, ring, at, lane, seq)
+        VALUES (NEW.queue, NEW.ring, nextval('joex_private.job_seq_seq'), NEW.lane, NEW.seq);
     END IF;
     RETURN NULL;
 END $$;
-CREATE OR REPLACE TRIGGER comes_back AFTER UPDATE OF queue, grp, lane, rank, seq ON joex.job
-FOR EACH ROW WHEN (NEW.lane IS NOT NULL AND NEW.rank = '') EXECUTE FUNCTION joex.comes_back();
+CREATE OR REPLACE TRIGGER note_floor_exception AFTER UPDATE OF queue, grp, lane, rank, seq ON joex_private.job
+FOR EACH ROW WHEN (NEW.lane IS NOT NULL AND NEW.rank = '') EXECUTE FUNCTION joex_private.note_floor_exception();
 
--- The floor of a group, with its stragglers. (No row: it has none. Functions like this one are merged into the statements that
+-- The floor of a group, with its exceptions. (No row: it has none. Functions like this one are merged into the statements that
 -- call them, hence no settings.)
-CREATE OR REPLACE FUNCTION joex.floor_of(p_queue text, p_ring bigint)
+CREATE OR REPLACE FUNCTION joex_private.floor_of(p_queue text, p_ring bigint)
 RETURNS TABLE (upto bigint, lane0 bigint, lane1 bigint, lane2 bigint, held_upto bigint, held uuid[])
 LANGUAGE sql STABLE AS $$
     SELECT f.upto, least(f.lane0, s.lane0), least(f.lane1, s.lane1), least(f.lane2, s.lane2), f.held_upto, f.held
-    FROM (SELECT * FROM joex.floor f WHERE f.queue = p_queue AND f.ring = p_ring ORDER BY f.upto DESC LIMIT 1) f
+    FROM (SELECT * FROM joex_private.floor f WHERE f.queue = p_queue AND f.ring = p_ring ORDER BY f.upto DESC LIMIT 1) f
     CROSS JOIN LATERAL (
         SELECT min(s.seq) FILTER (WHERE s.lane = 0) AS lane0, min(s.seq) FILTER (WHERE s.lane = 1) AS lane1,
                min(s.seq) FILTER (WHERE s.lane = 2) AS lane2
-        FROM joex.straggler s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > f.upto) s $$;
+        FROM joex_private.floor_exception s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > f.upto) s $$;
 
 -- The next place on the ring, after p_after and not after p_stop, that has runnable jobs or (p_floors) a floor; and where there is
 -- none, the first of its jobs, so that whoever reads on need not walk again over what lies dead before it. The search for runnable
 -- jobs ends before the next floor, so that it walks over no entries below one.
-CREATE OR REPLACE FUNCTION joex.next_place(p_queue text, p_after bigint, p_stop bigint, p_floors boolean)
+CREATE OR REPLACE FUNCTION joex_private.next_place(p_queue text, p_after bigint, p_stop bigint, p_floors boolean)
 RETURNS TABLE (ring bigint, is_floored boolean, lane smallint, rank bytea, seq bigint) LANGUAGE sql STABLE AS $$
     SELECT x.ring, x.is_floored, x.lane, x.rank, x.seq
     FROM (SELECT CASE WHEN p_floors THEN (
-              SELECT f.ring FROM joex.floor f WHERE f.queue = p_queue AND f.ring > p_after AND f.ring <= p_stop
+              SELECT f.ring FROM joex_private.floor f WHERE f.queue = p_queue AND f.ring > p_after AND f.ring <= p_stop
               ORDER BY f.ring, f.upto DESC LIMIT 1) END AS ring OFFSET 0) floored
     CROSS JOIN LATERAL (
-        (SELECT j.ring, false AS is_floored, j.lane, j.rank::bytea, j.seq FROM joex.job j
+        (SELECT j.ring, false AS is_floored, j.lane, j.rank::bytea, j.seq FROM joex_private.job j
          WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > p_after AND j.ring <= coalesce(floored.ring - 1, p_stop)
          ORDER BY j.ring, j.lane, j.rank, j.seq LIMIT 1)
         UNION ALL
@@ -67,122 +67,122 @@ RETURNS TABLE (ring bigint, is_floored boolean, lane smallint, rank bytea, seq b
     LIMIT 1 $$;
 
 -- How many jobs of a group are held.
-CREATE OR REPLACE FUNCTION joex.running_of(p_queue text, p_ring bigint, p_upto bigint, p_held uuid[])
+CREATE OR REPLACE FUNCTION joex_private.running_of(p_queue text, p_ring bigint, p_upto bigint, p_held uuid[])
 RETURNS TABLE (running integer) LANGUAGE sql STABLE AS $$
-    SELECT ((SELECT count(*) FROM joex.job j WHERE j.queue = p_queue AND j.ring = p_ring AND j.executor_id IS NOT NULL
+    SELECT ((SELECT count(*) FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = p_ring AND j.executor_id IS NOT NULL
                                                    AND j.held_since >= coalesce(p_upto, 0))
             + CASE WHEN p_held <> '{}' THEN (
                 -- (the state, not the executor: that would invite the planner to the index of all held jobs)
-                SELECT count(*) FROM joex.job j
+                SELECT count(*) FROM joex_private.job j
                 WHERE j.id = ANY (p_held) AND j.state IN ('scheduled', 'running') AND j.held_since < p_upto)
               ELSE 0 END)::integer
     OFFSET 0 $$;        -- (else it is merged so far that it is worked out wherever its answer is named)
 
 -- All jobs that are held (p_held), or runnable: in each queue from floor to floor, and what lies between two; and what lies
 -- between two queues that have a row, for not all have one. Where floors are off, there is an index to read.
-CREATE OR REPLACE FUNCTION joex.by_floors(p_held boolean) RETURNS SETOF joex.job
+CREATE OR REPLACE FUNCTION joex_private.by_floors(p_held boolean) RETURNS SETOF joex_private.job
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 SET jit = off AS $$
 DECLARE
     v_queue text;
     v_before text := '';
     v_ring bigint;
-    v_floor joex.floor;
+    v_floor joex_private.floor;
 BEGIN
-    FOR v_queue IN SELECT q.name FROM joex.queue q ORDER BY q.name LOOP
-        RETURN QUERY SELECT j.* FROM joex.job j
+    FOR v_queue IN SELECT q.name FROM joex_private.queue q ORDER BY q.name LOOP
+        RETURN QUERY SELECT j.* FROM joex_private.job j
             WHERE p_held AND j.executor_id IS NOT NULL AND j.queue > v_before AND j.queue < v_queue;
-        RETURN QUERY SELECT j.* FROM joex.job j
+        RETURN QUERY SELECT j.* FROM joex_private.job j
             WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue > v_before AND j.queue < v_queue;
         v_before := v_queue;
         v_ring := -9223372036854775808;
         LOOP
-            SELECT * INTO v_floor FROM joex.floor f WHERE f.queue = v_queue AND f.ring > v_ring
+            SELECT * INTO v_floor FROM joex_private.floor f WHERE f.queue = v_queue AND f.ring > v_ring
             ORDER BY f.ring, f.upto DESC LIMIT 1;
-            RETURN QUERY SELECT j.* FROM joex.job j
+            RETURN QUERY SELECT j.* FROM joex_private.job j
                 WHERE p_held AND j.executor_id IS NOT NULL AND j.queue = v_queue AND j.ring > v_ring
                       AND j.ring < coalesce(v_floor.ring, 9223372036854775807);
-            RETURN QUERY SELECT j.* FROM joex.job j
+            RETURN QUERY SELECT j.* FROM joex_private.job j
                 WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue = v_queue AND j.ring > v_ring
                       AND j.ring < coalesce(v_floor.ring, 9223372036854775807);
             EXIT WHEN v_floor.ring IS NULL;
             v_ring := v_floor.ring;
-            RETURN QUERY SELECT j.* FROM joex.job j
+            RETURN QUERY SELECT j.* FROM joex_private.job j
                 WHERE p_held AND j.executor_id IS NOT NULL AND j.queue = v_queue AND j.ring = v_ring
                       AND j.held_since >= v_floor.held_upto;
-            RETURN QUERY SELECT j.* FROM joex.job j
+            RETURN QUERY SELECT j.* FROM joex_private.job j
                 WHERE p_held AND j.id = ANY (v_floor.held) AND j.state IN ('scheduled', 'running')
                       AND j.held_since < v_floor.held_upto;
-            RETURN QUERY SELECT j.* FROM joex.floor_of(v_queue, v_ring) f
+            RETURN QUERY SELECT j.* FROM joex_private.floor_of(v_queue, v_ring) f
                 CROSS JOIN LATERAL (VALUES (0, f.lane0), (1, f.lane1), (2, f.lane2)) l(lane, seq)
                 CROSS JOIN LATERAL (
-                    SELECT x.* FROM joex.job x WHERE x.queue = v_queue AND x.ring = v_ring AND x.lane = l.lane
+                    SELECT x.* FROM joex_private.job x WHERE x.queue = v_queue AND x.ring = v_ring AND x.lane = l.lane
                                                      AND (x.rank, x.seq) >= (''::bytea, l.seq) OFFSET 0) j
                 WHERE NOT p_held;
         END LOOP;
     END LOOP;
-    RETURN QUERY SELECT j.* FROM joex.job j WHERE p_held AND j.executor_id IS NOT NULL AND j.queue > v_before;
-    RETURN QUERY SELECT j.* FROM joex.job j WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue > v_before;
+    RETURN QUERY SELECT j.* FROM joex_private.job j WHERE p_held AND j.executor_id IS NOT NULL AND j.queue > v_before;
+    RETURN QUERY SELECT j.* FROM joex_private.job j WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue > v_before;
 END $$;
 
-CREATE OR REPLACE FUNCTION joex.floors_are_on() RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT joex.floor_epoch() % 2 = 1 $$;
+CREATE OR REPLACE FUNCTION joex_private.floors_are_on() RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT joex_private.floor_epoch() % 2 = 1 $$;
 
 -- The jobs that are held. (Whether floors are on is asked once: they may be switched at any moment, and each job belongs to one part.)
-CREATE OR REPLACE VIEW joex.held AS
-WITH floors AS MATERIALIZED (SELECT joex.floors_are_on() AS are_on)
-SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since, suspect FROM joex.job
+CREATE OR REPLACE VIEW joex_private.held AS
+WITH floors AS MATERIALIZED (SELECT joex_private.floors_are_on() AS are_on)
+SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since, suspect FROM joex_private.job
 WHERE executor_id IS NOT NULL AND NOT (SELECT are_on FROM floors)
 UNION ALL
-SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since, suspect FROM joex.by_floors(true)
+SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since, suspect FROM joex_private.by_floors(true)
 WHERE (SELECT are_on FROM floors);
 
 -- The jobs that an executor holds.
-CREATE OR REPLACE FUNCTION joex.held_by(p_executor integer) RETURNS SETOF uuid
+CREATE OR REPLACE FUNCTION joex_private.held_by(p_executor integer) RETURNS SETOF uuid
 LANGUAGE sql STABLE SET enable_seqscan = off AS $$
-    SELECT j.id FROM joex.held j WHERE j.executor_id = p_executor $$;
+    SELECT j.id FROM joex_private.held j WHERE j.executor_id = p_executor $$;
 
 -- Is there a runnable job in the queue?
-CREATE OR REPLACE FUNCTION joex.has_runnable(p_queue text) RETURNS boolean
+CREATE OR REPLACE FUNCTION joex_private.has_runnable(p_queue text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 BEGIN
-    IF joex.floor_epoch() % 2 = 0 THEN
-        RETURN EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL);
+    IF joex_private.floor_epoch() % 2 = 0 THEN
+        RETURN EXISTS (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL);
     END IF;
     RETURN (
         WITH RECURSIVE step AS (
             SELECT -9223372036854775808 AS ring, false AS is_runnable
             UNION ALL
             SELECT n.ring, NOT n.is_floored OR EXISTS (
-                SELECT FROM joex.floor_of(p_queue, n.ring) f
+                SELECT FROM joex_private.floor_of(p_queue, n.ring) f
                 CROSS JOIN LATERAL (VALUES (0, f.lane0), (1, f.lane1), (2, f.lane2)) l(lane, seq)
                 CROSS JOIN LATERAL (
-                    SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = n.ring AND j.lane = l.lane
+                    SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = n.ring AND j.lane = l.lane
                                                  AND (j.rank, j.seq) >= (''::bytea, l.seq) LIMIT 1) x)
-            FROM step s CROSS JOIN LATERAL joex.next_place(p_queue, s.ring, 9223372036854775807, true) n
+            FROM step s CROSS JOIN LATERAL joex_private.next_place(p_queue, s.ring, 9223372036854775807, true) n
             WHERE NOT s.is_runnable
         ) SELECT coalesce(bool_or(is_runnable), false) FROM step);
 END $$;
 
 -- Steps 1 and 2. Who calls this keeps the answer for raise_floors: the number, in which epoch it was drawn, and who was there.
 -- (A transaction that was prepared is somebody else from then on: all prepared ones are waited for.)
-CREATE OR REPLACE FUNCTION joex.draw_floor(OUT upto bigint, OUT epoch bigint, OUT writers text[])
+CREATE OR REPLACE FUNCTION joex_private.draw_floor(OUT upto bigint, OUT epoch bigint, OUT writers text[])
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    epoch := joex.floor_epoch();
-    upto := nextval('joex.job_seq_seq');
-    writers := joex.job_writers();
+    epoch := joex_private.floor_epoch();
+    upto := nextval('joex_private.job_seq_seq');
+    writers := joex_private.job_writers();
 END $$;
 
-CREATE OR REPLACE FUNCTION joex.job_writers() RETURNS text[] LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.job_writers() RETURNS text[] LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(array_agg(l.virtualtransaction), '{}') FROM pg_locks l
-    WHERE l.locktype = 'relation' AND l.relation = 'joex.job'::regclass AND l.mode = 'RowExclusiveLock' AND l.granted
+    WHERE l.locktype = 'relation' AND l.relation = 'joex_private.job'::regclass AND l.mode = 'RowExclusiveLock' AND l.granted
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND l.pid IS DISTINCT FROM pg_backend_pid() $$;
 
 -- Step 3, for these groups. Null: not now, somebody of step 2 is still there, or others are at it; false: floors are off or were so
 -- meanwhile, and the number is worth nothing; true: done. Ends after about p_seconds: a floor may be raised halfway.
-CREATE OR REPLACE FUNCTION joex.raise_floors(
+CREATE OR REPLACE FUNCTION joex_private.raise_floors(
     p_upto bigint, p_epoch bigint, p_writers text[], p_queues text[], p_rings bigint[], p_seconds float8 DEFAULT 0.5
 ) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -190,23 +190,23 @@ DECLARE
     v_group record;
 BEGIN
     -- (A TRUNCATE, after which numbers may begin anew, comes before all of this, and has changed the epoch; or after.)
-    LOCK TABLE joex.job IN ACCESS SHARE MODE;
+    LOCK TABLE joex_private.job IN ACCESS SHARE MODE;
     -- (An old snapshot would not see what those of step 2 have done.)
-    IF NOT joex.sees_the_latest() OR NOT pg_try_advisory_xact_lock(joex.lock_class(8), 0) THEN
+    IF NOT joex_private.sees_the_latest() OR NOT pg_try_advisory_xact_lock(joex_private.floors_lock(), 0) THEN
         RETURN NULL;
-    ELSIF p_epoch % 2 = 0 OR joex.floor_epoch() <> p_epoch THEN
+    ELSIF p_epoch % 2 = 0 OR joex_private.floor_epoch() <> p_epoch THEN
         RETURN false;
-    ELSIF EXISTS (SELECT FROM unnest(joex.job_writers()) w(id) WHERE w.id = ANY (p_writers) OR w.id LIKE '-1/%') THEN
+    ELSIF EXISTS (SELECT FROM unnest(joex_private.job_writers()) w(id) WHERE w.id = ANY (p_writers) OR w.id LIKE '-1/%') THEN
         RETURN NULL;
     END IF;
     FOR v_group IN SELECT DISTINCT g.queue, g.ring FROM unnest(p_queues, p_rings) g(queue, ring) LOOP
         EXIT WHEN clock_timestamp() > v_until;
-        PERFORM joex.raise_floor(v_group.queue, v_group.ring, p_upto, v_until);
+        PERFORM joex_private.raise_floor(v_group.queue, v_group.ring, p_upto, v_until);
     END LOOP;
     RETURN true;
 END $$;
 
-CREATE OR REPLACE FUNCTION joex.raise_floor(p_queue text, p_ring bigint, p_upto bigint, p_until timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION joex_private.raise_floor(p_queue text, p_ring bigint, p_upto bigint, p_until timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_old record;
@@ -214,33 +214,33 @@ DECLARE
     v_upto bigint;      -- of what is held
     v_held uuid[];
 BEGIN
-    SELECT * INTO v_old FROM joex.floor_of(p_queue, p_ring);
+    SELECT * INTO v_old FROM joex_private.floor_of(p_queue, p_ring);
     IF v_old.upto >= p_upto THEN        -- somebody drew later, and was faster
         RETURN;
     END IF;
     FOR i IN 0..2 LOOP
-        v_lanes := v_lanes || joex.first_runnable(
+        v_lanes := v_lanes || joex_private.first_runnable(
             p_queue, p_ring, i::smallint, (ARRAY[v_old.lane0, v_old.lane1, v_old.lane2])[i + 1], p_upto, p_until);
     END LOOP;
-    v_held := ARRAY(SELECT j.id FROM joex.job j WHERE j.id = ANY (v_old.held) AND j.state IN ('scheduled', 'running')
+    v_held := ARRAY(SELECT j.id FROM joex_private.job j WHERE j.id = ANY (v_old.held) AND j.state IN ('scheduled', 'running')
                                                       AND j.held_since < v_old.held_upto);
     v_upto := coalesce(v_old.held_upto, 0);
     LOOP
         v_held := v_held || ARRAY(
-            SELECT j.id FROM joex.job j WHERE j.queue = p_queue AND j.ring = p_ring AND j.executor_id IS NOT NULL
+            SELECT j.id FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = p_ring AND j.executor_id IS NOT NULL
             AND j.held_since >= v_upto AND j.held_since < least(v_upto + 100000, p_upto));
         v_upto := least(v_upto + 100000, p_upto);
         EXIT WHEN v_upto = p_upto OR clock_timestamp() > p_until;
     END LOOP;
-    INSERT INTO joex.floor (queue, ring, upto, lane0, lane1, lane2, held_upto, held)
+    INSERT INTO joex_private.floor (queue, ring, upto, lane0, lane1, lane2, held_upto, held)
     VALUES (p_queue, p_ring, p_upto, v_lanes[1], v_lanes[2], v_lanes[3], v_upto, v_held);
     -- (each by its very key, so that nothing dead is walked over here either)
-    DELETE FROM joex.floor f WHERE f.queue = p_queue AND f.ring = p_ring AND f.upto = v_old.upto;
-    DELETE FROM joex.straggler s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > v_old.upto AND s.at <= p_upto;
+    DELETE FROM joex_private.floor f WHERE f.queue = p_queue AND f.ring = p_ring AND f.upto = v_old.upto;
+    DELETE FROM joex_private.floor_exception s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > v_old.upto AND s.at <= p_upto;
 END $$;
 
 -- The least seq, from p_from on, of the runnable jobs of rank '' in a lane of a group: at most p_upto, and less when the time is over.
-CREATE OR REPLACE FUNCTION joex.first_runnable(
+CREATE OR REPLACE FUNCTION joex_private.first_runnable(
     p_queue text, p_ring bigint, p_lane smallint, p_from bigint, p_upto bigint, p_until timestamptz
 ) RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -250,7 +250,7 @@ DECLARE
 BEGIN
     LOOP        -- a part at a time
         v_next := least(greatest(v_from, 0) + 100000, p_upto);
-        SELECT j.seq INTO v_seq FROM joex.job j
+        SELECT j.seq INTO v_seq FROM joex_private.job j
         WHERE j.queue = p_queue AND j.ring = p_ring AND j.lane = p_lane AND j.rank = '' AND j.seq >= v_from AND j.seq < v_next
         ORDER BY j.seq LIMIT 1;
         IF FOUND THEN
@@ -264,7 +264,7 @@ BEGIN
 END $$;
 
 -- Groups in which jobs have finished since then, and how many, in the order of time: at most p_most jobs; and the time of the last one.
-CREATE OR REPLACE FUNCTION joex.finished_since(p_after timestamptz, p_most integer)
+CREATE OR REPLACE FUNCTION joex_private.finished_since(p_after timestamptz, p_most integer)
 RETURNS TABLE (queue text, ring bigint, jobs bigint, until timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -272,10 +272,10 @@ BEGIN
     RETURN QUERY
     WITH finished AS MATERIALIZED (     -- (finished jobs with a key have an index of their own)
         SELECT f.* FROM (
-            (SELECT j.queue, j.ring, j.finished_at FROM joex.job j
+            (SELECT j.queue, j.ring, j.finished_at FROM joex_private.job j
              WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.finished_at > p_after ORDER BY j.finished_at LIMIT p_most)
             UNION ALL
-            (SELECT j.queue, j.ring, j.finished_at FROM joex.job j
+            (SELECT j.queue, j.ring, j.finished_at FROM joex_private.job j
              WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL AND j.finished_at > p_after
              ORDER BY j.finished_at LIMIT p_most)) f
         ORDER BY f.finished_at LIMIT p_most
@@ -283,43 +283,43 @@ BEGIN
 END $$;
 
 -- Whether takes had to walk over much (see take), or floors are on: then somebody must look after them.
-CREATE OR REPLACE FUNCTION joex.is_crowded() RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT joex.floor_epoch() % 2 = 1 OR pg_sequence_last_value('joex.long_takes') IS NOT NULL $$;
+CREATE OR REPLACE FUNCTION joex_private.is_crowded() RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT joex_private.floor_epoch() % 2 = 1 OR pg_sequence_last_value('joex_private.long_takes') IS NOT NULL $$;
 
 -- Switch floors on where takes walk over what vacuum has not cleared, and off when it has. Answers whether they are on and wanted.
 -- Off takes two calls: who still sees a floor, with an older snapshot, must not see a job that was made runnable without regard
 -- to floors. So the floors go first, and when that has been committed, they are off.
-CREATE OR REPLACE FUNCTION joex.switch_floors() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.switch_floors() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_is_on boolean := joex.floor_epoch() % 2 = 1;
-    v_is_needed boolean := joex.is_crowded() AND pg_stat_get_dead_tuples('joex.job'::regclass) > 5000 + 0.01 * (
-        SELECT greatest(c.reltuples, 0) FROM pg_class c WHERE c.oid = 'joex.job'::regclass);
+    v_is_on boolean := joex_private.floor_epoch() % 2 = 1;
+    v_is_needed boolean := joex_private.is_crowded() AND pg_stat_get_dead_tuples('joex_private.job'::regclass) > 5000 + 0.01 * (
+        SELECT greatest(c.reltuples, 0) FROM pg_class c WHERE c.oid = 'joex_private.job'::regclass);
 BEGIN
     IF v_is_on AND v_is_needed THEN
         RETURN true;
-    ELSIF joex.sees_the_latest() AND pg_try_advisory_xact_lock(joex.lock_class(8), 0) THEN
-        RETURN joex.set_floors(v_is_needed);
+    ELSIF joex_private.sees_the_latest() AND pg_try_advisory_xact_lock(joex_private.floors_lock(), 0) THEN
+        RETURN joex_private.set_floors(v_is_needed);
     END IF;
     RETURN false;
 END $$;
 
 -- (The caller excludes others.) Floors that are there while they are off, say after a fail-over that left sequences behind, know
 -- nothing of what was done meanwhile: they go before floors are on.
-CREATE OR REPLACE FUNCTION joex.set_floors(p_wanted boolean) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.set_floors(p_wanted boolean) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_epoch bigint := joex.floor_epoch();
+    v_epoch bigint := joex_private.floor_epoch();
     v_is_on boolean := v_epoch % 2 = 1;
 BEGIN
-    IF NOT (p_wanted AND v_is_on) AND EXISTS (SELECT FROM joex.floor) THEN
-        DELETE FROM joex.floor;
+    IF NOT (p_wanted AND v_is_on) AND EXISTS (SELECT FROM joex_private.floor) THEN
+        DELETE FROM joex_private.floor;
         RETURN false;
     END IF;
     IF p_wanted <> v_is_on THEN
-        PERFORM setval('joex.floor_epoch', v_epoch + 1);    -- (nextval writes ahead: after a crash it would be another number)
+        PERFORM setval('joex_private.floor_epoch', v_epoch + 1);    -- (nextval writes ahead: after a crash it would be another number)
     END IF;
     IF NOT p_wanted THEN
-        DELETE FROM joex.straggler;
-        PERFORM setval('joex.long_takes', 1, false);
+        DELETE FROM joex_private.floor_exception;
+        PERFORM setval('joex_private.long_takes', 1, false);
     END IF;
     RETURN p_wanted;
 END $$;

@@ -15,19 +15,19 @@
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker: the oldest
 -- first; where there are more than a batch, first a share of it for each group (see promote_in_turn). (No sort: a planner that has
 -- heard of few jobs that wait for their time would read all that are due, and parallel workers with it, to learn of the first ones.)
-CREATE OR REPLACE FUNCTION joex.promote(p_queue text, p_jobs integer DEFAULT 500) RETURNS void
+CREATE OR REPLACE FUNCTION joex_private.promote(p_queue text, p_jobs integer DEFAULT 500) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();     -- an index is not searched for what may change from row to row
     v_jobs integer := p_jobs;
 BEGIN
-    IF EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= v_now
+    IF EXISTS (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= v_now
                ORDER BY j.due_at OFFSET p_jobs LIMIT 1) THEN
-        v_jobs := v_jobs - joex.promote_in_turn(p_queue, p_jobs, v_now);
+        v_jobs := v_jobs - joex_private.promote_in_turn(p_queue, p_jobs, v_now);
     END IF;
-    UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
-    WHERE j.id = ANY (ARRAY(SELECT x.id FROM joex.job x WHERE x.queue = p_queue AND x.due_at IS NOT NULL AND x.due_at <= v_now
+    UPDATE joex_private.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex_private.lane(j.priority) END
+    WHERE j.id = ANY (ARRAY(SELECT x.id FROM joex_private.job x WHERE x.queue = p_queue AND x.due_at IS NOT NULL AND x.due_at <= v_now
                             ORDER BY x.due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED));
 END $$;
 
@@ -35,7 +35,7 @@ END $$;
 -- were all of them in line. It finds them by steps over the minutes of due times, and over the groups in each, however many jobs
 -- a group has there; a group whose jobs are due in later minutes costs nothing. Where they are more than so many steps, it begins
 -- anywhere, so that they come by each group. Returns how many jobs.
-CREATE OR REPLACE FUNCTION joex.promote_in_turn(p_queue text, p_jobs integer, p_now timestamptz) RETURNS integer
+CREATE OR REPLACE FUNCTION joex_private.promote_in_turn(p_queue text, p_jobs integer, p_now timestamptz) RETURNS integer
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off
 SET enable_sort = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
@@ -44,12 +44,12 @@ DECLARE
     v_origin CONSTANT timestamptz := '2000-01-01 00:00+00';
     v_lowest CONSTANT bigint := -9223372036854775808;
     v_highest CONSTANT bigint := 9223372036854775807;
-    v_place CONSTANT bigint := joex.any_place();
+    v_place CONSTANT bigint := joex_private.any_place();
     v_here CONSTANT bigint := coalesce(
-        (SELECT pg_sequence_last_value(q.cursor) >> 8 FROM joex.queue q WHERE q.name = p_queue), v_lowest);
-    v_from timestamptz := (SELECT j.due_at FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL
+        (SELECT pg_sequence_last_value(q.cursor) >> 8 FROM joex_private.queue q WHERE q.name = p_queue), v_lowest);
+    v_from timestamptz := (SELECT j.due_at FROM joex_private.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL
                            ORDER BY j.due_at LIMIT 1);
-    v_to timestamptz := (SELECT j.due_at FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= p_now
+    v_to timestamptz := (SELECT j.due_at FROM joex_private.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= p_now
                          ORDER BY j.due_at DESC LIMIT 1);
     v_middle timestamptz;
     v_moved integer;
@@ -59,10 +59,10 @@ BEGIN
     WHILE date_bin('1 minute', v_from, v_origin) < date_bin('1 minute', v_to, v_origin) LOOP
         v_middle := v_from + (v_to - v_from) / 2;
         IF random() < 0.5 THEN
-            v_to := (SELECT j.due_at FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= v_middle
+            v_to := (SELECT j.due_at FROM joex_private.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= v_middle
                      ORDER BY j.due_at DESC LIMIT 1);
         ELSE
-            v_from := (SELECT j.due_at FROM joex.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at > v_middle
+            v_from := (SELECT j.due_at FROM joex_private.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at > v_middle
                        ORDER BY j.due_at LIMIT 1);
         END IF;
     END LOOP;
@@ -79,7 +79,7 @@ BEGIN
                          ('-infinity', v_lowest, CASE WHEN s.last_ring = v_highest THEN v_from ELSE '-infinity' END, v_place)
                  ) h(minute, ring, last_minute, last_ring)
             CROSS JOIN LATERAL (
-                SELECT date_bin('1 minute', j.due_at, '2000-01-01 00:00+00') AS minute, j.ring, j.due_at FROM joex.job j
+                SELECT date_bin('1 minute', j.due_at, '2000-01-01 00:00+00') AS minute, j.ring, j.due_at FROM joex_private.job j
                 WHERE j.queue = p_queue AND j.due_at IS NOT NULL
                       AND (date_bin('1 minute', j.due_at, '2000-01-01 00:00+00'), j.ring) > (h.minute, h.ring)
                       AND (date_bin('1 minute', j.due_at, '2000-01-01 00:00+00'), j.ring) <= (h.last_minute, h.last_ring)
@@ -92,61 +92,61 @@ BEGIN
               FROM step s WHERE s.due_at <= p_now GROUP BY s.ring) d
         CROSS JOIN LATERAL (
             SELECT coalesce(max(g.weight), 1) AS weight, coalesce(bool_or(g.paused), false) AS paused, min(g.max_running) AS most
-            FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = d.ring) s
-        LEFT JOIN LATERAL (SELECT f.held_upto, f.held FROM joex.floor_of(p_queue, d.ring) f
-                           LIMIT joex.floor_epoch() % 2) f ON true
-        CROSS JOIN LATERAL joex.running_of(p_queue, d.ring, f.held_upto, f.held) o
+            FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = d.ring) s
+        LEFT JOIN LATERAL (SELECT f.held_upto, f.held FROM joex_private.floor_of(p_queue, d.ring) f
+                           LIMIT joex_private.floor_epoch() % 2) f ON true
+        CROSS JOIN LATERAL joex_private.running_of(p_queue, d.ring, f.held_upto, f.held) o
         WHERE NOT s.paused AND (s.most IS NULL OR o.running < s.most)
         ORDER BY o.running / s.weight, d.is_all AND d.ring <= v_here, CASE WHEN d.is_all THEN d.ring ELSE d.nr END LIMIT p_jobs
     ), due AS MATERIALIZED (
         -- (Bounds, and an order, that one index alone has: where the planner has heard of no job that waits for its time, the index of
         -- all due times seems as good to it.)
         SELECT j.id FROM chosen c CROSS JOIN LATERAL (
-            SELECT x.id FROM joex.job x
+            SELECT x.id FROM joex_private.job x
             WHERE x.queue = p_queue AND x.due_at IS NOT NULL
                   AND (date_bin('1 minute', x.due_at, '2000-01-01 00:00+00'), x.ring, x.due_at) >= (c.minute, c.ring, c.minute)
                   AND (date_bin('1 minute', x.due_at, '2000-01-01 00:00+00'), x.ring, x.due_at) <= (c.minute, c.ring, p_now)
             ORDER BY date_bin('1 minute', x.due_at, '2000-01-01 00:00+00'), x.ring, x.due_at
             LIMIT p_jobs / (SELECT count(*) FROM chosen) FOR UPDATE SKIP LOCKED) j
     )
-    UPDATE joex.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex.lane(j.priority) END
+    UPDATE joex_private.job j SET due_at = NULL, lane = CASE j.state WHEN 'stuck' THEN 0 ELSE joex_private.lane(j.priority) END
     FROM due WHERE j.id = due.id;
     GET DIAGNOSTICS v_moved = ROW_COUNT;
     RETURN v_moved;
 END $$;
 
 DO $do$ BEGIN
-    CREATE TYPE joex.taken AS (
-        id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args text, priority joex.job_priority,
+    CREATE TYPE joex_private.taken AS (
+        id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args text, priority joex_private.job_priority,
         subject text, submitter text, attempt integer, failures integer, retries integer, waited float8, suspect boolean);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 DO $do$ BEGIN
-    CREATE TYPE joex.mixed_group AS (
+    CREATE TYPE joex_private.mixed_group AS (
         ring bigint, pos integer, running integer, weight integer, jobs integer, lane0 bigint, lane1 bigint, lane2 bigint);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 
 -- How many more jobs of a group with a limit may run. A limit must hold at every moment, so that takes from such a group
 -- exclude each other until they have committed: 0 where another one is under way. (It wakes whoever sleeps if it leaves
 -- work.) The count is a statement of its own, and so sees what has committed before the lock was free.
-CREATE OR REPLACE FUNCTION joex.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
+CREATE OR REPLACE FUNCTION joex_private.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    PERFORM joex.must_see_the_latest('joex.accept from a group with a limit');
-    IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex.lock_class(4), hashtext(p_queue || p_ring)) THEN
+    PERFORM joex_private.must_see_the_latest('joex_private.accept from a group with a limit');
+    IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex_private.group_limit_lock(), hashtext(p_queue || p_ring)) THEN
         RETURN 0;
     END IF;
     RETURN p_limit - (
         SELECT r.running FROM (SELECT FROM (VALUES (1)) one) one
-        LEFT JOIN LATERAL (SELECT f.held_upto, f.held FROM joex.floor_of(p_queue, p_ring) f
-                           LIMIT joex.floor_epoch() % 2) f ON true
-        CROSS JOIN LATERAL joex.running_of(p_queue, p_ring, f.held_upto, f.held) r);
+        LEFT JOIN LATERAL (SELECT f.held_upto, f.held FROM joex_private.floor_of(p_queue, p_ring) f
+                           LIMIT joex_private.floor_epoch() % 2) f ON true
+        CROSS JOIN LATERAL joex_private.running_of(p_queue, p_ring, f.held_upto, f.held) r);
 END $$;
 
 -- The next jobs of groups in which both priorities wait, locked, as many as said of each: due retries, then by the counting scheme.
 -- The nth high job has the nth turn for high ones from where the group stands, and so the low ones; the scheme's turns for a priority
 -- that runs out go to the other one. kth: a job's number in its group; counts: the scheme moves on with it, from `turn` on. A group
 -- all of whose jobs others have locked is a row without a place. (Also for groups with floors, and where a rank is the limit.)
-CREATE OR REPLACE FUNCTION joex.in_turns(p_queue text, p_groups joex.mixed_group[], p_high integer, p_low integer, p_most bytea)
+CREATE OR REPLACE FUNCTION joex_private.in_turns(p_queue text, p_groups joex_private.mixed_group[], p_high integer, p_low integer, p_most bytea)
 RETURNS TABLE (
     ring bigint, pos integer, running integer, weight integer, place tid, kth bigint, turn integer, counts boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
@@ -161,17 +161,17 @@ BEGIN
                least(n.high, n.turns + greatest(g.jobs - n.due - n.turns - n.low, 0)) AS take_high,
                least(n.low, g.jobs - n.due - n.turns + greatest(n.turns - n.high, 0)) AS take_low
         FROM unnest(p_groups) g CROSS JOIN LATERAL (
-            SELECT l.*, joex.turns(l.turn, g.jobs - l.due, p_high, p_low) AS turns FROM (
-                SELECT (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 0
+            SELECT l.*, joex_private.turns(l.turn, g.jobs - l.due, p_high, p_low) AS turns FROM (
+                SELECT (SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 0
                                               AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane0, v_lowest))
                                               AND j.rank <= p_most LIMIT g.jobs) x)::integer AS due,
-                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 1
+                       (SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 1
                                               AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane1, v_lowest))
                                               AND j.rank <= p_most LIMIT g.jobs + 1) x)::integer AS high,
-                       (SELECT count(*) FROM (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 2
+                       (SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 2
                                               AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane2, v_lowest))
                                               AND j.rank <= p_most LIMIT g.jobs + 1) x)::integer AS low,
-                       coalesce((SELECT k.position FROM joex.counting k WHERE k.queue = p_queue AND k.ring = g.ring
+                       coalesce((SELECT k.position FROM joex_private.priority_turns k WHERE k.queue = p_queue AND k.ring = g.ring
                                  ORDER BY k.at DESC LIMIT 1), 0) % (p_high + p_low) AS turn
                 OFFSET 0) l) n
     ) SELECT d.ring, d.pos, d.running, d.weight, j.place, j.kth, d.turn, j.counts
@@ -184,34 +184,34 @@ BEGIN
                   WHEN 2 THEN (greatest(d.turn - p_high, 0) + l.nth) / p_low * (p_high + p_low) + p_high
                               + (greatest(d.turn - p_high, 0) + l.nth) % p_low END AS ahead
               FROM (SELECT x.*, row_number() OVER (PARTITION BY x.lane ORDER BY x.rank, x.seq) - 1 AS nth FROM (
-                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex.job a
+                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
                                        WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
                                              AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane0, v_lowest)) AND a.rank <= p_most
                                        ORDER BY a.rank, a.seq LIMIT d.jobs FOR UPDATE SKIP LOCKED) due
                         UNION ALL
-                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex.job a
+                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
                                        WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
                                              AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane1, v_lowest)) AND a.rank <= p_most
                                        ORDER BY a.rank, a.seq LIMIT d.take_high FOR UPDATE SKIP LOCKED) high
                         UNION ALL
-                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex.job a
+                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
                                        WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
                                              AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane2, v_lowest)) AND a.rank <= p_most
                                        ORDER BY a.rank, a.seq LIMIT d.take_low FOR UPDATE SKIP LOCKED) low) x) l) t) j ON true;
 END $$;
 
 -- Note where these groups stand in their counting schemes.
-CREATE OR REPLACE FUNCTION joex.count_turns(p_queue text, p_rings bigint[], p_positions integer[]) RETURNS void
+CREATE OR REPLACE FUNCTION joex_private.count_turns(p_queue text, p_rings bigint[], p_positions integer[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     WITH counted AS (
-        INSERT INTO joex.counting AS k (queue, ring, position)
+        INSERT INTO joex_private.priority_turns AS k (queue, ring, position)
         SELECT p_queue, c.ring, c.position FROM unnest(p_rings, p_positions) AS c(ring, position) RETURNING k.ring
     )   -- (What another taker removes, whose transaction is open, is left; see forget_turns.)
     -- (An array, not a join, as there.)
-    DELETE FROM joex.counting k WHERE k.ctid = ANY (ARRAY(
+    DELETE FROM joex_private.priority_turns k WHERE k.ctid = ANY (ARRAY(
         SELECT old.place FROM counted c CROSS JOIN LATERAL (
-            SELECT o.ctid AS place FROM joex.counting o WHERE o.queue = p_queue AND o.ring = c.ring
+            SELECT o.ctid AS place FROM joex_private.priority_turns o WHERE o.queue = p_queue AND o.ring = c.ring
             ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old));
 END $$;
 
@@ -220,7 +220,7 @@ END $$;
 -- same for all passes; p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
 -- blocked: the places of groups that were to be served, and all of whose jobs others have locked. The next pass must leave them
 -- out (p_without), else they would keep those from their turn that come after them on the ring.
-CREATE OR REPLACE FUNCTION joex.choose(
+CREATE OR REPLACE FUNCTION joex_private.choose(
     p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_free integer, p_high integer, p_low integer, p_most bytea,
     p_without bigint[], OUT places tid[], OUT blocked bigint[]
 ) LANGUAGE plpgsql VOLATILE
@@ -231,15 +231,15 @@ DECLARE
     v_served integer := (p_from & 255)::integer;    -- services it was given in this visit
     v_left integer;                                 -- services it has left in this visit
     v_before bigint;                                -- the walk starts after this place
-    v_limited boolean := p_most < joex.highest_rank();
-    v_floors boolean := joex.floor_epoch() % 2 = 1;
+    v_limited boolean := p_most < joex_private.highest_rank();
+    v_floors boolean := joex_private.floor_epoch() % 2 = 1;
     v_lowest CONSTANT bigint := -9223372036854775808;
     v_cursor bigint;
     v_turned bigint[];      -- groups that were served by the counting scheme, and where they stand now
     v_positions integer[];
 BEGIN
     SELECT greatest(coalesce(max(g.weight), 1) - v_served, 0) INTO v_left
-    FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_here;
+    FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = v_here;
     v_before := CASE WHEN v_left > 0 THEN v_here - 1 ELSE v_here END;
 
     -- The ring from the cursor on, and once around. It stops as soon as there are enough groups that run nothing: no
@@ -258,21 +258,21 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT p.*, h.stop
             FROM (VALUES (w.ring, w.stop), (v_lowest, CASE WHEN w.stop > v_before THEN v_before ELSE v_lowest END)) h(after, stop)
-            CROSS JOIN LATERAL joex.next_place(p_queue, h.after, h.stop, v_floors) p
+            CROSS JOIN LATERAL joex_private.next_place(p_queue, h.after, h.stop, v_floors) p
             LIMIT 1) n
-        LEFT JOIN LATERAL (SELECT * FROM joex.floor_of(p_queue, n.ring) LIMIT n.is_floored::integer) f ON true
-        CROSS JOIN LATERAL joex.running_of(p_queue, n.ring, f.held_upto, f.held) o
+        LEFT JOIN LATERAL (SELECT * FROM joex_private.floor_of(p_queue, n.ring) LIMIT n.is_floored::integer) f ON true
+        CROSS JOIN LATERAL joex_private.running_of(p_queue, n.ring, f.held_upto, f.held) o
         CROSS JOIN LATERAL (
             SELECT coalesce(max(g.weight), 1) AS weight,
                    CASE WHEN bool_or(g.paused) OR n.ring = ANY (p_without)
                              OR (v_limited OR n.is_floored) AND NOT EXISTS (
                                 SELECT FROM (VALUES (0, f.lane0), (1, f.lane1), (2, f.lane2)) l(lane, seq) CROSS JOIN LATERAL (
-                                    SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = n.ring AND j.lane = l.lane
+                                    SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = n.ring AND j.lane = l.lane
                                     AND (j.rank, j.seq) >= (''::bytea, coalesce(l.seq, v_lowest)) AND j.rank <= p_most
                                     LIMIT 1) x) THEN 0
                         WHEN min(g.max_running) IS NULL THEN p_free
-                        ELSE least(joex.room(p_queue, n.ring, min(g.max_running)), p_free) END AS room
-            FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
+                        ELSE least(joex_private.room(p_queue, n.ring, min(g.max_running)), p_free) END AS room
+            FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
         WHERE w.idle < p_free
     ), candidate AS MATERIALIZED (
         SELECT w.ring, w.pos, w.running, w.weight, w.room, w.lane0, w.lane1, w.lane2, w.lane, w.rank, w.seq,
@@ -314,9 +314,9 @@ BEGIN
         -- (OFFSET 0: a probe for each group. Else a planner that has heard of no backlog yet reads all of it into a hash table.)
         SELECT d.*, v_limited OR d.lane0 IS NOT NULL OR
                d.lane < 2
-               AND EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2 OFFSET 0)
+               AND EXISTS (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2 OFFSET 0)
                AND (d.lane = 1
-                    OR EXISTS (SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 1 OFFSET 0))
+                    OR EXISTS (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 1 OFFSET 0))
                    AS mixed
         FROM due d WHERE d.jobs > 0
     ), lined AS MATERIALIZED (
@@ -326,16 +326,16 @@ BEGIN
         SELECT r.ring, r.pos, r.running, r.weight, j.place, j.kth, NULL::integer AS turn, false AS counts
         FROM reached r LEFT JOIN LATERAL (
             SELECT a.place, row_number() OVER () - 1 AS kth
-            FROM (SELECT a.ctid AS place FROM joex.job a
+            FROM (SELECT a.ctid AS place FROM joex_private.job a
                   WHERE a.queue = p_queue AND a.ring = r.ring AND a.lane IS NOT NULL
                         AND (a.lane, a.rank, a.seq) >= (r.lane, r.rank, r.seq)
                   ORDER BY a.lane, a.rank, a.seq LIMIT r.jobs FOR UPDATE SKIP LOCKED) a) j ON true
         WHERE NOT r.mixed
         UNION ALL
         SELECT t.*
-        FROM (SELECT array_agg((r.ring, r.pos, r.running, r.weight, r.jobs, r.lane0, r.lane1, r.lane2)::joex.mixed_group) AS groups
+        FROM (SELECT array_agg((r.ring, r.pos, r.running, r.weight, r.jobs, r.lane0, r.lane1, r.lane2)::joex_private.mixed_group) AS groups
               FROM reached r WHERE r.mixed) m
-        CROSS JOIN LATERAL joex.in_turns(p_queue, m.groups, p_high, p_low, p_most) t WHERE m.groups IS NOT NULL
+        CROSS JOIN LATERAL joex_private.in_turns(p_queue, m.groups, p_high, p_low, p_most) t WHERE m.groups IS NOT NULL
     ), chosen AS MATERIALIZED (
         -- A visit that is under way goes on before all others, on the lowest level; when it is over, the group comes after all.
         SELECT o.ring, o.place, o.turn, o.counts, o.level, o.is_over,
@@ -365,57 +365,57 @@ BEGIN
     INTO places, blocked, v_cursor, v_turned, v_positions;
     PERFORM setval(p_cursor, v_cursor) WHERE v_cursor IS NOT NULL;
     IF v_turned IS NOT NULL THEN
-        PERFORM joex.count_turns(p_queue, v_turned, v_positions);
+        PERFORM joex_private.count_turns(p_queue, v_turned, v_positions);
     END IF;
 END $$;
 
 -- A rank above all others: what a tuple is packed into never begins with this byte.
-CREATE OR REPLACE FUNCTION joex.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
+CREATE OR REPLACE FUNCTION joex_private.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
 
 -- Remove rows of the counting schemes that nobody needs: those that are not the newest of their group, which takes that met have
 -- left; and those of groups of which no job waits in a lane or is held, whose counting begins anew. (Not while floors are on: to ask
 -- for the jobs of a group would walk over all that vacuum has not cleared.)
-CREATE OR REPLACE FUNCTION joex.forget_turns() RETURNS void
+CREATE OR REPLACE FUNCTION joex_private.forget_turns() RETURNS void
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
     -- (An array, not a join: with statistics of a time when the table was empty, a join would choose them anew for each row. No row
     -- is ever updated, so that its ctid stays.)
-    DELETE FROM joex.counting k WHERE k.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM joex.counting o
-        WHERE EXISTS (SELECT FROM joex.counting n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at OFFSET 0)
-              OR NOT joex.floors_are_on()
-                 AND NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = o.queue AND j.ring = o.ring AND j.lane IS NOT NULL OFFSET 0)
-                 AND NOT EXISTS (SELECT FROM joex.job j
+    DELETE FROM joex_private.priority_turns k WHERE k.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM joex_private.priority_turns o
+        WHERE EXISTS (SELECT FROM joex_private.priority_turns n WHERE n.queue = o.queue AND n.ring = o.ring AND n.at > o.at OFFSET 0)
+              OR NOT joex_private.floors_are_on()
+                 AND NOT EXISTS (SELECT FROM joex_private.job j WHERE j.queue = o.queue AND j.ring = o.ring AND j.lane IS NOT NULL OFFSET 0)
+                 AND NOT EXISTS (SELECT FROM joex_private.job j
                                  WHERE j.queue = o.queue AND j.ring = o.ring AND j.executor_id IS NOT NULL OFFSET 0)
         FOR UPDATE SKIP LOCKED)) $$;
 
 -- How many of the next p_jobs turns of a counting scheme are for high priority, from position p_turn on.
-CREATE OR REPLACE FUNCTION joex.turns(p_turn integer, p_jobs integer, p_high integer, p_low integer) RETURNS integer
+CREATE OR REPLACE FUNCTION joex_private.turns(p_turn integer, p_jobs integer, p_high integer, p_low integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT (p_turn + p_jobs) / (p_high + p_low) * p_high + least((p_turn + p_jobs) % (p_high + p_low), p_high)
            - least(p_turn, p_high) $$;
 
 -- Entries of the indexes that takes read, which this transaction has met.
-CREATE OR REPLACE FUNCTION joex.entries_walked() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT pg_stat_get_xact_tuples_returned('joex.job_runnable'::regclass)
-           + pg_stat_get_xact_tuples_returned('joex.job_held'::regclass) $$;
+CREATE OR REPLACE FUNCTION joex_private.entries_walked() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT pg_stat_get_xact_tuples_returned('joex_private.job_runnable'::regclass)
+           + pg_stat_get_xact_tuples_returned('joex_private.job_held'::regclass) $$;
 
 -- Hold the ring of a queue: an advisory lock of the session, on the hash of the queue's name. False: another session has held it
 -- for a second. Then the take goes on without, for the ring keeps the order of turns alone: what keeps two takes from one job is
 -- the lock of its row. So a session that hangs, or leaves the lock behind, stops no queue.
-CREATE OR REPLACE FUNCTION joex.hold_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.hold_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN pg_try_advisory_lock(joex.lock_class(3), hashtext(p_queue)) OR joex.wait_for_ring(p_queue);
+    RETURN pg_try_advisory_lock(joex_private.ring_lock(), hashtext(p_queue)) OR joex_private.wait_for_ring(p_queue);
 END $$;
 
-CREATE OR REPLACE FUNCTION joex.wait_for_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET lock_timeout = '1s' AS $$
+CREATE OR REPLACE FUNCTION joex_private.wait_for_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET lock_timeout = '1s' AS $$
 DECLARE
     v_holder integer;
 BEGIN
-    PERFORM pg_advisory_lock(joex.lock_class(3), hashtext(p_queue));
+    PERFORM pg_advisory_lock(joex_private.ring_lock(), hashtext(p_queue));
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
-    PERFORM joex.free_ring(p_queue);    -- (the end of the wait and the lock may have met)
-    FOR v_holder IN SELECT joex.ring_holder(p_queue) LOOP
+    PERFORM joex_private.free_ring(p_queue);    -- (the end of the wait and the lock may have met)
+    FOR v_holder IN SELECT joex_private.ring_holder(p_queue) LOOP
         RAISE LOG 'joex: a take from queue % goes on without its ring, which session % has held for a second',
             to_json(p_queue), v_holder
             USING HINT = 'Where that session is idle it keeps each take of others waiting: end it with pg_terminate_backend.';
@@ -424,38 +424,38 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- The process id of the session that holds the ring of a queue; no row: none does.
-CREATE OR REPLACE FUNCTION joex.ring_holder(p_queue text) RETURNS SETOF integer LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION joex_private.ring_holder(p_queue text) RETURNS SETOF integer LANGUAGE sql STABLE AS $$
     SELECT l.pid FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND l.classid::bigint = joex.lock_class(3) AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
+          AND l.classid::bigint = joex_private.ring_lock() AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
           AND l.objsubid = 2 $$;
 
 -- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the
 -- table of locks that knows; and how often: a lock that an earlier take has left behind goes too.
-CREATE OR REPLACE FUNCTION joex.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     LOOP
-        PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(p_queue))
-        FROM joex.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid();
+        PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue))
+        FROM joex_private.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid();
         EXIT WHEN NOT FOUND;
     END LOOP;
 END $$;
 
 -- Any place on the ring, each as likely.
-CREATE OR REPLACE FUNCTION joex.any_place() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT floor((random() - 0.5) * 72057594037927936)::bigint $$;
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
 -- Arguments come along where they are small, and those of one pass have a megabyte together, or else no more than their share of it:
--- others are null, and the run asks for them itself (see joex.arguments). Else those of one tenant would keep all others waiting on
+-- others are null, and the run asks for them itself (see joex_private.arguments). Else those of one tenant would keep all others waiting on
 -- a link that is slow.
--- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex.accept).
-CREATE OR REPLACE FUNCTION joex.take(
+-- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex_private.accept).
+CREATE OR REPLACE FUNCTION joex_private.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
-    p_most bytea DEFAULT joex.highest_rank(), p_worker text DEFAULT NULL
-) RETURNS SETOF joex.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+    p_most bytea DEFAULT joex_private.highest_rank(), p_worker text DEFAULT NULL
+) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_executor record;
     v_queue record;
@@ -471,8 +471,8 @@ DECLARE
     v_blocked bigint[];
     v_without bigint[];
     v_holds_ring boolean;
-    v_walked bigint := joex.entries_walked();
-    v_simple boolean := p_most >= joex.highest_rank() AND joex.floor_epoch() % 2 = 0;
+    v_walked bigint := joex_private.entries_walked();
+    v_simple boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
     v_timed boolean;
     v_lock text;
 BEGIN
@@ -480,10 +480,10 @@ BEGIN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
         INTO v_executor;
     ELSE
-        PERFORM joex.must_see_the_latest('joex.take');
+        PERFORM joex_private.must_see_the_latest('joex_private.take');
         -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
-        PERFORM pg_advisory_xact_lock_shared(joex.lock_class(2), p_executor);
-        SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex.executor e WHERE e.id = p_executor;
+        PERFORM pg_advisory_xact_lock_shared(joex_private.executor_takes_lock(), p_executor);
+        SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
     END IF;
     IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN
         RAISE EXCEPTION 'the lease of executor % has ended', p_executor USING ERRCODE = 'JX001';
@@ -492,16 +492,16 @@ BEGIN
         RETURN;
     END IF;
     FOR v_queue IN SELECT n.name, q.cursor FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
-                   LEFT JOIN joex.queue q USING (name) ORDER BY n.ord LOOP
+                   LEFT JOIN joex_private.queue q USING (name) ORDER BY n.ord LOOP
         -- (for a worker, whose transaction may stay open, no more than it takes)
-        PERFORM joex.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
+        PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
         -- Null: the transaction that serves the queue for the first time is still open. Then this take begins anywhere on the ring.
-        v_cursor := coalesce(v_queue.cursor, joex.serve_queue(v_queue.name));
+        v_cursor := coalesce(v_queue.cursor, joex_private.serve_queue(v_queue.name));
         -- The ring is held while choosing, not until the commit has reached the disk: others skip the rows locked here.
         -- Session locks outlive an error; hence the handlers, which cancellation must reach too.
         BEGIN
-            v_holds_ring := joex.hold_ring(v_queue.name);
-            v_from := CASE WHEN v_cursor IS NULL THEN joex.any_place() * 256
+            v_holds_ring := joex_private.hold_ring(v_queue.name);
+            v_from := CASE WHEN v_cursor IS NULL THEN joex_private.any_place() * 256
                            ELSE coalesce(pg_sequence_last_value(v_cursor), -9223372036854775808) END;
             v_again := false;
             v_without := '{}';
@@ -512,40 +512,40 @@ BEGIN
                 v_blocked := '{}';
                 IF v_simple THEN
                     SELECT count(*), min(w.place), min(w.ring), bool_or(w.is_set) INTO v_waiting, v_place, v_ring, v_is_set
-                    FROM (SELECT j.ctid AS place, j.ring, EXISTS (SELECT FROM joex.group_setting g
+                    FROM (SELECT j.ctid AS place, j.ring, EXISTS (SELECT FROM joex_private.group_setting g
                                                                   WHERE g.queue = j.queue AND g.ring = j.ring) AS is_set
-                          FROM joex.job j WHERE j.queue = v_queue.name AND j.lane IS NOT NULL LIMIT 2) w;
+                          FROM joex_private.job j WHERE j.queue = v_queue.name AND j.lane IS NOT NULL LIMIT 2) w;
                     EXIT WHEN v_waiting = 0;
                     IF v_waiting = 1 AND NOT v_is_set THEN
-                        v_places := ARRAY(SELECT j.ctid FROM joex.job j WHERE j.ctid = v_place AND j.lane IS NOT NULL
+                        v_places := ARRAY(SELECT j.ctid FROM joex_private.job j WHERE j.ctid = v_place AND j.lane IS NOT NULL
                                           FOR UPDATE SKIP LOCKED);
                     END IF;
                 END IF;
                 IF v_places <> '{}' THEN
                     PERFORM setval(v_cursor, v_ring * 256 + 1);
                 ELSE
-                    SELECT c.places, c.blocked INTO v_places, v_blocked FROM joex.choose(
+                    SELECT c.places, c.blocked INTO v_places, v_blocked FROM joex_private.choose(
                         v_queue.name, v_from, v_again, v_cursor, v_want, p_high, p_low, p_most, v_without) c;
                     EXIT WHEN v_places = '{}' AND v_blocked = '{}';
                 END IF;
                 v_want := v_want - cardinality(v_places);
                 v_without := v_without || v_blocked;
                 IF v_want = 0 AND v_holds_ring THEN
-                    PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(v_queue.name));
+                    PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(v_queue.name));
                     v_holds_ring := false;
                 END IF;
                 -- What the lock ids of this pass begin with; the number in the pass follows. (Chance has its price: without
                 -- OpenSSL the server opens the kernel's device for each number.)
                 v_lock := left(gen_random_uuid()::text, 28);
-                v_timed := EXISTS (SELECT FROM joex.task_timeout);
+                v_timed := EXISTS (SELECT FROM joex_private.task_timeout);
                 RETURN QUERY WITH taken AS (
-                    UPDATE joex.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = v_executor.app_id,
+                    UPDATE joex_private.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = v_executor.app_id,
                            lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
-                           held_since = (SELECT coalesce(pg_sequence_last_value('joex.job_seq_seq'), 0)),
+                           held_since = (SELECT coalesce(pg_sequence_last_value('joex_private.job_seq_seq'), 0)),
                            -- (An executor may hold a suspect for long before it starts: see start_alone.)
                            (overdue_at, renew_by) = (
                                SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                               FROM joex.task_timeout o
+                               FROM joex_private.task_timeout o
                                WHERE v_timed AND o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
                     FROM unnest(v_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
                     RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
@@ -564,28 +564,28 @@ BEGIN
                 v_again := true;
             END LOOP;
             IF v_holds_ring THEN
-                PERFORM pg_advisory_unlock(joex.lock_class(3), hashtext(v_queue.name));
+                PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(v_queue.name));
             END IF;
         EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
-            PERFORM joex.free_ring(v_queue.name);
+            PERFORM joex_private.free_ring(v_queue.name);
             RAISE;
         END;
         -- Many more than it takes: most were dead. (A sequence tells it without a write.)
-        IF joex.entries_walked() - v_walked > 1000 + 50 * p_free THEN
-            PERFORM nextval('joex.long_takes');
+        IF joex_private.entries_walked() - v_walked > 1000 + 50 * p_free THEN
+            PERFORM nextval('joex_private.long_takes');
         END IF;
         IF v_want = 0 THEN
             IF v_executor.asleep_since IS NOT NULL THEN     -- an executor with a free slot left stays on the list
-                UPDATE joex.executor SET asleep_since = NULL WHERE id = p_executor;
+                UPDATE joex_private.executor SET asleep_since = NULL WHERE id = p_executor;
             END IF;
             -- All slots filled, so more may wait, in any of the queues: the wake-up may have been for another one than this.
             -- Pass it on. Each woken executor does the same.
-            PERFORM joex.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex.has_runnable(n.name);
+            PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex_private.has_runnable(n.name);
             RETURN;
         END IF;
     END LOOP;
 EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
     -- A second cancellation may have met the handler above.
-    PERFORM joex.free_ring(q.name) FROM unnest(p_queues) q(name);
+    PERFORM joex_private.free_ring(q.name) FROM unnest(p_queues) q(name);
     RAISE;
 END $$;

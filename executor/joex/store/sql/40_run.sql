@@ -1,79 +1,88 @@
--- What an executor writes about its runs. Every write matches the job's id and the run's lock id, so that a run that lost
--- its job (reclaimed, given to another) changes nothing: its answer is worker_conflict.
+-- What executors and workers write about their runs. Each write matches the job's id and the run's lock id. So a run that has lost its
+-- job (others reclaimed it, or have it now) changes nothing, and gets the answer worker_conflict.
 
--- The arguments of a run that did not come with its take, for they are large. Null: the job is not this run's any more.
-CREATE OR REPLACE FUNCTION joex.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
-    SELECT j.args FROM joex.job j
+-- The arguments of a run, when they were too large for its take. Null: the run has lost its job.
+CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT j.args FROM joex_private.job j
     WHERE j.id = arguments.id AND j.lock_id = arguments.lock_id AND j.state IN ('scheduled', 'running') $$;
 
--- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is
--- over before the mark is written). Returns the lock ids of the runs whose rows another transaction holds, which are to be marked later:
--- to wait for that transaction would keep the whole batch waiting.
-CREATE OR REPLACE FUNCTION joex.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS SETOF uuid
+-- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is over before
+-- its executor writes the mark). Returns the lock ids of the runs whose rows another transaction has locked: the executor marks these
+-- later, because the whole batch would wait for that transaction.
+CREATE OR REPLACE FUNCTION joex_private.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids uuid[];
 BEGIN
     WITH started AS (
-        UPDATE joex.job j SET state = 'running', attempt = j.attempt + 1,
+        UPDATE joex_private.job j SET state = 'running', attempt = j.attempt + 1,
                started_at = clock_timestamp() - make_interval(secs => s.age)
         FROM (SELECT k.id, g.age FROM unnest(ids, locks, ages) AS g(id, lock_id, age)
-              JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
+              JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
               FOR UPDATE OF k SKIP LOCKED) s
         WHERE j.id = s.id RETURNING j.id
     ) SELECT array_agg(id) INTO v_ids FROM started;
-    PERFORM joex.announce('job-started', v_ids);
+    PERFORM joex_private.announce('job-started', v_ids);
     IF cardinality(v_ids) = cardinality(ids) THEN
         RETURN;
     END IF;
     RETURN QUERY SELECT k.lock_id FROM unnest(ids, locks) AS g(id, lock_id)
-                 JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled';
+                 JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled';
 END $$;
 
--- The code of a suspect (see put_back) is about to start, with nothing beside it: scheduled -> running, before that code runs, for a
--- loss is charged to a suspect whose run is marked. Its timeout begins here. False: the job is not this run's any more.
-CREATE OR REPLACE FUNCTION joex.start_alone(id uuid, lock_id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+-- The code of a suspect (see put_back) is about to start, alone in its executor: scheduled -> running. The executor calls this before the
+-- code runs, because put_back charges a loss only to a suspect that is running. The timeout begins here. False: the run has lost its
+-- job.
+CREATE OR REPLACE FUNCTION joex_private.start_alone(id uuid, lock_id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
-    UPDATE joex.job j SET
+    UPDATE joex_private.job j SET
         state = 'running', attempt = j.attempt + 1, started_at = clock_timestamp(),
         (overdue_at, renew_by) = (SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                                  FROM joex.task_timeout o WHERE o.task = j.task)
+                                  FROM joex_private.task_timeout o WHERE o.task = j.task)
     WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled';
     IF FOUND THEN
-        PERFORM joex.announce('job-started', ARRAY[id]);
+        PERFORM joex_private.announce('job-started', ARRAY[id]);
     END IF;
     RETURN FOUND;
 END $$;
 
--- Whether the executor of this suspect takes nothing beside it: until its code has run for a minute (_ALONE_FOR in runtime/runner.py).
-CREATE OR REPLACE FUNCTION joex.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+-- Whether this job is a suspect beside which its executor takes nothing: until its code has run for a minute (_ALONE_FOR in
+-- runtime/runner.py).
+CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
-    FROM joex.job j WHERE j.id = p_id $$;
+    FROM joex_private.job j WHERE j.id = p_id $$;
 
--- What becomes of a job whose run ends so: it goes round once more where that was asked for, whatever its end; else a cancel
--- request ends it as cancelled.
-CREATE OR REPLACE FUNCTION joex.state_after(p_state text, p_cancel boolean, p_resubmit boolean) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END $$;
+-- Where a job goes whose run ends in this state. A resubmission sends it to the end of the line, whatever its state; else a cancel
+-- request ends it as cancelled. p_delay: seconds until the retry of a stuck job.
+CREATE OR REPLACE FUNCTION joex_private.place_after(
+    p_state text, p_cancel boolean, p_resubmit boolean, p_priority joex_private.job_priority, p_now timestamptz, p_delay float8
+) RETURNS TABLE (state joex_private.job_state, lane smallint, due_at timestamptz, finished_at timestamptz)
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT s.state::joex_private.job_state,
+           CASE s.state WHEN 'waiting' THEN joex_private.lane(p_priority) END,
+           CASE s.state WHEN 'stuck' THEN p_now + make_interval(secs => coalesce(p_delay, 0)) END,
+           CASE WHEN s.state NOT IN ('waiting', 'stuck') THEN p_now END
+    FROM (SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END AS state) s $$;
 
--- Write lines of Joex's own into the logs of jobs. A log that can't be written keeps no job from its end.
-CREATE OR REPLACE FUNCTION joex.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
+-- Write lines of Joex's own into the logs of jobs. When that fails, the jobs end all the same.
+CREATE OR REPLACE FUNCTION joex_private.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
 BEGIN
-    INSERT INTO joex.job_log (job_id, attempt, at, level, message)
+    INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
     SELECT g.id, g.attempt, clock_timestamp(), g.level, g.line
     FROM unnest(p_ids, p_attempts, p_levels, p_lines) WITH ORDINALITY AS g(id, attempt, level, line, nr) ORDER BY g.nr;
 EXCEPTION WHEN OTHERS THEN
     NULL;
 END $$;
 
--- How these runs have ended, in their jobs' logs: all but those that are plain successes (see joex.log). answers: null, as said.
-CREATE OR REPLACE FUNCTION joex.log_ends_of(
+-- Write into their jobs' logs how these runs have ended, except plain successes (see joex.log). A null answer: the job has ended as the
+-- run said.
+CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
     p_ids uuid[], p_states text[], p_errors text[], p_ages float8[], p_exhausted boolean[], p_nrs bigint[], p_answers text[]
 ) RETURNS void LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
-    SELECT joex.log_ends(array_agg(e.id ORDER BY e.nr), array_agg(e.attempt ORDER BY e.nr), array_agg(e.level ORDER BY e.nr),
-                         array_agg(e.line ORDER BY e.nr))
+    SELECT joex_private.log_ends(array_agg(e.id ORDER BY e.nr), array_agg(e.attempt ORDER BY e.nr), array_agg(e.level ORDER BY e.nr),
+                                 array_agg(e.line ORDER BY e.nr))
     FROM (SELECT g.id, g.nr, j.attempt + CASE g.state WHEN 'waiting' THEN 1 ELSE 0 END AS attempt,
                  CASE WHEN a.answer IS NOT NULL OR g.state IN ('cancelled', 'stuck') THEN 'warning'
                       WHEN g.state = 'failed' THEN 'error' ELSE 'info' END AS level,
@@ -81,7 +90,7 @@ CREATE OR REPLACE FUNCTION joex.log_ends_of(
                       ELSE CASE g.state WHEN 'success' THEN 'succeeded' WHEN 'cancelled' THEN 'cancelled'
                                         WHEN 'waiting' THEN 'given back: this run does not count' ELSE 'failed' END
                            || coalesce(': ' || g.error, '') END
-                 || CASE WHEN a.answer = 'resubmitted' THEN '; it goes round once more, as was asked for'
+                 || CASE WHEN a.answer = 'resubmitted' THEN '; it was resubmitted, and runs once more'
                          WHEN g.state = 'stuck' AND j.due_at IS NOT NULL
                          THEN '; it is tried again at ' || to_char(j.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
                          WHEN g.state = 'failed' AND a.answer IS NULL
@@ -89,13 +98,13 @@ CREATE OR REPLACE FUNCTION joex.log_ends_of(
                          ELSE '' END AS line
           FROM unnest(p_ids, p_states, p_errors, p_ages, p_exhausted) WITH ORDINALITY AS g(id, state, error, age, exhausted, nr)
           JOIN unnest(p_nrs, p_answers) AS a(nr, answer) USING (nr)
-          JOIN joex.job j ON j.id = g.id
-          -- (What is given back before it has started is no run.)
+          JOIN joex_private.job j ON j.id = g.id
+          -- (A job that its executor gives back before the start has had no run.)
           WHERE (g.state <> 'success' OR a.answer IS NOT NULL) AND (g.state <> 'waiting' OR g.age IS NOT NULL)) e
     HAVING count(*) > 0 $$;
 
--- The log of a job, in order; after: the seq of the last line that is known. That its last run has succeeded is in the job's row:
--- to write it once more for each of thousands of runs a second would cost as much as the whole rest of their log.
+-- The log of a job, in order: at most `most` lines after the one whose seq is `after`. A run's lines have its attempt; the last line of
+-- a run says how it has ended.
 CREATE OR REPLACE FUNCTION joex.log(id uuid, after bigint DEFAULT 0, most integer DEFAULT 10000)
 RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -103,29 +112,31 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_gen
 DECLARE
     v_lines integer;
 BEGIN
-    RETURN QUERY SELECT l.seq, l.attempt, l.at, l.level, l.message FROM joex.job_log l
+    -- (The line of a success comes from the job's row. To write it, for thousands of runs a second, would cost as much as all their other
+    -- lines.)
+    RETURN QUERY SELECT l.seq, l.attempt, l.at, l.level, l.message FROM joex_private.job_log l
                  WHERE l.job_id = log.id AND l.seq > log.after ORDER BY l.seq LIMIT log.most;
     GET DIAGNOSTICS v_lines = ROW_COUNT;
     IF v_lines < most THEN
-        RETURN QUERY SELECT s.* FROM joex.log_of_success(log.id) s WHERE s.seq > log.after;
+        RETURN QUERY SELECT s.* FROM joex_private.log_of_success(log.id) s WHERE s.seq > log.after;
     END IF;
 END $$;
 
--- The line that says that the last run of a job has succeeded, where it has: after all others (the largest number that each reader
--- of JSON knows).
-CREATE OR REPLACE FUNCTION joex.log_of_success(id uuid)
+-- The line that says that the last run of a job has succeeded, after all other lines: its seq is the largest integer that each reader of
+-- JSON represents exactly.
+CREATE OR REPLACE FUNCTION joex_private.log_of_success(id uuid)
 RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text) LANGUAGE sql STABLE AS $$
     SELECT 9007199254740991, j.attempt, j.finished_at, 'info', 'succeeded' || coalesce(': ' || j.message, '')
-    FROM joex.job j WHERE j.id = log_of_success.id AND j.state = 'success' $$;
+    FROM joex_private.job j WHERE j.id = log_of_success.id AND j.state = 'success' $$;
 
--- End many runs. states: success, failed, cancelled; stuck (retry after delays[i] seconds); waiting (given back: the run
--- does not count). ages: seconds since the code started, null where it has not; exhausted: it has failed because its retries are
--- used up. A job with a cancel request ends
--- cancelled, whatever its run says; one that is to go round once more waits again, at the end of the line.
--- Returns a row for each run that was not ended as said:
---   canceled (a cancel request: it is cancelled now), resubmitted (it waits to go round once more), already (this very run had ended it, in the task's own transaction),
---   worker_conflict (the job is not this run's any more), locked (only with skip_locked: somebody holds the row; say it again).
-CREATE OR REPLACE FUNCTION joex.finish_many(
+-- End many runs. states: success, failed, cancelled; stuck (retry after delays[i] seconds); waiting (given back: the run does not
+-- count). ages: seconds since the code started, null if it has not; exhausted: the run has failed and no retry is left. A job with a
+-- cancel request ends cancelled, whatever its run says; a job with a resubmission waits again, at the end of the line.
+-- Returns a row for each run that did not end as said:
+--   canceled (a cancel request: the job is cancelled now), resubmitted (the job waits for another run), already (this run had ended the
+--   job in the task's own transaction), worker_conflict (the run has lost its job), locked (only with skip_locked: another session has
+--   locked the row; call again).
+CREATE OR REPLACE FUNCTION joex_private.finish_many(
     ids uuid[], locks uuid[], states text[], results jsonb[], messages text[], errors text[], delays float8[],
     ages float8[], skip_locked boolean DEFAULT false, exhausted boolean[] DEFAULT NULL
 ) RETURNS TABLE (nr bigint, answer text) LANGUAGE plpgsql VOLATILE
@@ -135,42 +146,34 @@ DECLARE
     v_free uuid[];
     v_queue record;
     v_again boolean := 'waiting' = ANY (states) OR 'stuck' = ANY (states);
-    v_as_said bigint;             -- how many have ended as their runs said
+    v_as_said bigint;             -- how many jobs have ended as their runs said
     v_ended bigint[];
-    v_answers text[];             -- of those that have ended; null: as said
+    v_answers text[];             -- of the jobs that have ended; null: as said
     v_canceled uuid[];
-    v_others uuid[] := '{}';      -- runs that are not ended here
+    v_others uuid[] := '{}';      -- runs that this call does not end
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF results IS NOT NULL THEN     -- (as with submissions)
-        PERFORM joex.check_size('result', r.one) FROM unnest(results) r(one)
-        WHERE pg_column_size(r.one) > 40 AND joex.is_large(r.one);
+        PERFORM joex_private.check_size('result', r.one) FROM unnest(results) r(one)
+        WHERE pg_column_size(r.one) > 40 AND joex_private.is_large(r.one);
     END IF;
     IF skip_locked THEN
         SELECT array_agg(k.id) INTO v_free FROM (
-            SELECT j.id FROM joex.job j WHERE j.id = ANY (ids) FOR UPDATE SKIP LOCKED) k;
+            SELECT j.id FROM joex_private.job j WHERE j.id = ANY (ids) FOR UPDATE SKIP LOCKED) k;
     END IF;
-    IF joex.is_heard(true) THEN
-        PERFORM joex.announce_short(ids, locks, ages, CASE WHEN skip_locked THEN coalesce(v_free, '{}') END);
+    IF joex_private.is_heard(true) THEN
+        PERFORM joex_private.announce_short(ids, locks, ages, CASE WHEN skip_locked THEN coalesce(v_free, '{}') END);
     END IF;
     WITH ended AS (
-        UPDATE joex.job j SET
+        UPDATE joex_private.job j SET
             executor_id = NULL, overdue_at = NULL, resubmit_requested = false,
             cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
-            state = joex.state_after(g.state, j.cancel_requested, j.resubmit_requested)::joex.job_state,
-            finished_at = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested)
-                                    NOT IN ('stuck', 'waiting') THEN v_now END,
-            lane = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'waiting'
-                        THEN joex.lane(j.priority) END,
-            due_at = CASE WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) = 'stuck'
-                          THEN v_now + make_interval(secs => coalesce(g.delay, 0)) END,
-            seq = CASE WHEN j.resubmit_requested THEN nextval('joex.job_seq_seq') ELSE j.seq END,
-            -- (of a job that has ended it is kept: how long its last run had waited can be told afterwards)
-            runnable_since = CASE
-                WHEN joex.state_after(g.state, j.cancel_requested, j.resubmit_requested) NOT IN ('stuck', 'waiting')
-                THEN j.runnable_since
-                ELSE v_now + CASE WHEN j.resubmit_requested THEN interval '0'
-                                  ELSE make_interval(secs => coalesce(g.delay, 0)) END END,
+            -- (A job that has ended keeps runnable_since: it tells how long its last run had waited.)
+            (state, lane, due_at, finished_at, runnable_since) = (
+                SELECT p.state, p.lane, p.due_at, p.finished_at,
+                       CASE WHEN p.finished_at IS NULL THEN coalesce(p.due_at, v_now) ELSE j.runnable_since END
+                FROM joex_private.place_after(g.state, j.cancel_requested, j.resubmit_requested, j.priority, v_now, g.delay) p),
+            seq = CASE WHEN j.resubmit_requested THEN nextval('joex_private.job_seq_seq') ELSE j.seq END,
             attempt = j.attempt + CASE WHEN g.state = 'waiting' THEN 0 ELSE 1 END
                                 - CASE WHEN j.state = 'running' THEN 1 ELSE 0 END,
             failures = CASE WHEN j.resubmit_requested THEN 0
@@ -183,22 +186,22 @@ BEGIN
             result = g.result, message = g.message, error = coalesce(g.error, j.error)
         FROM unnest(ids, locks, states, results, messages, errors, delays, ages) WITH ORDINALITY
             AS g(id, lock_id, state, result, message, error, delay, age, nr)
-        -- (the state, not the executor: that would invite the planner to the index of all held jobs)
+        -- (The state, not the executor: a condition on that would offer the planner the index of all held jobs.)
         WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.state IN ('scheduled', 'running')
               AND (NOT skip_locked OR j.id = ANY (v_free))
         RETURNING g.nr, CASE WHEN j.cancel_requested THEN 'canceled'
                              WHEN j.lane IS NOT NULL AND g.state <> 'waiting' THEN 'resubmitted' END AS answer
     ) SELECT count(*) FILTER (WHERE e.answer IS NULL), array_agg(e.nr), array_agg(e.answer)
       INTO v_as_said, v_ended, v_answers FROM ended e;
-    -- Nearly always all have ended as said. What has become of the others is asked in a statement of its own, which sees what
-    -- has committed while this one waited for a row.
+    -- Nearly always all have ended as said. The answers for the others come from a statement of its own, which sees what other
+    -- transactions committed while this one waited for a row.
     IF v_as_said < cardinality(ids) THEN
         FOR nr, answer IN
             SELECT g.nr, CASE
                 WHEN e.nr IS NOT NULL THEN e.answer
                 WHEN skip_locked AND NOT coalesce(g.id = ANY (v_free), false)
-                     AND EXISTS (SELECT FROM joex.job j WHERE j.id = g.id) THEN 'locked'
-                WHEN EXISTS (SELECT FROM joex.job j WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id IS NULL)
+                     AND EXISTS (SELECT FROM joex_private.job j WHERE j.id = g.id) THEN 'locked'
+                WHEN EXISTS (SELECT FROM joex_private.job j WHERE j.id = g.id AND j.lock_id = g.lock_id AND j.executor_id IS NULL)
                      THEN 'already'
                 ELSE 'worker_conflict' END
             FROM unnest(ids, locks) WITH ORDINALITY AS g(id, lock_id, nr)
@@ -215,56 +218,56 @@ BEGIN
         END LOOP;
     END IF;
     IF v_as_said < cardinality(ids) OR states <> array_fill('success'::text, ARRAY[cardinality(ids)]) THEN
-        PERFORM joex.log_ends_of(ids, states, errors, ages, exhausted, v_ended, v_answers);
+        PERFORM joex_private.log_ends_of(ids, states, errors, ages, exhausted, v_ended, v_answers);
     END IF;
     IF v_again THEN
-        -- Given back, for others to take; or to be tried again, at a time that a sleeper must learn.
-        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex.job j
+        -- Jobs for other executors to take; or retries, whose time a sleeping executor must learn.
+        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex_private.job j
                        WHERE j.id = ANY (ids) AND (j.lane IS NOT NULL OR j.due_at IS NOT NULL) GROUP BY j.queue LOOP
-            PERFORM joex.wake(v_queue.name, v_queue.jobs);
+            PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
-    -- A group with a limit may have room again. Whose run has ended looks for itself, if it is one who takes more.
-    IF EXISTS (SELECT FROM joex.group_setting g WHERE g.max_running IS NOT NULL) THEN
+    -- A group with a limit may have room again. An executor that takes more looks for itself when its run has ended.
+    IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.max_running IS NOT NULL) THEN
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
-                       FROM joex.job j JOIN joex.group_setting g USING (queue, ring)
+                       FROM joex_private.job j JOIN joex_private.group_setting g USING (queue, ring)
                        WHERE j.id = ANY (ids) AND j.finished_at IS NOT NULL AND g.max_running IS NOT NULL
-                             AND NOT EXISTS (SELECT FROM joex.executor e
+                             AND NOT EXISTS (SELECT FROM joex_private.executor e
                                              WHERE e.app_id = j.app_id AND e.left_at IS NULL AND NOT e.draining)
                        GROUP BY j.queue LOOP
-            IF joex.has_runnable(v_queue.name) THEN
-                PERFORM joex.wake(v_queue.name, v_queue.jobs);
+            IF joex_private.has_runnable(v_queue.name) THEN
+                PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
             END IF;
         END LOOP;
     END IF;
-    IF joex.is_heard(false) THEN
-        PERFORM joex.announce_ends(ids, locks, v_others);
+    IF joex_private.is_heard(false) THEN
+        PERFORM joex_private.announce_ends(ids, locks, v_others);
     END IF;
     IF v_canceled IS NOT NULL THEN
-        PERFORM joex.delete_removed(v_canceled);
+        PERFORM joex_private.delete_removed(v_canceled);
     END IF;
 END $$;
 
--- Delete those of these jobs that were to be removed when their run ends, and have ended.
-CREATE OR REPLACE FUNCTION joex.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
+-- Delete those of these jobs that have ended and have a removal request.
+CREATE OR REPLACE FUNCTION joex_private.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
     WITH gone AS (
-        DELETE FROM joex.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
-    ) DELETE FROM joex.job_log l USING gone WHERE l.job_id = gone.id $$;
+        DELETE FROM joex_private.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
+    ) DELETE FROM joex_private.job_log l USING gone WHERE l.job_id = gone.id $$;
 
--- Runs so short that they were never marked as running are told of when they end. free: the jobs that can end now; null: all.
--- (Here and below: the caller has asked whether anybody listens.)
-CREATE OR REPLACE FUNCTION joex.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
+-- Announce the start of runs that end before their executor has marked them as running. free: the jobs that can end now; null: all.
+-- (Here and below: the caller has checked that there is a subscriber.)
+CREATE OR REPLACE FUNCTION joex_private.announce_short(ids uuid[], locks uuid[], ages float8[], free uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 BEGIN
-    PERFORM joex.announce('job-started', array_agg(j.id ORDER BY g.nr))
+    PERFORM joex_private.announce('job-started', array_agg(j.id ORDER BY g.nr))
     FROM unnest(ids, locks, ages) WITH ORDINALITY AS g(id, lock_id, age, nr)
-    JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.state = 'scheduled' AND g.age IS NOT NULL
+    JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id AND j.state = 'scheduled' AND g.age IS NOT NULL
                        AND (free IS NULL OR j.id = ANY (free));
 END $$;
 
--- Tell what has become of these runs, all but those with the lock ids of `others`.
-CREATE OR REPLACE FUNCTION joex.announce_ends(ids uuid[], locks uuid[], others uuid[]) RETURNS void
+-- Announce how these runs have ended, except those with the lock ids of `others`.
+CREATE OR REPLACE FUNCTION joex_private.announce_ends(ids uuid[], locks uuid[], others uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
@@ -275,101 +278,116 @@ BEGIN
            array_agg(j.id) FILTER (WHERE j.finished_at IS NULL)
     INTO v_finished, v_changed
     FROM unnest(ids, locks) WITH ORDINALITY AS g(id, lock_id, nr)
-    JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id AND g.lock_id <> ALL (others);
-    PERFORM joex.announce('job-finished', v_finished);
-    PERFORM joex.announce('job-changed', v_changed);
+    JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id AND g.lock_id <> ALL (others);
+    PERFORM joex_private.announce('job-finished', v_finished);
+    PERFORM joex_private.announce('job-changed', v_changed);
 END $$;
 
--- End one run, inside the transaction of the task's own writes: they and the job's end commit together, or not at all.
--- Answers ok, worker_conflict (the job is not this run's any more) or canceled (a cancel request; nothing has changed). On
--- the two latter the caller must roll back; who is no executor then says the state cancelled, in a transaction of its own.
+-- End a run in the transaction of its own writes: these and the job's end commit together, or not at all. Returns
+--   ok: the job has ended, if and when the transaction commits
+--   worker_conflict: the run has lost its job (it did not report in time, or has ended). Roll back.
+--   canceled: a client has asked to cancel the job; nothing has changed. Roll back. A worker then calls this again with the state
+--     cancelled, in a transaction of its own.
 CREATE OR REPLACE FUNCTION joex.finish(
-    id uuid, lock_id uuid, result jsonb DEFAULT NULL, message text DEFAULT NULL, state text DEFAULT 'success',
-    error text DEFAULT NULL, delay interval DEFAULT NULL, exhausted boolean DEFAULT false
+    id uuid,
+    lock_id uuid,                       -- of this run, as it was taken
+    result jsonb DEFAULT NULL,
+    message text DEFAULT NULL,          -- for people
+    state text DEFAULT 'success',       -- or failed, cancelled, stuck (a retry), waiting (given back: the run does not count)
+    error text DEFAULT NULL,            -- why the run has failed
+    delay interval DEFAULT NULL,        -- until the retry of a stuck job
+    exhausted boolean DEFAULT false     -- the run has failed and no retry is left; for the log
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
     v_cancel boolean;
 BEGIN
-    IF joex.is_large(result) THEN
-        PERFORM joex.check_size('result', result);
+    IF joex_private.is_large(result) THEN
+        PERFORM joex_private.check_size('result', result);
     END IF;
-    SELECT j.cancel_requested INTO v_cancel FROM joex.job j
+    SELECT j.cancel_requested INTO v_cancel FROM joex_private.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel AND state <> 'cancelled' THEN
         RETURN 'canceled';
     END IF;
-    PERFORM joex.finish_many(ARRAY[id], ARRAY[lock_id], ARRAY[state], ARRAY[result], ARRAY[message], ARRAY[error],
-                             ARRAY[extract(epoch FROM delay)::float8], ARRAY[0::float8], exhausted => ARRAY[exhausted]);
+    PERFORM joex_private.finish_many(ARRAY[id], ARRAY[lock_id], ARRAY[state], ARRAY[result], ARRAY[message], ARRAY[error],
+                                     ARRAY[extract(epoch FROM delay)::float8], ARRAY[0::float8], exhausted => ARRAY[exhausted]);
     RETURN 'ok';
 END $$;
 
--- A run reports: it renews its time (see joex.set_timeout), and may change what its job says. Null leaves a thing as it is.
--- data replaces the arguments, opts the free fields; resubmit: the job goes round once more when this run ends.
--- Answers ok, worker_conflict (the job is not this run's any more: stop, and roll back) or canceled (stop, roll back, and
--- say joex.finish(..., state => 'cancelled'), which frees the job at once; else its timeout does).
+-- Report from a run. A report restarts the activity timeout of the run, and may change the job; null changes nothing. Returns
+--   ok: the run still has its job
+--   worker_conflict: the run has lost its job (it did not report in time, or has ended). Stop, and roll back.
+--   canceled: a client has asked to cancel the job. Stop, roll back, and call joex.finish with the state cancelled: that ends the job
+--     at once. Otherwise its timeout does.
 CREATE OR REPLACE FUNCTION joex.update(
-    id uuid, lock_id uuid, data jsonb DEFAULT NULL, opts jsonb DEFAULT NULL, rank bytea DEFAULT NULL,
-    progress integer DEFAULT NULL, message text DEFAULT NULL, resubmit boolean DEFAULT false
+    id uuid,
+    lock_id uuid,                       -- of this run, as it was taken
+    data jsonb DEFAULT NULL,            -- replaces the arguments
+    opts jsonb DEFAULT NULL,            -- replaces the free fields of a keyed job
+    rank bytea DEFAULT NULL,            -- replaces the rank of a keyed job
+    progress integer DEFAULT NULL,      -- 0 to 100
+    message text DEFAULT NULL,          -- of the progress, for people
+    resubmit boolean DEFAULT false      -- the job runs once more when this run has ended
 ) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_cancel boolean;
 BEGIN
-    IF joex.is_large(data) THEN
-        PERFORM joex.check_size('args', data);
+    IF joex_private.is_large(data) THEN
+        PERFORM joex_private.check_size('args', data);
     END IF;
-    IF joex.is_large(opts) THEN
-        PERFORM joex.check_size('opts', opts);
+    IF joex_private.is_large(opts) THEN
+        PERFORM joex_private.check_size('opts', opts);
     END IF;
-    SELECT j.cancel_requested INTO v_cancel FROM joex.job j
+    SELECT j.cancel_requested INTO v_cancel FROM joex_private.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel THEN
         RETURN 'canceled';
     END IF;
-    UPDATE joex.job j SET
+    UPDATE joex_private.job j SET
         args = coalesce(data, j.args), opts = coalesce(opts, j.opts), rank = coalesce(rank, j.rank),
         progress = coalesce(progress, j.progress), progress_message = coalesce(message, j.progress_message),
         resubmit_requested = j.resubmit_requested OR resubmit,
         overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
     WHERE j.id = id;
-    PERFORM joex.announce('job-changed', ARRAY[id]);
+    PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN 'ok';
 END $$;
 
--- Put back jobs whose runs are over without having said how: waiting again, at their old place in the line. The caller has
--- locked the rows. p_lost: how many times more they are lost now; p_why says how. Those that were lost so more than p_most_losses
--- times fail (null: none does).
--- p_died: their executor has died, and each of them may have killed it. One that was lost before is a suspect from then on: executors run
--- it with nothing beside it (see start_alone), so that its next death tells which job it was. A suspect that had not started is
--- given back: whatever its executor died of, it was not that. So no job fails for what its neighbours do. Returns how many.
-CREATE OR REPLACE FUNCTION joex.put_back(
+-- Put back jobs whose runs are over without an end: the jobs wait again, at their old place in line. The caller has locked the rows.
+-- p_lost: how many losses this adds to each job; p_why says what happened. A job with more than p_most_losses losses fails (null: no
+-- job does).
+-- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
+-- suspect: executors run it alone (see start_alone), so that their next death tells which job it was. A suspect that had not started
+-- is given back, because it did not kill its executor. So no job fails for what its neighbours do. Returns how many jobs.
+CREATE OR REPLACE FUNCTION joex_private.put_back(
     p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_queue record;
+    v_now timestamptz := clock_timestamp();
     v_all bigint := 0;
 BEGIN
     FOR v_queue IN
         WITH back AS (
-            UPDATE joex.job j SET
+            UPDATE joex_private.job j SET
                 executor_id = NULL, lock_id = NULL, overdue_at = NULL, resubmit_requested = false,
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
-                runnable_since = clock_timestamp(), losses = j.losses + x.lost, state = x.state::joex.job_state,
-                suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
-                lane = CASE x.state WHEN 'waiting' THEN joex.lane(j.priority) END,
-                finished_at = CASE WHEN x.state <> 'waiting' THEN clock_timestamp() END,
+                state = x.state, lane = x.lane, finished_at = x.finished_at,
+                runnable_since = v_now, losses = j.losses + x.lost, suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
                 error = CASE x.state WHEN 'failed' THEN format('lost %s times: %s', j.losses + x.lost, p_why) ELSE j.error END
-            FROM (SELECT k.id, k.state AS was, l.lost,
-                         joex.state_after(CASE WHEN k.losses + l.lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
-                                          k.cancel_requested, k.resubmit_requested) AS state
-                  FROM joex.job k
+            FROM (SELECT k.id, k.state AS was, l.lost, p.state, p.lane, p.finished_at
+                  FROM joex_private.job k
                   CROSS JOIN LATERAL (SELECT CASE WHEN k.suspect AND k.state = 'scheduled' THEN 0 ELSE p_lost END AS lost) l
+                  CROSS JOIN LATERAL joex_private.place_after(
+                      CASE WHEN k.losses + l.lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
+                      k.cancel_requested, k.resubmit_requested, k.priority, v_now, NULL) p
                   WHERE k.id = ANY (p_ids)) x
             WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error, x.lost, j.suspect,
                                         x.was = 'running' OR x.lost > 0 AS is_run,
@@ -377,7 +395,7 @@ BEGIN
         ) SELECT b.queue AS name, count(*) AS jobs,
                  array_agg(b.id) FILTER (WHERE b.lane IS NULL) AS ended, array_agg(b.id) FILTER (WHERE b.lane IS NOT NULL) AS open,
                  array_agg(b.id) FILTER (WHERE b.remove_requested) AS removed,
-                 -- (what is given back before it has started is no run)
+                 -- (A job that is given back before its start has had no run.)
                  array_agg(b.id) FILTER (WHERE b.is_run) AS runs, array_agg(b.attempt) FILTER (WHERE b.is_run) AS attempts,
                  array_agg(CASE b.state WHEN 'failed' THEN 'error' ELSE CASE b.lost WHEN 0 THEN 'info' ELSE 'warning' END END)
                      FILTER (WHERE b.is_run) AS levels,
@@ -391,21 +409,21 @@ BEGIN
         FROM back b GROUP BY b.queue
     LOOP
         IF v_queue.runs IS NOT NULL THEN
-            PERFORM joex.log_ends(v_queue.runs, v_queue.attempts, v_queue.levels, v_queue.lines);
+            PERFORM joex_private.log_ends(v_queue.runs, v_queue.attempts, v_queue.levels, v_queue.lines);
         END IF;
         v_all := v_all + v_queue.jobs;
-        PERFORM joex.wake(v_queue.name, v_queue.jobs);
-        PERFORM joex.announce('job-finished', v_queue.ended), joex.announce('job-changed', v_queue.open);
+        PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
+        PERFORM joex_private.announce('job-finished', v_queue.ended), joex_private.announce('job-changed', v_queue.open);
         IF v_queue.removed IS NOT NULL THEN
-            PERFORM joex.delete_removed(v_queue.removed);
+            PERFORM joex_private.delete_removed(v_queue.removed);
         END IF;
     END LOOP;
     RETURN v_all;
 END $$;
 
--- Put back runs that did not report in time: a batch of all that are overdue, whoever has them (queues: of these alone). Those
--- that an executor has are lost by it (see put_back). Returns who had how many.
-CREATE OR REPLACE FUNCTION joex.recover_overdue(
+-- Put back a batch of the jobs whose runs did not report in time (p_queues: only jobs of these queues). For a job that an executor holds
+-- this is a loss (see put_back). Returns how many each executor or worker held.
+CREATE OR REPLACE FUNCTION joex_private.recover_overdue(
     p_most_losses integer, p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
 RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -413,45 +431,45 @@ SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_batch record;
     v_now timestamptz := clock_timestamp();
-    v_floors boolean := joex.floors_are_on();
-    v_ids uuid[];       -- while floors are on: of all that are held (the index of these runs is full of dead ones)
+    v_floors boolean := joex_private.floors_are_on();
+    v_ids uuid[];       -- while floors are on: from all held jobs (the index of overdue runs is full of dead entries)
 BEGIN
     IF v_floors THEN
-        v_ids := ARRAY(SELECT h.id FROM joex.by_floors(true) h WHERE h.overdue_at <= v_now ORDER BY h.overdue_at);
+        v_ids := ARRAY(SELECT h.id FROM joex_private.by_floors(true) h WHERE h.overdue_at <= v_now ORDER BY h.overdue_at);
     END IF;
     FOR v_batch IN
-        WITH RECURSIVE timed AS (       -- the queues in which runs have a timeout: a probe of the index for each
-            (SELECT j.queue FROM joex.job j
+        WITH RECURSIVE timed AS (       -- the queues in which runs have a timeout: one probe of the index each
+            (SELECT j.queue FROM joex_private.job j
              WHERE p_queues IS NULL AND NOT v_floors AND j.overdue_at IS NOT NULL ORDER BY j.queue LIMIT 1)
             UNION ALL
             SELECT n.queue FROM timed t CROSS JOIN LATERAL (
-                SELECT j.queue FROM joex.job j WHERE j.overdue_at IS NOT NULL AND j.queue > t.queue
+                SELECT j.queue FROM joex_private.job j WHERE j.overdue_at IS NOT NULL AND j.queue > t.queue
                 ORDER BY j.queue LIMIT 1) n
         )
         SELECT o.app_id, o.executor_id = 0 AS by_worker, array_agg(o.id) AS ids FROM (
             SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues) WHERE NOT v_floors) q(name) CROSS JOIN LATERAL (
-                SELECT j.id, j.app_id, j.executor_id FROM joex.job j
+                SELECT j.id, j.app_id, j.executor_id FROM joex_private.job j
                 WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= v_now
                 ORDER BY j.overdue_at LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             UNION ALL
-            SELECT found.* FROM (       -- (coalesce: not by the index)
-                SELECT j.id, j.app_id, j.executor_id FROM joex.job j
+            SELECT found.* FROM (       -- (coalesce keeps the planner from the index)
+                SELECT j.id, j.app_id, j.executor_id FROM joex_private.job j
                 WHERE j.id = ANY (v_ids) AND coalesce(j.overdue_at, 'infinity') <= v_now
                       AND (p_queues IS NULL OR j.queue = ANY (p_queues))
                 LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             LIMIT p_jobs) o
         GROUP BY 1, 2 LOOP
         app_id := v_batch.app_id;
-        jobs := joex.put_back(v_batch.ids, 1, CASE WHEN NOT v_batch.by_worker THEN p_most_losses END,
-                              'its runs did not report in time');
+        jobs := joex_private.put_back(v_batch.ids, 1, CASE WHEN NOT v_batch.by_worker THEN p_most_losses END,
+                                      'its runs did not report in time');
         RETURN NEXT;
     END LOOP;
 END $$;
 
--- Write what runs say meanwhile: the latest progress of each, and log lines in their order. Lines that come after the
--- run's end belong to it still; those of a run that lost its job are dropped (dropped: how many). locked: the lock ids of the runs whose
--- progress is not written, for another transaction holds their rows.
-CREATE OR REPLACE FUNCTION joex.note_many(
+-- Write what runs report: the latest progress of each, and log lines in their order. Lines that arrive after a run's end are its own
+-- too; those of a run that has lost its job are dropped (dropped: how many). locked: the lock ids of the runs whose progress is not
+-- written, because another transaction has locked their rows.
+CREATE OR REPLACE FUNCTION joex_private.note_many(
     ids uuid[], locks uuid[], attempts integer[], ages float8[], levels text[], lines text[],
     progress_ids uuid[], progress_locks uuid[], progress smallint[], progress_messages text[],
     OUT dropped bigint, OUT locked uuid[]
@@ -463,27 +481,27 @@ DECLARE
 BEGIN
     IF cardinality(progress_ids) > 0 THEN
         WITH written AS (
-            UPDATE joex.job j SET progress = p.percent, progress_message = p.message,
-                   -- (progress is a sign of life, where these are asked for)
+            UPDATE joex_private.job j SET progress = p.percent, progress_message = p.message,
+                   -- (Progress restarts an activity timeout.)
                    overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
             FROM (SELECT k.id, g.percent, g.message
                   FROM unnest(progress_ids, progress_locks, progress, progress_messages) AS g(id, lock_id, percent, message)
-                  JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
+                  JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
                   FOR UPDATE OF k SKIP LOCKED) p
             WHERE j.id = p.id RETURNING j.id
         ) SELECT array_agg(w.id) INTO v_ids FROM written w;
-        PERFORM joex.announce('job-changed', v_ids);
+        PERFORM joex_private.announce('job-changed', v_ids);
         IF cardinality(v_ids) IS DISTINCT FROM cardinality(progress_ids) THEN
             SELECT array_agg(k.lock_id) INTO locked FROM unnest(progress_ids, progress_locks) AS g(id, lock_id)
-            JOIN joex.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
+            JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state IN ('scheduled', 'running')
             WHERE k.id <> ALL (coalesce(v_ids, '{}'));
         END IF;
     END IF;
-    INSERT INTO joex.job_log (job_id, attempt, at, level, message)
+    INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
     SELECT g.id, g.attempt, clock_timestamp() - make_interval(secs => g.age), g.level, g.line
     FROM unnest(ids, locks, attempts, ages, levels, lines) WITH ORDINALITY
          AS g(id, lock_id, attempt, age, level, line, nr)
-    JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id
+    JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id
     ORDER BY g.nr;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     dropped := coalesce(cardinality(ids), 0) - v_kept;

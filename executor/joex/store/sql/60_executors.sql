@@ -1,57 +1,55 @@
--- Executors: who lives, and what becomes of the jobs of one that does not.
+-- Executors: which are alive, and what becomes of the jobs of a dead one.
 --
--- An executor holds a session lock on its id and renews its lease, a row of joex.lease that is there while it lives. A judge (an
--- executor, an operator, or the next executor of its app-id) declares it dead for silence that the judge has observed: its lock is free and
--- it has been silent for a lease, or it has been silent for five though its session is there (a hung process, a cut network).
+-- A living executor holds a session lock on its id and renews its lease, a row of joex_private.lease. A judge (an executor, an operator,
+-- or the next executor of the same app-id) declares it dead for silence that the judge has observed: its lock is free and it has been
+-- silent for one lease, or it has been silent for five leases though its session exists (a hung process, a cut network).
 --
--- No clock of the server's is asked: it may be set, or slewed. Each heartbeat keeps the id of its transaction (beat), and ids only grow.
--- A judge collects such ids too, its marks, while its session lives and answers without a gap, and notes when on its own
--- clock (core/lease.py, Observation). A beat below a mark was begun before the judge had that mark: so long at least the executor has been
--- silent. p_ages and p_marks are how old the marks are, in seconds, ascending, and the marks.
--- An executor knows this too: it stops trusting its lease well before that, on its own clock, from the moment it sent the last
--- heartbeat that was answered, and ends its runs first.
+-- No clock of the server counts: an administrator may set it. Each heartbeat stores the id of its transaction (beat), and ids only grow.
+-- A judge collects such ids too, its marks, while its session answers without a gap, and notes the time of each on its own clock
+-- (core/lease.py, Observation). A beat below a mark began before the judge had that mark: the executor has been silent at least as long as
+-- the mark is old. p_ages are the ages of the marks in seconds, ascending; p_marks are the marks.
+-- The executor itself stops trusting its lease well before that, on its own clock, counted from when it sent the last heartbeat that the
+-- server answered, and ends its runs first.
 
--- End an incarnation and put its jobs back: waiting again, at their old place in the line, what merely was
--- scheduled and what ran alike. A job that was lost so more than p_most_losses times is failed, for it may be what kills
--- executors (see put_back). Jobs whose row another session has locked, and those beyond p_jobs, follow with the next rescue (orphans).
--- Returns how many jobs.
-CREATE OR REPLACE FUNCTION joex.end_executor(p_id integer, p_ending text, p_most_losses integer, p_jobs integer DEFAULT 5000)
+-- End the registration of an executor and put its jobs back, scheduled and running ones alike: they wait again, at their old place in
+-- line. A job with more than p_most_losses losses fails, because it may be what kills executors (see put_back). Jobs whose row another
+-- session has locked, and jobs beyond p_jobs, follow with the next rescue (orphans). Returns how many jobs.
+CREATE OR REPLACE FUNCTION joex_private.end_executor(p_id integer, p_ending text, p_most_losses integer, p_jobs integer DEFAULT 5000)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM joex.must_see_the_latest('joex.end_executor');
-    -- Waits for a take of this executor that is under way (see take): after this, it takes nothing any more.
-    PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
-    PERFORM joex.mark_ended(p_id, p_ending);
-    RETURN coalesce((SELECT sum(o.jobs) FROM joex.put_back_orphans(p_most_losses, p_jobs, p_id) o), 0);
+    PERFORM joex_private.must_see_the_latest('joex_private.end_executor');
+    -- Waits for a take of this executor that is under way (see take). After this, the executor takes nothing more.
+    PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), p_id);
+    PERFORM joex_private.mark_ended(p_id, p_ending);
+    RETURN coalesce((SELECT sum(o.jobs) FROM joex_private.put_back_orphans(p_most_losses, p_jobs, p_id) o), 0);
 END $$;
 
--- The caller excludes takes of this executor: it has ended, and what it holds is orphaned.
--- false: another judge was faster.
-CREATE OR REPLACE FUNCTION joex.mark_ended(p_id integer, p_ending text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+-- Mark an executor as ended, and its jobs as orphans. The caller has excluded takes of this executor. False: another judge was faster.
+CREATE OR REPLACE FUNCTION joex_private.mark_ended(p_id integer, p_ending text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_app_id text;
 BEGIN
-    UPDATE joex.executor e SET left_at = clock_timestamp(), ending = p_ending, asleep_since = NULL, orphans = true
+    UPDATE joex_private.executor e SET left_at = clock_timestamp(), ending = p_ending, asleep_since = NULL, orphans = true
     WHERE e.id = p_id AND e.left_at IS NULL RETURNING e.app_id INTO v_app_id;
     IF FOUND THEN
-        DELETE FROM joex.lease l WHERE l.executor_id = p_id;
-        PERFORM joex.tell_operators(v_app_id);
-        PERFORM joex.announce_executor('executor-left', p_id);
+        DELETE FROM joex_private.lease l WHERE l.executor_id = p_id;
+        PERFORM joex_private.notify_operators(v_app_id);
+        PERFORM joex_private.announce_executor('executor-left', p_id);
     END IF;
     RETURN v_app_id IS NOT NULL;
 END $$;
 
--- The jobs that these executors hold: all that is held is read once, not once for each executor.
-CREATE OR REPLACE FUNCTION joex.held_by_any(p_ids integer[]) RETURNS TABLE (id uuid, executor_id integer)
+-- The jobs that these executors hold. This reads all held jobs once, not once for each executor.
+CREATE OR REPLACE FUNCTION joex_private.held_by_any(p_ids integer[]) RETURNS TABLE (id uuid, executor_id integer)
 LANGUAGE sql STABLE SET enable_seqscan = off SET enable_nestloop = off SET jit = off AS $$
-    SELECT h.id, h.executor_id FROM joex.held h JOIN unnest(p_ids) x(id) ON x.id = h.executor_id $$;
+    SELECT h.id, h.executor_id FROM joex_private.held h JOIN unnest(p_ids) x(id) ON x.id = h.executor_id $$;
 
--- Put back what executors that have ended still hold (p_id: this one alone), at most p_jobs jobs. Any number of callers share this
--- work: each passes over the rows that another one has locked. Returns from whom how many.
-CREATE OR REPLACE FUNCTION joex.put_back_orphans(p_most_losses integer, p_jobs integer, p_id integer DEFAULT NULL)
+-- Put back at most p_jobs jobs that ended executors still hold (p_id: only those of this executor). Any number of callers share this work:
+-- each skips the rows that another one has locked. Returns how many of each executor.
+CREATE OR REPLACE FUNCTION joex_private.put_back_orphans(p_most_losses integer, p_jobs integer, p_id integer DEFAULT NULL)
 RETURNS TABLE (executor integer, jobs bigint) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
-    v_ended integer[] := ARRAY(SELECT e.id FROM joex.executor e WHERE e.orphans AND (p_id IS NULL OR e.id = p_id));
+    v_ended integer[] := ARRAY(SELECT e.id FROM joex_private.executor e WHERE e.orphans AND (p_id IS NULL OR e.id = p_id));
     v_batch record;
     v_from integer[] := '{}';
 BEGIN
@@ -60,111 +58,110 @@ BEGIN
     END IF;
     FOR v_batch IN
         SELECT e.ending = 'left' AS in_order, array_agg(k.id) AS ids, array_agg(k.executor_id) AS executors
-        FROM (SELECT j.id, j.executor_id FROM joex.job j
-              WHERE j.id = ANY (ARRAY(SELECT h.id FROM joex.held_by_any(v_ended) h))
-                    AND coalesce(j.executor_id, 0) = ANY (v_ended)      -- (coalesce: by the key, and not by the index)
+        FROM (SELECT j.id, j.executor_id FROM joex_private.job j
+              WHERE j.id = ANY (ARRAY(SELECT h.id FROM joex_private.held_by_any(v_ended) h))
+                    AND coalesce(j.executor_id, 0) = ANY (v_ended)      -- (coalesce: by the primary key, not by the index of held jobs)
               LIMIT p_jobs FOR UPDATE SKIP LOCKED) k
-        JOIN joex.executor e ON e.id = k.executor_id GROUP BY 1 LOOP
-        PERFORM joex.put_back(v_batch.ids, CASE WHEN v_batch.in_order THEN 0 ELSE 1 END, p_most_losses,
-                              'its executor died each time it held this job', NOT v_batch.in_order);
+        JOIN joex_private.executor e ON e.id = k.executor_id GROUP BY 1 LOOP
+        PERFORM joex_private.put_back(v_batch.ids, CASE WHEN v_batch.in_order THEN 0 ELSE 1 END, p_most_losses,
+                                      'its executor died each time it held this job', NOT v_batch.in_order);
         v_from := v_from || v_batch.executors;
     END LOOP;
-    UPDATE joex.executor e SET orphans = false
-    FROM (SELECT o.id FROM joex.executor o
+    UPDATE joex_private.executor e SET orphans = false
+    FROM (SELECT o.id FROM joex_private.executor o
           WHERE o.orphans AND o.id = ANY (v_ended)
-                AND o.id <> ALL (ARRAY(SELECT DISTINCT h.executor_id FROM joex.held_by_any(v_ended) h))
+                AND o.id <> ALL (ARRAY(SELECT DISTINCT h.executor_id FROM joex_private.held_by_any(v_ended) h))
           FOR UPDATE SKIP LOCKED) done
     WHERE e.id = done.id;
     RETURN QUERY SELECT f.id, count(*) FROM unnest(v_from) f(id) GROUP BY f.id;
 END $$;
 
--- Give back what an executor holds without knowing it: the answer to a take has been lost with its connection. p_known are
--- the lock ids of the runs that it knows of. Waits for a take of this executor that may still be under way. Returns how many.
-CREATE OR REPLACE FUNCTION joex.give_back_unknown(p_id integer, p_known uuid[]) RETURNS bigint
+-- Give back the jobs that an executor holds but does not know of, because the answer to a take was lost with its connection. p_known are
+-- the lock ids of the runs that it knows of. Waits for a take of this executor that may still be under way. Returns how many jobs.
+CREATE OR REPLACE FUNCTION joex_private.give_back_unknown(p_id integer, p_known uuid[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 BEGIN
-    PERFORM joex.must_see_the_latest('joex.give_back_unknown');
-    PERFORM pg_advisory_xact_lock(joex.lock_class(2), p_id);
-    RETURN (SELECT joex.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
-        SELECT j.id FROM joex.job j WHERE j.id = ANY (ARRAY(SELECT joex.held_by(p_id)))
+    PERFORM joex_private.must_see_the_latest('joex_private.give_back_unknown');
+    PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), p_id);
+    RETURN (SELECT joex_private.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
+        SELECT j.id FROM joex_private.job j WHERE j.id = ANY (ARRAY(SELECT joex_private.held_by(p_id)))
                                           AND j.executor_id IS NOT DISTINCT FROM p_id AND j.lock_id <> ALL (p_known)
         FOR UPDATE) k);
 END $$;
 
--- The executors that a judge has observed to be silent for a lease (and could hold a session lock), or for five (is_hung). beat: null
--- where the row of the lease is missing. Such an executor can't renew; nor has one renewed since the judge began whose beat is an id that
--- this server has not given yet (the rows were restored, or replicated, from another one).
-CREATE OR REPLACE FUNCTION joex.silent(p_ages float8[], p_marks bigint[])
+-- The executors that a judge has observed to be silent for one lease (and that could hold a session lock), or for five (is_hung). beat is
+-- null if the row of the lease is missing: such an executor can't renew. A beat that this server has not given out yet comes from
+-- another server (the rows were restored or replicated): that executor has not renewed since the judge began.
+CREATE OR REPLACE FUNCTION joex_private.silent(p_ages float8[], p_marks bigint[])
 RETURNS TABLE (id integer, beat bigint, is_hung boolean) LANGUAGE sql STABLE AS $$
     SELECT s.id, s.beat, s.begun < s.mark_of_five IS TRUE
     FROM (SELECT e.id, e.locks, l.beat,
-                 -- (The snapshot that the rows are seen by: no visible beat of this server's is above its end.)
+                 -- (Of the snapshot that shows these rows: no visible beat of this server is above its end.)
                  CASE WHEN l.beat < (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) THEN l.beat ELSE 0 END AS begun,
-                 -- The youngest mark that is older than that; null where the judge has none.
+                 -- The youngest mark that is older than that; null if the judge has none.
                  p_marks[1 + width_bucket(extract(epoch FROM e.lease)::float8, p_ages)] AS mark_of_one,
                  p_marks[1 + width_bucket(extract(epoch FROM e.lease * 5)::float8, p_ages)] AS mark_of_five
-          FROM joex.executor e LEFT JOIN joex.lease l ON l.executor_id = e.id WHERE e.left_at IS NULL) s
+          FROM joex_private.executor e LEFT JOIN joex_private.lease l ON l.executor_id = e.id WHERE e.left_at IS NULL) s
     WHERE s.begun < s.mark_of_five OR s.locks AND s.begun < s.mark_of_one $$;
 
--- End executors that are dead, at most p_victims, and put back what executors that have ended still hold, at most p_jobs jobs. Returns
--- from whom how many. Call it again, each time in a transaction of its own, until it returns nothing. It waits for nobody.
-CREATE OR REPLACE FUNCTION joex.rescue(
+-- End at most p_victims dead executors, and put back at most p_jobs jobs that ended executors still hold. Returns how many of each
+-- executor. The caller repeats this, each time in a transaction of its own, until it returns nothing. It never waits for a lock.
+CREATE OR REPLACE FUNCTION joex_private.rescue(
     p_ages float8[], p_marks bigint[], p_most_losses integer, p_victims integer DEFAULT 200, p_jobs integer DEFAULT 2000
 ) RETURNS TABLE (executor integer, app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_silent record;
     v_dead integer[] := '{}';
 BEGIN
-    PERFORM joex.must_see_the_latest('joex.rescue');
-    FOR v_silent IN SELECT s.id, s.beat, s.is_hung FROM joex.silent(p_ages, p_marks) s LOOP
+    PERFORM joex_private.must_see_the_latest('joex_private.rescue');
+    FOR v_silent IN SELECT s.id, s.beat, s.is_hung FROM joex_private.silent(p_ages, p_marks) s LOOP
         EXIT WHEN cardinality(v_dead) >= p_victims;
-        -- (This transaction holds the lock then, so that the executor can't take it in between.)
-        CONTINUE WHEN NOT v_silent.is_hung AND NOT pg_try_advisory_xact_lock(joex.lock_class(1), v_silent.id);
-        -- Others rescue too: one of them is enough. This is also the lock that end_executor takes.
-        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex.lock_class(2), v_silent.id);
-        -- Still silent, and locked: a heartbeat that comes later finds that the lease has ended. (One that has come is not
-        -- locked: its next one need not wait for this transaction.)
-        PERFORM FROM joex.lease l WHERE l.executor_id = v_silent.id AND l.beat = v_silent.beat FOR UPDATE SKIP LOCKED;
+        -- (This transaction then holds the lock, so that the executor can't acquire it in between.)
+        CONTINUE WHEN NOT v_silent.is_hung AND NOT pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), v_silent.id);
+        -- Other judges rescue too, and one is enough. end_executor acquires the same lock.
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex_private.executor_takes_lock(), v_silent.id);
+        -- Lock the lease of an executor that is still silent: a later heartbeat finds that the lease has ended. (The lease of an
+        -- executor that has renewed meanwhile stays unlocked: its next heartbeat does not wait for this transaction.)
+        PERFORM FROM joex_private.lease l WHERE l.executor_id = v_silent.id AND l.beat = v_silent.beat FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND AND v_silent.beat IS NOT NULL;
-        IF joex.mark_ended(v_silent.id, 'dead') THEN
+        IF joex_private.mark_ended(v_silent.id, 'dead') THEN
             v_dead := v_dead || v_silent.id;
         END IF;
     END LOOP;
     RETURN QUERY
-    WITH back AS MATERIALIZED (SELECT * FROM joex.put_back_orphans(p_most_losses, p_jobs))
+    WITH back AS MATERIALIZED (SELECT * FROM joex_private.put_back_orphans(p_most_losses, p_jobs))
     SELECT e.id, e.app_id, coalesce(b.jobs, 0)
     FROM (SELECT unnest(v_dead) UNION SELECT b.executor FROM back b) f(id)
-    JOIN joex.executor e ON e.id = f.id LEFT JOIN back b ON b.executor = f.id ORDER BY e.id;
+    JOIN joex_private.executor e ON e.id = f.id LEFT JOIN back b ON b.executor = f.id ORDER BY e.id;
 END $$;
 
--- Serve a queue: make its row and its ring cursor (see joex.make_ring_cursor), once. Answers the cursor; null where another
--- transaction is just making it, for that may be a caller's own, and open for long: nothing waits for it, and each take tries
--- again.
-CREATE OR REPLACE FUNCTION joex.serve_queue(p_queue text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS $$
+-- Serve a queue: make its row and its ring cursor (see make_ring_cursor), once. Returns the cursor; null while another transaction is
+-- making it. That may be a client's own transaction, and open for long: nothing waits for it, and each take tries again.
+CREATE OR REPLACE FUNCTION joex_private.serve_queue(p_queue text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_cursor regclass := (SELECT q.cursor FROM joex.queue q WHERE q.name = p_queue);
+    v_cursor regclass := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
 BEGIN
-    IF v_cursor IS NULL AND pg_try_advisory_xact_lock(joex.lock_class(7), hashtext(p_queue)) THEN
-        v_cursor := (SELECT q.cursor FROM joex.queue q WHERE q.name = p_queue);
+    IF v_cursor IS NULL AND pg_try_advisory_xact_lock(joex_private.queue_lock(), hashtext(p_queue)) THEN
+        v_cursor := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
         IF v_cursor IS NULL THEN
-            INSERT INTO joex.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
+            INSERT INTO joex_private.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
         END IF;
     END IF;
     RETURN v_cursor;
-EXCEPTION WHEN unique_violation THEN    -- the row is younger than the snapshot of this transaction
+EXCEPTION WHEN unique_violation THEN    -- (the row is younger than the snapshot of this transaction)
     RETURN NULL;
 END $$;
 
--- Register a new incarnation of an executor. An earlier incarnation with the same app-id is replaced, and its jobs
--- put back, where it is certainly gone: it ran in the same pod, or it is p_gone (the caller saw that its process does not
--- exist any more), or it is dead for silence that the caller has observed (p_ages, p_marks). Where it may live, nothing is done: the answer
--- has no id, but the executor that is in the way; and neither where the app-id is retired (see joex.retire). silent: for people; null where
--- the row of the lease is missing. mark: the caller's next one.
-CREATE OR REPLACE FUNCTION joex.register(
+-- Register an executor. This replaces an earlier registration of the same app-id, and puts its jobs back, if that executor is certainly
+-- gone: it ran in the same pod, or it is p_gone (the caller saw that its process does not exist any more), or it is dead for silence that
+-- the caller has observed (p_ages, p_marks). If it may be alive, this changes nothing, and returns no id but the other executor. If the
+-- app-id is retired (see retire), this changes nothing either. silent is for people; null if the row of the lease is missing. mark: the
+-- caller's next mark.
+CREATE OR REPLACE FUNCTION joex_private.register(
     p_app_id text, p_pod_uid text, p_host text, p_boot_id text, p_pid integer, p_process_start text, p_version text,
     p_queues text[], p_tasks text[], p_pool_size integer, p_http_address text, p_lease interval, p_locks boolean,
     p_most_losses integer, p_gone integer DEFAULT NULL, p_ages float8[] DEFAULT '{}', p_marks bigint[] DEFAULT '{}'
-) RETURNS TABLE (id integer, reclaimed bigint, other joex.executor, retired boolean, silent interval, mark bigint)
+) RETURNS TABLE (id integer, reclaimed bigint, other joex_private.executor, retired boolean, silent interval, mark bigint)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
@@ -172,147 +169,143 @@ DECLARE
     v_silent record;
     v_used integer;         -- the highest id that is in use
 BEGIN
-    PERFORM joex.must_see_the_latest('joex.register');
+    PERFORM joex_private.must_see_the_latest('joex_private.register');
     reclaimed := 0;
-    PERFORM pg_advisory_xact_lock(joex.lock_class(5), hashtext(p_app_id));
-    retired := EXISTS (SELECT FROM joex.retired r WHERE r.app_id = p_app_id);
+    PERFORM pg_advisory_xact_lock(joex_private.app_id_lock(), hashtext(p_app_id));
+    retired := EXISTS (SELECT FROM joex_private.retired r WHERE r.app_id = p_app_id);
     mark := joex.horizon();
     IF retired THEN
         RETURN NEXT;
         RETURN;
     END IF;
-    PERFORM joex.serve_queue(q.name) FROM unnest(p_queues) q(name);
-    SELECT * INTO other FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
+    PERFORM joex_private.serve_queue(q.name) FROM unnest(p_queues) q(name);
+    SELECT * INTO other FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
         v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
-        SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex.silent(p_ages, p_marks) s WHERE s.id = other.id;
+        SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex_private.silent(p_ages, p_marks) s WHERE s.id = other.id;
         IF v_certain OR v_silent.is_hung
-           OR v_silent.id IS NOT NULL AND pg_try_advisory_xact_lock(joex.lock_class(1), v_silent.id) THEN
-            -- First this lock, then the rows, as everywhere; and judged again on them as they are then.
-            PERFORM pg_advisory_xact_lock(joex.lock_class(2), other.id);
-            SELECT * INTO other FROM joex.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
-            PERFORM FROM joex.lease l WHERE l.executor_id = other.id AND (v_certain OR l.beat = v_silent.beat) FOR UPDATE;
+           OR v_silent.id IS NOT NULL AND pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), v_silent.id) THEN
+            -- First this lock, then the rows, as everywhere; then decide again, on the rows as they are now.
+            PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), other.id);
+            SELECT * INTO other FROM joex_private.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
+            PERFORM FROM joex_private.lease l WHERE l.executor_id = other.id AND (v_certain OR l.beat = v_silent.beat) FOR UPDATE;
             IF other.id IS NOT NULL AND (FOUND OR v_certain OR v_silent.beat IS NULL) THEN
-                reclaimed := joex.end_executor(other.id, 'replaced', p_most_losses);
+                reclaimed := joex_private.end_executor(other.id, 'replaced', p_most_losses);
                 other := NULL;
             END IF;
         END IF;
         IF other.id IS NOT NULL THEN
-            silent := clock_timestamp() - (SELECT l.heartbeat_at FROM joex.lease l WHERE l.executor_id = other.id);
+            silent := clock_timestamp() - (SELECT l.heartbeat_at FROM joex_private.lease l WHERE l.executor_id = other.id);
             RETURN NEXT;
             RETURN;
         END IF;
     END IF;
-    -- The sequence may be behind what is there (it was restored, or not replicated): nobody gets the id, and with it the jobs, of another.
-    SELECT greatest(0, (SELECT max(e.id) FROM joex.executor e), (SELECT max(h.executor_id) FROM joex.held h)) INTO v_used;
+    -- The sequence may be behind the rows (it was restored, or not replicated): no executor gets the id, and the jobs, of another.
+    SELECT greatest(0, (SELECT max(e.id) FROM joex_private.executor e), (SELECT max(h.executor_id) FROM joex_private.held h)) INTO v_used;
     LOOP
-        id := nextval(pg_get_serial_sequence('joex.executor', 'id'));
+        id := nextval(pg_get_serial_sequence('joex_private.executor', 'id'));
         EXIT WHEN id > v_used;
     END LOOP;
-    INSERT INTO joex.executor (id, app_id, pod_uid, host, boot_id, pid, process_start, version, queues, tasks, pool_size,
-                               http_address, lease, locks, started_at)
+    INSERT INTO joex_private.executor (id, app_id, pod_uid, host, boot_id, pid, process_start, version, queues, tasks, pool_size,
+                                       http_address, lease, locks, started_at)
     OVERRIDING SYSTEM VALUE
     VALUES (id, p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_queues, p_tasks, p_pool_size,
             p_http_address, p_lease, p_locks, clock_timestamp());
-    INSERT INTO joex.lease (executor_id, heartbeat_at, beat) VALUES (id, clock_timestamp(), mark);
-    PERFORM joex.tell_operators(p_app_id);
-    PERFORM joex.announce_executor('executor-joined', id);
+    INSERT INTO joex_private.lease (executor_id, heartbeat_at, beat) VALUES (id, clock_timestamp(), mark);
+    PERFORM joex_private.notify_operators(p_app_id);
+    PERFORM joex_private.announce_executor('executor-joined', id);
     RETURN NEXT;
 END $$;
 
--- Renew a lease: the whole statement. Returns the beat, which is a mark too. null: it has ended, and is never renewed again.
-CREATE OR REPLACE FUNCTION joex.heartbeat(p_id integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+-- Renew a lease. Returns the beat, which is a mark too. Null: the lease has ended, for good.
+CREATE OR REPLACE FUNCTION joex_private.heartbeat(p_id integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_beat bigint := joex.horizon();
 BEGIN
-    UPDATE joex.lease l SET heartbeat_at = clock_timestamp(), beat = v_beat WHERE l.executor_id = p_id;
+    UPDATE joex_private.lease l SET heartbeat_at = clock_timestamp(), beat = v_beat WHERE l.executor_id = p_id;
     RETURN CASE WHEN FOUND THEN v_beat END;
 END $$;
 
--- What an executor may have missed, should a notification have been lost: is it to drain; which of the runs it says it has are not its
--- own any more, or are to be cancelled; and must somebody look after floors (see 25_floors.sql).
-CREATE OR REPLACE FUNCTION joex.check_runs(p_id integer, p_ids uuid[], p_locks uuid[])
+-- What an executor may have missed when a notification was lost: whether it must drain; which of the runs that it reports have lost their
+-- job, or have a cancel request; and whether floors need attention (see 25_floors.sql).
+CREATE OR REPLACE FUNCTION joex_private.check_runs(p_id integer, p_ids uuid[], p_locks uuid[])
 RETURNS TABLE (draining boolean, lost uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
-    -- (One that has ended starts over: nobody has asked that one to drain.)
-    draining := EXISTS (SELECT FROM joex.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
+    -- (An executor that has ended registers again: the new registration has no request to drain.)
+    draining := EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
     SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
-    LEFT JOIN joex.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- one that it has just finished is not lost
-    crowded := joex.is_crowded();
+    LEFT JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- a job that it has just finished is not lost
+    crowded := joex_private.is_crowded();
     RETURN NEXT;
 END $$;
 
--- Is there a job in these queues that may run now? (It may have to walk over much that vacuum has not cleared: with a time limit.)
-CREATE OR REPLACE FUNCTION joex.has_work(p_queues text[]) RETURNS boolean
+-- Whether there is a job in these queues that may run now. (The caller sets a time limit: this may read over many dead entries that vacuum
+-- has not removed.)
+CREATE OR REPLACE FUNCTION joex_private.has_work(p_queues text[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
-    -- (OFFSET 0: a probe for each queue, and no hash table of all that waits; see choose)
+    -- (OFFSET 0: one probe for each queue, and no hash table of all waiting jobs; see choose)
     RETURN EXISTS (SELECT FROM unnest(p_queues) q(name) WHERE
-        joex.has_runnable(q.name)
-        OR EXISTS (SELECT FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
+        joex_private.has_runnable(q.name)
+        OR EXISTS (SELECT FROM joex_private.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
                    AND j.due_at <= v_now OFFSET 0));
 END $$;
 
--- An executor with a free slot and nothing to take wants to be woken. It must take once more after this has committed, and
--- again until each transaction that was open at that time has ended: one of them may have submitted a job without
--- seeing that somebody sleeps (see joex.look).
-CREATE OR REPLACE FUNCTION joex.fall_asleep(p_id integer) RETURNS void LANGUAGE sql VOLATILE AS $$
-    UPDATE joex.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
+-- An executor with a free slot and nothing to take falls asleep: submissions wake it from now on. It must take once more after this has
+-- committed, and again until each transaction that was open then has ended: one of these may have submitted a job without seeing that
+-- the executor sleeps (see sleep_state).
+CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void LANGUAGE sql VOLATILE AS $$
+    UPDATE joex_private.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
 
--- An executor that runs a suspect takes nothing until that has ended, whichever slots are free: no submission is to wake it, and what waits
--- wakes others.
-CREATE OR REPLACE FUNCTION joex.stand_aside(p_id integer, p_queues text[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- An executor that runs a suspect takes nothing until the suspect has ended, though it has free slots: submissions do not wake it, and the
+-- jobs that wait wake other executors.
+CREATE OR REPLACE FUNCTION joex_private.stand_aside(p_id integer, p_queues text[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    UPDATE joex.executor SET asleep_since = NULL WHERE id = p_id;
-    PERFORM joex.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex.has_runnable(n.name);
+    UPDATE joex_private.executor SET asleep_since = NULL WHERE id = p_id;
+    PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex_private.has_runnable(n.name);
 END $$;
 
--- What a sleeper must know: the seconds until the next job of its queues is due (null: none is waiting for its time), and
--- the oldest transaction id that is open: all transactions below a joex.horizon have ended when it has reached that.
-CREATE OR REPLACE FUNCTION joex.look(p_queues text[])
+-- What an executor must know before it sleeps: the seconds until the next job of its queues is due (null: none has a time), and the oldest
+-- open transaction id. When that has reached a joex.horizon, all transactions below the horizon have ended.
+CREATE OR REPLACE FUNCTION joex_private.sleep_state(p_queues text[])
 RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN QUERY SELECT
         (SELECT extract(epoch FROM min(d.due_at) - clock_timestamp())::float8 FROM unnest(p_queues) q(name)
-         CROSS JOIN LATERAL (SELECT j.due_at FROM joex.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
+         CROSS JOIN LATERAL (SELECT j.due_at FROM joex_private.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
                              ORDER BY j.due_at LIMIT 1) d),
         pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 END $$;
 
--- A transaction id that is younger than each that writes now. It must be one of its own, taken in a transaction of its own:
--- the end of a snapshot is no more than the id after the last that has been committed, and younger ones may be open.
-CREATE OR REPLACE FUNCTION joex.horizon() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT pg_current_xact_id()::text::bigint $$;
-
--- Ask the living executors with this app-id (null: all) to drain: they take nothing more, finish what runs, and leave.
--- When this has committed, no take of theirs is under way.
-CREATE OR REPLACE FUNCTION joex.drain(p_app_id text) RETURNS SETOF text LANGUAGE plpgsql VOLATILE AS $$
+-- Ask the living executors with this app-id (null: all) to drain: they take nothing more, finish their runs, and leave. When this has
+-- committed, none of their takes is under way.
+CREATE OR REPLACE FUNCTION joex_private.drain(p_app_id text) RETURNS SETOF text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_executor record;
 BEGIN
-    PERFORM joex.must_see_the_latest('joex.drain');
-    FOR v_executor IN SELECT e.id, e.app_id FROM joex.executor e
+    PERFORM joex_private.must_see_the_latest('joex_private.drain');
+    FOR v_executor IN SELECT e.id, e.app_id FROM joex_private.executor e
                       WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) ORDER BY e.id LOOP
-        PERFORM pg_advisory_xact_lock(joex.lock_class(2), v_executor.id);
-        UPDATE joex.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;
+        PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_executor.id);
+        UPDATE joex_private.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;
         IF FOUND THEN
-            PERFORM joex.tell(v_executor.id, 'drain');
-            PERFORM joex.tell_operators(v_executor.app_id);
+            PERFORM joex_private.notify_executor(v_executor.id, 'drain');
+            PERFORM joex_private.notify_operators(v_executor.app_id);
             RETURN NEXT v_executor.app_id;
         END IF;
     END LOOP;
 END $$;
 
--- Ask all executors of a queue to look for work now. A submission wakes those it needs by itself: this is for people, and for
--- those who tell of work as Docspell does. Returns how many executors take from the queue.
-CREATE OR REPLACE FUNCTION joex.notify(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
-    SELECT joex.send('joex_wake', json_build_object('queue', notify.queue, 'executors', '{}'::integer[])::text);
-    SELECT count(*)::integer FROM joex.executor e
-    WHERE e.left_at IS NULL AND NOT e.draining AND notify.queue = ANY (e.queues) $$;
+-- Ask all executors of a queue to look for work now. A submission wakes executors by itself: this is for people, and for clients that
+-- notify executors themselves, as Docspell does. Returns how many executors take from the queue.
+CREATE OR REPLACE FUNCTION joex_private.wake_all(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
+    SELECT joex_private.send('joex_wake', json_build_object('queue', wake_all.queue, 'executors', '{}'::integer[])::text);
+    SELECT count(*)::integer FROM joex_private.executor e
+    WHERE e.left_at IS NULL AND NOT e.draining AND wake_all.queue = ANY (e.queues) $$;

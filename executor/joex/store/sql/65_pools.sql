@@ -1,68 +1,69 @@
--- What those ask and say who add and remove executors: an operator of pools.
+-- What an operator asks and changes when it adds and removes the executors of pools.
 
--- Nobody takes a job under this app-id any more, nor registers under it, until it is forgotten: from the moment this
--- commits, no take under it is under way. Answers: draining (an executor lives under it; it finishes what runs, and leaves),
--- retired (nobody lives under it), or busy, where only_if_idle is asked for and it holds a job: then nothing has changed.
-CREATE OR REPLACE FUNCTION joex.retire(p_app_id text, p_only_if_idle boolean) RETURNS text
+-- Retire an app-id: until an operator forgets it, no executor registers under it, or takes a job. When this has committed, no take under
+-- it is under way. Returns draining (an executor is alive under it; it finishes its runs, and leaves), retired (no executor is alive under
+-- it), or busy (p_only_if_idle, and its executor holds a job: nothing has changed).
+CREATE OR REPLACE FUNCTION joex_private.retire(p_app_id text, p_only_if_idle boolean) RETURNS text
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_id integer;
 BEGIN
-    PERFORM joex.must_see_the_latest('joex.retire');
-    -- Against a registration under this name: it comes before all of this, or finds the name retired.
-    PERFORM pg_advisory_xact_lock(joex.lock_class(5), hashtext(p_app_id));
-    SELECT e.id INTO v_id FROM joex.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
+    PERFORM joex_private.must_see_the_latest('joex_private.retire');
+    -- Against a registration under this app-id: it comes before all of this, or finds the app-id retired.
+    PERFORM pg_advisory_xact_lock(joex_private.app_id_lock(), hashtext(p_app_id));
+    SELECT e.id INTO v_id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
         -- Against a take: it comes before all of this, and its jobs are counted, or finds that the executor drains.
-        PERFORM pg_advisory_xact_lock(joex.lock_class(2), v_id);
+        PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_id);
         IF p_only_if_idle
-           AND EXISTS (SELECT FROM joex.held_by(v_id)) THEN
+           AND EXISTS (SELECT FROM joex_private.held_by(v_id)) THEN
             RETURN 'busy';
         END IF;
-        UPDATE joex.executor e SET draining = true WHERE e.id = v_id AND e.left_at IS NULL;
+        UPDATE joex_private.executor e SET draining = true WHERE e.id = v_id AND e.left_at IS NULL;
         IF NOT FOUND THEN
             v_id := NULL;
         ELSE
-            PERFORM joex.tell(v_id, 'drain');
+            PERFORM joex_private.notify_executor(v_id, 'drain');
         END IF;
     END IF;
-    INSERT INTO joex.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;     -- the first time counts
-    PERFORM joex.tell_operators(p_app_id);
+    INSERT INTO joex_private.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;     -- (the first time counts)
+    PERFORM joex_private.notify_operators(p_app_id);
     RETURN CASE WHEN v_id IS NULL THEN 'retired' ELSE 'draining' END;
 END $$;
 
--- Forget that an app-id was retired then: somebody new may register under it.
-CREATE OR REPLACE FUNCTION joex.forget_retired(p_app_id text, p_retired_at timestamptz) RETURNS boolean
+-- Forget that an app-id was retired at this time: a new executor may register under it.
+CREATE OR REPLACE FUNCTION joex_private.forget_retired(p_app_id text, p_retired_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    DELETE FROM joex.retired r WHERE r.app_id = p_app_id AND r.retired_at = p_retired_at;
+    DELETE FROM joex_private.retired r WHERE r.app_id = p_app_id AND r.retired_at = p_retired_at;
     RETURN FOUND;
 END $$;
 
--- A pod does certainly not run any more: end the executor that was in it at once. Returns how many jobs it gave back.
-CREATE OR REPLACE FUNCTION joex.pod_gone(p_pod_uid text, p_most_losses integer) RETURNS bigint
+-- A pod has certainly stopped: end its executor at once. Returns how many jobs go back.
+CREATE OR REPLACE FUNCTION joex_private.pod_gone(p_pod_uid text, p_most_losses integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM joex.must_see_the_latest('joex.pod_gone');
-    RETURN (SELECT coalesce(sum(joex.end_executor(e.id, 'dead', p_most_losses)), 0)
-            FROM joex.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL);
+    PERFORM joex_private.must_see_the_latest('joex_private.pod_gone');
+    RETURN (SELECT coalesce(sum(joex_private.end_executor(e.id, 'dead', p_most_losses)), 0)
+            FROM joex_private.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL);
 END $$;
 
--- The executors whose app-id begins with this, living or retired: a row for each app-id. held: an executor that takes nothing beside a
--- suspect is full.
-CREATE OR REPLACE FUNCTION joex.slots(p_prefix text)
+-- The executors whose app-id begins with p_prefix, living or retired: a row for each app-id. An executor that takes nothing beside a
+-- suspect counts as full (held).
+CREATE OR REPLACE FUNCTION joex_private.slots(p_prefix text)
 RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
     SELECT app_id, e.id, e.pod_uid, coalesce(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END), 0),
            coalesce(e.draining, false), r.retired_at
-    FROM (SELECT x.* FROM joex.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
-    FULL JOIN (SELECT x.* FROM joex.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
-    LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex.runs_alone(j.id)) AS alone FROM joex.held j GROUP BY j.executor_id) h
+    FROM (SELECT x.* FROM joex_private.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
+    FULL JOIN (SELECT x.* FROM joex_private.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
+    LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone
+               FROM joex_private.held j GROUP BY j.executor_id) h
         ON h.executor_id = e.id $$;
 
--- Move all due jobs of these queues to their lane, as a take does it, and put back runs that are overdue there, as executors do
--- it, for there may be nobody who does.
-CREATE OR REPLACE FUNCTION joex.promote_due(p_queues text[]) RETURNS void
+-- Move all due jobs of these queues to their lane, as a take does, and put back their overdue jobs, as executors do: there may be no
+-- executor.
+CREATE OR REPLACE FUNCTION joex_private.promote_due(p_queues text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_queue text;
@@ -70,17 +71,17 @@ DECLARE
 BEGIN
     FOREACH v_queue IN ARRAY p_queues LOOP
         FOR batch IN 1..10 LOOP
-            PERFORM joex.promote(v_queue);
-            EXIT WHEN NOT EXISTS (SELECT FROM joex.job j WHERE j.queue = v_queue AND j.due_at <= v_now);
+            PERFORM joex_private.promote(v_queue);
+            EXIT WHEN NOT EXISTS (SELECT FROM joex_private.job j WHERE j.queue = v_queue AND j.due_at <= v_now);
         END LOOP;
     END LOOP;
-    PERFORM joex.recover_overdue(NULL, p_queues);
+    PERFORM joex_private.recover_overdue(NULL, p_queues);
 END $$;
 
--- How many jobs of these queues could be taken now, counted up to p_most: neither those of paused groups, nor beyond a
--- group's limit. And the seconds until the next job is due (null: none waits for its time). Jobs that are due are counted
--- where they have been moved to their lane (see promote_due).
-CREATE OR REPLACE FUNCTION joex.demand(p_queues text[], p_most integer)
+-- How many jobs of these queues an executor could take now, counted up to p_most: without those of paused groups, and those beyond a
+-- group's limit. And the seconds until the next job is due (null: no job has a time). This counts a due job only when promote_due has
+-- moved it to its lane.
+CREATE OR REPLACE FUNCTION joex_private.demand(p_queues text[], p_most integer)
 RETURNS TABLE (runnable bigint, next_due float8)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -88,22 +89,22 @@ DECLARE
 BEGIN
     runnable := 0;
     FOREACH v_queue IN ARRAY p_queues LOOP
-        IF EXISTS (SELECT FROM joex.group_setting g
+        IF EXISTS (SELECT FROM joex_private.group_setting g
                    WHERE g.queue = v_queue AND (g.paused OR g.max_running IS NOT NULL)) THEN
-            runnable := runnable + joex.demand_by_group(v_queue, p_most - runnable);
+            runnable := runnable + joex_private.demand_by_group(v_queue, p_most - runnable);
         ELSE
             runnable := runnable + (SELECT count(*) FROM (
-                SELECT FROM joex.job j WHERE j.queue = v_queue AND j.lane IS NOT NULL LIMIT p_most - runnable) x);
+                SELECT FROM joex_private.job j WHERE j.queue = v_queue AND j.lane IS NOT NULL LIMIT p_most - runnable) x);
         END IF;
         EXIT WHEN runnable >= p_most;
     END LOOP;
-    -- (not: greatest(next_due, 0), which takes no due time for zero)
-    next_due := (SELECT CASE WHEN l.next_due < 0 THEN 0 ELSE l.next_due END FROM joex.look(p_queues) l);
+    -- (greatest(next_due, 0) would be 0 for null)
+    next_due := (SELECT CASE WHEN l.next_due < 0 THEN 0 ELSE l.next_due END FROM joex_private.sleep_state(p_queues) l);
     RETURN NEXT;
 END $$;
 
 -- The same for one queue in which groups are paused or limited: from group to group along the ring.
-CREATE OR REPLACE FUNCTION joex.demand_by_group(p_queue text, p_most bigint) RETURNS bigint
+CREATE OR REPLACE FUNCTION joex_private.demand_by_group(p_queue text, p_most bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ring bigint := -9223372036854775808;
@@ -113,18 +114,18 @@ DECLARE
     v_all bigint := 0;
 BEGIN
     WHILE v_all < p_most LOOP
-        SELECT j.ring INTO v_ring FROM joex.job j
+        SELECT j.ring INTO v_ring FROM joex_private.job j
         WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_ring ORDER BY j.ring LIMIT 1;
         EXIT WHEN NOT FOUND;
         SELECT bool_or(g.paused), min(g.max_running) INTO v_paused, v_limit
-        FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_ring;
+        FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = v_ring;
         CONTINUE WHEN v_paused;
         SELECT count(*) INTO v_jobs FROM (
-            SELECT FROM joex.job j WHERE j.queue = p_queue AND j.ring = v_ring AND j.lane IS NOT NULL
+            SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = v_ring AND j.lane IS NOT NULL
             LIMIT p_most - v_all) x;
         IF v_limit IS NOT NULL THEN
             v_jobs := greatest(least(v_jobs, v_limit - (
-                SELECT count(*) FROM joex.job j
+                SELECT count(*) FROM joex_private.job j
                 WHERE j.queue = p_queue AND j.ring = v_ring AND j.executor_id IS NOT NULL)), 0);
         END IF;
         v_all := v_all + v_jobs;
@@ -132,15 +133,14 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- Want to hear, for so long, of work in these queues that finds no executor asleep (a length of zero: not any more). It is
--- heard on the channel joex_operator, once or some times; who has heard it says when it wants to hear more, so that
--- submissions do not notify at each job. When this has committed, a transaction below the joex.horizon may still have
--- submitted a job without seeing it.
-CREATE OR REPLACE FUNCTION joex.watch(p_name text, p_queues text[], p_for interval) RETURNS void
+-- Watch these queues for p_for (zero: no longer): work that finds no executor asleep notifies the channel joex_operator. The operator
+-- watches again when it has heard enough, so that not each submission notifies. When this has committed, a transaction below the
+-- joex.horizon may still submit a job without a notification.
+CREATE OR REPLACE FUNCTION joex_private.watch(p_name text, p_queues text[], p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    DELETE FROM joex.watch w WHERE w.until < clock_timestamp() - interval '1 hour' AND w.name <> p_name;
-    INSERT INTO joex.watch AS w (queue, name, until)
+    DELETE FROM joex_private.watch w WHERE w.until < clock_timestamp() - interval '1 hour' AND w.name <> p_name;
+    INSERT INTO joex_private.watch AS w (queue, name, until)
     SELECT q.name, p_name, clock_timestamp() + p_for FROM unnest(p_queues) q(name) ORDER BY q.name
     ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;
 END $$;

@@ -1,73 +1,118 @@
--- Views for people and dashboards. A column may be added at the end of one, never taken away.
+-- Views for people and dashboards. A later version may add columns at the end, and never removes one.
 
+-- All jobs.
 CREATE OR REPLACE VIEW joex.jobs AS
-SELECT id, queue, grp, task, args, subject, submitter, tracker, priority, state, due_at, app_id, attempt, failures, losses,
-       retries, cancel_requested, progress, progress_message, submitted_at, scheduled_at, started_at, finished_at,
-       message, result, error, seq, key, rank, opts, resubmit_requested, remove_requested, overdue_at
-FROM joex.job;
+SELECT id,                          -- uuid
+       queue,                       -- text
+       grp,                         -- text: the group, which is the tenant
+       task,                        -- text: its name
+       args,                        -- jsonb: the arguments
+       subject,                     -- text: for people
+       submitter,                   -- text: for people
+       tracker,                     -- text: at most one unfinished job has it
+       priority::text AS priority,  -- text: high or low
+       state::text AS state,        -- text: waiting, scheduled (taken), running, stuck (waits for a retry), success, failed, cancelled
+       due_at,                      -- timestamptz: when a job that waits for a time may run
+       app_id,                      -- text: the executor or worker of the latest run
+       attempt,                     -- integer: runs that have started
+       failures,                    -- integer: failed runs since the submission, or since a retry by hand
+       losses,                      -- integer: how often an executor died that held the job
+       retries,                     -- integer: allowed retries; null: as many as the task or the executor allows
+       cancel_requested,            -- boolean: the job ends as cancelled when its run has stopped
+       progress,                    -- smallint: 0 to 100
+       progress_message,            -- text: of the latest progress
+       submitted_at,                -- timestamptz
+       scheduled_at,                -- timestamptz: when the latest run was taken
+       started_at,                  -- timestamptz: when the latest run started
+       finished_at,                 -- timestamptz
+       message,                     -- text: of the result
+       result,                      -- jsonb
+       error,                       -- text: of the latest failed run
+       seq,                         -- bigint: its place in line, first in, first out
+       key,                         -- bytea: the id of a keyed job
+       rank,                        -- bytea: the place in line of a keyed job, before seq
+       opts,                        -- jsonb: the free fields of a keyed job
+       resubmit_requested,          -- boolean: the job runs once more when its run has ended
+       remove_requested,            -- boolean: the job disappears when its run has ended
+       overdue_at                   -- timestamptz: the job is put back when its run has not reported by then
+FROM joex_private.job;
 
--- The bucket of a group, a label of metrics (see core/group_bucket.py).
+-- The bucket of a group, 0 to 7: a label of the metrics.
 CREATE OR REPLACE FUNCTION joex.group_bucket(grp text) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT get_byte(sha256(convert_to(grp, 'UTF8')), 0) % 8 $$;
 
--- Unfinished jobs by queue and group, counted from the partial indexes: finished ones cost nothing here. (Nor do they while vacuum
--- can't clear them: see 25_floors.sql.)
+-- Unfinished jobs by queue and group, with the settings of the group.
 CREATE OR REPLACE VIEW joex.group_stats AS
-SELECT c.queue, c.grp,
-       count(*) FILTER (WHERE c.state = 'waiting' AND c.due_at IS NULL) AS waiting,
-       count(*) FILTER (WHERE c.state = 'waiting' AND c.due_at IS NOT NULL) AS deferred,
-       count(*) FILTER (WHERE c.state = 'scheduled') AS scheduled,
-       count(*) FILTER (WHERE c.state = 'running') AS running,
-       count(*) FILTER (WHERE c.state = 'stuck') AS stuck,
+SELECT c.queue,                                                 -- text
+       c.grp,                                                   -- text: the group
+       count(*) FILTER (WHERE c.state = 'waiting' AND c.due_at IS NULL) AS waiting,  -- bigint: jobs
+       count(*) FILTER (WHERE c.state = 'waiting' AND c.due_at IS NOT NULL) AS deferred,  -- bigint: jobs that wait for their not_before
+       count(*) FILTER (WHERE c.state = 'scheduled') AS scheduled,  -- bigint: jobs
+       count(*) FILTER (WHERE c.state = 'running') AS running,  -- bigint: jobs
+       count(*) FILTER (WHERE c.state = 'stuck') AS stuck,      -- bigint: jobs
        extract(epoch FROM clock_timestamp() - min(c.runnable_since) FILTER (WHERE c.lane IS NOT NULL))::float8
-           AS oldest_runnable_seconds,
-       coalesce(max(s.weight), 1) AS weight, coalesce(bool_or(s.paused), false) AS paused,
-       max(s.max_running) AS max_running, joex.group_bucket(c.grp) AS bucket
-FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job WHERE due_at IS NOT NULL
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.job
-                WHERE lane IS NOT NULL AND NOT joex.floors_are_on()
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.by_floors(false) WHERE joex.floors_are_on()
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex.held) c
-LEFT JOIN joex.group_setting s ON s.queue = c.queue AND s.grp = c.grp
+           AS oldest_runnable_seconds,                          -- float8: how long the oldest runnable job has waited; null: there is none
+       coalesce(max(s.weight), 1) AS weight,                    -- integer: see joex.set_group
+       coalesce(bool_or(s.paused), false) AS paused,            -- boolean
+       max(s.max_running) AS max_running,                       -- integer
+       joex.group_bucket(c.grp) AS bucket                       -- integer: see joex.group_bucket
+-- (From the partial indexes, so that finished jobs cost nothing, even while vacuum can't remove them: see 25_floors.sql.)
+FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job WHERE due_at IS NOT NULL
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job
+                WHERE lane IS NOT NULL AND NOT joex_private.floors_are_on()
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.by_floors(false)
+                WHERE joex_private.floors_are_on()
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.held) c
+LEFT JOIN joex_private.group_setting s ON s.queue = c.queue AND s.grp = c.grp
 GROUP BY c.queue, c.grp;
 
+-- Unfinished jobs by queue.
 CREATE OR REPLACE VIEW joex.queue_stats AS
-SELECT queue, sum(waiting)::bigint AS waiting, sum(deferred)::bigint AS deferred, sum(scheduled)::bigint AS scheduled,
-       sum(running)::bigint AS running, sum(stuck)::bigint AS stuck,
-       -- of those that could be taken now: jobs of a paused group, or of one at its limit, wait for something else
+SELECT queue,                                -- text
+       sum(waiting)::bigint AS waiting,      -- bigint: jobs
+       sum(deferred)::bigint AS deferred,    -- bigint: jobs that wait for their not_before
+       sum(scheduled)::bigint AS scheduled,  -- bigint: jobs
+       sum(running)::bigint AS running,      -- bigint: jobs
+       sum(stuck)::bigint AS stuck,          -- bigint: jobs
        max(oldest_runnable_seconds) FILTER (WHERE NOT paused AND (max_running IS NULL OR scheduled + running < max_running))
-           AS oldest_runnable_seconds,
-       count(*) AS groups
+           AS oldest_runnable_seconds,       -- float8: as in joex.group_stats, without paused groups and groups at their limit
+       count(*) AS groups                    -- bigint: with unfinished jobs
 FROM joex.group_stats GROUP BY queue;
 
--- How the slots of each queue are shared between its groups: a row for each queue with an active group, which is one that holds
--- slots, or has a job that could be taken now. A few index probes per active group, however many jobs there are.
---
--- held: slots, of which largest_share (0 to 1) are those of largest_group. The waits are those of the job that comes next in its
--- group, for groups of which a job could be taken now: of the group in the middle, and of the one that waits longest. A group
--- is behind where it is such a one, and two levels (see 30_take.sql) or more below another group, which therefore has
--- slots that it will lose to it; behind_seconds is for how long the next job of any of these has waited.
--- (Nothing is indexed by that, and 100,000 groups are sorted in some megabytes.)
+-- How the groups of each queue share its slots: a row for each queue with an active group. A group is active if it holds slots, or has a
+-- job that an executor could take now. A group is behind if it has such a job, and its level (slots over weight) is two or more below that
+-- of another group, which will lose slots to it.
 CREATE OR REPLACE FUNCTION joex.shares()
-RETURNS TABLE (queue text, active_groups bigint, held bigint, largest_group text, largest_share float8,
-               median_wait_seconds float8, longest_wait_seconds float8, groups_behind bigint, behind_seconds float8)
-LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off SET work_mem = '32MB' AS $$
+RETURNS TABLE (
+    queue text,
+    active_groups bigint,
+    held bigint,                    -- slots
+    largest_group text,             -- the group that holds the most slots
+    largest_share float8,           -- its part of the held slots, 0 to 1
+    median_wait_seconds float8,     -- of the next job of each group that could run one now, how long it has waited
+    longest_wait_seconds float8,
+    groups_behind bigint,
+    behind_seconds float8           -- the longest wait of the next job of a group that is behind
+) LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off
+SET work_mem = '32MB' AS $$
+    -- (A few index probes per active group, however many jobs there are. No index has the order of waits: this sorts 100,000 groups in
+    -- some megabytes.)
     WITH RECURSIVE next AS (    -- from group to group along the rings of all queues
-        (SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j
-         WHERE j.lane IS NOT NULL AND NOT joex.floors_are_on()
+        (SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex_private.job j
+         WHERE j.lane IS NOT NULL AND NOT joex_private.floors_are_on()
          ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1)
         UNION ALL
         SELECT n.* FROM next p CROSS JOIN LATERAL (
-            SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex.job j
+            SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex_private.job j
             WHERE j.lane IS NOT NULL AND (j.queue, j.ring) > (p.queue, p.ring)
             ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1) n
     ), first AS (
         TABLE next
         UNION ALL
-        (SELECT DISTINCT ON (j.queue, j.ring) j.queue, j.ring, j.grp, j.runnable_since FROM joex.by_floors(false) j
-         WHERE joex.floors_are_on() ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq)
+        (SELECT DISTINCT ON (j.queue, j.ring) j.queue, j.ring, j.grp, j.runnable_since FROM joex_private.by_floors(false) j
+         WHERE joex_private.floors_are_on() ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq)
     ), held AS (
-        SELECT j.queue, j.ring, min(j.grp) AS grp, count(*) AS jobs FROM joex.held j GROUP BY j.queue, j.ring
+        SELECT j.queue, j.ring, min(j.grp) AS grp, count(*) AS jobs FROM joex_private.held j GROUP BY j.queue, j.ring
     ), known AS (
         SELECT queue, coalesce(h.grp, n.grp) AS grp, coalesce(h.jobs, 0) AS held, n.runnable_since
         FROM first n FULL JOIN held h USING (queue, ring)
@@ -75,7 +120,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET ena
         SELECT k.queue, k.grp, k.held, k.held / coalesce(s.weight, 1) AS level,
                CASE WHEN s.paused OR k.held >= s.max_running THEN NULL
                     ELSE extract(epoch FROM clock_timestamp() - k.runnable_since)::float8 END AS waited
-        FROM known k LEFT JOIN joex.group_setting s USING (queue, grp)
+        FROM known k LEFT JOIN joex_private.group_setting s USING (queue, grp)
     ), compared AS (
         SELECT a.*, max(a.held) OVER of_queue AS most, max(a.level) OVER of_queue - a.level >= 2 AS is_behind
         FROM active a WHERE a.held > 0 OR a.waited IS NOT NULL WINDOW of_queue AS (PARTITION BY a.queue)
@@ -86,61 +131,77 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET ena
            count(*) FILTER (WHERE c.is_behind AND c.waited IS NOT NULL), max(c.waited) FILTER (WHERE c.is_behind)
     FROM compared c GROUP BY c.queue $$;
 
--- The jobs that wait, runnable now or later, the first submitted first: at most p_most, of a queue or a group where one is given.
--- No index has this order. So these are candidates: of each group's jobs of a lane the first in line, which are the first
--- submitted, unless a type gives them priorities of its own; and of each queue's jobs that wait for their time the next ones.
--- A few index probes per group, and p_most rows of p_most groups at worst, however many jobs there are.
--- (A custom plan, because which part of the index is read depends on which of the arguments are null: a step from lane to lane
--- begins where the one before ended only where no column is held to a value that the step compares as well.)
-CREATE OR REPLACE FUNCTION joex.queued(p_queue text, p_grp text, p_most integer) RETURNS SETOF joex.job
+-- The waiting jobs, runnable now or later, the first submitted first: at most p_most, of all queues or one, of all groups or one. No index
+-- has this order. So this collects candidates: of each lane of each group the first jobs in line, which are the first submitted, unless
+-- keyed jobs have ranks; and of each queue the jobs that are due next. A few index probes per group, and p_most rows of p_most groups at
+-- worst, however many jobs there are.
+-- (A custom plan, because it depends on which arguments are null what part of the index this reads: a step from lane to lane begins where
+-- the previous one ended only if no column is bound to a value that the step compares as well.)
+CREATE OR REPLACE FUNCTION joex_private.queued(p_queue text, p_grp text, p_most integer) RETURNS SETOF joex_private.job
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
 SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
     RETURN QUERY
     WITH RECURSIVE line AS (    -- from lane to lane of the groups along the rings of all queues
-        (SELECT j.queue, j.ring, j.lane, j.seq FROM joex.job j
+        (SELECT j.queue, j.ring, j.lane, j.seq FROM joex_private.job j
          WHERE j.lane IS NOT NULL AND (p_queue IS NULL OR j.queue = p_queue)
-               AND (p_queue IS NULL OR p_grp IS NULL OR j.ring = joex.ring(p_grp))
+               AND (p_queue IS NULL OR p_grp IS NULL OR j.ring = joex_private.ring(p_grp))
          ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1)
         UNION ALL
         SELECT n.* FROM line p CROSS JOIN LATERAL (
-            SELECT j.queue, j.ring, j.lane, j.seq FROM joex.job j
+            SELECT j.queue, j.ring, j.lane, j.seq FROM joex_private.job j
             WHERE j.lane IS NOT NULL AND (
                 p_queue IS NULL AND (j.queue, j.ring, j.lane) > (p.queue, p.ring, p.lane)
                 OR p_queue IS NOT NULL AND p_grp IS NULL AND j.queue = p_queue AND (j.ring, j.lane) > (p.ring, p.lane)
-                OR p_queue IS NOT NULL AND p_grp IS NOT NULL AND j.queue = p_queue AND j.ring = joex.ring(p_grp) AND j.lane > p.lane)
+                OR p_queue IS NOT NULL AND p_grp IS NOT NULL AND j.queue = p_queue AND j.ring = joex_private.ring(p_grp)
+                   AND j.lane > p.lane)
             ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1) n
     ), later AS (               -- from queue to queue
-        (SELECT j.queue FROM joex.job j
+        (SELECT j.queue FROM joex_private.job j
          WHERE j.due_at IS NOT NULL AND (p_queue IS NULL OR j.queue = p_queue) ORDER BY j.queue LIMIT 1)
         UNION ALL
         SELECT n.* FROM later p CROSS JOIN LATERAL (
-            SELECT j.queue FROM joex.job j
+            SELECT j.queue FROM joex_private.job j
             WHERE p_queue IS NULL AND j.due_at IS NOT NULL AND j.queue > p.queue ORDER BY j.queue LIMIT 1) n
     ), candidate AS (
         SELECT c.* FROM (
-            SELECT l.* FROM line l WHERE p_grp IS NULL OR l.ring = joex.ring(p_grp) ORDER BY l.seq LIMIT p_most) l
+            SELECT l.* FROM line l WHERE p_grp IS NULL OR l.ring = joex_private.ring(p_grp) ORDER BY l.seq LIMIT p_most) l
         CROSS JOIN LATERAL (
-            SELECT j.id, j.submitted_at, j.seq FROM joex.job j
+            SELECT j.id, j.submitted_at, j.seq FROM joex_private.job j
             WHERE j.lane IS NOT NULL AND j.queue = l.queue AND j.ring = l.ring AND j.lane = l.lane
                   AND (p_grp IS NULL OR j.grp = p_grp)
             ORDER BY j.rank, j.seq LIMIT p_most) c
         UNION ALL
         SELECT c.* FROM later l CROSS JOIN LATERAL (
-            SELECT j.id, j.submitted_at, j.seq FROM joex.job j
+            SELECT j.id, j.submitted_at, j.seq FROM joex_private.job j
             WHERE j.due_at IS NOT NULL AND j.queue = l.queue AND (p_grp IS NULL OR j.grp = p_grp)
             ORDER BY j.due_at LIMIT p_most) c
     )
     SELECT j.* FROM (SELECT c.* FROM candidate c ORDER BY c.submitted_at, c.seq LIMIT p_most) c
-    JOIN joex.job j ON j.id = c.id ORDER BY c.submitted_at, c.seq;
+    JOIN joex_private.job j ON j.id = c.id ORDER BY c.submitted_at, c.seq;
 END $$;
 
+-- Executors that are alive, or have ended lately.
 CREATE OR REPLACE VIEW joex.executors AS
-SELECT e.id, e.app_id,
+SELECT e.id,                 -- integer: of this registration; an executor that starts anew gets another
+       e.app_id,             -- text: its name
        CASE WHEN e.ending IS NOT NULL THEN e.ending WHEN e.draining THEN 'draining'
-            WHEN count(j.id) > 0 THEN 'busy' WHEN e.asleep_since IS NOT NULL THEN 'asleep' ELSE 'awake' END AS state,
-       count(j.id) AS held, e.pool_size, e.queues, e.host, e.pid, e.pod_uid, e.http_address, e.version, e.tasks,
-       e.started_at, coalesce(l.heartbeat_at, e.left_at, e.started_at) AS heartbeat_at, e.left_at,
-       extract(epoch FROM clock_timestamp() - coalesce(l.heartbeat_at, e.left_at, e.started_at))::float8 AS silent_seconds
-FROM joex.executor e LEFT JOIN joex.lease l ON l.executor_id = e.id LEFT JOIN joex.held j ON j.executor_id = e.id
+            WHEN count(j.id) > 0 THEN 'busy' WHEN e.asleep_since IS NOT NULL THEN 'asleep' ELSE 'awake' END
+           AS state,         -- text: busy, asleep, awake or draining; left, dead or replaced when it has ended
+       count(j.id) AS held,  -- bigint: jobs that it holds
+       e.pool_size,          -- integer: its slots
+       e.queues,             -- text[]
+       e.host,               -- text
+       e.pid,                -- integer
+       e.pod_uid,            -- text: of its pod on Kubernetes
+       e.http_address,       -- text
+       e.version,            -- text: of Joex
+       e.tasks,              -- text[]
+       e.started_at,         -- timestamptz
+       coalesce(l.heartbeat_at, e.left_at, e.started_at) AS heartbeat_at,  -- timestamptz: the latest heartbeat
+       e.left_at,            -- timestamptz: when it ended
+       extract(epoch FROM clock_timestamp() - coalesce(l.heartbeat_at, e.left_at, e.started_at))::float8
+           AS silent_seconds  -- float8: since the latest heartbeat
+FROM joex_private.executor e LEFT JOIN joex_private.lease l ON l.executor_id = e.id
+LEFT JOIN joex_private.held j ON j.executor_id = e.id
 GROUP BY e.id, l.executor_id;

@@ -1,33 +1,38 @@
--- Why a job is not running: a row for each reason. What stands in its way comes first, then its place in line:
---   not_found; finished (state, at, error); scheduled or running (app_id, since, cancel_requested, alone: nothing is taken beside it): nothing
---     else is said then
---   not_due (at, seconds, retry: it waits for one, failures)
---   no_executor (queue, draining), unknown_task (task, executors), slots_busy (slots, executors)
---   group_paused (group), group_at_limit (group, limit, running)
---   behind (retries, same, other): jobs of its group before it: due retries, those of its own priority, and those of the other
---     one, with which it takes turns by the counting scheme
---   turn (places, at_least): groups that are served before its group; at_least: more were not looked at
---   next: nothing; the next take has it
--- A few index probes, and for the turn some for each group, of at most 100. Counts end at 1,000. Jobs that are due stand in line,
--- so they are moved there first, as a take does it (where this transaction may write).
+-- Why a job is not running: a row for each reason, with its details. What stands in the way comes first, then the place in line.
+--   not_found: there is no such job
+--   finished (state, at, error): it has ended
+--   scheduled (app_id, since, cancel_requested, alone): an executor has taken it; alone: it takes nothing beside it
+--   running (the same details): it is running
+--   not_due (at, seconds, retry: whether it waits for a retry, failures): its time has not come
+--   no_executor (queue, draining): no executor serves its queue
+--   unknown_task (task, executors): no executor of its queue knows the task
+--   slots_busy (slots, executors): all slots of its queue's executors are busy
+--   group_paused (group): its group is paused
+--   group_at_limit (group, limit, running): as many jobs of its group run as may
+--   behind (retries, same, other): jobs of its group that come before it: due retries, jobs of the same priority, and jobs of the other
+--     priority, with which it takes turns
+--   turn (places, at_least): groups whose turn comes before that of its group; at_least: there may be more
+--   next: nothing stands in the way; the next take has it
+-- Counts end at 1,000 jobs and 100 groups.
 CREATE OR REPLACE FUNCTION joex.why(id uuid) RETURNS TABLE (reason text, detail jsonb)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
 DECLARE
-    v_job joex.job;
+    v_job joex_private.job;
     v_now timestamptz := clock_timestamp();
     v_serving record;
     v_group record;
     v_ahead record;
     v_turn record;
     v_lane smallint;
-    v_workers boolean;      -- some wait in an accept: programs that are no executors
+    v_workers boolean;      -- workers wait in an accept
     v_is_next boolean := true;
 BEGIN
-    SELECT * INTO v_job FROM joex.job j WHERE j.id = id;
+    SELECT * INTO v_job FROM joex_private.job j WHERE j.id = id;
+    -- (Jobs that are due stand in line, so this moves them there first, as a take does, if the transaction may write.)
     IF v_job.finished_at IS NULL AND v_job.executor_id IS NULL AND NOT current_setting('transaction_read_only')::boolean THEN
-        PERFORM joex.promote_due(ARRAY[v_job.queue]);
-        SELECT * INTO v_job FROM joex.job j WHERE j.id = id;
+        PERFORM joex_private.promote_due(ARRAY[v_job.queue]);
+        SELECT * INTO v_job FROM joex_private.job j WHERE j.id = id;
     END IF;
     IF v_job.id IS NULL THEN
         RETURN QUERY SELECT 'not_found', '{}'::jsonb;
@@ -38,7 +43,8 @@ BEGIN
         RETURN;
     ELSIF v_job.executor_id IS NOT NULL THEN
         RETURN QUERY SELECT v_job.state::text, jsonb_build_object(
-            'app_id', v_job.app_id, 'cancel_requested', v_job.cancel_requested, 'alone', joex.runs_alone(v_job.id) AND v_job.executor_id <> 0,
+            'app_id', v_job.app_id, 'cancel_requested', v_job.cancel_requested,
+            'alone', joex_private.runs_alone(v_job.id) AND v_job.executor_id <> 0,
             'since', CASE v_job.state WHEN 'running' THEN v_job.started_at ELSE v_job.scheduled_at END);
         RETURN;
     END IF;
@@ -55,8 +61,8 @@ BEGIN
            count(*) FILTER (WHERE NOT e.draining AND v_job.task = ANY (e.tasks)) AS knowing,
            coalesce(sum(e.pool_size) FILTER (WHERE NOT e.draining), 0) AS slots,
            array_agg(e.id) FILTER (WHERE NOT e.draining) AS ids
-    INTO v_serving FROM joex.executor e WHERE e.left_at IS NULL AND v_job.queue = ANY (e.queues);
-    v_workers := EXISTS (SELECT FROM joex.watch w WHERE w.queue = v_job.queue AND w.for_workers AND w.until > v_now);
+    INTO v_serving FROM joex_private.executor e WHERE e.left_at IS NULL AND v_job.queue = ANY (e.queues);
+    v_workers := EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = v_job.queue AND w.for_workers AND w.until > v_now);
     IF v_serving.executors = 0 AND NOT v_workers THEN
         v_is_next := false;
         RETURN QUERY SELECT 'no_executor', jsonb_build_object('queue', v_job.queue, 'draining', v_serving.draining);
@@ -65,19 +71,19 @@ BEGIN
         RETURN QUERY SELECT 'unknown_task', jsonb_build_object('task', v_job.task, 'executors', v_serving.executors);
     END IF;
     IF v_serving.executors > 0 AND NOT v_workers AND v_serving.slots <= (
-            -- (One that takes nothing beside a suspect has no free slot.)
+            -- (An executor that takes nothing beside a suspect has no free slot.)
             SELECT sum(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END))
-            FROM (SELECT j.executor_id AS id, count(*) AS held, bool_or(j.suspect AND joex.runs_alone(j.id)) AS alone
-                  FROM joex.job j WHERE j.executor_id = ANY (v_serving.ids) AND j.executor_id IS NOT NULL GROUP BY 1) h
-            JOIN joex.executor e USING (id)) THEN
+            FROM (SELECT j.executor_id AS id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone
+                  FROM joex_private.job j WHERE j.executor_id = ANY (v_serving.ids) AND j.executor_id IS NOT NULL GROUP BY 1) h
+            JOIN joex_private.executor e USING (id)) THEN
         v_is_next := false;
         RETURN QUERY SELECT 'slots_busy', jsonb_build_object('slots', v_serving.slots, 'executors', v_serving.executors);
     END IF;
 
     SELECT coalesce(bool_or(g.paused), false) AS paused, min(g.max_running) AS most, coalesce(max(g.weight), 1) AS weight,
-           (SELECT count(*) FROM joex.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring
+           (SELECT count(*) FROM joex_private.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring
                   AND j.executor_id IS NOT NULL) AS running
-    INTO v_group FROM joex.group_setting g WHERE g.queue = v_job.queue AND g.grp = v_job.grp;
+    INTO v_group FROM joex_private.group_setting g WHERE g.queue = v_job.queue AND g.grp = v_job.grp;
     IF v_group.paused THEN
         v_is_next := false;
         RETURN QUERY SELECT 'group_paused', jsonb_build_object('group', v_job.grp);
@@ -88,16 +94,16 @@ BEGIN
             'group', v_job.grp, 'limit', v_group.most, 'running', v_group.running);
     END IF;
     IF v_job.due_at > v_now THEN
-        RETURN;     -- it has no place in line yet
+        RETURN;     -- (it has no place in line yet)
     END IF;
 
-    v_lane := coalesce(v_job.lane, CASE v_job.state WHEN 'stuck' THEN 0 ELSE joex.lane(v_job.priority) END);
+    v_lane := coalesce(v_job.lane, CASE v_job.state WHEN 'stuck' THEN 0 ELSE joex_private.lane(v_job.priority) END);
     SELECT coalesce(sum(n) FILTER (WHERE lane = 0 AND v_lane <> 0), 0) AS retries,
            coalesce(sum(n) FILTER (WHERE lane = v_lane), 0) AS same,
            coalesce(sum(n) FILTER (WHERE lane <> 0 AND lane <> v_lane AND v_lane <> 0), 0) AS other
     INTO v_ahead FROM (
         SELECT l.lane, (SELECT count(*) FROM (
-            SELECT FROM joex.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring AND j.lane = l.lane
+            SELECT FROM joex_private.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring AND j.lane = l.lane
                    AND (l.lane <> v_lane OR (j.rank, j.seq) < (v_job.rank, v_job.seq)) LIMIT 1000) x) AS n
         FROM unnest('{0,1,2}'::smallint[]) l(lane)) counted;
     IF v_ahead.retries + v_ahead.same + v_ahead.other > 0 THEN
@@ -106,7 +112,7 @@ BEGIN
             'retries', v_ahead.retries, 'same', v_ahead.same, 'other', v_ahead.other);
     END IF;
 
-    SELECT * INTO v_turn FROM joex.places_before(v_job.queue, v_job.ring, v_group.running / v_group.weight);
+    SELECT * INTO v_turn FROM joex_private.places_before(v_job.queue, v_job.ring, v_group.running / v_group.weight);
     IF v_turn.places > 0 THEN
         v_is_next := false;
         RETURN QUERY SELECT 'turn', jsonb_build_object('places', v_turn.places, 'at_least', v_turn.at_least);
@@ -116,9 +122,9 @@ BEGIN
     END IF;
 END $$;
 
--- How many groups of a queue a take serves before the one at this place of the ring, which is on this level: those on a lower
--- level, and those on the same level that come first from the ring cursor on. It looks at 100 groups at most.
-CREATE OR REPLACE FUNCTION joex.places_before(p_queue text, p_ring bigint, p_level bigint)
+-- How many groups of a queue a take serves before the group at p_ring, which is on p_level: groups on a lower level, and groups on the
+-- same level that come first from the ring cursor on. This reads at most 100 groups.
+CREATE OR REPLACE FUNCTION joex_private.places_before(p_queue text, p_ring bigint, p_level bigint)
 RETURNS TABLE (places bigint, at_least boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -133,13 +139,13 @@ BEGIN
     places := 0;
     at_least := false;
     SELECT coalesce(pg_sequence_last_value(q.cursor), -9223372036854775808) INTO v_cursor
-    FROM joex.queue q WHERE q.name = p_queue;
+    FROM joex_private.queue q WHERE q.name = p_queue;
     v_cursor := coalesce(v_cursor, -9223372036854775808);
     SELECT (v_cursor >> 8) - (coalesce(max(g.weight), 1) > (v_cursor & 255))::integer INTO v_before
-    FROM joex.group_setting g WHERE g.queue = p_queue AND g.ring = v_cursor >> 8;
+    FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = v_cursor >> 8;
     v_at := v_before;
     FOR looked IN 1..101 LOOP
-        SELECT j.ring INTO v_at FROM joex.job j
+        SELECT j.ring INTO v_at FROM joex_private.job j
         WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_at AND (NOT v_around OR j.ring <= v_before)
         ORDER BY j.ring LIMIT 1;
         IF NOT FOUND THEN
@@ -159,9 +165,9 @@ BEGIN
         SELECT o.running / coalesce(max(g.weight), 1),
                NOT coalesce(bool_or(g.paused), false) AND coalesce(min(g.max_running) > o.running, true)
         INTO v_level, v_open
-        FROM (SELECT count(*) AS running FROM joex.job j
+        FROM (SELECT count(*) AS running FROM joex_private.job j
               WHERE j.queue = p_queue AND j.ring = v_at AND j.executor_id IS NOT NULL) o
-        LEFT JOIN joex.group_setting g ON g.queue = p_queue AND g.ring = v_at GROUP BY o.running;
+        LEFT JOIN joex_private.group_setting g ON g.queue = p_queue AND g.ring = v_at GROUP BY o.running;
         IF v_open AND (v_level < p_level OR v_level = p_level AND NOT v_passed) THEN
             places := places + 1;
         END IF;

@@ -1,0 +1,130 @@
+"""The executors of the demo: a pool in a file, as a user writes it, and ``joex up`` on it, as a user starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from joex.cli.parent_watch import ParentWatch
+from joex.errors import JoexError
+
+FILE = "pool.yaml"
+SLOTS, MOST = 2, 3
+POOL = f"""\
+apiVersion: joex.dev/v1alpha1
+kind: JoexPool
+metadata: {{name: documents}}
+spec:
+  app: joex.examples.documents:app
+  database: {{secretName: joex-demo}}
+  poolSize: {SLOTS}
+  scaling:
+    minReplicas: 0
+    maxReplicas: {MOST}
+    behavior:
+      scaleUp: {{policies: [{{type: Executors, value: 1, periodSeconds: 1}}]}}
+      scaleDown: {{stabilizationWindowSeconds: 1}}
+"""
+"""The slots of an executor, the most executors, and the whole file."""
+
+_NAME = "demo"
+_PATIENCE = 5.0
+_LAST_LINES = 15
+
+Event = dict[str, Any]
+"""A line of ``joex up --json``."""
+
+
+class Up:
+    """``joex up`` with the pool. Neither it nor its executors outlive the block."""
+
+    def __init__(self, url: str, folder: Path, tell: Callable[[Event], None]) -> None:
+        self._folder = folder
+        self._tell = tell
+        # The user's own settings are for the user's own executors. So is a joex.toml in this folder: these run in
+        # another one, which is empty.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
+        # Its name is taken in this folder only: it may be there several times, each on a database of its own.
+        self._environment = {**own, "JOEX_DATABASE_URL": url, "TMPDIR": str(folder)}
+        self._cwd = folder / "cwd"
+        self._cwd.mkdir()
+        (self._cwd / FILE).write_text(POOL)
+        self._ready = asyncio.Event()
+        self._lifeline = ParentWatch()
+
+    async def __aenter__(self) -> Self:
+        with self._log().open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._lifeline.command("up", "-f", FILE, "--name", _NAME, "--json"),
+                env=self._environment,
+                cwd=self._cwd,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the demo, which then ends it
+                pass_fds=[self._lifeline.end],
+            )
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Drain; give the jobs back at once; be gone.
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            with suppress(TimeoutError, ProcessLookupError):
+                self._process.send_signal(number)
+                await asyncio.wait_for(self._process.wait(), _PATIENCE)
+                break
+        await self._reading
+        self._lifeline.close()
+
+    async def ready(self) -> None:
+        """Wait until it looks after the pool."""
+        ready = asyncio.create_task(self._ready.wait())
+        await asyncio.wait({ready, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        self.check()
+
+    def check(self) -> None:
+        """Check that it is there.
+
+        Raises:
+            JoexError: it has ended, though nobody asked it to.
+        """
+        if self._reading.done():
+            lines = self._log().read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            raise JoexError(f"joex up ended with exit code {self._process.returncode}; it said: {' | '.join(lines)}")
+
+    async def _read(self) -> None:
+        """Hand on what it tells, until it ends."""
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            self._tell(json.loads(line))
+            self._ready.set()
+        await self._process.wait()
+
+    def _log(self) -> Path:
+        return self._folder / "up.log"
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to an executor, if it is there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def slot(app_id: str) -> str:
+    """The short name of an executor: its slot.
+
+    >>> slot("demo/documents-0")
+    'documents-0'
+    """
+    return app_id.rpartition("/")[2]

@@ -1,0 +1,78 @@
+"""Plugins: commands of other packages, by the entry points ``joex.commands``.
+
+They are looked up only for one of them, or for the help, so that no other command waits for them. A plugin whose
+libraries are not installed is listed all the same, and says what to install.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from joex.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+
+PANEL = "Run"
+_OURS = ("joex", "joex_operator")
+
+
+class Commands(TyperGroup):
+    """The commands of this package, and then the plugins."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        """All names."""
+        return [*super().list_commands(ctx), *_plugins()]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        """The command of this name; None: there is none."""
+        command = super().get_command(ctx, cmd_name)
+        return _load(_plugins()[cmd_name]) if command is None and cmd_name in _plugins() else command
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:  # a command imports what it needs when it is called
+            if ctx.invoked_subcommand in _plugins():
+                _explain(ctx.invoked_subcommand, error)
+            raise
+
+
+@cache
+def _plugins() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in sorted(entry_points(group="joex.commands"))}
+
+
+def _load(entry: EntryPoint) -> Command:
+    try:
+        function = entry.load()
+    except ImportError as error:
+        return _unloadable(entry.name, error)
+    app = typer.Typer(add_completion=False)
+    app.command(entry.name, rich_help_panel=PANEL)(function)
+    return get_command(app)
+
+
+def _unloadable(name: str, error: ImportError) -> Command:
+    def complain() -> None:
+        _explain(name, error)
+        raise error
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    why = f"Not installed: {error}."
+    return TyperCommand(name, callback=complain, context_settings=anything, help=why, rich_help_panel=PANEL)
+
+
+def _explain(name: str, error: ImportError) -> None:
+    """Say what to install, where a library is missing. Anything else is a mistake, which is to be seen as it is."""
+    library = (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and library not in _OURS:
+        said = f"{name}: the library {library!r} is not installed: pip install 'joex[operator]'"
+        raise ConfigError(said) from error

@@ -1,0 +1,206 @@
+"""Jobs whose types, ids and priorities are the caller's own, and workers with loops of their own: ``client.keyed``.
+
+The job API of CouchDB's background jobs (its RFC "Background jobs with FoundationDB"), on the table of all other jobs:
+executors run these jobs too, groups take turns, the views show them. What it calls pending is waiting, scheduled or
+stuck here. This module has its "Job Creation API", `joex.client.worker` its "Worker Implementation API", and
+`joex.client.keyed_waits` its watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+from joex.client.keyed_model import (
+    NO_LIMIT,
+    STATES,
+    JobState,
+    KeyedJob,
+    TypeTimeout,
+    checked,
+    found,
+    keyed_job,
+    name_of,
+    pack,
+    to_text,
+)
+from joex.client.keyed_waits import KeyedWaits
+from joex.client.submissions import invalid
+from joex.client.worker import Worker
+from joex.core import tuples
+from joex.core.duration import parse_duration
+from joex.core.job import check_texts
+from joex.errors import InvalidJob, JobExists
+from joex.store import jobs, keyed
+from joex.store.keyed import NewKeyedJob
+from joex.store.statement import Connection
+
+_MOST_LISTED = 1_000_000
+
+
+class KeyedJobs(Worker, KeyedWaits):
+    """The keyed jobs of a database: ``client.keyed``.
+
+    Types, ids and priorities are any values that FoundationDB's tuple layer orders: None, texts, bytes, numbers,
+    booleans, UUIDs, and tuples of them. A type is also a task's name and a queue's (`joex.core.tuples.to_name`), so
+    that executors that serve the queue and know the task run its jobs, with ``data`` as arguments.
+
+    With ``connection``, a call works in that connection's transaction. Wrong values raise `InvalidJob`, which names the
+    field.
+    """
+
+    async def add(
+        self,
+        job_type: Any,
+        job_id: Any,
+        opts: Mapping[str, Any] | None = None,
+        *,
+        group: str | None = None,
+        queue: str | None = None,
+        subject: str | None = None,
+        submitter: str = "",
+        connection: Connection | None = None,
+    ) -> UUID:
+        """Add a job. It stays, finished or not, until it is removed.
+
+        Args:
+            job_type: its type.
+            job_id: its id, unique within the type.
+            opts: ``priority`` (its place in line: the lowest first, then first in, first out; without one it comes
+                before all that have one), ``data`` (an object), ``cancel`` (it is not to run until it is resubmitted),
+                ``resubmit`` (it goes round once more when its run ends), and free fields.
+            group: the tenant it belongs to; by default all jobs of a type are one group, so that priorities order all.
+            queue: by default the type has one of its own.
+            subject: what it is about, for people; by default its id.
+            submitter: who has added it, for people.
+            connection: add it in this connection's transaction.
+
+        Returns:
+            Its UUID.
+
+        Raises:
+            JobExists: the type has a job with this id.
+        """
+        name = name_of("type", job_type)
+        opts = {} if opts is None else opts
+        said = checked(opts, may_cancel=True)
+        key = pack("id", job_id)
+        shown = to_text(job_id)[:250] if subject is None else subject
+        names = {field: value for field, value in (("group", group), ("queue", queue)) if value is not None}
+        with invalid():
+            check_texts(names, shown, submitter)
+        new = NewKeyedJob(
+            type=name,
+            key=key,
+            data=said.data or "{}",
+            opts=said.opts or "{}",
+            rank=said.rank or b"",
+            group=group,
+            queue=queue,
+            subject=shown,
+            submitter=submitter,
+            cancel=opts.get("cancel", False),
+            resubmit=said.resubmit,
+        )
+        async with self._connections.using(connection) as used:
+            job = await keyed.add(used, new)
+        if job is None:
+            raise JobExists(f"id: the type {job_type!r} has a job {job_id!r} already")
+        return job
+
+    async def remove(
+        self, job_type: Any, job_id: Any, *, connection: Connection | None = None
+    ) -> Literal["ok", "not_found"]:
+        """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            return "not_found" if job is None else await keyed.remove(used, job)
+
+    async def cancel(
+        self, job_type: Any, job_id: Any, *, connection: Connection | None = None
+    ) -> Literal["ok", "not_found"]:
+        """Cancel a job: it is finished, or will be when its run has stopped. It stays, and may be resubmitted."""
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            return "ok" if job is not None and await jobs.cancel(used, job) != "not_found" else "not_found"
+
+    async def get_job(self, job_type: Any, job_id: Any, *, connection: Connection | None = None) -> KeyedJob | None:
+        """A job, or None."""
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            row = None if job is None else await keyed.get(used, job)
+        return None if row is None else keyed_job(row)
+
+    async def list_jobs(
+        self,
+        job_type: Any,
+        *,
+        state: JobState | None = None,
+        after: Any = NO_LIMIT,
+        most: int = 1000,
+        connection: Connection | None = None,
+    ) -> list[KeyedJob]:
+        """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the page before.
+
+        A page costs what it shows; with ``state``, also what it passes over: for running ones see `active`.
+        """
+        if state is not None and state not in STATES.values():
+            raise InvalidJob(f"state: expected pending, running or finished; got {state!r}")
+        if type(most) is not int or not 1 <= most <= _MOST_LISTED:
+            raise InvalidJob(f"most: expected 1 to {_MOST_LISTED}; got {most!r}")
+        states = None if state is None else [ours for ours, theirs in STATES.items() if theirs == state]
+        start = None if after is NO_LIMIT else pack("after", after)
+        async with self._connections.using(connection) as used:
+            return [
+                keyed_job(row) for row in await keyed.list_keyed(used, name_of("type", job_type), start, states, most)
+            ]
+
+    async def count(
+        self, job_type: Any, max_priority: Any = NO_LIMIT, *, connection: Connection | None = None
+    ) -> dict[str, int]:
+        """How many jobs of a type are pending, running and finished; with ``max_priority``, of those not above it."""
+        limit = None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
+        async with self._connections.using(connection) as used:
+            return await keyed.count(used, name_of("type", job_type), limit)
+
+    async def active(self, job_type: Any, *, connection: Connection | None = None) -> list[Any]:
+        """The ids of the jobs of a type that run."""
+        async with self._connections.using(connection) as used:
+            return [tuples.unpack(key) for key in await keyed.active(used, name_of("type", job_type))]
+
+    async def timeouts(self, *, connection: Connection | None = None) -> list[TypeTimeout]:
+        """The types that have a timeout."""
+        async with self._connections.using(connection) as used:
+            return [_timeout(one) for one in await keyed.timeouts(used)]
+
+    async def set_timeout(
+        self,
+        job_type: Any,
+        *,
+        activity: timedelta | float | str | None = None,
+        visibility: timedelta | float | str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Set when a run of this type is put back, and others may have its job. It holds for runs that begin later.
+
+        Args:
+            job_type: the type; or the name of any task.
+            activity: the longest time between two reports (`update`, or progress).
+            visibility: the longest time of a run. Neither: no limit for executors, 60 s between reports for others.
+            connection: set it in this connection's transaction.
+        """
+        if activity is not None and visibility is not None:
+            raise InvalidJob("activity, visibility: a type has one timeout; got both")
+        with invalid("visibility" if activity is None else "activity"):
+            given = visibility if activity is None else activity
+            if not isinstance(given, timedelta | int | float | str | None):
+                raise ValueError(f"expected a duration such as '30s'; got {given!r}")  # noqa: TRY004 - one error for callers
+            timeout = None if given is None else parse_duration(given)
+            if timeout is not None and timeout <= timedelta(0):
+                raise ValueError(f"expected more than 0; got {given!r}")
+        async with self._connections.using(connection) as used:
+            await keyed.set_timeout(used, name_of("type", job_type), timeout, renewable=activity is not None)
+
+
+def _timeout(one: keyed.TaskTimeout) -> TypeTimeout:
+    activity, visibility = (one.timeout, None) if one.renewable else (None, one.timeout)
+    return TypeTimeout(tuples.from_name(one.task), activity, visibility)

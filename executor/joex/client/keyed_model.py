@@ -1,0 +1,175 @@
+"""A job as its creator and its worker see it, and what is checked of it before it travels to the database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, Self
+from uuid import UUID
+
+from joex.client.connections import Connections
+from joex.client.submissions import invalid
+from joex.core import tuples
+from joex.core.job import check_name, check_text
+from joex.errors import InvalidJob
+from joex.store import keyed
+from joex.store.jobs import json_text
+from joex.store.keyed import KeyedRow, Report
+from joex.store.statement import Connection
+
+JobState = Literal["pending", "running", "finished"]
+"""Where a job is. A type's own states (completed, failed, ...) are kept in its data."""
+
+PENDING = ("waiting", "scheduled", "stuck")
+FINISHED = ("success", "failed", "cancelled")
+STATES: dict[str, JobState] = {
+    **dict.fromkeys(PENDING, "pending"),
+    "running": "running",
+    **dict.fromkeys(FINISHED, "finished"),
+}
+_KNOWN = ("priority", "data", "cancel", "resubmit")
+NO_LIMIT: Any = object()
+"""No value was given: None is one."""
+
+
+class Answer(str):
+    """What a worker is told: ok; or worker_conflict (the job is not this run's any more), or canceled: stop, roll back.
+
+    Attributes:
+        resubmit: the answer of `update`: the job was asked to go round once more, which it does when this run ends.
+    """
+
+    __slots__ = ("resubmit",)
+    resubmit: bool
+
+    def __new__(cls, text: str, *, resubmit: bool = False) -> Self:  # noqa: D102
+        answer = super().__new__(cls, text)
+        answer.resubmit = resubmit
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class TypeTimeout:
+    """When runs of a type are put back: so long after the last report (``activity``), or after their start."""
+
+    type: Any
+    activity: timedelta | None
+    visibility: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedJob:
+    """A job.
+
+    Attributes:
+        type, id: as added; for a submitted job, its task and its UUID.
+        opts: ``priority`` where it has one, ``data``, ``cancel`` and ``resubmit`` where asked for, free fields.
+        state: pending, running or finished.
+        job: its UUID, by which all else of Joex knows it (`Client.get`, `Client.log`, the views).
+        attempt: runs that were started.
+        lock_id: of the run, for the worker that has accepted it, and for nobody else.
+    """
+
+    type: Any
+    id: Any
+    opts: dict[str, Any]
+    state: JobState
+    job: UUID
+    attempt: int
+    lock_id: UUID | None = None
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What its type keeps in it; of a submitted job, its arguments."""
+        data: dict[str, Any] = self.opts["data"]
+        return data
+
+
+def keyed_job(row: KeyedRow) -> KeyedJob:
+    """A job as its caller sees it."""
+    opts: dict[str, Any] = {**row.opts, "data": row.data}
+    if row.rank:
+        opts["priority"] = tuples.unpack(row.rank)
+    if row.cancel_requested:
+        opts["cancel"] = True
+    if row.resubmit_requested:
+        opts["resubmit"] = True
+    job_id = row.id if row.key is None else tuples.unpack(row.key)
+    return KeyedJob(tuples.from_name(row.type), job_id, opts, STATES[row.state], row.id, row.attempt)
+
+
+def to_text(value: Any) -> str:
+    """An id as people read it: a text is itself, other values are as in JSON."""
+    return tuples.to_name("id", value).removeprefix("#") if not isinstance(value, str) else value.replace("\0", "")
+
+
+def checked(
+    opts: Mapping[str, Any], *, may_cancel: bool = False, progress: Any = None, message: str | None = None
+) -> Report:
+    """What these options say.
+
+    Raises:
+        InvalidJob: one of them is wrong; the message names it.
+    """
+    if not isinstance(opts, Mapping):
+        raise InvalidJob(f"opts: expected an object (names and values); got {type(opts).__name__}")
+    data = opts.get("data")
+    if data is not None and not isinstance(data, Mapping):
+        raise InvalidJob(f"data: expected an object (names and values); got {type(data).__name__}")
+    for flag in ("cancel", "resubmit"):
+        if not isinstance(opts.get(flag, False), bool):
+            raise InvalidJob(f"{flag}: expected true or false; got {opts[flag]!r}")
+    if opts.get("cancel") and not may_cancel:
+        raise InvalidJob("cancel: a run can't cancel its own job; finish it, or call cancel()")
+    if progress is not None and not (isinstance(progress, int | float) and 0 <= progress <= 100):  # noqa: PLR2004 - a percentage
+        raise InvalidJob(f"progress: expected 0 to 100; got {progress!r}")
+    check_texts(message=message)
+    free = {name: value for name, value in opts.items() if name not in _KNOWN}
+    return Report(
+        data=None if data is None else json_text("data", data),
+        opts=json_text("opts", free) if free else None,
+        rank=pack("priority", opts["priority"]) if "priority" in opts else None,
+        progress=None if progress is None else int(progress),
+        message=message,
+        resubmit=opts.get("resubmit", False),
+    )
+
+
+def check_texts(**texts: str | None) -> None:
+    """Check texts that the database is to store, by the names of their fields."""
+    with invalid():
+        for field, text in texts.items():
+            if text is not None:
+                check_text(field, text)
+
+
+def check_lock(lock_id: UUID) -> None:
+    """Check that this can be the lock id of a run."""
+    if not isinstance(lock_id, UUID):
+        raise InvalidJob(f"lock_id: expected the UUID that accept gave; got {lock_id!r}")
+
+
+def pack(field: str, value: Any) -> bytes:
+    """An id or a priority as bytes; see `joex.core.tuples.pack`."""
+    with invalid():
+        return tuples.pack(field, value)
+
+
+def name_of(field: str, value: Any) -> str:
+    """A type as the name of a task and a queue; see `joex.core.tuples.to_name`."""
+    with invalid():
+        name = tuples.to_name(field, value)
+        check_name(field, name)
+        return name
+
+
+@asynccontextmanager
+async def found(
+    connections: Connections, job_type: Any, job_id: Any, connection: Connection | None
+) -> AsyncIterator[tuple[Connection, UUID | None]]:
+    """For the time of a block a connection, the given one or another, and the UUID of a job, or None."""
+    name, key = name_of("type", job_type), pack("id", job_id)
+    async with connections.using(connection) as used:
+        yield used, await keyed.find(used, name, key)

@@ -1,0 +1,262 @@
+"""Periodic tasks that people set: ``client.periodic``. Those of a program are said in it, with `joex.App.periodic`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+from joex.client.connections import Connections
+from joex.client.submissions import invalid
+from joex.core.duration import parse_duration
+from joex.core.job import check_name, check_text, priority_of
+from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask
+from joex.core.timers import Timer, parse_zone
+from joex.errors import NotYours
+from joex.store import periodic
+from joex.store.periodic import PeriodicTask
+from joex.store.statement import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCheck:
+    """How a timer is read.
+
+    Attributes:
+        normal: the timer in its normal form.
+        zone: the time zone in which it is read: its own, or the one that was given with it.
+        next: its next times, in this zone; none, where it never comes again.
+    """
+
+    normal: str
+    zone: str
+    next: list[datetime]
+
+
+class RunNow(NamedTuple):
+    """What has become of a wish to run now: ``overlapping``, the job before is not finished, so there is no new one."""
+
+    answer: Literal["submitted", "overlapping", "not_found"]
+    job: UUID | None
+
+
+def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None, most: int = 5) -> TimerCheck:
+    """How a timer is read, and when it comes next. It needs no database.
+
+    >>> found = check_timer("Mon..Fri 8:00", "Europe/Zurich", after=datetime(2026, 11, 20, 12, tzinfo=UTC), most=1)
+    >>> found.normal, str(found.next[0])
+    ('Mon..Fri *-*-* 08:00:00', '2026-11-23 08:00:00+01:00')
+
+    Args:
+        timer: a systemd calendar event, or a cron line.
+        zone: the time zone of a timer that names none.
+        after: its times after this one; None: after now.
+        most: at most so many.
+
+    Raises:
+        InvalidJob: it can't be read; the message says why.
+    """
+    with invalid():
+        _check_texts(timer, zone)
+        parsed, given = Timer.parse(timer), parse_zone(zone)
+    used = parsed.zone or given
+    times: list[datetime] = []
+    last = datetime.now(UTC) if after is None else after
+    while len(times) < most and (found := parsed.next(last, given)) is not None:
+        times.append(found.astimezone(used))
+        last = found
+    return TimerCheck(parsed.normal, used.key, times)
+
+
+class PeriodicTasks:
+    """The periodic tasks of a database: ``client.periodic``.
+
+    Each has an owner: people (`user`), an app (`app:...`), a pool of Kubernetes (`kubernetes:...`), or Joex itself
+    (`joex`). All are seen here, and all can be run now. What is set here is owned by people; to change what others own
+    raises `NotYours`, unless ``any_owner`` is said.
+
+    With ``connection``, a call works in that connection's transaction. Wrong values raise `InvalidJob`, which names the
+    field.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def list(
+        self,
+        owner: str | None = None,
+        *,
+        after: str | None = None,
+        most: int = 1000,
+        connection: Connection | None = None,
+    ) -> Sequence[PeriodicTask]:
+        """The periodic tasks in the order of their ids, at most ``most``.
+
+        Args:
+            owner: of this owner only.
+            after: the last id of the page before.
+            most: at most so many.
+            connection: read in this connection's transaction.
+        """
+        with invalid():
+            for field, name in (("owner", owner), ("after", after)):
+                if name is not None:
+                    check_name(field, name)
+        async with self._connections.using(connection) as used:
+            return await periodic.list_tasks(used, owner=owner, after=after, most=most)
+
+    async def get(self, task_id: str, *, connection: Connection | None = None) -> PeriodicTask | None:
+        """A periodic task, or None."""
+        _check_id(task_id)
+        async with self._connections.using(connection) as used:
+            return await _get(used, task_id)
+
+    async def put(
+        self,
+        task_id: str,
+        task: str,
+        timer: str,
+        *,
+        zone: str = "UTC",
+        args: Mapping[str, Any] | None = None,
+        group: str = "default",
+        queue: str = "default",
+        priority: str = "low",
+        subject: str = "",
+        submitter: str = "",
+        starting_deadline: timedelta | float | str | None = None,
+        enabled: bool | None = None,
+        connection: Connection | None = None,
+    ) -> bool:
+        """Set a periodic task: a new one, or all of one that is there.
+
+        Args:
+            task_id: its id, unique in the database, at most 240 bytes.
+            task: the task that its jobs run.
+            timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/reference/timers.md.
+            zone: the time zone, such as ``"Europe/Zurich"``, of a timer that names none.
+            args: the arguments of its jobs.
+            group: the group of its jobs.
+            queue: the queue of its jobs.
+            priority: the priority of its jobs, ``high`` or ``low``.
+            subject: what they are about, for people; by default its id.
+            submitter: who submits them, for people.
+            starting_deadline: a time that was missed by more than this (``"1h"``) is left out; by default one is caught
+                up, however late.
+            enabled: None: as it is; a new one is.
+            connection: set it in this connection's transaction.
+
+        Returns:
+            Whether something has changed.
+
+        Raises:
+            InvalidJob: a field is wrong; the message names it.
+            NotYours: somebody else owns the one with this id.
+        """
+        new = _new(
+            id=task_id,
+            task=task,
+            timer=timer,
+            zone=zone,
+            args={} if args is None else args,
+            group=group,
+            queue=queue,
+            priority=priority,
+            subject=subject,
+            submitter=submitter,
+            starting_deadline=starting_deadline,
+            enabled=enabled,
+        )
+        async with self._connections.using(connection) as used:
+            answer = await periodic.put(used, new, USER)
+            await _check_answer(used, answer, task_id, "choose another id")
+        return answer == "set"
+
+    async def remove(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
+        """Remove a periodic task; its jobs stay. False: there is none.
+
+        Raises:
+            NotYours: somebody else owns it, and ``any_owner`` was not said.
+        """
+        _check_id(task_id)
+        async with self._connections.using(connection) as used:
+            answer = await periodic.remove(used, task_id, USER, any_owner=any_owner)
+            await _check_answer(used, answer, task_id)
+        return answer == "removed"
+
+    async def enable(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
+        """Let a periodic task come again, from its next time on. False: there is none; raises as `remove`."""
+        return await self._enable(task_id, connection, enabled=True, any_owner=any_owner)
+
+    async def disable(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
+        """Let a periodic task rest until it is enabled. False: there is none; raises as `remove`."""
+        return await self._enable(task_id, connection, enabled=False, any_owner=any_owner)
+
+    async def run_now(self, task_id: str, *, connection: Connection | None = None) -> RunNow:
+        """Make the job of a periodic task now, whatever its timer and its owner are, and though it is disabled.
+
+        Raises:
+            NotYours: it is Joex's own, and makes no jobs.
+        """
+        _check_id(task_id)
+        async with self._connections.using(connection) as used:
+            answer, job = await periodic.run_now(used, task_id)
+            await _check_answer(used, answer, task_id, "executors do this themselves, when it is due")
+        return RunNow(answer, job)  # type: ignore[arg-type] # what joex.run_periodic_task answers
+
+    async def _enable(self, task_id: str, connection: Connection | None, *, enabled: bool, any_owner: bool) -> bool:
+        _check_id(task_id)
+        async with self._connections.using(connection) as used:
+            answer = await periodic.enable(used, task_id, USER, enabled=enabled, any_owner=any_owner)
+            await _check_answer(used, answer, task_id)
+        return answer != "not_found"
+
+
+def _new(*, priority: str, starting_deadline: timedelta | float | str | None, **fields: Any) -> NewPeriodicTask:
+    """A checked periodic task.
+
+    Raises:
+        InvalidJob: a field is wrong; the message names it.
+    """
+    with invalid("starting_deadline"):
+        deadline = None if starting_deadline is None else parse_duration(starting_deadline)
+    with invalid():
+        _check_texts(fields["timer"], fields["zone"])
+        return NewPeriodicTask(**fields, priority=priority_of(priority), starting_deadline=deadline)
+
+
+async def _get(connection: Connection, task_id: str) -> PeriodicTask | None:
+    return next(iter(await periodic.list_tasks(connection, [task_id])), None)
+
+
+async def _check_answer(connection: Connection, answer: str, task_id: str, mend: str | None = None) -> None:
+    """Say who owns a periodic task that was left alone, and what to do instead.
+
+    Raises:
+        NotYours: this was the answer.
+    """
+    if answer == "not_yours":
+        found = await _get(connection, task_id)
+        owner = "somebody else" if found is None else found.owner  # it may have gone meanwhile
+        raise NotYours(f"periodic task {task_id!r}: it is owned by {owner}: {mend or _mend(owner)}")
+
+
+def _mend(owner: str) -> str:
+    """Where the periodic tasks of an owner are changed."""
+    if owner.startswith("app:"):
+        return "change it in the code of the app"
+    if owner.startswith("kubernetes:"):
+        return "change its PeriodicTask object"
+    return "the settings of executors say what it does" if owner == SYSTEM_OWNER else "change it there"
+
+
+def _check_id(task_id: str) -> None:
+    with invalid():
+        check_name("id", task_id)
+
+
+def _check_texts(timer: str, zone: str) -> None:
+    check_text("timer", timer)
+    check_text("zone", zone)

@@ -1,0 +1,301 @@
+"""The calls of workers (the RFC's "Worker Implementation API")."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from joex.client.connections import Connections
+from joex.client.keyed_model import (
+    NO_LIMIT,
+    Answer,
+    KeyedJob,
+    check_lock,
+    check_texts,
+    checked,
+    found,
+    keyed_job,
+    name_of,
+    pack,
+)
+from joex.client.submissions import invalid
+from joex.core.duration import parse_duration
+from joex.core.job import check_name, check_retries
+from joex.core.json_values import shown
+from joex.core.outcome import Ending, Outcome, decide
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError
+from joex.store import keyed
+from joex.store.errors import translated
+from joex.store.jobs import json_text
+from joex.store.statement import Connection
+
+_RETRY_IN = 1.0  # seconds
+
+
+class Worker:
+    """Accepts jobs, reports, and ends runs.
+
+    Args:
+        connections: of the database.
+        retries: re-runs of a failed job whose submission says no number.
+        retry_delay: the delay before the first of them.
+        retry_jitter: the part of the delay, 0 to 1, that is chance.
+
+    Raises:
+        ConfigError: one of these is wrong.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        *,
+        retries: int = 5,
+        retry_delay: timedelta | float | str = timedelta(minutes=1),
+        retry_jitter: float = 0.1,
+    ) -> None:
+        try:
+            check_retries("retries", retries)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        try:
+            self._retry_delay = parse_duration(retry_delay)
+        except ValueError as error:
+            raise ConfigError(f"retry_delay: {error}") from error
+        if not isinstance(retry_jitter, int | float) or not 0 <= retry_jitter <= 1:  # type: ignore[redundant-expr] # a caller
+            raise ConfigError(f"retry_jitter: expected 0 to 1; got {shown(retry_jitter)}")
+        self._connections = connections
+        self._retries = retries
+        self._retry_jitter = retry_jitter
+
+    async def accept(
+        self,
+        job_type: Any,
+        max_priority: Any = NO_LIMIT,
+        *,
+        wait: timedelta | float | str = 0,
+        worker: str = "worker",
+        connection: Connection | None = None,
+    ) -> KeyedJob | None:
+        """Take the next job of a type for a run of one's own, or None: there is none.
+
+        The run has the job to itself, as long as it calls `update` within the type's timeout (see `set_timeout`; 60
+        seconds where none is set), and says `finish` in the end.
+
+        Args:
+            job_type: the type; or the name of any other queue, whose jobs may have any task for their type.
+            max_priority: nothing above it is taken: with times for priorities, nothing that is not due.
+            wait: the longest time to wait for one; by default it says at once that there is none. While the database is
+                away, the wait goes on.
+            worker: the name of the worker, for people.
+            connection: take it in this connection's transaction: if that rolls back, nothing was taken.
+        """
+        queue = name_of("type", job_type)
+        with invalid():
+            check_name("worker", worker)
+        limit = None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
+        with invalid("wait"):
+            patience = parse_duration(wait).total_seconds()
+        if patience and connection is not None:
+            raise InvalidJob("wait: not in a transaction: what comes while it is open is not seen there; got both")
+        if not patience:
+            return await self._accept(queue, worker, limit, connection)
+        deadline = asyncio.get_running_loop().time() + patience
+        with suppress(DatabaseUnavailable):
+            if found := await self._accept(queue, worker, limit, None):
+                return found
+        return await self._accept_later(queue, worker, limit, deadline)
+
+    async def _accept(
+        self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
+    ) -> KeyedJob | None:
+        """Take a job, or nothing: where this is cancelled in the middle, what was taken is given back."""
+
+        async def take() -> KeyedJob | None:
+            async with self._connections.using(connection) as used:
+                found = await keyed.accept(used, queue, 1, worker, limit)
+            return replace(keyed_job(found[0]), lock_id=found[0].lock_id) if found else None
+
+        if connection is not None:
+            return await take()
+        taking = asyncio.ensure_future(take())
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            with suppress(JoexError):  # then its timeout frees it
+                job = await taking
+                if job is not None and job.lock_id is not None:
+                    await self.give_back(job.type, job.id, job.lock_id)
+            raise
+
+    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> KeyedJob | None:
+        async with self._connections.accept_waiters.wait(queue, limit) as waiter:
+            while True:
+                look_at = deadline
+                try:
+                    found = await self._accept(queue, worker, limit, None)
+                except DatabaseUnavailable:
+                    found, look_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
+                if found is not None:
+                    self._connections.accept_waiters.wake(queue)  # there may be more, for the next in line
+                    return found
+                try:
+                    async with asyncio.timeout_at(look_at):
+                        await waiter.woken()
+                except TimeoutError:
+                    if look_at == deadline:
+                        return None
+
+    async def update(
+        self,
+        job_type: Any,
+        job_id: Any,
+        opts: Mapping[str, Any],
+        lock_id: UUID,
+        *,
+        progress: float | None = None,
+        message: str | None = None,
+        connection: Connection | None = None,
+    ) -> Answer:
+        """Report that a run goes on, and change what its job says.
+
+        In the transaction of the run's own writes this is the mutual exclusion: where the answer is not ``ok``, roll
+        back, and nothing is ever seen that was written by a run that had lost its job. The answer also says whether a
+        resubmit was asked for (``answer.resubmit``).
+
+        Args:
+            job_type: the job's type.
+            job_id: the job's id.
+            opts: what changes: ``data`` (all of it), ``priority``, ``resubmit``, free fields (all of them).
+            lock_id: of this run.
+            progress: 0 to 100, and ``message`` in words.
+            message: see ``progress``.
+            connection: say it in this connection's transaction.
+        """
+        said = checked(opts, progress=progress, message=message)
+        check_lock(lock_id)
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            if job is None:
+                return Answer("worker_conflict")
+            answer, resubmit = await keyed.update(used, job, lock_id, said)
+            return Answer(answer, resubmit=resubmit)
+
+    async def resubmit(
+        self, job_type: Any, job_id: Any, lock_id: UUID | None = None, *, connection: Connection | None = None
+    ) -> str:
+        """Run a job once more. One that runs goes round again when its run ends, however often this is said meanwhile.
+
+        Args:
+            job_type: the job's type.
+            job_id: the job's id.
+            lock_id: said by the run itself, of its own job; the answer then is as of `update`, else ok or not_found.
+            connection: say it in this connection's transaction.
+        """
+        if lock_id is not None:
+            return await self.update(job_type, job_id, {"resubmit": True}, lock_id, connection=connection)
+        async with found(self._connections, job_type, job_id, connection) as (used, job):
+            return "ok" if job is not None and await keyed.resubmit(used, job) == "ok" else "not_found"
+
+    async def finish(
+        self,
+        job_type: Any,
+        job_id: Any,
+        opts: Mapping[str, Any],
+        lock_id: UUID,
+        *,
+        result: Any = None,
+        message: str | None = None,
+        error: str | None = None,
+        retry: bool = True,
+        connection: Connection | None = None,
+    ) -> Answer:
+        """End a run. With ``resubmit``, in ``opts`` or asked for meanwhile, the job is pending again, else finished.
+
+        Where the job was cancelled the answer is ``canceled``, and the run has ended as well (but not where this was
+        said in a transaction of the caller's, who rolls it back: say it once more without).
+
+        Args:
+            job_type: as for `update`, and so the next three.
+            job_id: the job's id.
+            opts: what changes.
+            lock_id: of this run.
+            result: what came out, as JSON; and ``message``, in words.
+            message: see ``result``.
+            error: the run has failed, and why: the job is tried again, after a delay that doubles each time, until its
+                retries are used up.
+            retry: False: no try can help.
+            connection: say it in this connection's transaction.
+        """
+        said = checked(opts)
+        check_lock(lock_id)
+        check_texts(message=message, error=error)
+        text = None if result is None else json_text("result", result)
+        async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
+            row = None if job is None else await keyed.get(used, job)
+            if row is None or job is None:
+                return Answer("worker_conflict")
+            answer = (await keyed.update(used, job, lock_id, said))[0] if opts else "ok"
+            if answer == "ok":
+                verdict = decide(
+                    _outcome(error, retry=retry),
+                    failures=row.failures,
+                    retries=self._retries if row.retries is None else row.retries,
+                    first_delay=self._retry_delay,
+                    jitter=self._retry_jitter,
+                    chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
+                )
+                answer = await keyed.finish(
+                    used,
+                    job,
+                    lock_id,
+                    verdict.state,
+                    result=text,
+                    message=message,
+                    error=verdict.error,
+                    delay=verdict.delay,
+                    exhausted=verdict.exhausted,
+                )
+            return await _end_canceled(used, job, lock_id, answer) if is_ours else Answer(answer)
+
+    async def give_back(
+        self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
+    ) -> Answer:
+        """End a run that does not count: the job waits again, at its old place in the line, for others to take it.
+
+        Where the job was cancelled, it is as with `finish`.
+        """
+        check_lock(lock_id)
+        async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
+            if job is None:
+                return Answer("worker_conflict")
+            answer = await keyed.finish(used, job, lock_id, "waiting")
+            return await _end_canceled(used, job, lock_id, answer) if is_ours else Answer(answer)
+
+
+def _outcome(error: str | None, *, retry: bool) -> Outcome:
+    if error is None:
+        return Outcome(Ending.RETURNED)
+    return Outcome(Ending.RAISED if retry else Ending.FAILED, error)
+
+
+async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str) -> Answer:
+    """The answer to the end of a run, which has ended even so where its job was cancelled."""
+    if answer == "canceled":
+        await keyed.finish(used, job, lock_id, "cancelled")
+    return Answer(answer)
+
+
+@asynccontextmanager
+async def _transaction(used: Connection) -> AsyncIterator[bool]:
+    """A transaction of our own (True), unless the caller has one on this connection."""
+    if used.is_in_transaction():
+        yield False
+        return
+    with translated():
+        async with used.transaction():
+            yield True

@@ -1,0 +1,242 @@
+"""Routes about jobs with types and ids of their callers' own, for those who add them.
+
+Ids are any values, so they are in bodies, and all calls are POST.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request, Response, status
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from joex.client.client import Client
+from joex.client.keyed_jobs import KeyedJobs
+from joex.client.keyed_model import JobState, KeyedJob, keyed_job
+from joex.errors import JobExists
+from joex.http.dependencies import CHANGING, TheClient, refusals
+from joex.http.errors import Problem, problem
+from joex.http.values import Shown
+from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
+from joex.store import keyed
+
+routes = APIRouter(tags=["jobs with ids of your own"])
+
+
+async def _jobs(request: Request) -> KeyedJobs:
+    jobs: KeyedJobs = request.app.state.keyed
+    return jobs
+
+
+TheJobs = Annotated[KeyedJobs, Depends(_jobs)]
+
+
+class Ok(BaseModel):
+    """It was done."""
+
+    answer: Literal["ok"] = "ok"
+
+
+class Reported(Ok):
+    """The run goes on. ``resubmit``: the job was asked to go round once more, which it does when this run ends."""
+
+    resubmit: bool
+
+
+class Refusal(Problem):
+    """It was not done. ``worker_conflict``: the job is not this run's any more; ``canceled``: it is to stop."""
+
+    answer: Literal["not_found", "worker_conflict", "canceled"]
+
+
+class Added(BaseModel):
+    """The UUID of a new job, by which all else of Joex knows it."""
+
+    job: UUID
+
+
+class ShownOpts(BaseModel):
+    """What a job says: ``priority``, ``cancel`` and ``resubmit`` where they were said, and free fields."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+    data: dict[str, Any]
+    priority: Shown = None
+    cancel: bool = False
+    resubmit: bool = False
+
+
+class ShownJob(BaseModel):
+    """A job. ``attempt``: runs that were started."""
+
+    job: UUID
+    state: JobState
+    attempt: int
+    type: Shown
+    id: Shown
+    opts: ShownOpts
+
+
+class JobsOfType(BaseModel):
+    """A page of jobs in the order of their ids; ``more``: there are more after the last of them."""
+
+    jobs: list[ShownJob]
+    more: bool
+
+
+class Counts(BaseModel):
+    """How many jobs of a type there are."""
+
+    pending: int
+    running: int
+    finished: int
+
+
+class ActiveIds(BaseModel):
+    """The ids of the jobs of a type that run."""
+
+    ids: list[Shown]
+
+
+_Documented: TypeAlias = dict[int | str, dict[str, Any]]
+_CONFLICT: _Documented = {
+    409: {"model": Refusal, "description": "The run has lost its job, or is to stop: the answer says which"}
+}
+_NOT_FOUND: _Documented = {404: {"model": Refusal, "description": "There is no such job"}}
+RUN_REFUSALS = refusals(400, 503) | _CONFLICT
+"""The documentation of the problems of a call that a run makes."""
+
+_WORDS = {
+    "not_found": "there is no such job",
+    "worker_conflict": "the job is not this run's any more: stop, and leave it alone",
+    "canceled": "the job was cancelled: stop",
+}
+
+
+def answered(answer: str) -> Ok | Response:
+    """An answer of a call about keyed jobs, with its status."""
+    return Ok() if answer == "ok" else refused(answer)
+
+
+def refused(answer: str) -> Response:
+    """An answer of a call about keyed jobs that is not ok, with its status."""
+    code = status.HTTP_404_NOT_FOUND if answer == "not_found" else status.HTTP_409_CONFLICT
+    return JSONResponse({"answer": answer, "detail": _WORDS[answer]}, code)
+
+
+async def named(client: Client, body: JobNameBody) -> tuple[Any, Any] | None:
+    """The type and id of a job that was named in either way; None: there is no job with this UUID."""
+    if body.uuid is None:
+        return body.type, body.id
+    async with client.using() as connection:
+        row = await keyed.get(connection, body.uuid)
+    if row is None:
+        return None
+    job = keyed_job(row)
+    return job.type, job.id
+
+
+@routes.post(
+    "/api/v1/keyed/add",
+    status_code=status.HTTP_201_CREATED,
+    response_model=Added,
+    dependencies=CHANGING,
+    responses=refusals(400, 503) | {409: {"model": Problem, "description": "The type has a job with this id"}},
+)
+async def add_job(body: AddBody, jobs: TheJobs) -> Added | Response:
+    """Add a job. It stays, finished or not, until it is removed."""
+    try:
+        job = await jobs.add(
+            body.type,
+            body.id,
+            body.opts.given(),
+            group=body.group,
+            queue=body.queue,
+            subject=body.subject,
+            submitter=body.submitter,
+        )
+    except JobExists as error:
+        return problem(status.HTTP_409_CONFLICT, str(error))
+    return Added(job=job)
+
+
+@routes.post(
+    "/api/v1/keyed/remove", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
+)
+async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+    """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+    name = await named(client, body)
+    return answered("not_found" if name is None else await jobs.remove(*name))
+
+
+@routes.post(
+    "/api/v1/keyed/cancel", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
+)
+async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+    """Cancel a job: it is finished, or will be when its run has stopped. It stays, and may be resubmitted."""
+    name = await named(client, body)
+    return answered("not_found" if name is None else await jobs.cancel(*name))
+
+
+@routes.post(
+    "/api/v1/keyed/resubmit",
+    response_model=Ok,
+    dependencies=CHANGING,
+    responses=refusals(400, 503) | _NOT_FOUND | _CONFLICT,
+)
+async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+    """Run a job once more. One that runs goes round again when its run ends; its run may say so itself."""
+    name = await named(client, body)
+    if name is None:
+        return answered("not_found" if body.lock_id is None else "worker_conflict")
+    return answered(await jobs.resubmit(*name, body.lock_id))
+
+
+@routes.post(
+    "/api/v1/keyed/get",
+    response_model=ShownJob,
+    response_model_exclude_unset=True,
+    dependencies=CHANGING,
+    responses=refusals(400, 503) | _NOT_FOUND,
+)
+async def get_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> ShownJob | Response:
+    """Read a job."""
+    name = await named(client, body)
+    job = None if name is None else await jobs.get_job(*name)
+    if job is None:
+        return refused("not_found")
+    return _shown(job)
+
+
+@routes.post(
+    "/api/v1/keyed/list",
+    response_model=JobsOfType,
+    response_model_exclude_unset=True,
+    dependencies=CHANGING,
+    responses=refusals(400, 503),
+)
+async def list_keyed_job(body: ListBody, jobs: TheJobs) -> JobsOfType:
+    """List the jobs of a type in the order of their ids."""
+    after = {"after": body.after} if "after" in body.model_fields_set else {}
+    found = await jobs.list_jobs(body.type, state=body.state, most=body.limit + 1, **after)
+    return JobsOfType(jobs=[_shown(job) for job in found[: body.limit]], more=len(found) > body.limit)
+
+
+@routes.post("/api/v1/keyed/count", dependencies=CHANGING, responses=refusals(400, 503))
+async def count_keyed_job(body: CountBody, jobs: TheJobs) -> Counts:
+    """Count the jobs of a type."""
+    limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
+    return Counts(**await jobs.count(body.type, **limit))
+
+
+@routes.post("/api/v1/keyed/active", dependencies=CHANGING, responses=refusals(400, 503))
+async def list_active_jobs(body: TypeBody, jobs: TheJobs) -> ActiveIds:
+    """List the ids of the jobs of a type that run."""
+    return ActiveIds(ids=await jobs.active(body.type))
+
+
+def _shown(job: KeyedJob) -> ShownJob:
+    opts = ShownOpts.model_validate(job.opts)
+    return ShownJob(job=job.job, state=job.state, attempt=job.attempt, type=job.type, id=job.id, opts=opts)

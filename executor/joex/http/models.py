@@ -1,0 +1,186 @@
+"""The bodies of calls, and what their fields may be.
+
+What the texts of a submission must fulfil stands in the schema for its readers alone: `joex.core.job.NewJob` is the
+judge, and its messages name the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from joex.core.duration import parse_duration
+from joex.core.job import check_name, check_text, priority_of
+from joex.errors import InvalidJob
+
+T = TypeVar("T")
+MOST_AT_ONCE = 10_000
+"""Jobs in one call."""
+
+_STORABLE = r"^[^\x00]*$"
+_NOT_BLANK = r"^[^\x00]*[^\s\x00][^\x00]*$"
+_INT32 = 2**31 - 1
+
+
+def _text(longest: int, *, least: int = 0) -> dict[str, Any]:
+    return {"minLength": least, "maxLength": longest, "pattern": _STORABLE}
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _judged(check: Callable[[str, str], T]) -> AfterValidator:
+    """A check of the core, without the field in its message: the answer names it."""
+
+    def judge(text: str) -> T | str:
+        try:
+            return check("", text) or text
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(": ").removeprefix("priority: ")) from error
+
+    return AfterValidator(judge)
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
+Name = Annotated[str, Field(json_schema_extra=_text(254, least=1)), _judged(check_name)]
+"""The name of a queue, a group or a task: 1 to 254 bytes."""
+Text = Annotated[str, Field(json_schema_extra={"pattern": _STORABLE}), _judged(check_text)]
+"""A text of any length."""
+GivenPriority = Annotated[
+    str,
+    Field(json_schema_extra={"pattern": "^([Hh][Ii][Gg][Hh]|[Ll][Oo][Ww])$", "examples": ["high", "low"]}),
+    _judged(lambda _, text: priority_of(text)),
+]
+"""A priority, in whichever case."""
+Whole = BeforeValidator(_whole)
+"""JSON has one kind of number: 5.0 is as much of an integer as 5 is."""
+
+
+class Body(BaseModel):
+    """What all bodies share: a field that does not exist, or is of another type, is refused."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+
+class WorkBody(Body):
+    """What is to be done, and where it stands in line."""
+
+    task: str = Field(description="the name of the task", json_schema_extra=_text(254, least=1))
+    args: dict[str, Any] = Field({}, description="its arguments by name")
+    group: str = Field(
+        "default", description="the tenant; groups are served in round robin", json_schema_extra=_text(254, least=1)
+    )
+    queue: str = Field("default", description="the lane of work", json_schema_extra=_text(254, least=1))
+    priority: GivenPriority = Field("low", description="high or low, within its group")
+    subject: str = Field("", description="what it is about, for people", json_schema_extra=_text(1000))
+    submitter: str = Field("", description="who submits it, for people", json_schema_extra=_text(254))
+
+
+class JobBody(WorkBody):
+    """A submission."""
+
+    not_before: str | None = Field(
+        None,
+        description="run it no sooner: a time with a zone (ISO 8601), or a delay",
+        examples=["2026-12-24T18:00:00Z", "10m"],
+    )
+    tracker: str | None = Field(
+        None,
+        description="skip this submission while an unfinished job has the same tracker",
+        json_schema_extra=_text(254, least=1),
+    )
+    retries: Annotated[int, Field(ge=0, le=1_000_000), Whole] | None = Field(
+        None, description="re-runs after a failed run; null: the default"
+    )
+
+    def fields(self) -> dict[str, Any]:
+        """The arguments of `joex.Client.submit`, which checks them.
+
+        Raises:
+            InvalidJob: ``not_before`` can't be read.
+        """
+        return {**dict(self), "not_before": _not_before(self.not_before)}
+
+
+class JobberBody(Body):
+    """A submission in the words of Jobber: each type has a task, and a queue, of this name."""
+
+    type: Annotated[Name, AfterValidator(_not_blank)] = Field(
+        description="the name of the task and of the queue",
+        json_schema_extra=_text(254, least=1) | {"pattern": _NOT_BLANK},
+    )
+    payload: Any = Field(
+        default_factory=dict,
+        description="an object: the arguments of the task by name; any other JSON value: its argument 'payload'; "
+        "left out: it has no arguments",
+    )
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments of the task."""
+        return self.payload if isinstance(self.payload, dict) else {"payload": self.payload}
+
+
+class PriorityBody(Body):
+    """A new priority."""
+
+    priority: GivenPriority = Field(description="high or low")
+
+
+class ArgsBody(Body):
+    """New arguments."""
+
+    args: dict[str, Any] = Field(description="all of them, by name")
+
+
+class GroupBody(Body):
+    """Settings of a group in a queue. A field that is left out stays as it is."""
+
+    queue: Name = "default"
+    weight: Annotated[int, Field(ge=1, le=100), Whole] | None = Field(
+        None, description="its share of the slots against other groups"
+    )
+    paused: bool | None = Field(None, description="no job of it is started")
+    max_running: Annotated[int, Field(ge=0, le=_INT32), Whole] | None = Field(
+        None, description="at most so many of its jobs run at a time; null takes the limit away"
+    )
+
+    @property
+    def limit(self) -> int | None:
+        """``max_running`` as the store wants it: -1 takes the limit away, None leaves it as it is."""
+        if self.max_running is None and "max_running" in self.model_fields_set:
+            return -1
+        return self.max_running
+
+
+def _not_before(text: str | None) -> datetime | str | None:
+    """A time, or a delay as it is written.
+
+    Raises:
+        InvalidJob: it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        with suppress(ValueError):
+            parse_duration(text)
+            return text
+    else:
+        with suppress(OverflowError):  # its zone takes it out of the calendar
+            if time.tzinfo is not None:
+                return time.astimezone(UTC)
+    raise InvalidJob(
+        f"not_before: expected a time with a zone ('2026-12-24T18:00:00Z') or a delay ('10m'); got {text!r}"
+    )

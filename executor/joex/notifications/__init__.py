@@ -1,0 +1,12 @@
+"""Notifications: one connection and one subscription for all waits of a client, however many there are.
+
+::
+
+    client.wait, subscribe, events ──▶ watcher ───▶ streams (one for each wait)
+                                          │            ▲ what has changed
+                                          └▶ job_watch ┘ (LISTEN, look, read)
+    client.keyed.accept(wait=...) ───▶ accept_waiters (LISTEN, look, wake)
+
+Both work on a `listener` (a connection that hears notifications, and answers in time), which is connected again when it
+is lost, and given back when nothing waits. A lease and the operator have listeners on connections of their own.
+"""

@@ -1,0 +1,187 @@
+"""The workers that wait for work: one connection for all of them in a client.
+
+After the announcement that a worker waits in a queue, the queue is looked at until the race with open transactions is
+settled (`joex.core.recheck`); again when a job is due there, or a run overdue; and now and then in any case, for a
+notification can get lost. Through a pooler none comes: there the queue is looked at every second.
+
+Each notification is of one job, and wakes one worker: the one that has waited longest. A worker that gets a job wakes
+the next one. Workers with different priority limits wait in separate lines, because one that accepts nothing above its
+limit can't speak for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+from joex.core.recheck import Recheck
+from joex.notifications.listener import LINGER, Connect, Listener, ListenerLoop
+from joex.store import keyed
+from joex.store.database import POLL_EVERY
+from joex.store.errors import NO_MESSAGE
+from joex.store.horizon import announce
+from joex.store.statement import Connection
+
+_LEASE = 60.0
+_RENEW_EVERY = 20.0
+_LOCKED_RETRY_IN = 0.2  # a job that is due and not taken: another transaction has locked its row
+
+
+class Waiter:
+    """A worker that waits for work."""
+
+    def __init__(self) -> None:
+        self._wakeup = asyncio.Event()
+        self._error: BaseException | None = None
+
+    def wake(self, error: BaseException | None = None) -> None:
+        """There may be work; or, with an error, there never will be any."""
+        self._error = error
+        self._wakeup.set()
+
+    @property
+    def is_woken(self) -> bool:
+        """There may be work, and the worker has not looked for it yet."""
+        return self._wakeup.is_set()
+
+    async def woken(self) -> None:
+        """Wait until there may be work."""
+        await self._wakeup.wait()
+        self._wakeup.clear()
+        if self._error is not None:
+            raise self._error
+
+
+class AcceptWaiters:
+    """Wakes the workers that wait.
+
+    Args:
+        connect: gives a connection.
+    """
+
+    def __init__(self, connect: Connect) -> None:
+        self.waiting: dict[str, dict[bytes | None, deque[Waiter]]] = {}
+        """By queue and priority limit, the one that has waited longest first."""
+        self.changed = asyncio.Event()
+        """Set when the waiters have changed."""
+        self._name = f"worker {uuid4()}"
+        self._loop = ListenerLoop("joex accept waiters", connect, self._serve, lambda: self.waiting, self._fail)
+
+    @asynccontextmanager
+    async def wait(self, queue: str, limit: bytes | None) -> AsyncIterator[Waiter]:
+        """Wait for work in a queue, for the time of a block; nothing is accepted whose priority is above ``limit``."""
+        waiter = Waiter()
+        self.waiting.setdefault(queue, {}).setdefault(limit, deque()).append(waiter)
+        self.changed.set()
+        self._loop.start()
+        try:
+            yield waiter
+        finally:
+            self._remove(queue, limit, waiter)
+
+    def wake(self, queue: str) -> None:
+        """There may be a job in this queue: wake the first in each line."""
+        for line in self.waiting.get(queue, {}).values():
+            line[0].wake()
+            line.rotate(-1)
+
+    async def close(self) -> None:
+        """End the connection. Workers that still wait get an error."""
+        await self._loop.close()
+
+    def _remove(self, queue: str, limit: bytes | None, waiter: Waiter) -> None:
+        lines = self.waiting[queue]
+        lines[limit].remove(waiter)
+        if not lines[limit]:
+            del lines[limit]
+        if not lines:
+            del self.waiting[queue]
+        elif waiter.is_woken:
+            self.wake(queue)  # it was woken for a job, and does not come for it
+        self.changed.set()
+
+    def _fail(self, error: BaseException) -> None:
+        for lines in self.waiting.values():
+            for line in lines.values():
+                for waiter in line:
+                    waiter.wake(error)
+
+    async def _serve(self, connection: Connection) -> None:
+        await _QueueWatch(self, Listener(connection, self.changed), self._name).run()
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What is known of a queue in which workers wait. ``recheck``: None where it is settled, or none is needed."""
+
+    recheck: Recheck | None
+    look_at: float
+    renew_at: float
+
+
+class _QueueWatch:
+    """Watches the queues with one connection."""
+
+    def __init__(self, waiters: AcceptWaiters, listener: Listener, name: str) -> None:
+        self._waiters = waiters
+        self._listener = listener
+        self._connection = listener.connection
+        self._name = name
+        self._queues: dict[str, _Queue] = {}
+        self._clock = asyncio.get_running_loop().time
+
+    async def run(self) -> None:
+        """Wake workers, until none waits.
+
+        Raises:
+            DatabaseUnavailable: the connection is lost.
+        """
+        waiting = self._waiters.waiting
+        async with self._listener.held(lambda connection: keyed.watch_no_more(connection, self._name)):
+            await self._listener.listen("joex_wake", self._hear)
+            while True:
+                self._waiters.changed.clear()
+                for name in list(waiting):
+                    await self._attend(name)
+                if waiting:
+                    # (A queue where no worker waits any more stays as it is: its time must not count.)
+                    looks = (queue.look_at for name, queue in self._queues.items() if name in waiting)
+                    await self._listener.woken(min(looks, default=0.0))
+                elif not await self._listener.woken(self._clock() + LINGER):
+                    return
+
+    async def _attend(self, name: str) -> None:
+        """Announce that workers wait in the queue, and look at it, each when it is time."""
+        queue, ask, is_pooled = self._queues.get(name), self._listener.ask, self._listener.is_pooled
+        if queue is None and is_pooled:
+            queue = self._queues[name] = _Queue(None, 0.0, math.inf)
+        elif queue is None or self._clock() >= queue.renew_at:
+            watch = keyed.watch(self._connection, self._name, name, _LEASE)
+            recheck = await ask(announce(self._connection, watch))
+            now = self._clock()
+            queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
+        if self._clock() >= queue.look_at:
+            next_due, oldest_xid = await ask(keyed.accept_state(self._connection, name))
+            self._waiters.wake(name)
+            now = self._clock()
+            queue.look_at = now + POLL_EVERY if is_pooled else queue.renew_at
+            if next_due is not None:
+                queue.look_at = min(queue.look_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
+            if queue.recheck is not None:
+                if queue.recheck.settles(oldest_xid, now):
+                    queue.recheck = None
+                else:
+                    queue.look_at = min(queue.look_at, queue.recheck.due_at)
+
+    def _hear(self, payload: str) -> None:
+        try:
+            queue = str(json.loads(payload)["queue"])
+        except NO_MESSAGE:
+            return
+        self._waiters.wake(queue)

@@ -1,0 +1,204 @@
+"""The streams, one for each wait, which the job watch fills; and the register of them."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Any, Generic, Self, TypeAlias, TypeVar
+from uuid import UUID
+
+from joex.errors import ConfigError
+from joex.store.statement import Connection
+from joex.store.subscriptions import ExecutorEvent, JobEvent, Version
+
+T = TypeVar("T")
+Event: TypeAlias = JobEvent | ExecutorEvent
+Read: TypeAlias = Callable[[Connection, Collection[UUID]], Awaitable[Mapping[UUID, T]]]
+"""Reads jobs in one question; those that are gone are left out."""
+
+_MOST_EVENTS = 10_000
+
+
+class Stream(ABC, Generic[T]):
+    """An async iterator over what comes, for one reader."""
+
+    def __init__(self) -> None:
+        self._arrived = asyncio.Event()
+        self._error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more comes; the reader gets this error when it has read what came before."""
+        self._error = error
+        self._arrived.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._is_filled:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._next()
+
+    @property
+    @abstractmethod
+    def _is_filled(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def _is_over(self) -> bool: ...
+
+    @abstractmethod
+    def _next(self) -> T: ...
+
+
+class Changes(Stream[tuple[UUID, T | None]]):
+    """The jobs as they are, then each change, the latest only where several have come; None: the job is gone.
+
+    Args:
+        ids: the jobs.
+        read: how they are read.
+        states: only jobs that are in one of these are read, and those that are gone; None: all.
+    """
+
+    def __init__(self, ids: Iterable[UUID], read: Read[T], states: Collection[str] | None) -> None:
+        super().__init__()
+        self.ids = frozenset(_checked(job_id) for job_id in ids)
+        self.read = read
+        self._states = states
+        self._seen: dict[UUID, Version | None] = {}
+        self._latest: dict[UUID, T | None] = {}
+        self._unread: dict[UUID, None] = {}  # in the order in which they came
+
+    def wants(self, job_id: UUID, version: Version | None) -> bool:
+        """Whether it does not know this version (None: gone), and wants to."""
+        is_known = job_id in self._seen and self._seen[job_id] == version
+        return not is_known and (version is None or self._states is None or version.state in self._states)
+
+    def put(self, job_id: UUID, version: Version | None, value: T | None) -> None:
+        """A new version. What was read may be newer than that, and then comes once more."""
+        self._seen[job_id] = version
+        if job_id not in self._latest or self._latest[job_id] != value:
+            self._latest[job_id] = value
+            self._unread[job_id] = None
+            self._arrived.set()
+
+    @property
+    def _is_filled(self) -> bool:
+        return bool(self._unread)
+
+    @property
+    def _is_over(self) -> bool:
+        return len(self._latest) == len(self.ids) and not any(value is not None for value in self._latest.values())
+
+    def _next(self) -> tuple[UUID, T | None]:
+        job_id = next(iter(self._unread))
+        del self._unread[job_id]
+        return job_id, self._latest[job_id]
+
+
+class Events(Stream[Event]):
+    """All events, in order. A reader that is more than 10,000 behind loses the oldest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unread: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """From now on each event comes."""
+        self._begun.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more comes."""
+        super().fail(error)
+        self._begun.set()
+
+    async def begun(self) -> None:
+        """Wait until each event comes."""
+        await self._begun.wait()
+        if self._error is not None:
+            raise self._error
+
+    def put(self, event: Event) -> None:
+        """An event."""
+        self._unread.append(event)
+        self._arrived.set()
+
+    @property
+    def _is_filled(self) -> bool:
+        return bool(self._unread)
+
+    @property
+    def _is_over(self) -> bool:
+        return False
+
+    def _next(self) -> Event:
+        return self._unread.popleft()
+
+
+class Streams:
+    """The open streams.
+
+    Attributes:
+        of: the streams of changes, by job.
+        events: the streams of all events.
+        unsettled: jobs to look at: a stream is new, or they may have changed.
+        wakeup: set when there is something to do.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[UUID, set[Changes[Any]]] = {}
+        self.events: set[Events] = set()
+        self.unsettled: set[UUID] = set()
+        self.wakeup = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self.of or self.events)
+
+    def add(self, stream: Changes[Any] | Events) -> None:
+        """A stream is opened."""
+        if isinstance(stream, Events):
+            self.events.add(stream)
+        else:
+            for job_id in stream.ids:
+                self.of.setdefault(job_id, set()).add(stream)
+            self.unsettled |= stream.ids
+        self.wakeup.set()
+
+    def remove(self, stream: Changes[Any] | Events) -> None:
+        """A stream is closed."""
+        if isinstance(stream, Events):
+            self.events.discard(stream)
+        else:
+            for job_id in stream.ids:
+                self.of[job_id].discard(stream)
+                if not self.of[job_id]:
+                    del self.of[job_id]
+        self.wakeup.set()
+
+    def heard(self, ids: Iterable[UUID]) -> None:
+        """These jobs may have changed."""
+        known = self.of.keys() & set(ids)
+        if known:
+            self.unsettled |= known
+            self.wakeup.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more comes, for any stream."""
+        for events in self.events:
+            events.fail(error)
+        for changes in set[Changes[Any]]().union(*self.of.values()):
+            changes.fail(error)
+
+
+def _checked(job_id: object) -> UUID:
+    if not isinstance(job_id, UUID):  # a text would be a job that is gone
+        raise ConfigError(f"job id: expected a UUID; got {job_id!r}")
+    return job_id

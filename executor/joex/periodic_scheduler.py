@@ -1,0 +1,126 @@
+"""Making the jobs of periodic tasks, in each executor and in each operator; any number of them may do so.
+
+Nobody is in charge. Each sleeps until the next task is due, or one has changed; reads the tasks that are due, works
+out when each is due next, and hands both to `fire_periodic` in SQL, which decides in one transaction who was first.
+What it holds while it decides is held by the server, for as long as that one statement takes, so whoever dies, hangs,
+or is cut off in between leaves nothing behind.
+
+Time is the database's: it says what is due, and how long it is until the next; our own clock only measures how long
+we sleep. Where the database's clock is set forward, what has become due is found at the latest when the longest sleep
+ends. Where it is set back, no time of a timer that was decided comes again; and next times that were worked out in what
+has become the future are worked out anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from joex.core.events import DatabaseTrouble, Emit, Repeated
+from joex.core.periodic import decide
+from joex.errors import JoexError
+from joex.store import periodic
+from joex.store.database import borrowed
+
+if TYPE_CHECKING:
+    import asyncpg
+
+_BATCH = 200
+_LONGEST_SLEEP = 60.0
+_JITTER = 0.02  # seconds: of many that wake at one moment, most find that it is done
+_BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
+_TROUBLE_RETRY_IN = 1.0
+_ASIDE_FOR = 10.0
+
+
+class PeriodicScheduler:
+    """The service that makes the jobs of periodic tasks.
+
+    Args:
+        pool: where connections come from.
+        worker: the name under which it decides, for people.
+        emit: where events go.
+        maintain: called when Joex's own work is due, which the caller then does; None: that is left to others.
+        poll_every: seconds between two looks where nobody calls `wake`; None: somebody does.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool[Any],
+        worker: str,
+        emit: Emit,
+        *,
+        maintain: Callable[[], None] | None = None,
+        poll_every: float | None = None,
+    ) -> None:
+        self._pool = pool
+        self._worker = worker
+        self._emit = emit
+        self._maintain = maintain
+        self._longest_sleep = min(_LONGEST_SLEEP, poll_every or _LONGEST_SLEEP)
+        self._wakeup = asyncio.Event()
+        self._busy_for = _BUSY_RETRY_IN
+        self._aside: dict[str, float] = {}  # tasks that could not be submitted now, and when they are tried again
+        self._clock_checked_at = float("-inf")
+
+    def wake(self) -> None:
+        """A periodic task may have changed."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Make jobs, until cancelled."""
+        while True:
+            self._wakeup.clear()
+            try:
+                sleep = await self._round()
+            except (JoexError, OSError) as error:
+                sleep = _TROUBLE_RETRY_IN
+                self._emit(DatabaseTrouble("scheduler", str(error), sleep))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(sleep):
+                    await self._wakeup.wait()
+
+    async def _round(self) -> float:
+        """Decide what is due now; returns for how long to sleep."""
+        now = asyncio.get_running_loop().time()
+        self._aside = {task: until for task, until in self._aside.items() if until > now}
+        async with borrowed(self._pool) as connection:
+            if now >= self._clock_checked_at + _LONGEST_SLEEP:
+                await periodic.work_out_anew(connection)
+                self._clock_checked_at = now
+            which: Any = {"system": self._maintain is not None, "aside": list(self._aside)}
+            seconds = await periodic.next_in(connection, **which)
+            if seconds is None or seconds > 0:
+                self._busy_for = _BUSY_RETRY_IN
+                return self._until(
+                    [*([] if seconds is None else [seconds]), *(at - now for at in self._aside.values())]
+                )
+            tasks = await periodic.due(connection, _BATCH, **which)
+            decided = [(task, decide(task.schedule, task.now)) for task in tasks]
+            fired = await periodic.fire(connection, self._worker, decided) if decided else []
+        self._tell(fired, {task.id: decision.error for task, decision in decided})
+        if all(one.outcome == "stale" for one in fired):
+            return self._until_free()
+        self._busy_for = _BUSY_RETRY_IN
+        # Those that are in trouble must not stand in the way of the others that are due.
+        self._aside |= {one.id: now + _ASIDE_FOR for one in fired if one.outcome == "trouble"}
+        return 0.0
+
+    def _tell(self, fired: Iterable[periodic.Fired], errors: dict[str, str | None]) -> None:
+        for one in fired:
+            if one.outcome not in ("set", "stale"):
+                self._emit(Repeated(one.id, one.outcome, one.job, errors[one.id]))
+            if one.outcome == "started" and self._maintain is not None:
+                self._maintain()
+
+    def _until(self, seconds: list[float]) -> float:
+        """How long to sleep until the first of these."""
+        return min([*seconds, self._longest_sleep]) + random.random() * _JITTER  # noqa: S311 - there is no secret
+
+    def _until_free(self) -> float:
+        """How long to sleep where somebody else is at work on what is due, or has locked it."""
+        self._busy_for, sleep = min(self._busy_for * 2, _BUSY_RETRY_LATEST), self._busy_for
+        return sleep

@@ -1,0 +1,207 @@
+"""Log lines and progress of runs, on their way to the database.
+
+The buffer is bounded, and adding to it never waits: a job is never slowed down by its log. What does not fit is dropped
+and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID
+
+from joex.core.events import DatabaseTrouble, Emit, LogLinesDropped
+from joex.core.job import TakenJob
+from joex.errors import DatabaseUnavailable, JoexError
+from joex.runtime.text import storable
+from joex.store import runs
+from joex.store.database import borrowed
+from joex.store.errors import is_about_the_statement
+
+if TYPE_CHECKING:
+    import asyncpg
+
+_BATCH = 1000
+_BATCH_BYTES = 500_000
+_LINE_BYTES = 100  # what a line costs in any case
+_TRIES = 3
+_GATHER = 0.05  # seconds between two writes, so that a chatty job causes few of them
+_RETRY_IN = 1.0
+_LOCKED_RETRY_IN = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    job: TakenJob
+    at: float
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    job: TakenJob
+    percent: int
+    message: str | None
+
+
+_Batch: TypeAlias = tuple[list[_Line], dict[UUID, _Progress]]
+
+
+class JobLogWriter:
+    """The buffer, and the service that writes it. `log` and `progress` may be called from any thread."""
+
+    def __init__(self, pool: asyncpg.Pool[Any], size: int, emit: Emit) -> None:
+        self._pool = pool
+        self._size = size
+        self._emit = emit
+        self._lock = threading.Lock()
+        self._lines: deque[_Line] = deque()
+        self._progress: dict[UUID, _Progress] = {}
+        self._writing = asyncio.Lock()
+        self._dropped = 0
+        self._budget = _BATCH_BYTES  # it shrinks while batches do not get through
+        self._tries = 0  # of a line that does not get through alone
+        self._loop = asyncio.get_running_loop()
+        self._wakeup = asyncio.Event()
+
+    def log(self, job: TakenJob, level: str, message: str) -> None:
+        """Keep a line, or drop it where the buffer is full."""
+        with self._lock:
+            if len(self._lines) >= self._size:
+                self._dropped += 1
+                return
+            self._lines.append(_Line(job, time.monotonic(), level, storable(message)))
+        self._wake_up()
+
+    def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
+        """Keep the latest progress of a run."""
+        with self._lock:
+            said = None if message is None else storable(message, 1000)
+            self._progress[job.lock_id] = _Progress(job, percent, said)
+        self._wake_up()
+
+    async def run(self) -> None:
+        """Write what comes, until cancelled."""
+        while True:
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            try:
+                await self.flush()
+            except (DatabaseUnavailable, OSError) as error:
+                self._emit(DatabaseTrouble("log writer", str(error), _RETRY_IN))
+                self._wakeup.set()
+                await asyncio.sleep(_RETRY_IN)
+            await asyncio.sleep(_GATHER)
+
+    async def close(self, seconds: float) -> None:
+        """Write what is left, for at most so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.flush()
+        except (TimeoutError, JoexError, OSError):
+            with self._lock:
+                self._report(len(self._lines), "the database could not be reached before the executor left")
+
+    async def flush(self) -> None:
+        """Write what has been said up to now; it is written when this returns.
+
+        Raises:
+            DatabaseUnavailable: it could not be written, and is kept.
+        """
+        async with self._writing:
+            while (batch := self._cut()) is not None:
+                await self._write(*batch)
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        self._report(dropped, "the buffer was full")
+
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to write, and nothing is being written."""
+        return not (self._lines or self._progress or self._writing.locked())
+
+    def _cut(self) -> _Batch | None:
+        with self._lock:
+            if not self._lines and not self._progress:
+                return None
+            lines: list[_Line] = []
+            size = 0
+            while self._lines and len(lines) < _BATCH:
+                size += _LINE_BYTES + len(self._lines[0].message)
+                if size > self._budget and lines:
+                    break
+                lines.append(self._lines.popleft())
+            progress, self._progress = self._progress, {}
+            return lines, progress
+
+    async def _write(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> None:
+        """Write a batch. One that the database refuses is halved, until what it refuses is found, and dropped."""
+        batches: list[_Batch] = [(lines, progress)]  # the last one is the first to be written
+        while batches:
+            lines, progress = batches[-1]
+            try:
+                lost = await self._send(lines, progress)
+            except JoexError as error:
+                half = len(lines) // 2
+                if is_about_the_statement(error) and (half or (lines and progress)):
+                    batches.pop()
+                    if progress:
+                        batches += [(lines, {}), ([], progress)]
+                    else:
+                        batches += [(lines[half:], {}), (lines[:half], {})]
+                    continue
+                if isinstance(error, DatabaseUnavailable) and not self._is_hopeless(lines, error):
+                    self._put_back(batches)
+                    raise
+                batches.pop()
+                self._tries = 0
+                self._report(len(lines), str(error))
+            except BaseException:
+                self._put_back(batches)
+                raise
+            else:
+                batches.pop()
+                self._budget, self._tries = min(self._budget * 2, _BATCH_BYTES), 0
+                self._report(lost, "their runs had lost their jobs")
+
+    async def _send(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> int:
+        now = time.monotonic()
+        rows = [runs.LogLine(n.job.id, n.job.lock_id, n.job.attempt + 1, now - n.at, n.level, n.message) for n in lines]
+        latest = [runs.Progress(p.job.id, p.job.lock_id, p.percent, p.message) for p in progress.values()]
+        async with borrowed(self._pool) as connection:
+            noted = await runs.note_many(connection, rows, latest)
+        for lock_id in noted.locked:
+            self._loop.call_later(_LOCKED_RETRY_IN, self._say_again, progress[lock_id])
+        return noted.dropped
+
+    def _say_again(self, progress: _Progress) -> None:
+        with self._lock:
+            self._progress.setdefault(progress.job.lock_id, progress)  # what was said since is later
+        self._wake_up()
+
+    def _is_hopeless(self, lines: list[_Line], error: DatabaseUnavailable) -> bool:
+        """Whether a line that did not get through in its time was tried alone, and often enough, to be given up."""
+        if not (lines and isinstance(error.__cause__, TimeoutError)):
+            return False
+        self._budget = max(sum(_LINE_BYTES + len(line.message) for line in lines) // 8, 1)
+        self._tries = self._tries + 1 if len(lines) == 1 else 0
+        return self._tries == _TRIES
+
+    def _put_back(self, batches: list[_Batch]) -> None:
+        with self._lock:
+            for lines, progress in batches:
+                self._lines.extendleft(reversed(lines))
+                self._progress = {**progress, **self._progress}  # what was said since is later
+
+    def _report(self, lines: int, reason: str) -> None:
+        if lines:
+            self._emit(LogLinesDropped(lines, reason))
+
+    def _wake_up(self) -> None:
+        if not self._wakeup.is_set():
+            self._loop.call_soon_threadsafe(self._wakeup.set)

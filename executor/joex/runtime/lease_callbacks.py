@@ -1,0 +1,74 @@
+"""The callbacks of a lease's thread, and how these calls cross from its loop to the executor's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+from uuid import UUID
+
+from joex.core.events import DatabaseTrouble, Event
+from joex.runtime.clock import clock
+
+
+class LeaseCallbacks(Protocol):
+    """What the lease's thread calls, each on the executor's loop."""
+
+    def on_event(self, event: Event) -> None:
+        """Something to log and count."""
+
+    def on_wake(self) -> None:
+        """There may be work."""
+
+    def on_crowd(self) -> None:
+        """Takes have to walk over what vacuum has not cleared."""
+
+    def on_periodic(self) -> None:
+        """A periodic task has changed."""
+
+    def on_drain(self) -> None:
+        """This executor is asked to drain."""
+
+    def on_cancel(self, job_id: UUID) -> None:
+        """A job that this executor holds is to be cancelled."""
+
+    def on_lost(self, lock_ids: list[UUID]) -> None:
+        """These runs have lost their jobs."""
+
+    def on_trust(self, *, trusted: bool) -> None:
+        """The lease can't be trusted any more, or can be again."""
+
+    def on_ended(self) -> None:
+        """The lease has ended: another executor has declared this incarnation dead."""
+
+
+class Notifier:
+    """Calls the callbacks from another thread's loop.
+
+    Args:
+        callbacks: called on the loop that runs while this object is made.
+        news_for: seconds for which the same trouble is not reported again.
+    """
+
+    def __init__(self, callbacks: LeaseCallbacks, *, news_for: float) -> None:
+        self.callbacks = callbacks
+        self._news_for = news_for
+        self._loop = asyncio.get_running_loop()
+        self._reported_at: dict[tuple[str, str], float] = {}  # of troubles
+
+    def notify_executor(self, what: Callable[..., None], *args: Any) -> None:
+        """Call this callback on the executor's loop, soon; nothing happens where that loop has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what, *args)
+
+    def emit(self, event: Event) -> None:
+        """Emit an event of the executor."""
+        self.notify_executor(self.callbacks.on_event, event)
+
+    def report_trouble(self, service: str, error: str, retry_in: float) -> None:
+        """Emit a trouble with the database, unless the same was emitted lately."""
+        now = clock()
+        self._reported_at = {trouble: at for trouble, at in self._reported_at.items() if now - at < self._news_for}
+        if self._reported_at.setdefault((service, error), now) == now:
+            self.emit(DatabaseTrouble(service, error, retry_in))

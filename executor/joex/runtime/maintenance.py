@@ -1,0 +1,131 @@
+"""Maintenance: a periodic task that makes no jobs. The executor that has decided that it is due does it itself.
+
+So it needs no slot, no queue and no pool of its own: any executor that lives will do, whatever it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from joex.config import Settings
+from joex.core.duration import parse_duration
+from joex.core.events import DatabaseTrouble, Emit
+from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
+from joex.errors import ConfigError, JoexError
+from joex.store import executors, jobs, periodic, runs
+from joex.store.database import connect
+from joex.store.statement import Connection
+from joex.task import App
+
+RETENTION = "joex.retention"
+"""The periodic task that deletes what has been kept long enough."""
+
+_EVERY_TEN_MINUTES = "*:0/10"
+_RETRY_IN = 60.0
+_BATCH = 1000
+_ALL_LINES_ONCE_IN = 144  # times: about once a day
+
+
+class Maintenance:
+    """The service that deletes what has been kept long enough, each time that it is woken.
+
+    Args:
+        url: the database.
+        pooled: a transaction pooler is in between.
+        name: of its connection, for people.
+        emit: where events go.
+    """
+
+    def __init__(self, url: str, *, pooled: bool, name: str, emit: Emit) -> None:
+        self._url = url
+        self._pooled = pooled
+        self._name = name
+        self._emit = emit
+        self._is_due = asyncio.Event()
+
+    def wake(self) -> None:
+        """It is due, and this executor does it."""
+        self._is_due.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            try:
+                async with self._connection() as connection:
+                    await clean(connection)
+            except (JoexError, OSError) as error:
+                self._emit(DatabaseTrouble("maintenance", str(error), _RETRY_IN))
+                await asyncio.sleep(_RETRY_IN)
+                self._is_due.set()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """A connection of its own, without a time limit: long logs take long to delete, and no other service waits."""
+        connection = await connect(self._url, pooled=self._pooled, name=self._name)
+        try:
+            yield connection
+        finally:
+            connection.terminate()
+
+
+async def clean(connection: Connection) -> None:
+    """Delete old finished jobs and their logs, in batches; and ended executors, idle turns and orphaned log lines.
+
+    Raises:
+        ConfigError: the row of the periodic task was changed by hand, and has no valid ages any more.
+    """
+    tasks = await periodic.list_tasks(connection, [RETENTION])
+    try:
+        args = tasks[0].args
+        keep, keep_failed = parse_duration(args["keep"]), parse_duration(args["keep_failed"])
+    except IndexError:  # the row was removed a moment ago
+        return
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the arguments of the periodic task {RETENTION} are no ages: {error!r}") from error
+    await _delete_finished(connection, ["success", "cancelled"], keep)
+    await _delete_finished(connection, ["failed"], keep_failed)
+    await executors.forget_ended(connection, max(keep, keep_failed))
+    await runs.forget_turns(connection)
+    await _forget_lines(connection)
+
+
+async def _delete_finished(connection: Connection, states: list[str], age: timedelta) -> None:
+    since: datetime | None = None
+    while True:
+        _, since = await jobs.delete_finished(connection, states, age, _BATCH, since=since)
+        if since is None:
+            return
+
+
+async def _forget_lines(connection: Connection) -> None:
+    """Look for lines whose jobs are gone: there are few, if any, so not everywhere each time where there are many."""
+    is_thorough = random.randrange(_ALL_LINES_ONCE_IN) == 0  # noqa: S311 - there is no secret
+    after: UUID | None = UUID(int=0)
+    while after is not None:
+        after = await jobs.forget_lines(connection, after)
+        if not is_thorough:
+            return
+
+
+def system_periodic_tasks(settings: Settings) -> list[NewPeriodicTask]:
+    """When Joex's own work is due, with these settings: those of the executor that started last hold."""
+    args = {"keep": settings.retention.total_seconds(), "keep_failed": settings.retention_failed.total_seconds()}
+    return [NewPeriodicTask(RETENTION, RETENTION, _EVERY_TEN_MINUTES, args=args)]
+
+
+async def register_periodic_tasks(connection: Connection, app: App, settings: Settings) -> list[str]:
+    """Bring the rows of the app's periodic tasks, and of the system's, in line; returns the ids that others own."""
+    wanted = [(task, SYSTEM_OWNER) for task in system_periodic_tasks(settings)]
+    wanted += [(task, app.owner) for task in app.periodic_tasks]
+    # Executors that start at the same time wait for each other at the first row, which is the system's.
+    async with connection.transaction():
+        answers = [(task.id, await periodic.put(connection, task, owner)) for task, owner in wanted]
+        await periodic.keep(connection, app.owner, [task.id for task in app.periodic_tasks])
+    return [task_id for task_id, answer in answers if answer == "not_yours"]

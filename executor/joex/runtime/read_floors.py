@@ -1,0 +1,79 @@
+"""Raising floors while vacuum is kept from clearing what jobs leave behind: see store/sql/25_floors.sql.
+
+Nearly always there is nothing to do, and nothing is asked: a heartbeat tells when takes have to walk. All executors
+look then, and whoever comes first raises the floors; if none does, takes are slower, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from joex.core.events import DatabaseTrouble, Emit
+from joex.errors import JoexError
+from joex.store import read_floors
+from joex.store.database import borrowed
+from joex.store.read_floors import Draw, Place
+
+if TYPE_CHECKING:
+    import asyncpg
+
+_EVERY = 1.0
+_RETRY_IN = 2.0
+_CROWD = 50  # jobs that finish in a group before its floor is raised
+_AT_ONCE = 50_000  # finished jobs that are looked at
+_BACK = timedelta(hours=1)  # groups in which jobs have finished before that are not looked for
+
+
+class ReadFloorKeeper:
+    """The service that raises floors."""
+
+    def __init__(self, pool: asyncpg.Pool[Any], emit: Emit) -> None:
+        self._pool = pool
+        self._emit = emit
+        self._crowded = asyncio.Event()
+        self._forget()
+
+    def wake(self) -> None:
+        """Takes have to walk, or floors are on."""
+        self._crowded.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await self._crowded.wait()
+            self._crowded.clear()
+            pause = _EVERY
+            try:
+                async with borrowed(self._pool) as connection:
+                    if await read_floors.switch(connection):
+                        await self._raise(connection)
+                        self._crowded.set()
+                    else:
+                        self._forget()
+            except (JoexError, OSError) as error:
+                self._emit(DatabaseTrouble("floors", str(error), _RETRY_IN))
+                pause = _RETRY_IN
+            await asyncio.sleep(pause)
+
+    def _forget(self) -> None:
+        self._drawn: Draw | None = None
+        self._seen: datetime | None = None
+        self._crowds: Counter[Place] = Counter()
+
+    async def _raise(self, connection: Any) -> None:
+        if self._seen is None:
+            self._seen = datetime.now(UTC) - _BACK
+        finished, self._seen = await read_floors.finished_since(connection, self._seen, _AT_ONCE)
+        self._crowds.update(finished)
+        if self._drawn is not None:
+            crowded = [place for place, jobs in self._crowds.items() if jobs >= _CROWD]
+            done = await read_floors.raise_floors(connection, self._drawn, crowded)
+            if done is None:
+                return
+            if done:
+                for place in crowded:
+                    del self._crowds[place]
+        self._drawn = await read_floors.draw(connection)

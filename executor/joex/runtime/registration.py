@@ -1,0 +1,277 @@
+"""One registration of an executor: its services under one task group, until it has drained or its lease has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from joex.config import Settings
+from joex.core import events
+from joex.core.events import Emit, Event
+from joex.core.job import TakenJob
+from joex.core.lease import Lease
+from joex.errors import JoexError, LeaseLost
+from joex.periodic_scheduler import PeriodicScheduler
+from joex.runtime.bulk import moved
+from joex.runtime.finisher import Finisher
+from joex.runtime.job_log_writer import JobLogWriter
+from joex.runtime.lease import EXIT_CODE, LeaseKeeper
+from joex.runtime.maintenance import Maintenance
+from joex.runtime.read_floors import ReadFloorKeeper
+from joex.runtime.run import Defaults, Interruption
+from joex.runtime.runner import Runner
+from joex.runtime.taker import Taker
+from joex.runtime.waits import first_of, wait_for
+from joex.runtime.watchdog import Watchdog
+from joex.store import executors, runs
+from joex.store.database import borrowed
+from joex.store.runs import SizeLimits
+from joex.store.task_connections import TaskConnections
+from joex.task import App
+
+if TYPE_CHECKING:
+    import asyncpg
+
+_FLUSH_FOR = 5.0  # seconds for the last log lines to be written
+_GRACE = 2.0  # seconds for runs to react when they are given back
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What all registrations of an executor share.
+
+    Attributes:
+        app, settings, url, emit, watchdog: as for `joex.runtime.executor.Executor`.
+        pool: connections for the services.
+        bulk_pool: connections for arguments and results that are too large to travel with others.
+        task_connections: connections for the tasks.
+        limits: the largest arguments and results.
+        poll_interval: seconds between two takes where nothing is heard; None: it listens.
+        asked_to_drain: set when the executor is to take no more jobs.
+        asked_to_stop: set when it is to interrupt those that run, too.
+        drain: called when the database asks the executor to drain.
+    """
+
+    app: App
+    settings: Settings
+    url: str
+    emit: Emit
+    watchdog: Watchdog | None
+    pool: asyncpg.Pool[Any]
+    bulk_pool: asyncpg.Pool[Any]
+    task_connections: TaskConnections
+    limits: SizeLimits
+    poll_interval: float | None
+    asked_to_drain: asyncio.Event
+    asked_to_stop: asyncio.Event
+    drain: Callable[[], None]
+
+
+class Registration:
+    """One registration of an executor, with its services. It also has the lease's callbacks."""
+
+    def __init__(self, resources: Resources, executor_id: int, since: float) -> None:
+        settings, pool, poll_interval = resources.settings, resources.pool, resources.poll_interval
+        app_id = settings.effective_app_id
+        self._resources = resources
+        self._pool = pool
+        self._id = executor_id
+        self._emit = resources.emit
+        self._ended = asyncio.Event()
+        self._idle = asyncio.Event()
+        self.reports = JobLogWriter(pool, settings.log_buffer_size, self._emit)
+        self.finisher = Finisher(
+            pool,
+            self.reports,
+            self._emit,
+            self._written,
+            bulk=resources.bulk_pool,
+            canceled=lambda job: self.runner.clean_up(job, self._written),
+        )
+        self.runner = Runner(
+            resources.app,
+            settings.pool_size,
+            Defaults(settings.retries, settings.retry_delay, settings.timeout, settings.retry_jitter),
+            finisher=self.finisher,
+            reports=self.reports,
+            connections=resources.task_connections,
+            fetch=self._fetch,
+            start_alone=self._start_alone,
+            on_room=self.on_wake,
+            largest_result=resources.limits.result,
+            is_trusted=lambda: self.keeper.is_trusted,
+            emit=self._emit,
+        )
+        self.taker = Taker(
+            pool,
+            self.runner,
+            executor=executor_id,
+            queues=settings.queues,
+            scheme=settings.counting_scheme,
+            wakeup_period=settings.wakeup_period.total_seconds(),
+            poll_interval=poll_interval,
+            is_trusted=lambda: self.keeper.is_trusted,
+            emit=self._emit,
+        )
+        self.maintenance = Maintenance(
+            resources.url,
+            pooled=poll_interval is not None,
+            name=f"joex maintenance {app_id}",
+            emit=self._emit,
+        )
+        self.scheduler = PeriodicScheduler(
+            pool, app_id, self._emit, maintain=self.maintenance.wake, poll_every=poll_interval
+        )
+        self.read_floors = ReadFloorKeeper(pool, self._emit)
+        self.keeper = LeaseKeeper(
+            resources.url,
+            executor=executor_id,
+            queues=settings.queues,
+            lease=Lease(settings.lease),
+            most_losses=settings.most_losses,
+            pooled=poll_interval is not None,
+            held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
+            executing=lambda: self.runner.executing,
+            since=since,
+            watchdog=resources.watchdog,
+            callbacks=self,
+        )
+
+    async def run(self) -> bool:
+        """Serve until drained (True) or until the lease has ended (False)."""
+        self.keeper.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                taking = group.create_task(self._take())
+                others = [
+                    group.create_task(service())
+                    for service in (
+                        self.finisher.run,
+                        self.reports.run,
+                        self.scheduler.run,
+                        self.maintenance.run,
+                        self.read_floors.run,
+                    )
+                ]
+                await self._until_over(taking)
+                await self.reports.close(_FLUSH_FOR)
+                for task in others:
+                    task.cancel()
+            return await self._leave()
+        finally:
+            await self.keeper.stop()
+            self.runner.close()
+
+    async def _take(self) -> None:
+        try:
+            await self.taker.run()
+        except LeaseLost:
+            self.on_ended()
+
+    async def _until_over(self, taking: asyncio.Task[None]) -> None:
+        resources = self._resources
+        await first_of(resources.asked_to_drain.wait(), self._ended.wait())
+        self.taker.stop()
+        await taking
+        with suppress(JoexError, OSError):  # for people to see: nothing depends on it
+            async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
+                await executors.show_drain(connection, self._id)
+        self.runner.give_back_unstarted()  # what was taken at the last moment
+        limit = resources.settings.drain_timeout
+        patience = wait_for(resources.asked_to_stop, None if limit is None else limit.total_seconds())
+        # Runs that have ended may wait for the database, to be written. With the lease over that is not worth waiting.
+        await first_of(patience, self._ended.wait(), self._until_idle(), self.keeper.until_over())
+        if self.runner.runs:
+            self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._until_idle(), _GRACE)
+
+    async def _leave(self) -> bool:
+        """Leave in order. True: drained. False: the lease had ended."""
+        stubborn = self.runner.executing
+        if not self._ended.is_set() and not stubborn:
+            with suppress(JoexError, OSError):
+                async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
+                    given_back = await executors.leave(connection, self._id, self._resources.settings.most_losses)
+                self._emit(events.Left(self._id, given_back))
+        if stubborn:
+            # Code in threads that does not look at ctx.cancelled. While it runs its jobs can't be given to others, so
+            # they move on as those of a dead executor do.
+            sys.stderr.write(f"joex: {stubborn} tasks did not react to being interrupted; exiting\n")
+            sys.stderr.flush()
+            os._exit(EXIT_CODE)
+        return not self._ended.is_set()
+
+    async def _fetch(self, job: TakenJob) -> str | None:
+        """The arguments of a job that are too large to come with others."""
+        pool, largest = self._resources.bulk_pool, self._resources.limits.args
+        return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._emit)
+
+    async def _start_alone(self, job: TakenJob) -> bool:
+        """Mark the run of a suspect."""
+        async with borrowed(self._pool) as connection:
+            return await runs.start_alone(connection, job.id, job.lock_id)
+
+    async def _until_idle(self) -> None:
+        while self.runner.runs:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _written(self, jobs: list[TakenJob]) -> None:
+        self.runner.release(jobs)
+        self.taker.wake()
+        if not self.runner.runs:
+            self._idle.set()
+
+    # What the lease's thread tells, on the executor's loop.
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on."""
+        self._emit(event)
+
+    def on_wake(self) -> None:
+        """Look for work."""
+        self.taker.wake()
+
+    def on_crowd(self) -> None:
+        """Raise floors."""
+        self.read_floors.wake()
+
+    def on_periodic(self) -> None:
+        """Look at the periodic tasks."""
+        self.scheduler.wake()
+
+    def on_drain(self) -> None:
+        """Drain."""
+        self._resources.drain()
+
+    def on_cancel(self, job_id: UUID) -> None:
+        """Interrupt a run whose job was cancelled."""
+        for run in list(self.runner.runs.values()):
+            if run.job.id == job_id:
+                self.runner.interrupt(run, Interruption.CANCEL)
+
+    def on_lost(self, lock_ids: list[UUID]) -> None:
+        """Interrupt runs that have lost their jobs."""
+        for lock_id in lock_ids:
+            run = self.runner.runs.get(lock_id)
+            if run is not None and not (run.context is not None and run.context.is_finished):
+                self.runner.interrupt(run, Interruption.LOST)
+
+    def on_trust(self, *, trusted: bool) -> None:
+        """Stop and interrupt while the lease can't be trusted; go on when it can be again."""
+        if trusted:
+            self.taker.wake()
+        else:
+            self._emit(events.TrustEnded(len(self.runner.runs)))
+            self.runner.interrupt_all(Interruption.GIVE_BACK)
+
+    def on_ended(self) -> None:
+        """This registration is over."""
+        self._ended.set()

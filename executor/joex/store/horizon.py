@@ -1,0 +1,33 @@
+"""Which transactions are open, for those changes that can't be seen yet (`joex.core.recheck`)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from joex.core.recheck import Recheck
+from joex.store.errors import translated
+from joex.store.statement import Connection, statement
+
+_HORIZON = statement("SELECT joex.horizon()")
+_OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+
+
+async def horizon(connection: Connection) -> int:
+    """A transaction id that is younger than each that writes now; see `horizon` in sql/80_subscribe.sql."""
+    with translated():
+        return int(await connection.fetchval(_HORIZON))
+
+
+async def oldest_transaction(connection: Connection) -> int:
+    """The oldest transaction id that is still open: all below it have ended."""
+    with translated():
+        return int(await connection.fetchval(_OLDEST))
+
+
+async def announce(connection: Connection, announcement: Awaitable[object], **pauses: float) -> Recheck:
+    """Say on this connection, which is in no transaction, what to be notified of; and when to read in spite of it.
+
+    ``pauses``: those of the `Recheck`, where they are not the usual ones.
+    """
+    await announcement
+    return Recheck(await horizon(connection), **pauses)

@@ -1,0 +1,57 @@
+"""Floors: where takes begin to read while vacuum can't clear what jobs leave behind; see sql/25_floors.sql."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from joex.store.errors import translated
+from joex.store.statement import Connection, statement
+
+_SWITCH = statement("SELECT joex_private.switch_floors()")
+_DRAW = statement("SELECT upto, epoch, writers FROM joex_private.draw_floor()")
+_FINISHED = statement("SELECT queue, ring, jobs, until FROM joex_private.finished_since($1::timestamptz, $2::integer)")
+_RAISE = statement("SELECT joex_private.raise_floors($1::bigint, $2::bigint, $3::text[], $4::text[], $5::bigint[])")
+
+Place: TypeAlias = tuple[str, int]
+"""A group, by its queue and its place on the ring there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A number of the line of seqs, and the transactions that were writing jobs when it was drawn."""
+
+    upto: int
+    epoch: int
+    writers: list[str]
+
+
+async def switch(connection: Connection) -> bool:
+    """Switch floors on or off, as is needed now; returns whether they are on and needed."""
+    with translated():
+        return bool(await connection.fetchval(_SWITCH))
+
+
+async def draw(connection: Connection) -> Draw:
+    """Draw a number up to which floors can be raised when all who wrote at that moment have ended."""
+    with translated():
+        row: Any = await connection.fetchrow(_DRAW)
+    return Draw(row["upto"], row["epoch"], row["writers"])
+
+
+async def finished_since(connection: Connection, after: datetime, most: int) -> tuple[dict[Place, int], datetime]:
+    """How many jobs have finished in each group since then, at most so many in all; and the time of the last one."""
+    with translated():
+        rows = await connection.fetch(_FINISHED, after, most)
+    return {(row["queue"], row["ring"]): row["jobs"] for row in rows}, rows[0]["until"] if rows else after
+
+
+async def raise_floors(connection: Connection, drawn: Draw, places: Collection[Place]) -> bool | None:
+    """Raise the floors of these groups. None: not yet; False: the number is worth nothing any more."""
+    with translated():
+        done: bool | None = await connection.fetchval(
+            _RAISE, drawn.upto, drawn.epoch, drawn.writers, [queue for queue, _ in places], [ring for _, ring in places]
+        )
+    return done

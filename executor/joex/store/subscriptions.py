@@ -1,0 +1,140 @@
+"""Subscriptions of clients, their notifications, and the state of the jobs that they wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from joex.store.errors import NO_MESSAGE, translated
+from joex.store.jobs import COLUMNS, Job, job_of
+from joex.store.statement import Connection, statement
+
+JOBS, EVENTS = "joex_jobs", "joex_events"
+"""The channels: changes of jobs that clients wait for; and all events."""
+
+_SUBSCRIBE = statement("SELECT joex.subscribe($1::text, $2::interval, $3::boolean)")
+_UNSUBSCRIBE = statement("SELECT joex.unsubscribe($1::text)")
+_WAIT_FOR = statement("SELECT joex.wait_for($1::text, $2::uuid[])")
+_WAIT_NO_MORE = statement("SELECT joex.wait_no_more($1::text, $2::uuid[])")
+# One snapshot: the versions have all that the transactions did which have ended in it. A row's xmin is the transaction
+# that wrote this version of it; a mere lock does not change it.
+_VERSIONS = statement("""
+    SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS oldest_xid, array_agg(j.id) AS ids,
+           array_agg(j.xmin::text::bigint) AS xmins, array_agg(j.state::text) AS states
+    FROM joex_private.job j WHERE j.id = ANY ($1::uuid[])
+""")
+_READ = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - put together of constants
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a job: another ``xmin`` means that it has changed."""
+
+    xmin: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobVersions:
+    """The versions of jobs (one that is missing is gone), and the oldest transaction that was open then."""
+
+    versions: dict[UUID, Version]
+    oldest_xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something has happened to a job. A running or finished one has an ``executor``: the name of who took it.
+
+    ``kind``: ``job-submitted``, ``job-started`` or ``job-finished`` (``state`` says how).
+    """
+
+    kind: str
+    id: UUID
+    task: str
+    queue: str
+    group: str
+    state: str
+    executor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorEvent:
+    """An executor has come or gone. ``kind``: ``executor-joined`` or ``executor-left``.
+
+    ``executor`` is its app-id. ``ending``: ``left``, ``dead`` or ``replaced``; None: it has joined.
+    """
+
+    kind: str
+    executor: str
+    incarnation: int
+    queues: list[str] | None
+    ending: str | None
+
+
+async def subscribe(connection: Connection, name: str, duration: timedelta, *, events: bool) -> bool:
+    """Subscribe under this name, or renew that; False: it is new, or comes too late, and no job is known any more."""
+    with translated():
+        return bool(await connection.fetchval(_SUBSCRIBE, name, duration, events))
+
+
+async def unsubscribe(connection: Connection, name: str) -> None:
+    """End a subscription."""
+    with translated():
+        await connection.execute(_UNSUBSCRIBE, name)
+
+
+async def wait_for(connection: Connection, name: str, ids: Collection[UUID]) -> None:
+    """Be told of changes of these jobs."""
+    with translated():
+        await connection.execute(_WAIT_FOR, name, list(ids))
+
+
+async def wait_no_more(connection: Connection, name: str, ids: Collection[UUID]) -> None:
+    """Be told of changes of these jobs no more."""
+    with translated():
+        await connection.execute(_WAIT_NO_MORE, name, list(ids))
+
+
+async def job_versions(connection: Connection, ids: Collection[UUID]) -> JobVersions:
+    """Read the versions of jobs: cheap, however large the jobs are."""
+    with translated():
+        row = await connection.fetchrow(_VERSIONS, list(ids))
+    if row is None:
+        raise RuntimeError("an aggregate gave no row")
+    seen = zip(row["ids"] or (), row["xmins"] or (), row["states"] or (), strict=True)
+    return JobVersions({job_id: Version(xmin, state) for job_id, xmin, state in seen}, row["oldest_xid"])
+
+
+async def read_jobs(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Job]:
+    """Read jobs; one that is gone is left out."""
+    with translated():
+        rows = await connection.fetch(_READ, list(ids))
+    return {row["id"]: job_of(row) for row in rows}
+
+
+def heard_jobs(payload: str) -> list[UUID]:
+    """The jobs that a notification on the channel `JOBS` names; none where it is none of Joex's."""
+    try:
+        return [UUID(job_id) for job_id in from_json(payload)["jobs"]]
+    except NO_MESSAGE:
+        return []
+
+
+def heard_event(payload: str) -> JobEvent | ExecutorEvent | None:
+    """What a notification on the channel `EVENTS` tells; None: a kind that only later versions know, or not Joex's."""
+    with suppress(*NO_MESSAGE):
+        event: dict[str, Any] = from_json(payload)
+        match event["event"]:
+            case "job-submitted" | "job-started" | "job-finished" as kind:
+                names = (event[name] for name in ("task", "queue", "group", "state", "executor"))
+                return JobEvent(kind, UUID(event["id"]), *names)
+            case "executor-joined" | "executor-left" as kind:
+                return ExecutorEvent(kind, event["executor"], event["incarnation"], event["queues"], event["ending"])
+    return None

@@ -1,0 +1,127 @@
+"""Parses JoexPool and PeriodicTask objects from the API server or from a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from pydantic import ValidationError
+
+from joex.errors import ConfigError
+from joex_operator.api.fields import Part
+from joex_operator.api.names import API_VERSION, LABEL, LONGEST_POOL, LONGEST_TASK
+from joex_operator.api.spec import JoexPoolSpec, PeriodicTaskSpec
+
+
+class SpecError(ConfigError):
+    """An object is invalid. The message is one line that names each wrong field and what is expected.
+
+    Attributes:
+        reason: one word, for a condition.
+    """
+
+    def __init__(self, message: str, reason: str = "InvalidSpec") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+_REASONS: dict[tuple[int | str, ...], str] = {("timer",): "InvalidTimer", ("timeZone",): "UnknownZone"}
+"""The reasons where only this field is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Identifies an object, valid or not."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str = ""
+    generation: int = 1
+
+
+_Spec = TypeVar("_Spec", bound=Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[_Spec]):
+    """A valid object: its identity and its spec."""
+
+    name: str
+    namespace: str
+    spec: _Spec
+    uid: str = ""
+    generation: int = 1
+    deleted_at: datetime | None = None
+
+
+Pool: TypeAlias = Resource[JoexPoolSpec]
+Periodic: TypeAlias = Resource[PeriodicTaskSpec]
+
+
+def reference(manifest: Mapping[str, Any]) -> Ref:
+    """The identity of a manifest's object."""
+    metadata = manifest["metadata"]
+    return Ref(
+        kind=manifest["kind"],
+        namespace=metadata.get("namespace") or "default",
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 1),
+    )
+
+
+def parse_pool(manifest: Mapping[str, Any]) -> Pool:
+    """Parse a JoexPool.
+
+    Raises:
+        SpecError: it is invalid; the message is one line that names each wrong field.
+    """
+    return _parse(manifest, "JoexPool", JoexPoolSpec, LONGEST_POOL)
+
+
+def parse_periodic(manifest: Mapping[str, Any]) -> Periodic:
+    """Parse a PeriodicTask. Raises as `parse_pool`."""
+    return _parse(manifest, "PeriodicTask", PeriodicTaskSpec, LONGEST_TASK)
+
+
+def _parse(manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: int) -> Resource[_Spec]:
+    for field, expected in (("apiVersion", API_VERSION), ("kind", kind)):
+        if manifest.get(field) != expected:
+            raise SpecError(f"{field}: expected {expected}; got {manifest.get(field)!r}")
+    metadata = manifest.get("metadata") or {}
+    name = metadata.get("name")
+    if not isinstance(name, str) or len(name) > longest or re.fullmatch(LABEL, name) is None:
+        raise SpecError(f"metadata.name: expected 1 to {longest} of a-z, 0-9 and '-'; got {name!r}")
+    try:
+        spec = model.model_validate(manifest.get("spec"))
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        reasons = {_REASONS.get(problem["loc"], "InvalidSpec") for problem in problems}
+        reason = reasons.pop() if len(reasons) == 1 else "InvalidSpec"
+        raise SpecError("; ".join(problem_line(one, "spec") for one in problems), reason) from error
+    deleted_at = metadata.get("deletionTimestamp")
+    return Resource(
+        name=name,
+        namespace=metadata.get("namespace") or "default",
+        spec=spec,
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 1),
+        deleted_at=datetime.fromisoformat(deleted_at) if deleted_at else None,
+    )
+
+
+def problem_line(problem: Any, root: str = "") -> str:
+    """An error of pydantic about a field, in one line: the field, what is expected, and the value."""
+    path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+    where = f"{path.removeprefix('.')}: " if path else ""
+    if problem["type"] == "missing":
+        return f"{where}required"
+    if problem["type"] == "extra_forbidden":
+        return f"{where}there is no such field"
+    message = problem["msg"].removeprefix("Value error, ")
+    is_plain = isinstance(problem["input"], str | int | float | bool | None)
+    return f"{where}{message}; got {problem['input']!r}" if is_plain and "got" not in message else f"{where}{message}"

@@ -1,0 +1,131 @@
+"""The cache of Deployments and pods: updated by watch events, and corrected by a list every few minutes.
+
+A watch can stall without an error, and reports no deletion that happens while it is broken. An object that is neither
+in a later list nor newer than the list is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from joex_operator.decide import observed
+from joex_operator.decide.observed import ObservedDeployment, ObservedPod
+from joex_operator.decide.slots import Slot
+
+_REMEMBERED_FOR = 600.0
+_MOST_REMEMBERED = 10_000
+
+Body = Mapping[str, Any]
+Key = tuple[str, str]
+"""Namespace and name."""
+
+
+class _InPool(Protocol):
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def pool(self) -> str: ...
+
+
+Observed = TypeVar("Observed", bound=_InPool)
+
+
+def version(body: Body) -> int:
+    """The resource version, a number that grows with each change in the cluster; 0: it is not a number."""
+    text = body["metadata"].get("resourceVersion", "")
+    return int(text) if text.isdecimal() else 0
+
+
+class Indexer(Generic[Observed]):
+    """Objects of one kind, by their key and by their pool."""
+
+    def __init__(self, read: Callable[[Body], Observed]) -> None:
+        self._read = read
+        self._objects: dict[Key, tuple[int, Observed]] = {}
+        self._by_pool: dict[Key, dict[Key, Observed]] = {}
+        self._dropped: OrderedDict[str, float] = OrderedDict()
+
+    def put(self, body: Body) -> Observed | None:
+        """Add or update an object; returns it, or None where the cache has a newer version."""
+        key = _key(body)
+        known = self._objects.get(key)
+        if (known is not None and version(body) < known[0]) or body["metadata"]["uid"] in self._dropped:
+            return None
+        one = self._read(body)
+        self._objects[key] = (version(body), one)
+        self._by_pool.setdefault((one.namespace, one.pool), {})[key] = one
+        return one
+
+    def drop(self, body: Body) -> Observed:
+        """Remove a deleted object; returns its last state."""
+        now = time.monotonic()
+        self._dropped[body["metadata"]["uid"]] = now
+        while len(self._dropped) > _MOST_REMEMBERED or next(iter(self._dropped.values())) < now - _REMEMBERED_FOR:
+            self._dropped.popitem(last=False)
+        self._forget(_key(body))
+        return self._read(body)
+
+    def of(self, namespace: str, pool: str) -> Iterable[Observed]:
+        """The objects of a pool."""
+        return self._by_pool.get((namespace, pool), {}).values()
+
+    def replace(self, bodies: Iterable[Body], listed_at: int, namespace: str) -> set[Key]:
+        """Take the list of all objects of a namespace ("": of all) at a version; returns the pools that changed."""
+        changed, there = set(), set()
+        for body in bodies:
+            key = _key(body)
+            there.add(key)
+            before = self._objects.get(key)
+            one = self.put(body)
+            if one is not None and (before is None or before[1] != one):
+                changed.add((one.namespace, one.pool))
+        for key, (known, one) in list(self._objects.items()):
+            if key not in there and known <= listed_at and namespace in ("", key[0]):
+                self._forget(key)
+                changed.add((one.namespace, one.pool))
+        return changed
+
+    def _forget(self, key: Key) -> None:
+        known = self._objects.pop(key, None)
+        if known is not None:
+            pool = (known[1].namespace, known[1].pool)
+            self._by_pool[pool].pop(key, None)
+            if not self._by_pool[pool]:
+                del self._by_pool[pool]
+
+
+class Cache:
+    """The Deployments and pods of all pools."""
+
+    def __init__(self) -> None:
+        self.deployments: Indexer[ObservedDeployment] = Indexer(observed.deployment)
+        self.pods: Indexer[ObservedPod] = Indexer(observed.pod)
+        self._gone: dict[Key, dict[str, tuple[float, ObservedPod]]] = {}
+
+    def pod_deleted(self, body: Body) -> ObservedPod:
+        """Remove a deleted pod. The cache remembers one that had ended, whose jobs can move on at once."""
+        pod = self.pods.drop(body)
+        if pod.has_ended:
+            self._gone.setdefault((pod.namespace, pod.pool), {})[pod.uid] = (time.monotonic(), pod)
+        return pod
+
+    def slots(self, namespace: str, pool: str, uid: str) -> list[Slot]:
+        """The slots of a pool."""
+        since = time.monotonic() - _REMEMBERED_FOR
+        gone = {key: one for key, one in self._gone.pop((namespace, pool), {}).items() if one[0] > since}
+        if gone:
+            self._gone[namespace, pool] = gone
+        return observed.slots(
+            pool,
+            uid,
+            self.deployments.of(namespace, pool),
+            self.pods.of(namespace, pool),
+            [pod for _, pod in gone.values()],
+        )
+
+
+def _key(body: Body) -> Key:
+    return body["metadata"]["namespace"], body["metadata"]["name"]

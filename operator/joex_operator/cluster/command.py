@@ -1,0 +1,32 @@
+"""The command ``joex operator``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from joex.cli.flags import with_settings
+from joex.observe.log_lines import capture_logging
+from joex_operator.cluster.settings import OperatorSettings, load_operator_settings
+
+_PANEL = "Settings: a flag, or JOEX_OPERATOR_<FLAG> in the environment"
+
+
+@partial(with_settings, model=OperatorSettings, panel=_PANEL)
+def operator(*, flags: dict[str, str]) -> None:
+    """Run the Kubernetes operator, which adds and removes executors.
+
+    It watches JoexPool and PeriodicTask objects and the queues of their databases. Of several operators one leads.
+    """
+    import uvloop  # noqa: PLC0415 - the other commands do without
+
+    from joex_operator.cluster.operator import run  # noqa: PLC0415 - kopf and kubernetes are slow to import
+
+    settings = load_operator_settings(flags)
+    capture_logging(settings)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    # In a thread kopf warns that it handles no signals, as intended.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(settings))

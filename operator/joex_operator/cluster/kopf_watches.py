@@ -1,0 +1,228 @@
+"""Watches the API server with kopf, and tells the controller what to reconcile.
+
+It has kopf's event handlers only: other handlers write annotations and finalizers into the objects, and a finalizer
+blocks the deletion of a namespace when the operator goes first. kopf runs only while this operator leads, in a thread
+with an event loop of its own: when kopf ends, it cancels every task of its loop that is younger than itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import kopf
+
+from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
+from joex_operator.cluster.cache import version
+from joex_operator.cluster.fleet import ClusterFleet
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, Object, describe, path_of
+from joex_operator.cluster.watch_session import WatchSession
+from joex_operator.control.controller import PERIODIC, POOL, Controller
+from joex_operator.decide.observed import ObservedDeployment, ObservedPod
+
+_log = logging.getLogger("joex.operator")
+
+_OBJECTS = {"joexpools": POOL, "periodictasks": PERIODIC}
+_LISTED = ("deployments", "pods", *_OBJECTS)
+"""A pool comes after its Deployments and pods: a reconcile without them would take its slots for missing."""
+_STREAM = 600
+"""Seconds after which each watch is renewed. The API server takes whole numbers only."""
+_TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)
+"""Seconds between tries to reach the API server. A longer back-off would outlast most outages."""
+_LOOK_FOR_CRDS_EVERY = 2.0
+
+
+class KopfWatches:
+    """Keeps the fleet's cache up to date, and feeds the controller.
+
+    Args:
+        api: for lists.
+        fleet: has the cache.
+        controller: reconciles what has changed.
+        namespaces: to watch; none: the whole cluster.
+        identity: of this operator.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        fleet: ClusterFleet,
+        controller: Controller,
+        namespaces: Collection[str],
+        *,
+        identity: str,
+    ) -> None:
+        self._api = api
+        self._fleet = fleet
+        self._controller = controller
+        self._namespaces = tuple(namespaces)
+        self._identity = identity
+        paths = [path_of(namespace, kind) for kind in _LISTED for namespace in self._namespaces or ("",)]
+        self._session = WatchSession(api.client, paths)
+
+    def problem(self) -> str | None:
+        """Why a watch is not live, in one line; None: all are live."""
+        return self._session.problem()
+
+    async def wait_for_crds(self) -> None:
+        """Wait until the API server serves the CRDs, which the chart may install at the same time."""
+        logged = False
+        while True:
+            try:
+                known = await self._api.get(f"/apis/{GROUP}/{VERSION}")
+                if {one["name"] for one in known["resources"]} >= set(_OBJECTS):
+                    return
+            except ApiError as error:
+                if not error.is_missing:
+                    raise
+            if not logged:
+                logged = True
+                _log.warning("waiting for the CRDs of %s/%s: kubectl apply -f crds/", GROUP, VERSION)
+            await asyncio.sleep(_LOOK_FOR_CRDS_EVERY)
+
+    async def run(self) -> None:
+        """GrowthWatch until cancelled.
+
+        Raises:
+            ApiError: kopf has ended by itself.
+        """
+        stop: Future[None] = Future()
+        ended = self._start(stop)
+        try:
+            await asyncio.shield(ended)
+        finally:
+            stop.set_result(None)
+        raise ApiError(f"the watches on the API server have ended: {ended.result()}")
+
+    def _start(self, stop: Future[None]) -> asyncio.Future[str]:
+        """Start kopf in a thread; the result says why kopf has ended."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[str] = loop.create_future()
+
+        def hand_over(plural: str, event: kopf.RawEvent) -> None:
+            loop.call_soon_threadsafe(self._on_event, plural, event)
+
+        def run() -> None:
+            why = "kopf has stopped"
+            try:
+                asyncio.run(self._run_kopf(hand_over, stop))
+            except Exception as error:  # noqa: BLE001 - after any error the operator begins anew
+                why = f"{type(error).__name__}: {describe(error)}"
+                _log.debug("kopf has failed", exc_info=True)
+            finally:
+                with suppress(RuntimeError):  # the operator's loop has ended
+                    loop.call_soon_threadsafe(_settle, ended, why)
+
+        threading.Thread(target=run, name="joex kopf", daemon=True).start()
+        return ended
+
+    async def _run_kopf(self, hand_over: Callable[[str, kopf.RawEvent], None], stop: Future[None]) -> None:
+        try:
+            await kopf.operator(
+                registry=_handlers(self._session, hand_over),
+                settings=_settings(),
+                # By default kopf asks for the user's name, and a user without an entry in passwd has none. (The type is
+                # a private NewType of str.)
+                identity=self._identity,  # type: ignore[arg-type]
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=stop,
+            )
+        finally:
+            await self._session.close()
+
+    def _on_event(self, plural: str, event: kopf.RawEvent) -> None:
+        """Take an event of a watch, on the operator's loop."""
+        body: dict[str, Any] = dict(event["object"])
+        is_gone = event["type"] == "DELETED"
+        cache = self._fleet.cache
+        changed_object: ObservedDeployment | ObservedPod | None
+        if plural == "deployments":
+            changed_object = cache.deployments.drop(body) if is_gone else cache.deployments.put(body)
+        elif plural == "pods":
+            changed_object = cache.pod_deleted(body) if is_gone else cache.pods.put(body)
+        elif is_gone:
+            self._fleet.mark_deleted({**body, "kind": _OBJECTS[plural]})
+            self._controller.remove(_OBJECTS[plural], body["metadata"]["namespace"], body["metadata"]["name"])
+            return
+        else:
+            self._put_object(_OBJECTS[plural], body)
+            return
+        if changed_object is not None:
+            self._controller.enqueue(changed_object.namespace, changed_object.pool)
+
+    async def resync(self) -> None:
+        """List everychanged_object, and correct what the watches have missed."""
+        for kind in _LISTED:
+            for namespace in self._namespaces or ("",):
+                query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
+                listed = await self._api.get(path_of(namespace, kind), **query)
+                self._take_list(kind, namespace, listed)
+
+    def _take_list(self, kind: str, namespace: str, listed: Object) -> None:
+        at, bodies = version(listed), listed["items"]
+        if kind in _OBJECTS:
+            there = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in bodies}
+            for body in bodies:
+                self._put_object(_OBJECTS[kind], body)
+            for key in self._fleet.forget_absent(_OBJECTS[kind], there, at, namespace):
+                self._controller.remove(_OBJECTS[kind], *key)
+            return
+        cache = self._fleet.cache
+        changed = (
+            cache.deployments.replace(bodies, at, namespace)
+            if kind == "deployments"
+            else cache.pods.replace(bodies, at, namespace)
+        )
+        for pool in changed:
+            self._controller.enqueue(*pool)
+
+    def _put_object(self, kind: str, body: Mapping[str, Any]) -> None:
+        manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
+        if self._fleet.keep_status(manifest):  # a list may come after a newer event
+            self._controller.put({key: value for key, value in manifest.items() if key != "status"})
+
+
+def _settle(future: asyncio.Future[str], why: str) -> None:
+    if not future.done():
+        future.set_result(why)
+
+
+def _handlers(session: WatchSession, hand_over: Callable[[str, kopf.RawEvent], None]) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return await session.login()
+
+    def watch(group: str, version: str, plural: str, **selector: Any) -> None:
+        @kopf.on.event(group, version, plural, id=plural, registry=registry, **selector)
+        async def on_event(event: kopf.RawEvent, **_: Any) -> None:
+            hand_over(plural, event)
+
+    for plural in _OBJECTS:
+        watch(GROUP, VERSION, plural)
+    watch("apps", "v1", "deployments", labels={POOL_LABEL: kopf.PRESENT})
+    watch("", "v1", "pods", labels={POOL_LABEL: kopf.PRESENT})
+    return registry
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # the CRDs exist, and the operator may not watch all CRDs
+    settings.watching.server_timeout = _STREAM
+    settings.watching.client_timeout = _STREAM + 60.0
+    settings.watching.connect_timeout = 30.0
+    settings.networking.request_timeout = 30.0
+    settings.networking.error_backoffs = _TRY_AGAIN_IN
+    settings.watching.label_selectors["deployments"] = POOL_LABEL
+    settings.watching.label_selectors["pods"] = POOL_LABEL
+    settings.execution.max_workers = 1  # no handler is synchronous
+    return settings

@@ -1,0 +1,166 @@
+"""Requests to the Kubernetes API: objects as JSON, errors as one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import aiohttp
+from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client.exceptions import ApiException
+
+from joex_operator.control.fleet import FleetError
+from joex_operator.metrics import OperatorMetrics
+
+Object: TypeAlias = dict[str, Any]
+
+MERGE = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+_WITHIN = 30.0
+_NOT_FOUND, _CONFLICT, _TOO_MANY, _LEAST_ERROR = 404, 409, 429, 400
+_MOST_TRIES, _LONGEST_PAUSE = 4, 5.0
+"""An API server that is busy, or that begins to serve a new kind, answers 429 with Retry-After."""
+
+
+_STRICT = range(79, 95)
+"""OpenSSL's error codes of its strict mode for certificates, such as 92: a CA certificate without key usage."""
+
+
+class ApiError(FleetError):
+    """The API server refused a request, or is unreachable.
+
+    Attributes:
+        code: the HTTP status; 0: no answer came.
+        reason: the API server's word, such as ``AlreadyExists``.
+    """
+
+    def __init__(self, message: str, code: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such object."""
+        return self.code == _NOT_FOUND
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether the object exists already, or has changed since it was read."""
+        return self.code == _CONFLICT
+
+
+class KubernetesApi:
+    """The Kubernetes API, with the credentials of ``client``."""
+
+    def __init__(self, client: ApiClient, metrics: OperatorMetrics) -> None:
+        self.client = client
+        self._metrics = metrics
+
+    async def get(self, path: str, **query: str) -> Object:
+        """Read an object, or a list."""
+        return await self._request("GET", path, query)
+
+    async def create(self, path: str, body: Mapping[str, Any], **query: str) -> Object:
+        """Create an object."""
+        return await self._request("POST", path, query, body)
+
+    async def replace(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Replace an object, if it still has the resource version that ``body`` names."""
+        return await self._request("PUT", path, {}, body)
+
+    async def patch(self, path: str, body: Mapping[str, Any], kind: str = MERGE, **query: str) -> Object:
+        """Change an object: by a merge patch, or (`APPLY`) server-side apply."""
+        return await self._request("PATCH", path, query, body, kind)
+
+    async def delete(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Delete an object; ``body`` has the DeleteOptions."""
+        return await self._request("DELETE", path, {}, body)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        status, text, again_in = await self._send(method, path, query, body, headers)
+        for _ in range(_MOST_TRIES):
+            if status != _TOO_MANY or again_in is None:
+                break
+            await asyncio.sleep(min(again_in, _LONGEST_PAUSE))
+            status, text, again_in = await self._send(method, path, query, body, headers)
+        answer = _read(text)
+        if status >= _LEAST_ERROR or answer is None:
+            raise _refusal(method, path, status, answer or {"message": text.decode(errors="replace")})
+        return answer
+
+    async def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Any, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, float | None]:
+        """Send a request once; returns the status, the body, and the seconds of Retry-After."""
+        try:
+            request = await self.client.param_serialize(
+                method, path, None, list(query.items()), dict(headers), body, auth_settings=["BearerToken"]
+            )
+            response = await self.client.call_api(*request, _request_timeout=_WITHIN)
+            text: bytes = await response.read()  # type: ignore[no-untyped-call]
+        except (TimeoutError, ApiException, aiohttp.ClientError, OSError, ValueError) as error:
+            self._metrics.api_request(method, "none")
+            raise ApiError(f"can't reach the API server: {describe(error)}") from error
+        self._metrics.api_request(method, str(response.status))
+        again_in = response.headers.get("Retry-After", "")
+        return response.status, text, float(again_in) if again_in.isdecimal() else None
+
+
+def describe(error: BaseException) -> str:
+    """An error of a connection in one line, with a hint on certificates that only OpenSSL's strict mode refuses."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    tls = getattr(error, "certificate_error", error)
+    if isinstance(tls, ssl.SSLCertVerificationError) and tls.verify_code in _STRICT:
+        line += "; JOEX_OPERATOR_STRICT_X509=false (operator.strictX509 of the chart) accepts such certificates"
+    return line
+
+
+def _read(text: bytes) -> Object | None:
+    """The object of an answer; None: it has none, as when it comes from a proxy."""
+    try:
+        answer = json.loads(text or b"{}")
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _refusal(method: str, path: str, code: int, answer: Mapping[str, Any]) -> ApiError:
+    message = " ".join(str(answer.get("message") or answer).split())
+    return ApiError(f"{method} {path}: {message}", code, str(answer.get("reason", "")))
+
+
+def path_of(namespace: str, kind: str, name: str = "") -> str:
+    """The path of an object, or (without a name) of all of its kind; without a namespace, in the whole cluster.
+
+    >>> path_of("prod", "deployments", "documents-0")
+    '/apis/apps/v1/namespaces/prod/deployments/documents-0'
+    >>> path_of("", "pods")
+    '/api/v1/pods'
+    """
+    where = f"/namespaces/{namespace}" if namespace else ""
+    return f"{_ROOTS[kind]}{where}/{kind}" + (f"/{name}" if name else "")
+
+
+_ROOTS = {
+    "configmaps": "/api/v1",
+    "events": "/api/v1",
+    "pods": "/api/v1",
+    "secrets": "/api/v1",
+    "deployments": "/apis/apps/v1",
+    "leases": "/apis/coordination.k8s.io/v1",
+    "joexpools": "/apis/joex.dev/v1alpha1",
+    "periodictasks": "/apis/joex.dev/v1alpha1",
+}

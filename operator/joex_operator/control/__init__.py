@@ -1,0 +1,7 @@
+"""The control loop: it reconciles pools and periodic tasks, with any fleet (`fleet.Fleet`).
+
+::
+
+    controller.py ─▶ work_queue.py ─▶ pool_reconciler.py  periodic_reconciler.py ─▶ fleet.Fleet, database.py
+                                                             periodic_scheduler.py  queue_metrics.py ─▲
+"""

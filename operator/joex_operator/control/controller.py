@@ -1,0 +1,226 @@
+"""The controller: it knows the pools and periodic tasks that exist, and decides when to reconcile each.
+
+Its inputs say only *when* to reconcile: an object has changed, the fleet of a pool has changed, the database has sent a
+notification, or time has passed. An object that can't be reconciled never stops another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple
+
+from joex.errors import JoexError
+from joex_operator.api.names import slot_of
+from joex_operator.api.objects import Pool, SpecError, parse_pool, reference
+from joex_operator.control.database import Databases
+from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
+from joex_operator.control.periodic_reconciler import PeriodicReconciler
+from joex_operator.control.periodic_scheduler import SchedulerService
+from joex_operator.control.pool_reconciler import PoolReconciler
+from joex_operator.control.work_queue import WorkQueue
+from joex_operator.decide.conditions import refused
+from joex_operator.decide.events import events_of_change
+from joex_operator.decide.status import with_conditions
+from joex_operator.metrics import OperatorMetrics
+
+_log = logging.getLogger("joex.operator")
+
+_WORKERS = 64
+_FIRST_RETRY = 0.25
+_LAST_RETRY = 60.0
+_SOON = 0.02
+"""Seconds within which several changes of a pool are merged into one reconcile."""
+
+POOL, PERIODIC = "JoexPool", "PeriodicTask"
+
+
+class Key(NamedTuple):
+    """What is reconciled at once: a pool, or (without a name) all periodic tasks of a namespace."""
+
+    kind: str
+    namespace: str
+    name: str = ""
+
+
+class Controller:
+    """Reconciles pools and periodic tasks until it is cancelled.
+
+    Args:
+        fleet: where executors run.
+        poll: seconds after which a pool, or a periodic task, is reconciled without a notification.
+        worker: the name under which this controller submits the jobs of periodic tasks.
+        migrate: bring databases to this version's schema before their first use.
+        metrics: counts what the controller does.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        worker: str,
+        poll: float = 15.0,
+        migrate: bool = True,
+        metrics: OperatorMetrics | None = None,
+    ) -> None:
+        self.metrics = metrics or OperatorMetrics()
+        start_scheduler = partial(SchedulerService, worker=worker, poll=poll, metrics=self.metrics)
+        self.databases = Databases(self._on_notification, migrate=migrate, start_scheduler=start_scheduler)
+        self._fleet = fleet
+        self._poll = poll
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._objects: dict[Key, Mapping[str, Any]] = {}
+        self._pools: dict[Key, Pool] = {}
+        self._refused: dict[Key, SpecError] = {}
+        self._urls: dict[Key, str] = {}
+        self._failures: dict[Key, int] = {}
+        self._under_way: dict[Key, float] = {}
+        self._pool_reconciler = PoolReconciler(fleet, self.databases, self.metrics, poll=poll)
+        self._periodic_reconciler = PeriodicReconciler(fleet, self.databases, poll=poll)
+
+    def put(self, manifest: Mapping[str, Any]) -> None:
+        """Add an object, or replace one that has changed."""
+        ref = reference(manifest)
+        key, before = Key(ref.kind, ref.namespace, ref.name), None
+        before, self._objects[key] = self._objects.get(key), manifest
+        # A changed status, which this operator writes itself, is no reason to reconcile.
+        if before is not None and _desired_state(before) == _desired_state(manifest):
+            return
+        if ref.kind == POOL:
+            self._parse(key, manifest)
+            self._queue.add(key)
+        self._queue.add(Key(PERIODIC, ref.namespace))
+
+    def _parse(self, key: Key, manifest: Mapping[str, Any]) -> None:
+        """Parse a pool at once, so that its periodic tasks find it in whichever order the queue runs."""
+        self._refused.pop(key, None)
+        try:
+            self._pools[key] = parse_pool(manifest)
+        except SpecError as error:
+            self._pools.pop(key, None)
+            self._refused[key] = error
+
+    def remove(self, kind: str, namespace: str, name: str) -> None:
+        """Remove an object that is gone."""
+        key = Key(kind, namespace, name)
+        if self._objects.pop(key, None) is None:
+            return
+        if kind == POOL:
+            self._queue.drop(key)
+            for known in (self._pools, self._refused, self._urls, self._failures):
+                known.pop(key, None)
+            self._pool_reconciler.forget(namespace, name)
+        self._queue.add(Key(PERIODIC, namespace))
+
+    def enqueue(self, namespace: str, pool: str) -> None:
+        """Reconcile a pool soon, because its Deployments, pods or processes have changed."""
+        key = Key(POOL, namespace, pool)
+        if key in self._objects:
+            self._queue.add(key, _SOON)
+
+    @property
+    def longest_reconcile(self) -> float:
+        """Seconds since the oldest reconcile under way began. Each step of a reconcile has a time limit."""
+        return time.monotonic() - min(self._under_way.values(), default=time.monotonic())
+
+    async def run(self) -> None:
+        """Reconcile what is due."""
+        try:
+            await self._queue.run(self._reconcile, _WORKERS)
+        finally:
+            await self.databases.close()
+
+    def _on_notification(self, url: str, kind: str, name: str) -> None:
+        """Enqueue the pools that a notification of a database concerns."""
+        for key, pool in self._pools.items():
+            if self._urls.get(key) != url:
+                continue
+            if kind == "queue" and name in pool.spec.queues:
+                self._pool_reconciler.notified(pool)
+                self._queue.add(key)
+            elif kind == "all" or (kind == "executor" and slot_of(pool.namespace, pool.name, name) is not None):
+                self._queue.add(key, _SOON)
+
+    async def _reconcile(self, key: Key) -> None:
+        began, ok = time.monotonic(), True
+        self._under_way[key] = began
+        try:
+            after = await (self._reconcile_periodic_tasks(key) if key.kind == PERIODIC else self._reconcile_pool(key))
+            self._failures.pop(key, None)
+        except Exception as error:  # noqa: BLE001 - no error of one object stops the others
+            ok, after = False, self._failed(key, error)
+        finally:
+            del self._under_way[key]
+        if key.kind == POOL:
+            self.metrics.reconciled(time.monotonic() - began, ok=ok, now=datetime.now(UTC))
+        if after is not None:
+            self._queue.add(key, after)
+
+    async def _reconcile_pool(self, key: Key) -> float | None:
+        manifest = self._objects.get(key)
+        if manifest is None:
+            return None
+        try:
+            if key in self._refused:
+                raise self._refused[key]
+            pool = self._pools[key]
+            await self._note_url(key, pool)
+            return await self._pool_reconciler.reconcile(reference(manifest), pool)
+        except SpecError as error:
+            await self._refuse(manifest, error)
+            return None  # until the object changes
+
+    async def _note_url(self, key: Key, pool: Pool) -> None:
+        """Remember the database whose notifications concern a pool, and close the databases that no pool uses."""
+        try:
+            url = await self._fleet.database_url(pool)
+        except UrlUnknown:
+            return
+        if key in self._pools and self._urls.get(key) != url:  # the pool may have been removed meanwhile
+            self._urls[key] = url
+            await self._close_unused()
+
+    async def _reconcile_periodic_tasks(self, key: Key) -> float | None:
+        here = {other: manifest for other, manifest in self._objects.items() if other.namespace == key.namespace}
+        tasks = [manifest for other, manifest in here.items() if other.kind == PERIODIC]
+        pools = {other: self._pools.get(other) for other in here if other.kind == POOL}
+        for other, pool in pools.items():
+            if pool is not None:
+                await self._note_url(other, pool)
+        after = await self._periodic_reconciler.reconcile(
+            key.namespace, tasks, {other.name: pool for other, pool in pools.items()}
+        )
+        await self._close_unused()  # this reconcile was the last to need the database of a pool that is gone
+        return after
+
+    async def _close_unused(self) -> None:
+        await self.databases.close_others({*self._urls.values(), *self._periodic_reconciler.visited})
+
+    async def _refuse(self, manifest: Mapping[str, Any], error: SpecError) -> None:
+        ref = reference(manifest)
+        stored = self._fleet.status(ref)
+        condition = refused(error)
+        status = with_conditions([condition], ref.generation, stored, datetime.now(UTC))
+        if status != stored:
+            await self._fleet.set_status(ref, status)
+            await self._fleet.record_events(ref, events_of_change([condition], stored))
+
+    def _failed(self, key: Key, error: Exception) -> float:
+        """Log an error; returns the seconds until the next try, an exponential back-off."""
+        expected = isinstance(error, FleetError | JoexError | OSError)
+        where = "/".join(part for part in key if part)
+        if expected:
+            _log.warning("%s: %s", where, " ".join(str(error).split()))
+        else:
+            _log.error("%s: a bug in Joex", where, exc_info=error)
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        return float(min(_FIRST_RETRY * 2**failures, _LAST_RETRY))
+
+
+def _desired_state(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The parts of an object that call for a reconcile when they change."""
+    metadata = manifest["metadata"]
+    return metadata.get("uid"), metadata.get("deletionTimestamp"), manifest.get("spec")

@@ -1,0 +1,278 @@
+"""The databases of the pools: one set of connections for each URL, however many pools use it.
+
+In each database in use the operator submits the jobs of periodic tasks, because its pools may have no executor that
+would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from joex.core.lease import Mark, Observation
+from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
+from joex.notifications.listener import Listener
+from joex.store import periodic, pools, stats
+from joex.store.database import borrowed, connect, create_pool
+from joex.store.errors import NO_MESSAGE
+from joex.store.horizon import horizon
+from joex.store.migrate import check_schema, migrate
+from joex.store.stats import QueueStats, Shares
+from joex_operator.control.periodic_scheduler import SchedulerService
+from joex_operator.decide.plan import DatabaseProblem
+from joex_operator.metrics import database_name
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from joex.store.statement import Connection
+
+_log = logging.getLogger("joex.operator")
+
+_CONNECTIONS = 4
+_LISTEN_AGAIN_IN = 1.0
+_ASK_EVERY = 2.0
+_LINK_WITHIN = 10.0
+_TRY_AGAIN_IN = 1.0
+
+OnNotification = Callable[[str, str], None]
+"""Called with the content of a notification: ``queue`` and its name, or ``executor`` and its app-id;
+``all`` and no name when notifications may have been missed."""
+StartScheduler = Callable[["asyncpg.Pool[Any]", str], SchedulerService]
+"""Called with a pool of connections to a database, and the database's name."""
+
+
+class Database:
+    """One database: its connections, its notifications, and the scheduler of its periodic tasks.
+
+    Args:
+        url: of the database.
+        on_notification: called with each notification.
+        migrate: bring the database to this version's schema before its first use.
+        start_scheduler: starts the scheduler of the database's periodic tasks.
+    """
+
+    def __init__(
+        self, url: str, on_notification: OnNotification, *, migrate: bool, start_scheduler: StartScheduler
+    ) -> None:
+        self.name = database_name(url)
+        self._url = url
+        self._on_notification = on_notification
+        self._migrate = migrate
+        self._start_scheduler = start_scheduler
+        self._pool: asyncpg.Pool[Any] | None = None
+        self._scheduler: SchedulerService | None = None
+        self._is_prepared = False
+        self._is_closed = False
+        self._outage: DatabaseUnavailable | None = None
+        self._try_again_at = 0.0
+        self._observed = Observation(_ASK_EVERY)
+        self._preparing = asyncio.Lock()
+        self._listening = asyncio.create_task(self._listen())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._is_closed = True
+        self._listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._listening
+        if self._scheduler is not None:
+            await self._scheduler.close()
+        if self._pool is not None:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection to the database, which has this version's schema.
+
+        Raises:
+            JoexError: `database_problem` explains it in a condition's words.
+        """
+        self._fail_fast()
+        before = self._outage
+        try:
+            async with borrowed(await self._prepared(before)) as connection:
+                self._fail_with_others(before)
+                yield connection
+            self._outage = None
+        except SchemaError:
+            self._is_prepared = False  # the database was created anew
+            raise
+        except DatabaseUnavailable as error:
+            self._outage, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
+            raise
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The marks by which `executors.rescue` tells dead executors from live ones."""
+        return self._observed.marks
+
+    def periodic_changed(self) -> None:
+        """Let the scheduler compute anew what is due: periodic tasks have changed, or may have."""
+        if self._scheduler is not None:
+            self._scheduler.wake()
+
+    def _fail_fast(self) -> None:
+        """Let one caller at a time try a database that is down: the others would only run into their timeouts."""
+        now = asyncio.get_running_loop().time()
+        if self._outage is not None:
+            if now < self._try_again_at:
+                raise DatabaseUnavailable(str(self._outage)) from self._outage
+            self._try_again_at = now + _LINK_WITHIN
+
+    def _fail_with_others(self, before: DatabaseUnavailable | None) -> None:
+        """Fail a caller that waited for a connection while another one found the database down."""
+        if self._outage is not None and self._outage is not before:
+            raise DatabaseUnavailable(str(self._outage)) from self._outage
+
+    async def queue_stats(self) -> list[QueueStats]:
+        """The statistics of all queues. With millions of jobs this takes seconds."""
+        async with self._stats_connection() as connection:
+            return await stats.queue_stats(connection)
+
+    async def queue_shares(self) -> list[Shares]:
+        """How the groups of each queue share its slots. With very many groups this takes seconds."""
+        async with self._stats_connection() as connection:
+            return await stats.queue_shares(connection)
+
+    @asynccontextmanager
+    async def _stats_connection(self) -> AsyncIterator[Connection]:
+        """A connection of its own with a long timeout, for slow statements."""
+        connection = await connect(self._url, name="joex operator stats", within=60.0)
+        try:
+            yield connection
+        finally:
+            connection.terminate()
+
+    async def _prepared(self, before: DatabaseUnavailable | None) -> asyncpg.Pool[Any]:
+        async with self._preparing:
+            self._fail_with_others(before)
+            if self._pool is None:
+                self._pool = await create_pool(self._url, most=_CONNECTIONS, name="joex operator", for_services=True)
+            if not self._is_prepared:
+                await self._prepare()
+                self._is_prepared = True
+            if self._is_closed:  # while this one connected
+                self._pool.terminate()
+                raise DatabaseUnavailable("no pool uses this database any more")
+            if self._scheduler is None:
+                self._scheduler = self._start_scheduler(self._pool, self.name)
+            return self._pool
+
+    async def _prepare(self) -> None:
+        connection = await connect(self._url, name="joex operator")
+        try:
+            if not self._migrate:
+                await check_schema(connection)
+                return
+            for name in await migrate(connection, tell=_log.warning):
+                _log.info("applied the migration %s", name)
+        finally:
+            connection.terminate()
+
+    async def _listen(self) -> None:
+        """Listen for notifications and observe the executors' heartbeats, until cancelled.
+
+        A transaction pooler passes no notifications on: behind one the operator polls, and observes as elsewhere.
+        """
+        logged = ""
+        while True:
+            migrates_first = self._migrate and not self._is_prepared
+            try:
+                await self._listen_once()
+            except (JoexError, OSError) as error:
+                if str(error) != logged and not (migrates_first and isinstance(error, SchemaError)):
+                    logged = str(error)
+                    _log.warning("listening for work: %s", logged)
+            await asyncio.sleep(_LISTEN_AGAIN_IN)
+
+    async def _listen_once(self) -> None:
+        connection = await connect(self._url, name="joex operator listen", within=_LINK_WITHIN)
+        try:
+            listener = Listener(connection, asyncio.Event())
+            await listener.start()
+            if not listener.is_pooled:
+                await listener.listen(pools.CHANNEL, self._on_pool_message)
+                await listener.listen(periodic.CHANNEL, self._on_periodic_message)
+                self._on_notification("all", "")
+                self.periodic_changed()
+            while not listener.is_lost:
+                sent = time.monotonic()  # this statement also notices a broken connection
+                mark = await horizon(connection)
+                self._observed.answered(sent, time.monotonic(), mark)
+                with suppress(DatabaseUnavailable):  # a session that has ended without an error is no trouble yet
+                    await listener.woken(asyncio.get_running_loop().time() + _ASK_EVERY)
+        finally:
+            self._observed.break_off()
+            connection.terminate()
+
+    def _on_pool_message(self, payload: str) -> None:
+        try:
+            message = [(kind, name) for kind, name in json.loads(payload).items() if isinstance(name, str)]
+        except NO_MESSAGE:
+            return
+        for kind, name in message:
+            self._on_notification(kind, name)
+
+    def _on_periodic_message(self, _payload: str) -> None:
+        self.periodic_changed()
+
+
+class Databases:
+    """The databases in use, by their URL.
+
+    Args:
+        on_notification: called with each notification, the URL first.
+        migrate, start_scheduler: as for `Database`.
+    """
+
+    def __init__(
+        self, on_notification: Callable[[str, str, str], None], *, migrate: bool, start_scheduler: StartScheduler
+    ) -> None:
+        self._on_notification = on_notification
+        self._migrate = migrate
+        self._start_scheduler = start_scheduler
+        self._open: dict[str, Database] = {}
+
+    def get(self, url: str) -> Database:
+        """The database with this URL."""
+        if url not in self._open:
+            self._open[url] = Database(
+                url,
+                partial(self._on_notification, url),
+                migrate=self._migrate,
+                start_scheduler=self._start_scheduler,
+            )
+        return self._open[url]
+
+    def opened(self) -> dict[str, Database]:
+        """All databases in use, by their URL."""
+        return dict(self._open)
+
+    async def close_others(self, urls: set[str]) -> None:
+        """Close all databases but these."""
+        for url in [url for url in self._open if url not in urls]:
+            if (unused := self._open.pop(url, None)) is not None:  # another call may be closing it
+                await unused.close()
+
+    async def close(self) -> None:
+        """Close all databases."""
+        await self.close_others(set())
+
+
+def database_problem(error: Exception) -> DatabaseProblem:
+    """Why a database can't be used, from the error that it raised."""
+    message = " ".join(str(error).split())
+    if isinstance(error, SchemaError):
+        return DatabaseProblem("SchemaMissing", message)
+    if isinstance(error, ConfigError):
+        return DatabaseProblem("ConnectionRefused", message)
+    if isinstance(error, DatabaseUnavailable):
+        return DatabaseProblem("Unreachable", message)
+    return DatabaseProblem("Failed", message)

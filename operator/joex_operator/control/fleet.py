@@ -1,0 +1,77 @@
+"""Where executors run: on a cluster (`cluster.fleet`), or on this machine (`local.fleet`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from joex_operator.api.objects import Pool, Ref
+from joex_operator.decide.events import Event
+from joex_operator.decide.slots import Slot
+
+
+class FleetError(Exception):
+    """An operation failed, with a message of one line. The controller tries it again."""
+
+
+class Fleet(Protocol):
+    """Observes and changes the executors of pools. Each change is idempotent."""
+
+    def template(self, pool: Pool) -> str:
+        """The hash of the template of which new slots of the pool are made.
+
+        Raises:
+            SpecError: spec.template can't be used; the message names the field.
+        """
+
+    def slots(self, pool: Pool) -> list[Slot]:
+        """The slots of a pool that have a Deployment, a pod or a process. Their ``executor`` is None."""
+
+    async def create(self, pool: Pool, index: int) -> None:
+        """Create a slot, unless one of this name exists.
+
+        Raises:
+            FleetError: the fleet could not create it. The methods below raise it likewise.
+        """
+
+    async def delete(self, pool: Pool, slot: str, uid: str) -> None:
+        """Delete a slot, if its uid still is this one."""
+
+    async def update(self, pool: Pool, slot: str, uid: str) -> None:
+        """Scale a slot back to one executor, if its uid still is this one."""
+
+    async def is_clear(self, pool: Pool, slot: str) -> bool:
+        """Whether nothing of a slot is left, by a fresh read: no executor can come back under its name."""
+
+    async def database_url(self, pool: Pool) -> str:
+        """The URL of a pool's database.
+
+        Raises:
+            UrlUnknown: the URL is not known.
+        """
+
+    def recheck_url(self, pool: Pool) -> None:
+        """Read the URL again soon: the database has failed, and its URL may have changed."""
+
+    def status(self, ref: Ref) -> Mapping[str, Any]:
+        """The stored status of an object."""
+
+    async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
+        """Store a status, which `status` returns from then on."""
+
+    async def record_events(self, ref: Ref, events: Sequence[Event]) -> None:
+        """Record Events on an object, for people. Nothing depends on them: this never raises."""
+
+
+class UrlUnknown(Exception):
+    """The URL of a pool's database is not known.
+
+    Attributes:
+        reason: one word, for a condition.
+        message: one line that says what to do.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message

@@ -1,0 +1,181 @@
+"""Syncs PeriodicTask objects to rows in the database of their pool, and the rows' state back to the objects' status.
+
+All tasks of a namespace are reconciled together. So the reconciler finds rows whose object was deleted while no
+operator ran: a pool of this namespace owns them, and no object asks for them. Databases are synced concurrently: one
+that is down delays no task of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from joex.errors import InvalidJob, JoexError
+from joex.store import periodic as store
+from joex.store.periodic import PeriodicTask
+from joex.store.statement import Connection
+from joex_operator.api.objects import Pool
+from joex_operator.control.database import Databases, database_problem
+from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
+from joex_operator.decide.events import events_of_change
+from joex_operator.decide.periodic_rows import (
+    DesiredRow,
+    changes,
+    condition,
+    desired_row,
+    next_reconcile,
+    owner,
+    with_next_run,
+)
+from joex_operator.decide.plan import DatabaseProblem
+from joex_operator.decide.status import periodic_status, with_conditions
+
+_PAGE = 1000
+
+
+_Answer: TypeAlias = dict[str, PeriodicTask | DatabaseProblem] | DatabaseProblem
+"""Rows by their ids, each with its problem where the database refused it; or why the database can't be read."""
+
+
+class PeriodicReconciler:
+    """Reconciles the periodic tasks of namespaces.
+
+    Args:
+        fleet: knows the URLs of databases and stores statuses.
+        databases: hold the rows.
+        poll: seconds after which the tasks of a namespace are reconciled again, at the latest.
+    """
+
+    def __init__(self, fleet: Fleet, databases: Databases, *, poll: float) -> None:
+        self._fleet = fleet
+        self._databases = databases
+        self._poll = poll
+        self._known_urls: dict[str, dict[str, str]] = {}
+        self._last_visits: dict[str, set[str]] = {}
+
+    @property
+    def visited(self) -> set[str]:
+        """The URLs that a reconcile under way still uses, though no pool has them any more."""
+        return {url for urls in self._last_visits.values() for url in urls}
+
+    async def reconcile(
+        self, namespace: str, manifests: Sequence[Mapping[str, Any]], pools: Mapping[str, Pool | None]
+    ) -> float | None:
+        """Sync the tasks of a namespace; returns the seconds until the next reconcile, None: when something changes.
+
+        Args:
+            namespace: of the tasks and pools.
+            manifests: all PeriodicTasks of the namespace.
+            pools: all its pools, by name; None for an invalid one.
+
+        Raises:
+            FleetError: a status could not be stored. All else is done.
+        """
+        desired = [desired_row(manifest, pools) for manifest in manifests]
+        urls, problems = await self._urls(pools)
+        known = self._known_urls.get(namespace, {}) | urls
+        self._known_urls[namespace] = {name: url for name, url in known.items() if name in pools}
+        gone = {
+            name: url for name, url in known.items() if name not in pools
+        }  # their rows are removed, if the database answers
+        here: dict[str, dict[str, list[DesiredRow]]] = {}
+        for name, url in (urls | gone).items():
+            here.setdefault(url, {})[name] = [one for one in desired if one.pool == name and name not in gone]
+        self._last_visits[namespace] = set(gone.values())
+        try:
+            answers = await asyncio.gather(*(self._sync_rows(namespace, url, some) for url, some in here.items()))
+        finally:
+            del self._last_visits[namespace]
+        at = dict(zip(here, answers, strict=True))
+        found = problems | {name: at[url] for name, url in urls.items()}
+        await self._store_statuses(desired, found)
+        if not desired and not any(isinstance(at[url], DatabaseProblem) for url in urls.values()):
+            return None
+        rows = [
+            row
+            for some in found.values()
+            if not isinstance(some, DatabaseProblem)
+            for row in some.values()
+            if isinstance(row, PeriodicTask)
+        ]
+        return next_reconcile(rows, datetime.now(UTC), self._poll)
+
+    async def _urls(self, pools: Mapping[str, Pool | None]) -> tuple[dict[str, str], dict[str, _Answer]]:
+        """The URL of each pool's database, or why it is not known."""
+        urls: dict[str, str] = {}
+        problems: dict[str, _Answer] = {}
+        for name, pool in pools.items():
+            if pool is None:
+                problems[name] = DatabaseProblem("InvalidPool", f"JoexPool {name!r} is invalid: its conditions say why")
+                continue
+            try:
+                urls[name] = await self._fleet.database_url(pool)
+            except UrlUnknown as error:
+                problems[name] = DatabaseProblem(error.reason, error.message)
+        return urls, problems
+
+    async def _sync_rows(self, namespace: str, url: str, desired: Mapping[str, Sequence[DesiredRow]]) -> _Answer:
+        """Sync the rows of one database; returns the rows. ``desired``: those of each pool, by the pool's name."""
+        database = self._databases.get(url)
+        try:
+            async with database.connection() as connection:
+                owned = {owner(namespace, pool): some for pool, some in desired.items()}
+                found = {name: await _rows(connection, name) for name in owned}
+                refused: dict[str, DatabaseProblem] = {}
+                todo = {name: changes(some, found[name]) for name, some in owned.items()}
+                for name, some in todo.items():  # in all pools first: a task may have moved to another pool
+                    for row_id in some.remove:
+                        await store.remove(connection, row_id, name)
+                for name, some in todo.items():
+                    for row in some.put:
+                        try:
+                            async with connection.transaction():
+                                await store.put(connection, row, name)
+                        except InvalidJob as error:  # by a check of the database: it concerns this row only
+                            refused[row.id] = DatabaseProblem("Refused", str(error))
+                    for row_id in some.disable:
+                        await store.enable(connection, row_id, name, enabled=False)
+                    if some:
+                        found[name] = await _rows(connection, name)
+                if any(todo.values()):
+                    database.periodic_changed()  # a pooler may drop the notification
+        except (JoexError, OSError) as error:
+            return database_problem(error)
+        now = datetime.now(UTC)
+        return {row.id: with_next_run(row, now) for rows in found.values() for row in rows.values()} | refused
+
+    async def _store_statuses(self, desired: Sequence[DesiredRow], found: Mapping[str, _Answer]) -> None:
+        """Store the status of each object and record its Events. ``found``: the rows, by their pool."""
+        failed: FleetError | None = None
+        for one in desired:
+            now, stored = datetime.now(UTC), self._fleet.status(one.ref)
+            rows = found.get(one.pool, {})
+            row = rows if isinstance(rows, DatabaseProblem) else rows.get(one.id)
+            ready = condition(one, row)
+            if isinstance(row, DatabaseProblem):
+                status = with_conditions([ready], one.ref.generation, stored, now)
+            else:
+                status = periodic_status(ready, row, one.ref.generation, stored, now)
+            if status == stored:
+                continue
+            try:
+                await self._fleet.set_status(one.ref, status)
+                await self._fleet.record_events(one.ref, events_of_change([ready], stored))
+            except FleetError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+
+async def _rows(connection: Connection, name: str) -> dict[str, PeriodicTask]:
+    """The rows of an owner, by their ids."""
+    found: dict[str, PeriodicTask] = {}
+    after: str | None = None
+    while page := await store.list_tasks(connection, owner=name, after=after, most=_PAGE):
+        found.update((row.id, row) for row in page)
+        after = page[-1].id
+        if len(page) < _PAGE:
+            break
+    return found

@@ -1,0 +1,71 @@
+"""The operator's scheduler of periodic tasks: it submits their jobs even where no executor runs that would."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from joex.core.events import DatabaseTrouble, Event, Repeated
+from joex.periodic_scheduler import PeriodicScheduler
+from joex_operator.metrics import OperatorMetrics
+
+if TYPE_CHECKING:
+    import asyncpg
+
+_log = logging.getLogger("joex.operator")
+
+_BEGIN_AGAIN_IN = 1.0
+_BAD = ("refused", "trouble")
+
+
+class SchedulerService:
+    """Runs the scheduler of one database until it is closed. Executors and other operators may run theirs beside it.
+
+    Args:
+        pool: connections to the database.
+        database: the database's name, for the log.
+        worker: the name of this operator.
+        poll: seconds between polls without a notification, because a pooler may drop notifications.
+        metrics: counts the scheduler's decisions.
+    """
+
+    def __init__(
+        self, pool: asyncpg.Pool[Any], database: str, *, worker: str, poll: float, metrics: OperatorMetrics
+    ) -> None:
+        self._database = database
+        self._metrics = metrics
+        self._logged = ""
+        self._scheduler = PeriodicScheduler(pool, worker, self._emit, poll_every=poll)
+        self._running = asyncio.create_task(self._run())
+
+    def wake(self) -> None:
+        """Compute anew what is due: a periodic task may have changed."""
+        self._scheduler.wake()
+
+    async def close(self) -> None:
+        """Stop the scheduler."""
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._scheduler.run()
+            except Exception as error:  # noqa: BLE001 - no error here stops the reconcilers
+                _log.error("periodic tasks in %s: a bug in Joex", self._database, exc_info=error)
+            await asyncio.sleep(_BEGIN_AGAIN_IN)
+
+    def _emit(self, event: Event) -> None:
+        match event:
+            case Repeated(task_id, outcome, job, error):
+                self._logged = ""
+                self._metrics.repeated(outcome)
+                level = logging.WARNING if outcome in _BAD else logging.INFO
+                more = "" if job is None and not error else f" ({job or error})"
+                _log.log(level, "periodic task %r in %s was due: %s%s", task_id, self._database, outcome, more)
+            case DatabaseTrouble(_, error, _) if error != self._logged:
+                self._logged = error
+                _log.warning("periodic tasks in %s: %s", self._database, error)

@@ -1,0 +1,260 @@
+"""The reconcile of a pool: observe, decide, store what the next reconcile must remember, act, record Events.
+
+`plan.decide` makes the plan and is pure; this module does what surrounds it. A reconcile may be cut off after any
+step: the next one, by this operator or by another, finds what is left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from joex.errors import JoexError
+from joex.store import executors, pools
+from joex.store.horizon import announce, oldest_transaction
+from joex.store.pools import Known
+from joex_operator.api.names import app_id, slot_name, slot_of
+from joex_operator.api.objects import Pool, Ref
+from joex_operator.control.database import Database, Databases, database_problem
+from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
+from joex_operator.decide import scaling
+from joex_operator.decide.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot
+from joex_operator.decide.conditions import conditions
+from joex_operator.decide.events import Event, events_of_actions, events_of_change
+from joex_operator.decide.growth_watch import PAUSES, GrowthWatch
+from joex_operator.decide.history import History
+from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
+from joex_operator.decide.scaling import Demand
+from joex_operator.decide.slots import ObservedExecutor, Slot
+from joex_operator.decide.status import pool_status
+from joex_operator.metrics import OperatorMetrics
+
+_CREATIONS_AT_ONCE = 10
+_WATCH_POLLS = 4
+
+
+class PoolReconciler:
+    """Reconciles pools.
+
+    Args:
+        fleet: where the executors run.
+        databases: the databases of the pools.
+        metrics: counts what the reconciler does.
+        poll: seconds after which a pool is reconciled without a notification.
+    """
+
+    def __init__(self, fleet: Fleet, databases: Databases, metrics: OperatorMetrics, *, poll: float) -> None:
+        self._fleet = fleet
+        self._databases = databases
+        self._metrics = metrics
+        self._poll = poll
+        self._watches: dict[tuple[str, str], GrowthWatch] = {}
+        self._can_grow: dict[tuple[str, str], bool] = {}
+
+    def notified(self, pool: Pool) -> None:
+        """A notification says that a pool has work. A reconcile follows."""
+        self._watch(pool).notified(time.monotonic())
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Forget a pool that is gone."""
+        self._watches.pop((namespace, name), None)
+        self._can_grow.pop((namespace, name), None)
+        self._metrics.forget(namespace, name)
+
+    async def reconcile(self, ref: Ref, pool: Pool) -> float:
+        """Reconcile a pool; returns the seconds until the next reconcile.
+
+        Raises:
+            SpecError: the pool's template is invalid.
+            FleetError, JoexError: an action failed and is to be tried again. All other actions are done.
+        """
+        template = self._fleet.template(pool)
+        observed, database = await self._observe(pool, template)
+        now, stored = datetime.now(UTC), self._fleet.status(ref)
+        plan = decide(pool, observed, History.from_dict(stored.get("history")), now)
+        self._metrics.observed(pool, observed, plan, now, database=None if database is None else database.name)
+        self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, plan.sizing)
+        status = pool_status(pool, observed, plan, stored, now)
+        if status.get("history") != stored.get("history"):
+            # Before any action, so that another operator that takes over counts with the same history.
+            await self._store_status(ref, status)
+        failed: Exception | None = None
+        try:
+            await self._act(ref, pool, observed, plan, database)
+        except (FleetError, JoexError, OSError) as error:
+            failed = error
+        failure = "" if failed is None else " ".join(str(failed).split())
+        # The rest of the status waits until the slots are created. Not in a `finally`: an error there would hide a
+        # cancellation, and an operator that should end, or leads no more, would go on.
+        await self._store_status(ref, pool_status(pool, observed, plan, stored, now, failure=failure))
+        await self._fleet.record_events(ref, events_of_change(conditions(pool, observed, plan, failure), stored))
+        if failed is not None:
+            raise failed
+        return self._requeue_after(pool, plan)
+
+    async def _store_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
+        if status != self._fleet.status(ref):
+            await self._fleet.set_status(ref, status)
+
+    def _requeue_after(self, pool: Pool, plan: Plan) -> float:
+        asked = (plan.requeue_after, self._watch(pool).next_reconcile(time.monotonic()))
+        return min([self._poll, *(delay for delay in asked if delay is not None)])
+
+    # Observe.
+
+    async def _observe(self, pool: Pool, template: str) -> tuple[ObservedPool, Database | None]:
+        database = None
+        try:
+            database = self._databases.get(await self._fleet.database_url(pool))
+            known, demand, worked = await self._query(pool, database)
+        except UrlUnknown as error:
+            problem = DatabaseProblem(error.reason, error.message)
+        except (JoexError, OSError) as error:
+            self._fleet.recheck_url(pool)
+            problem = database_problem(error)
+        else:
+            slots = [_judged(slot, worked) for slot in self._fleet.slots(pool)]
+            return ObservedPool(tuple(_merged(pool, slots, known)), demand, template), database
+        return ObservedPool(tuple(self._fleet.slots(pool)), None, template, problem), database
+
+    async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand, set[str]]:
+        """Query the app-ids by slot index, the demand, and the crashing pods in which an executor ever registered."""
+        watch, name = self._watch(pool), app_id(pool.namespace, pool.name)
+        spec = pool.spec
+        can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
+        async with database.connection() as connection:
+            if watch.wants_disarming(time.monotonic(), can_grow=can_grow):
+                await pools.watch(connection, name, spec.queues, 0.0)
+                watch.disarmed()
+            if can_grow and watch.wants_arming(time.monotonic()):
+                arming = pools.watch(connection, name, spec.queues, watch.length)
+                watch.armed(time.monotonic(), await announce(connection, arming, **PAUSES))
+            if watch.recheck is not None:  # before the query of the demand, which then sees what they submitted
+                watch.settle(time.monotonic(), await oldest_transaction(connection))
+            # Where no executor is left, only the operator notices that the last one has died.
+            while await executors.rescue(connection, database.marks, spec.most_losses):
+                pass
+            prefix = app_id(pool.namespace, slot_name(pool.name, 0))[:-1]
+            runnable, next_due, known = await pools.demand_and_slots(
+                connection, spec.queues, scaling.most_counted(spec), prefix
+            )
+            pods = [uid for slot in self._fleet.slots(pool) if slot.crashing for uid in slot.pods]
+            worked = await pools.registered_in(connection, pods) if pods else set()
+        indices = {slot_of(pool.namespace, pool.name, one.app_id): one for one in known}
+        return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due), worked
+
+    def _watch(self, pool: Pool) -> GrowthWatch:
+        return self._watches.setdefault((pool.namespace, pool.name), GrowthWatch(_WATCH_POLLS * self._poll))
+
+    # Act.
+
+    async def _act(self, ref: Ref, pool: Pool, observed: ObservedPool, plan: Plan, database: Database | None) -> None:
+        slots = {slot.name: slot for slot in observed.slots}
+        done: list[Action] = []
+        failed: list[Exception] = []
+
+        async def do(action: Action) -> None:
+            try:
+                if await self._execute(pool, action, database):
+                    done.append(action)
+                    self._metrics.acted(pool, action, slots.get(_slot(pool, action)), datetime.now(UTC))
+            except (FleetError, JoexError, OSError) as error:
+                failed.append(error)
+
+        for action in plan.actions:
+            if not isinstance(action, CreateSlot):
+                await do(action)
+        await _gather([do(action) for action in plan.actions if isinstance(action, CreateSlot)])
+        self._count_latency(pool, done)
+        events = events_of_actions(pool.name, done)
+        if failed:
+            events.append(Event("Warning", "ActionFailed", " ".join(str(failed[0]).split())))
+        await self._fleet.record_events(ref, events)
+        if failed:
+            raise failed[0]
+
+    async def _execute(self, pool: Pool, action: Action, database: Database | None) -> bool:
+        """Carry out an action. False: there was nothing to do, or not any more."""
+        match action:
+            case CreateSlot(index, _):
+                await self._fleet.create(pool, index)
+            case DeleteSlot(slot, uid, _):
+                await self._fleet.delete(pool, slot, uid)
+            case UpdateSlot(slot, uid):
+                await self._fleet.update(pool, slot, uid)
+            case _:
+                if database is None:
+                    return False
+                return await self._tell_database(pool, action, database)
+        return True
+
+    async def _tell_database(self, pool: Pool, action: AskDrain | ForgetSlot | ReportGone, database: Database) -> bool:
+        """Carry out an action on the database."""
+        match action:
+            case AskDrain(slot, only_if_idle, _):
+                async with database.connection() as connection:
+                    answer = await pools.retire(connection, app_id(pool.namespace, slot), only_if_idle=only_if_idle)
+                return answer != "busy"
+            case ForgetSlot(slot, retired_at):
+                if not await self._fleet.is_clear(pool, slot):
+                    return False
+                async with database.connection() as connection:
+                    return await pools.forget_retired(connection, app_id(pool.namespace, slot), retired_at)
+            case ReportGone(pod_uid):
+                async with database.connection() as connection:
+                    self._metrics.reclaimed(await pools.pod_gone(connection, pod_uid, pool.spec.most_losses))
+                return True
+
+    def _count_latency(self, pool: Pool, done: Sequence[Action]) -> None:
+        notified_at = self._watch(pool).notified_at
+        if notified_at is not None and any(isinstance(action, CreateSlot) for action in done):
+            self._metrics.woken(time.monotonic() - notified_at)
+
+
+def _by_demand(pool: Pool) -> bool:
+    return pool.spec.replicas is None and not pool.spec.suspend and pool.deleted_at is None
+
+
+def _judged(slot: Slot, worked: set[str]) -> Slot:
+    """Call a slot crashing only if its executor ever registered. Else its template is at fault, as in any new slot."""
+    return replace(slot, crashing=slot.crashing and not worked.isdisjoint(slot.pods))
+
+
+def _merged(pool: Pool, observed: Sequence[Slot], known: Mapping[int, Known]) -> list[Slot]:
+    """The observed slots with what the database knows of them, and the slots that only the database knows."""
+    slots = {slot.index: slot for slot in observed}
+    for index in known.keys() - slots.keys():
+        slots[index] = Slot(slot_name(pool.name, index), index)
+    return [_with_executor(slots[index], known.get(index)) for index in sorted(slots)]
+
+
+def _with_executor(slot: Slot, known: Known | None) -> Slot:
+    if known is None:
+        return replace(slot, executor=ObservedExecutor())
+    executor = ObservedExecutor(known.executor is not None, known.held, known.draining, known.retired_at, known.pod_uid)
+    return replace(slot, executor=executor)
+
+
+def _slot(pool: Pool, action: Action) -> str:
+    match action:
+        case CreateSlot(index, _):
+            return slot_name(pool.name, index)
+        case ReportGone():
+            return ""
+        case _:
+            return action.slot
+
+
+async def _gather(some: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all of these, a few at a time."""
+    gate = asyncio.Semaphore(_CREATIONS_AT_ONCE)
+
+    async def run(work: Coroutine[Any, Any, None]) -> None:
+        async with gate:
+            await work
+
+    await asyncio.gather(*map(run, some))

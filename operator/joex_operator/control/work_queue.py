@@ -1,0 +1,78 @@
+"""The work queue of the controller: it merges many reasons to reconcile a key into one reconcile.
+
+Each key has at most one entry, due at the earliest time that a caller asked for. One worker at a time reconciles a key.
+A key added during its own reconcile is reconciled again afterwards, because the reconcile under way may have observed
+the state from before the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class WorkQueue(Generic[Key]):
+    """Keys to reconcile, each with the time at which it is due. Use it on one event loop."""
+
+    def __init__(self) -> None:
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._order = 0
+        self._busy: set[Key] = set()
+        self._changed = asyncio.Event()
+
+    def add(self, key: Key, after: float = 0.0) -> None:
+        """Reconcile a key after so many seconds, or sooner if it is due sooner already."""
+        due = asyncio.get_running_loop().time() + max(after, 0.0)
+        known = self._due.get(key)
+        if known is None or due < known:
+            self._due[key] = due
+            self._push(key, due)
+            self._changed.set()
+
+    def drop(self, key: Key) -> None:
+        """Remove the entry of a key."""
+        self._due.pop(key, None)
+
+    async def run(self, reconcile: Callable[[Key], Awaitable[None]], workers: int) -> None:
+        """Reconcile each key when it is due, with so many workers. ``reconcile`` must not raise."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._work(reconcile))
+
+    async def _work(self, reconcile: Callable[[Key], Awaitable[None]]) -> None:
+        while True:
+            key = await self._next()
+            try:
+                await reconcile(key)
+            finally:
+                self._busy.discard(key)
+                if key in self._due:
+                    self._push(key, self._due[key])
+                    self._changed.set()
+
+    async def _next(self) -> Key:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            now = loop.time()
+            while self._heap and self._heap[0][0] <= now:
+                due, _, key = heapq.heappop(self._heap)
+                # An earlier entry has replaced this one; or its key is busy, and its worker adds it again afterwards.
+                if self._due.get(key) != due or key in self._busy:
+                    continue
+                del self._due[key]
+                self._busy.add(key)
+                return key
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._heap[0][0] if self._heap else None):
+                    await self._changed.wait()
+
+    def _push(self, key: Key, due: float) -> None:
+        self._order += 1  # keys need not be comparable
+        heapq.heappush(self._heap, (due, self._order, key))

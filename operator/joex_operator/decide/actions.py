@@ -1,0 +1,80 @@
+"""The actions on a pool, as data. `control.pool_reconciler` carries them out.
+
+Each action is idempotent, and may come late: from an operator that was suspended for a while and leads no more. So each
+action names its object precisely enough to do nothing when it is done already, or when another object has that name.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+
+class Why(enum.StrEnum):
+    """The reason for an action."""
+
+    DEMAND = "demand"
+    FIXED = "fixed"
+    SUSPENDED = "suspended"
+    DELETED = "deleted"
+    HOLD = "hold"
+    FALLBACK = "fallback"
+    TEMPLATE = "template"  # its template is outdated
+    LOST = "lost"  # its node is lost, and the database says that its executor is dead
+    RETIRED = "retired"  # no executor runs under its app-id, and none will
+    DRAIN_TIMEOUT = "drain timeout"  # it has drained for too long, and onTimeout is Terminate
+    UNREACHABLE = "unreachable"  # its pool is deleted and the database is down: its pod drains at SIGTERM
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSlot:
+    """Create the Deployment of a new slot, unless one of this name exists."""
+
+    index: int
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class AskDrain:
+    """Retire a slot's app-id, in one transaction. With ``only_if_idle``: only if its executor holds no job."""
+
+    slot: str
+    only_if_idle: bool
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSlot:
+    """Delete the Deployment of a slot, if its uid still is this one."""
+
+    slot: str
+    uid: str
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSlot:
+    """Forget that the app-id of a slot was retired, so that a new slot can use its index. Nothing of it is left."""
+
+    slot: str
+    retired_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSlot:
+    """Scale the Deployment of a slot, if its uid still is this one, back to one pod, after a user changed that."""
+
+    slot: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportGone:
+    """Tell the database that a pod has ended, so that other executors take its executor's jobs."""
+
+    pod_uid: str
+
+
+Action: TypeAlias = CreateSlot | AskDrain | DeleteSlot | ForgetSlot | UpdateSlot | ReportGone

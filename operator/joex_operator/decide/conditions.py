@@ -1,0 +1,166 @@
+"""The conditions of a pool: a function for each, of the observed state and the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from joex.core.duration import format_duration
+from joex_operator.api.objects import Pool, SpecError
+from joex_operator.decide.actions import CreateSlot
+from joex_operator.decide.plan import ObservedPool, Plan, may_be_missing
+from joex_operator.decide.scaling import Limit, Mode
+from joex_operator.decide.slots import Phase, Slot, crashing, draining, ready, takers
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition of an object: ``True``, ``False`` or ``Unknown``. ``bad``: its Event is a warning."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    bad: bool = False
+
+
+_MISTAKES = ("InvalidURL", "SecretKeyMissing", "SecretMissing", "SecretUnreadable", "UrlUnknown")
+"""Reasons that a user mends in the cluster, so that Ready, which users read first, has them too."""
+
+
+def conditions(pool: Pool, observed: ObservedPool, plan: Plan, failure: str = "") -> list[Condition]:
+    """All conditions of a pool, always in the same order. ``failure``: the error of an action; empty: none failed."""
+    return [
+        _ready(pool, observed, plan),
+        _scaling_active(pool, plan),
+        _able_to_scale(observed, plan, failure),
+        _scaling_limited(pool, observed, plan),
+        _database_reachable(observed),
+        _suspended(pool),
+    ]
+
+
+def refused(error: SpecError) -> Condition:
+    """The condition of an invalid object: the operator changes nothing of it until a user mends it."""
+    return Condition("Ready", "False", error.reason, str(error), bad=True)
+
+
+def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
+    """The pool takes jobs when it should, and none of its executors fails to start."""
+    name, sizing = "Ready", plan.sizing
+    if sizing.mode in (Mode.DELETED, Mode.SUSPENDED):
+        left = takers(observed.slots) or draining(observed.slots)
+        doing = "its executors finish what they run" if left else "it has no executors"
+        return Condition(name, "False", "Deleting" if sizing.mode is Mode.DELETED else "Suspended", doing)
+    if observed.database_problem is not None:
+        if observed.database_problem.reason in _MISTAKES:
+            return Condition(name, "Unknown", observed.database_problem.reason, observed.database_problem.message)
+        return Condition(name, "Unknown", "DatabaseUnreachable", "only the database knows which executors take jobs")
+    return _working(name, pool, observed, sizing.target)
+
+
+def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Condition:
+    waiting = (Phase.PENDING, Phase.CRASHING)
+    failing = [slot for slot in observed.slots if slot.phase in waiting and slot.problem is not None]
+    if failing:
+        return Condition(name, "False", "ExecutorFailing", _failure(failing), bad=True)
+    there = [slot for slot in [*takers(observed.slots), *draining(observed.slots)] if slot.uid is not None]
+    is_rolling_out = any(slot.template != observed.template for slot in there)
+    needed = _needed(pool, target) - (may_be_missing(pool, target) if is_rolling_out else 0)
+    if len(ready(observed.slots)) < needed:
+        return Condition(name, "False", "Starting", "executors are starting")
+    if is_rolling_out:
+        return Condition(name, "True", "RollingOut", "executors with the template before are being replaced")
+    if target == 0:
+        return Condition(name, "True", "AtZero", "there is no work, and so no executor")
+    return Condition(name, "True", "Ready", "its executors take jobs")
+
+
+def _failure(failing: list[Slot]) -> str:
+    first = min(failing, key=lambda slot: slot.index)
+    others = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
+    return f"{first.name}: {first.problem}{others}"
+
+
+def _needed(pool: Pool, target: int) -> int:
+    """The executors without which a pool is not ready: its minimum, and one if there is demand."""
+    if pool.spec.replicas is not None:
+        return pool.spec.replicas
+    return min(target, max(pool.spec.scaling.min_replicas, 1))
+
+
+def _scaling_active(pool: Pool, plan: Plan) -> Condition:
+    """The size follows the demand."""
+    name = "ScalingActive"
+    match plan.sizing.mode:
+        case Mode.DEMAND:
+            return Condition(name, "True", "ByDemand", f"its size follows the work in {', '.join(pool.spec.queues)}")
+        case Mode.FIXED:
+            said = "spec.replicas is set; set it to null to scale by demand again"
+            return Condition(name, "False", "FixedReplicas", said)
+        case Mode.SUSPENDED:
+            return Condition(name, "False", "Suspended", "spec.suspend is set")
+        case Mode.DELETED:
+            return Condition(name, "False", "Deleting", "the pool is being deleted")
+        case Mode.FALLBACK:
+            after = format_duration(pool.spec.scaling.fallback.after) if pool.spec.scaling.fallback else ""
+            said = f"the amount of work has been unknown for {after}: it keeps at least the size of the fallback"
+            return Condition(name, "False", "Fallback", said, bad=True)
+        case Mode.HOLD:
+            said = "the amount of work is unknown: the pool keeps its size"
+            return Condition(name, "False", "DemandUnknown", said, bad=True)
+
+
+def _able_to_scale(observed: ObservedPool, plan: Plan, failure: str) -> Condition:
+    """The pool can grow and shrink now."""
+    name, sizing = "AbleToScale", plan.sizing
+    if observed.database_problem is not None:
+        return Condition(name, "False", "DatabaseUnreachable", "no executor can be drained without the database")
+    if failure:
+        return Condition(name, "False", "ActionFailed", failure, bad=True)
+    if plan.overdue:
+        slow = f"{', '.join(plan.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
+        return Condition(name, "True", "DrainSlow", slow, bad=True)
+    if sizing.waiting and sizing.wanted is not None and sizing.wanted < sizing.target:
+        return Condition(name, "True", "ScaleDownStabilized", "it shrinks when less has been enough for long enough")
+    if sizing.waiting:
+        return Condition(name, "True", "ScaleUpStabilized", "it grows when more has been wanted for long enough")
+    return Condition(name, "True", "ReadyForNewScale", "nothing holds it up")
+
+
+def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
+    """The size is not what the demand calls for."""
+    name, sizing = "ScalingLimited", plan.sizing
+    scaling = pool.spec.scaling
+    created = sum(isinstance(action, CreateSlot) for action in plan.actions)
+    if draining(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
+        return Condition(name, "True", "WaitingForDrain", "executors that drain take up the room until they are gone")
+    if crashing(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
+        return Condition(name, "True", "ExecutorsCrashing", "executors that crash take up the room", bad=True)
+    match sizing.limit:
+        case Limit.MOST:
+            most = f"the work calls for more than maxReplicas ({scaling.max_replicas})"
+            return Condition(name, "True", "TooManyReplicas", most)
+        case Limit.LEAST:
+            least = f"the work calls for fewer than minReplicas ({scaling.min_replicas})"
+            return Condition(name, "True", "TooFewReplicas", least)
+        case Limit.SCALE_UP | Limit.SCALE_DOWN:
+            policies = f"the policies of scaling.behavior.{sizing.limit} allow no more for now"
+            return Condition(name, "True", "ScalingPolicies", policies)
+        case None:
+            return Condition(name, "False", "DesiredWithinRange", "the size wanted is allowed")
+
+
+def _database_reachable(observed: ObservedPool) -> Condition:
+    """The operator can use the database."""
+    if observed.database_problem is None:
+        return Condition("DatabaseReachable", "True", "Connected", "the database answers")
+    return Condition(
+        "DatabaseReachable", "False", observed.database_problem.reason, observed.database_problem.message, bad=True
+    )
+
+
+def _suspended(pool: Pool) -> Condition:
+    """A user has suspended the pool."""
+    if pool.spec.suspend:
+        return Condition("Suspended", "True", "Suspended", "spec.suspend is set: executors drain, and none is started")
+    return Condition("Suspended", "False", "NotSuspended", "spec.suspend is not set")

@@ -1,0 +1,142 @@
+"""The Deployment of a slot: one executor, under a stable name.
+
+`strategy: Recreate`, because two pods with one app-id never help each other: the second waits for the first. The
+operator drains a slot before it changes its Deployment, so the strategy only matters when a user changes one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+from joex_operator.api.names import API_VERSION, TEMPLATE_ANNOTATION, slot_labels, slot_name, slot_selector
+from joex_operator.api.objects import Pool
+from joex_operator.decide.manifests.environment import HTTP_PORT, environment, literal
+from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
+
+_GRACE_AFTER_DRAIN = 30
+"""Seconds beyond drain.timeout in which an executor gives its jobs back and deregisters."""
+
+_REQUESTS = {"cpu": "50m", "memory": "128Mi"}
+_RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+_RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
+
+def slot_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
+    """The Deployment of a slot.
+
+    Args:
+        pool: of the slot.
+        index: of the slot.
+        image: of a pool that names none: the operator's own.
+
+    Raises:
+        SpecError: spec.template is invalid; the message names the field.
+    """
+    spec = _deployment_spec(pool, index, image)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": slot_name(pool.name, index),
+            "namespace": pool.namespace,
+            "labels": slot_labels(pool.name, index),
+            "annotations": {TEMPLATE_ANNOTATION: template_hash(pool, image)},
+            "ownerReferences": [_owner(pool)],
+        },
+        "spec": spec,
+    }
+
+
+def template_hash(pool: Pool, image: str) -> str:
+    """The hash of a pool's template: the same for all slots, and another whenever their pods change.
+
+    Raises:
+        SpecError: as `slot_deployment`.
+    """
+    text = json.dumps(_deployment_spec(pool, 0, image), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _deployment_spec(pool: Pool, index: int, image: str) -> dict[str, Any]:
+    return {
+        "replicas": 1,
+        "revisionHistoryLimit": 0,
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": slot_selector(pool.name, index)},
+        "template": _with_requests(overlay(_pod_template(pool, index, image), pool.spec.template)),
+    }
+
+
+def _with_requests(template: dict[str, Any]) -> dict[str, Any]:
+    """Request what an idle executor needs, unless the pool sets resources.
+
+    A node evicts a pod without requests first, and the scheduler takes it for free. Resources of the pool replace these
+    as a whole: limits without requests are requests too, and the API server refuses a request above a limit.
+    """
+    for container in template["spec"]["containers"]:
+        if container["name"] == EXECUTOR and not container.get("resources"):
+            container["resources"] = {"requests": dict(_REQUESTS)}
+    return template
+
+
+def _pod_template(pool: Pool, index: int, image: str) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": slot_labels(pool.name, index)},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": math.ceil(pool.spec.drain.timeout.total_seconds()) + _GRACE_AFTER_DRAIN,
+            "securityContext": _RESTRICTED_POD,
+            "containers": [_container(pool, index, image)],
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+        },
+    }
+
+
+def _container(pool: Pool, index: int, image: str) -> dict[str, Any]:
+    return {
+        "name": EXECUTOR,
+        "image": pool.spec.image or image,
+        "command": ["joex"],
+        "args": ["executor", "--app", literal(pool.spec.app)],
+        "env": environment(pool, index),
+        "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
+        # The delay lets the executor open its port first: a refused probe is a warning Event at each start.
+        "startupProbe": {**_probe("/healthz", every=1, failures=300, patience=5), "initialDelaySeconds": 2},
+        # A task that blocks the event loop must not get its executor killed, unless it does so for minutes.
+        "livenessProbe": _probe("/healthz", every=15, failures=20, patience=10),
+        "readinessProbe": _probe("/readyz", every=5, failures=2, patience=5),
+        # The kernel drops a SIGTERM that comes while it starts the first process (see scripts/install_image.sh): the
+        # pod would stay for all of its grace period. A second later the process blocks or handles the signal.
+        "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # kubectl describe shows why it ended
+        "securityContext": _RESTRICTED,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own
+    }
+
+
+def _probe(path: str, *, every: int, failures: int, patience: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": every,
+        "failureThreshold": failures,
+        "timeoutSeconds": patience,
+    }
+
+
+def _owner(pool: Pool) -> dict[str, Any]:
+    # Without blockOwnerDeletion: the API server refuses it for half a minute after the CRD was created.
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "JoexPool",
+        "name": pool.name,
+        "uid": pool.uid,
+        "controller": True,
+    }

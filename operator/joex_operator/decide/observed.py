@@ -1,0 +1,211 @@
+"""The slots of a pool, from its Deployments and pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from joex_operator.api.names import POOL_LABEL, SLOT_LABEL, TEMPLATE_ANNOTATION, slot_index
+from joex_operator.decide.manifests.overlay import EXECUTOR
+from joex_operator.decide.slots import Slot
+
+_TERMINAL = ("Succeeded", "Failed")
+_ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
+_LONGEST = 300
+_RESTARTS = 2  # before the second a container has waited
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDeployment:
+    """The parts of a Deployment that matter. ``owner``: the uid of its pool; ``deleting``: it is being deleted."""
+
+    namespace: str
+    pool: str
+    slot: str
+    uid: str
+    owner: str
+    template: str
+    replicas: int
+    deleting: bool
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPod:
+    """The parts of a pod that matter.
+
+    Attributes:
+        has_ended: none of its containers runs or will run, by its node's word.
+        deleting: it is being deleted.
+        lost: its node does not answer.
+        problem: why it does not start.
+        crashing: its executor has ended again and again, and waits for its restart or to become ready.
+    """
+
+    namespace: str
+    pool: str
+    slot: str
+    uid: str
+    has_ended: bool
+    deleting: bool
+    lost: bool
+    problem: str | None
+    crashing: bool
+
+
+def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
+    """The parts of a Deployment that matter."""
+    metadata, spec = body["metadata"], body["spec"]
+    owners = [owner["uid"] for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
+    conditions = _conditions(body)
+    failure = conditions.get("ReplicaFailure", {})
+    return ObservedDeployment(
+        namespace=metadata["namespace"],
+        pool=metadata["labels"][POOL_LABEL],
+        slot=metadata["name"],
+        uid=metadata["uid"],
+        owner=owners[0] if owners else "",
+        template=(metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
+        replicas=spec.get("replicas", 1),
+        deleting="deletionTimestamp" in metadata,
+        problem=_said(failure) if failure.get("status") == "True" else None,
+    )
+
+
+def pod(body: Mapping[str, Any]) -> ObservedPod:
+    """The parts of a pod that matter."""
+    metadata, status = body["metadata"], body.get("status", {})
+    return ObservedPod(
+        namespace=metadata["namespace"],
+        pool=metadata["labels"][POOL_LABEL],
+        slot=metadata["labels"].get(SLOT_LABEL, ""),
+        uid=metadata["uid"],
+        has_ended=_has_ended(body),
+        deleting="deletionTimestamp" in metadata,
+        lost=_is_lost(status),
+        problem=_problem(status),
+        crashing=_is_crashing(status),
+    )
+
+
+def slots(
+    pool: str,
+    uid: str,
+    deployments: Iterable[ObservedDeployment],
+    pods: Iterable[ObservedPod],
+    gone: Iterable[ObservedPod],
+) -> list[Slot]:
+    """The slots of a pool.
+
+    Args:
+        pool: the name of the pool.
+        uid: the uid of the pool. A Deployment of an earlier pool of this name is being deleted.
+        deployments: of the pool.
+        pods: of the pool.
+        gone: deleted pods that had ended before.
+    """
+    made = {one.slot: one for one in deployments}
+    running: dict[str, list[ObservedPod]] = {}
+    ended: dict[str, list[str]] = {}
+    for one in pods:
+        if one.has_ended:
+            ended.setdefault(one.slot, []).append(one.uid)
+        else:
+            running.setdefault(one.slot, []).append(one)
+    for one in gone:
+        ended.setdefault(one.slot, []).append(one.uid)
+    found = []
+    for name in sorted(made.keys() | running.keys() | ended.keys()):
+        index = slot_index(pool, name)
+        if index is not None:
+            slot = _slot(name, index, made.get(name), running.get(name, []), owner=uid)
+            found.append(replace(slot, gone=tuple(ended.get(name, []))))
+    return found
+
+
+def _slot(name: str, index: int, made: ObservedDeployment | None, pods: list[ObservedPod], *, owner: str) -> Slot:
+    there = tuple(pod.uid for pod in pods)
+    if made is None:
+        return Slot(name, index, pods=there)
+    if made.deleting or made.owner not in ("", owner):
+        # It counts as a pod until it is gone: a deletion in the foreground removes its pods first.
+        return Slot(name, index, pods=(*there, made.uid))
+    staying = [pod for pod in pods if not pod.deleting]
+    return Slot(
+        name,
+        index,
+        uid=made.uid,
+        # An orphan of an earlier pool of this name, deleted with --cascade=orphan: its executor goes on, and the
+        # operator replaces it as if its template were outdated.
+        template=made.template if made.owner else "",
+        replicas=made.replicas,
+        problem=next((pod.problem for pod in staying if pod.problem), made.problem),
+        lost=any(pod.lost for pod in pods) and not any(not pod.lost for pod in staying),
+        crashing=any(pod.crashing for pod in staying),
+        pods=there,
+    )
+
+
+def _has_ended(body: Mapping[str, Any]) -> bool:
+    status = body.get("status", {})
+    if status.get("phase") in _TERMINAL:
+        return True
+    containers = status.get("containerStatuses") or []
+    # Deleted before the scheduler placed it: nothing has ever run.
+    never_ran = "deletionTimestamp" in body["metadata"] and not body["spec"].get("nodeName")
+    if "deletionTimestamp" not in body["metadata"] or not containers:
+        return never_ran
+    return all("terminated" in one.get("state", {}) for one in containers)
+
+
+def _is_lost(status: Mapping[str, Any]) -> bool:
+    """Whether the node is lost: then the control plane sets Ready to False, though the node had reported it ready."""
+    containers = status.get("containerStatuses") or []
+    said_ready = bool(containers) and all(one.get("ready") for one in containers)
+    return said_ready and _conditions({"status": status}).get("Ready", {}).get("status") == "False"
+
+
+def _is_crashing(status: Mapping[str, Any]) -> bool:
+    executors = [one for one in status.get("containerStatuses") or [] if one.get("name") == EXECUTOR]
+    return any(
+        one.get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff"
+        # Restarted after a back-off: it may crash again at once, and counts as crashing until it is ready.
+        or (one.get("restartCount", 0) >= _RESTARTS and not one.get("ready"))
+        for one in executors
+    )
+
+
+def _problem(status: Mapping[str, Any]) -> str | None:
+    return next(_problems(status), None)
+
+
+def _problems(status: Mapping[str, Any]) -> Iterator[str]:
+    placed = _conditions({"status": status}).get("PodScheduled", {})
+    if placed.get("status") == "False":
+        yield _said(placed)
+    for one in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        state = one.get("state", {})
+        ended = state.get("terminated") or one.get("lastState", {}).get("terminated") or {}
+        if "running" in state:
+            continue
+        # While it waits for its restart, the reason of its end says more than that it waits.
+        if ended.get("exitCode"):
+            yield _end(ended)
+        elif state.get("waiting", {}).get("reason") not in (None, *_ON_ITS_WAY):
+            yield _said(state["waiting"])
+
+
+def _end(ended: Mapping[str, Any]) -> str:
+    words = str(ended.get("message") or "").strip().rpartition("\n")[2][:_LONGEST]
+    said = f"{ended.get('reason', 'Error')}: exit code {ended['exitCode']}"
+    return f"{said}: {words}" if words else said
+
+
+def _said(condition: Mapping[str, Any]) -> str:
+    message = " ".join(str(condition.get("message") or "").split())[:_LONGEST]
+    return f"{condition.get('reason', '')}: {message}" if message else str(condition.get("reason", ""))
+
+
+def _conditions(body: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {one["type"]: one for one in body.get("status", {}).get("conditions") or []}

@@ -1,0 +1,179 @@
+"""PeriodicTask objects as rows of the database: the desired rows, the changes that lead to them, and the conditions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from typing import Any
+
+from pydantic_core import from_json
+
+from joex.core.job import Priority
+from joex.core.periodic import NewPeriodicTask
+from joex.core.timers import Timer, parse_zone
+from joex.store.jobs import json_text
+from joex.store.periodic import PeriodicTask
+from joex_operator.api.objects import Periodic, Pool, Ref, SpecError, parse_periodic, reference
+from joex_operator.decide.conditions import Condition
+from joex_operator.decide.plan import DatabaseProblem
+
+_READY = "Ready"
+_MOMENT = 0.5
+_LEAST_PAUSE = 5.0
+"""Seconds between two writes of a status at least, because the task of a timer may be due each second."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredRow:
+    """The row that an object asks for.
+
+    Attributes:
+        ref: the object.
+        id: of the row.
+        pool: the name of the pool, even where the rest of the object is invalid.
+        row: None: the object or its pool is invalid, or there is no such pool.
+        error: why the object can't have an enabled row.
+    """
+
+    ref: Ref
+    id: str
+    pool: str
+    row: NewPeriodicTask | None = None
+    error: SpecError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """The changes to the rows of a pool; false: there are none."""
+
+    remove: Sequence[str]
+    put: Sequence[NewPeriodicTask]
+    disable: Sequence[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.remove or self.put or self.disable)
+
+
+def row_id(namespace: str, name: str) -> str:
+    """The id of the row of a PeriodicTask.
+
+    >>> row_id("prod", "nightly")
+    'prod/nightly'
+    """
+    return f"{namespace}/{name}"
+
+
+def owner(namespace: str, pool: str) -> str:
+    """The owner of the rows of a pool, by which pools that share a database keep theirs apart.
+
+    >>> owner("prod", "documents")
+    'kubernetes:prod/documents'
+    """
+    return f"kubernetes:{namespace}/{pool}"
+
+
+def desired_row(manifest: Mapping[str, Any], pools: Mapping[str, Pool | None]) -> DesiredRow:
+    """The row that an object asks for. ``pools``: those of its namespace, by name; None for an invalid one."""
+    ref = reference(manifest)
+    desired = DesiredRow(ref, row_id(ref.namespace, ref.name), str((manifest.get("spec") or {}).get("pool")))
+    try:
+        task = parse_periodic(manifest)
+        pool = pools.get(desired.pool)
+        if pool is not None:
+            return replace(desired, row=_row(task, pool))
+    except SpecError as error:
+        return replace(desired, error=error)
+    if desired.pool in pools:
+        return desired
+    said = f"spec.pool: there is no JoexPool {desired.pool!r} in this namespace"
+    return replace(desired, error=SpecError(said, "UnknownPool"))
+
+
+def changes(desired: Sequence[DesiredRow], found: Mapping[str, PeriodicTask]) -> RowChanges:
+    """The changes from ``found``, the rows that a pool owns by their ids, to ``desired``."""
+    return RowChanges(
+        remove=sorted(found.keys() - {one.id for one in desired}),
+        put=[one.row for one in desired if one.row is not None and not _is_as_asked(found.get(one.id), one.row)],
+        disable=[one.id for one in desired if one.error is not None and one.id in found and found[one.id].enabled],
+    )
+
+
+def with_next_run(row: PeriodicTask, now: datetime) -> PeriodicTask:
+    """The row with its next run. A new row has none yet: then it is the one that a scheduler will store in a moment."""
+    if row.nextrun is not None or not row.enabled or row.error is not None:
+        return row
+    try:
+        return replace(row, nextrun=Timer.parse(row.timer).next(max(now, row.last_run or now), parse_zone(row.zone)))
+    except ValueError:  # another client has written an invalid one
+        return row
+
+
+def condition(desired: DesiredRow, row: PeriodicTask | DatabaseProblem | None) -> Condition:
+    """The condition Ready of an object: whether a scheduler submits its jobs.
+
+    ``row``: its row by now, `with_next_run`; None: the database has none; or why the database can't be read.
+    """
+    if desired.error is not None:
+        said = "; it makes no jobs until this is mended" if isinstance(row, PeriodicTask) else ""
+        return Condition(_READY, "False", desired.error.reason, f"{desired.error}{said}", bad=True)
+    if isinstance(row, DatabaseProblem):
+        return Condition(_READY, "Unknown", row.reason, row.message, bad=True)
+    if row is None:
+        said = f"the database has a periodic task {desired.id!r} of another owner"
+        return Condition(_READY, "False", "OwnedByOther", said, bad=True)
+    return _of_row(row)
+
+
+def next_reconcile(rows: Iterable[PeriodicTask], now: datetime, poll: float) -> float:
+    """Seconds until the status of one of these rows may change; at most ``poll``."""
+    return min((_news_in(row, now, poll) for row in rows if row.enabled and row.error is None), default=poll)
+
+
+def _of_row(row: PeriodicTask) -> Condition:
+    if not row.enabled:
+        return Condition(_READY, "False", "Suspended", "spec.suspend is set")
+    if row.error is not None:
+        return Condition(_READY, "False", "Refused", row.error, bad=True)
+    if row.nextrun is None:
+        return Condition(_READY, "True", "NeverDue", "spec.timer: no such time is to come", bad=row.last_run is None)
+    return Condition(_READY, "True", "Stored", "the database has it, and its jobs are made as its timer says")
+
+
+def _news_in(row: PeriodicTask, now: datetime, poll: float) -> float:
+    if row.nextrun is None:
+        return poll
+    return min(max((row.nextrun - now).total_seconds() + _MOMENT, _LEAST_PAUSE), poll)
+
+
+def _row(task: Periodic, pool: Pool) -> NewPeriodicTask:
+    spec = task.spec
+    try:
+        return NewPeriodicTask(
+            id=row_id(task.namespace, task.name),
+            enabled=not spec.suspend,
+            task=spec.task,
+            timer=spec.timer,
+            zone=spec.time_zone,
+            queue=spec.queue or pool.spec.queues[0],
+            group=spec.group,
+            args=from_json(json_text("args", spec.args)),  # as the database gives it back
+            subject=spec.subject,
+            submitter=spec.submitter,
+            priority=Priority(spec.priority),
+            starting_deadline=spec.starting_deadline,
+        )
+    except ValueError as error:
+        raise SpecError(f"spec.{error}") from error
+
+
+def _is_as_asked(found: PeriodicTask | None, row: NewPeriodicTask) -> bool:
+    return found is not None and all(
+        _text(getattr(found, field.name)) == _text(getattr(row, field.name)) for field in fields(row)
+    )
+
+
+def _text(value: Any) -> str:
+    """A value as JSON, for comparisons: in Python, True and 1 are equal."""
+    return json.dumps(value, sort_keys=True, default=str)

@@ -1,0 +1,158 @@
+"""The observed slots of a pool, their phases, and the order in which they leave.
+
+A slot is a Deployment of one executor, the Deployment's pods, and what the database knows of the executor's app-id. The
+database has the last word on whether an executor may be stopped: it *retires* an app-id in one transaction. From then
+on no executor takes a job or registers under that app-id, until the operator forgets it::
+
+    PENDING --> IDLE <--> BUSY          its executor takes jobs, or will (CRASHING: after its restart)
+       |          |         |
+       |    (retired: no executor takes a job under this app-id any more)
+       |          |         v
+       |          |      DRAINING       it finishes its jobs
+       v          v         v
+    RETIRED  ------------------------>  GOING  ---------------------------->  (forgotten: the index is free)
+             Deployment is deleted             its pods are gone
+
+There is no way back from draining: a deletion is safe only because a retired app-id stays retired. New work goes to a
+new slot, which starts in a moment.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count
+
+
+class Phase(enum.StrEnum):
+    """The phase of a slot."""
+
+    UNKNOWN = "unknown"  # the database is down
+    PENDING = "pending"  # no executor has registered, or not again
+    IDLE = "idle"
+    BUSY = "busy"
+    CRASHING = "crashing"  # its executor dies again and again, and waits for its restart
+    DRAINING = "draining"  # it takes no more jobs, and finishes those it has
+    RETIRED = "retired"  # no executor runs under its app-id, and none will: its Deployment may go
+    LOST = "lost"  # its executor is dead, and its node is lost
+    GOING = "going"  # its Deployment is gone
+
+
+_TAKERS = (Phase.UNKNOWN, Phase.PENDING, Phase.IDLE, Phase.BUSY)
+_ORDER = {Phase.PENDING: 0, Phase.IDLE: 1, Phase.BUSY: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedExecutor:
+    """What the database knows of a slot's app-id.
+
+    Attributes:
+        alive: an executor is registered, and has not ended.
+        held: jobs that it holds.
+        draining: it takes no more jobs, whether this operator drains it or an administrator does.
+        retired_at: since when no executor can register under the app-id; None: it is not retired.
+        pod_uid: the pod it runs in.
+    """
+
+    alive: bool = False
+    held: int = 0
+    draining: bool = False
+    retired_at: datetime | None = None
+    pod_uid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An observed slot: it has a Deployment or a pod, or the database remembers its app-id.
+
+    Attributes:
+        name, index: of the slot.
+        uid: of its Deployment; None: there is none, or it is being deleted.
+        template: the hash of the template that it was made of.
+        replicas: of its Deployment; anything but 1 was set by a user.
+        problem: why its pod does not start, in a few words; None: nothing is wrong.
+        lost: the node of its pod does not answer.
+        crashing: its executor registered once, dies again and again, and waits for its restart or to become ready.
+        pods: uids of the pods that exist, terminating ones included.
+        gone: uids of pods that certainly run no more (deleted or terminal, as the API server says).
+        executor: what the database knows; None: it is down.
+        phase: derived from all of these.
+    """
+
+    name: str
+    index: int
+    uid: str | None = None
+    template: str = ""
+    replicas: int = 1
+    problem: str | None = None
+    lost: bool = False
+    crashing: bool = False
+    pods: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    executor: ObservedExecutor | None = None
+    phase: Phase = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Computed once, because a plan for thousands of slots reads it a dozen times.
+        object.__setattr__(self, "phase", self._phase())
+
+    def _phase(self) -> Phase:
+        executor = self.executor
+        if executor is None:
+            return Phase.GOING if self.uid is None else Phase.UNKNOWN
+        if self.uid is None:
+            return Phase.DRAINING if executor.alive else Phase.GOING
+        if executor.retired_at is not None or (executor.alive and executor.draining):
+            return Phase.DRAINING if executor.alive else Phase.RETIRED
+        if self.crashing and not self.lost:  # (the database may not know it yet)
+            return Phase.CRASHING
+        if executor.alive:
+            return Phase.BUSY if executor.held else Phase.IDLE
+        return Phase.LOST if self.lost else Phase.PENDING
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing of it is left in the fleet and in the database but the uids of pods that ended."""
+        return self.phase is Phase.GOING and self.executor == ObservedExecutor() and not self.pods
+
+    @property
+    def held(self) -> int:
+        """Jobs that its executor holds, as far as the database says."""
+        return 0 if self.executor is None else self.executor.held
+
+
+def takers(slots: Iterable[Slot]) -> list[Slot]:
+    """The slots that take jobs, or will: starting ones count."""
+    return [slot for slot in slots if slot.phase in _TAKERS]
+
+
+def crashing(slots: Iterable[Slot]) -> list[Slot]:
+    """The slots that are no capacity for now, and count against the maximum: new slots do their work."""
+    return [slot for slot in slots if slot.phase is Phase.CRASHING]
+
+
+def draining(slots: Iterable[Slot]) -> list[Slot]:
+    """The slots that finish their jobs: they count against the maximum until they are gone."""
+    return [slot for slot in slots if slot.phase is Phase.DRAINING]
+
+
+def ready(slots: Iterable[Slot]) -> list[Slot]:
+    """The slots that take jobs now."""
+    return [slot for slot in slots if slot.phase in (Phase.IDLE, Phase.BUSY)]
+
+
+def first_to_leave(slots: Iterable[Slot], template: str) -> list[Slot]:
+    """The slots in the order in which they leave.
+
+    Pending before idle before busy; among these the outdated first, then those with fewest jobs, then the youngest.
+    """
+    known = [slot for slot in slots if slot.phase in _ORDER]
+    return sorted(known, key=lambda slot: (_ORDER[slot.phase], slot.template == template, slot.held, -slot.index))
+
+
+def free_indices(slots: Iterable[Slot]) -> Iterator[int]:
+    """Indices that no slot has, the lowest first, so that a repeated plan creates the same slots."""
+    used = {slot.index for slot in slots if not slot.is_forgotten}
+    return (index for index in count() if index not in used)

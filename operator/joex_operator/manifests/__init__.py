@@ -1,5 +1,0 @@
-"""What the operator makes in the cluster, as data: the same pool gives the same manifest, to the byte."""
-
-from joex_operator.manifests.deployment import slot_deployment, template_hash
-
-__all__ = ["slot_deployment", "template_hash"]

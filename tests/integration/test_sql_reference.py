@@ -1,0 +1,57 @@
+"""The page of the schema `joex` and the catalogue of a database say the same."""
+
+import re
+
+import pytest
+
+from scripts.generate_sql_reference import PAGE
+
+HEADING = re.compile(r"^### joex\.(\w+)$", re.MULTILINE)
+OBJECTS = """
+    SELECT i.type, i.identity FROM pg_depend d
+    CROSS JOIN LATERAL pg_identify_object(d.classid, d.objid, d.objsubid) i
+    WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = 'joex'::regnamespace
+"""
+SIGNATURE = """
+    SELECT pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result
+    FROM pg_proc p WHERE p.pronamespace = $1::text::regnamespace AND p.proname = $2
+"""
+# (A domain counts as the type that it restricts: clients see that one.)
+COLUMNS = """
+    SELECT a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL)
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 ORDER BY a.attnum
+"""
+CANONICAL = "SELECT format_type($1::text::regtype, NULL)"
+
+
+def documented() -> dict[str, str]:
+    """The text below the heading of each function and view."""
+    _, *parts = HEADING.split(PAGE.read_text("utf-8"))
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+FUNCTIONS = {name: text for name, text in documented().items() if "```sql" in text}
+VIEWS = {name: text for name, text in documented().items() if name not in FUNCTIONS}
+
+
+async def test_the_schema_joex_has_the_documented_functions_and_views_and_nothing_else(connection):
+    found = [(row["type"], row["identity"].partition("(")[0]) for row in await connection.fetch(OBJECTS)]
+    documented = [("function", f"joex.{name}") for name in FUNCTIONS] + [("view", f"joex.{name}") for name in VIEWS]
+    assert sorted(found) == sorted(documented)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+async def test_a_function_has_the_documented_signature(connection, name):
+    [declared] = re.findall(r"^```sql\njoex\.(.*?)^```", FUNCTIONS[name], re.MULTILINE | re.DOTALL)
+    await connection.execute("CREATE SCHEMA page")
+    await connection.execute(f"CREATE FUNCTION page.{declared} LANGUAGE plpgsql AS 'BEGIN END'")
+    [wanted] = await connection.fetch(SIGNATURE, "page", name)
+    assert await connection.fetch(SIGNATURE, "joex", name) == [wanted]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+async def test_a_view_has_the_documented_columns(connection, name):
+    rows = re.findall(r"^\| (\w+) \| ([\w\[\]]+) \|", VIEWS[name], re.MULTILINE)[1:]
+    wanted = [(column, await connection.fetchval(CANONICAL, kind)) for column, kind in rows]
+    assert [tuple(row) for row in await connection.fetch(COLUMNS, f"joex.{name}")] == wanted

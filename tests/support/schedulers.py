@@ -1,0 +1,62 @@
+"""Processes that do nothing but make the jobs of periodic tasks."""
+
+import asyncio
+import multiprocessing
+import os
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Self
+
+from joex.periodic_scheduler import PeriodicScheduler
+from joex.store import periodic
+from joex.store.database import connect, create_pool
+from tests.support.processes import die_with_parent
+from tests.support.waiting import PATIENCE
+
+# They are started by the dozen: forked off a process that has imported this module, and does nothing else.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload([__name__])
+
+
+class RepeaterProcesses:
+    """Starts schedulers, and kills what is left of them at its end."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.alive: list[BaseProcess] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self.alive:
+            self.kill(0)
+
+    def start(self) -> None:
+        """Start one; it connects by itself."""
+        process = _forks.Process(target=_repeat, args=(self._url,))
+        process.start()
+        self.alive.append(process)
+
+    def kill(self, number: int) -> None:
+        """Kill one (SIGKILL)."""
+        process = self.alive.pop(number)
+        process.kill()
+        process.join(PATIENCE)
+
+
+def _repeat(url: str) -> None:
+    die_with_parent()  # the server of forks, which ends with the tests
+    asyncio.run(repeat(url))
+
+
+async def repeat(url: str) -> None:
+    """Make jobs until killed, and hear of changes as executors do."""
+    pool = await create_pool(url, most=2, name="joex scheduler", for_services=True)
+    scheduler = PeriodicScheduler(pool, f"process {os.getpid()}", lambda _event: None)
+    listener = await connect(url, name="joex scheduler listens")
+    await listener.add_listener(periodic.CHANNEL, lambda *_: scheduler.wake())
+    scheduler.wake()
+    await scheduler.run()

@@ -1,0 +1,90 @@
+"""The work queue: one entry for each key, the earliest; one reconcile of a key at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from joex_operator.control.work_queue import WorkQueue
+
+
+class Looks:
+    """Reconciles that wait until the test releases them."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.gate = asyncio.Semaphore(0)
+        self.at_once = 0
+        self.most_at_once = 0
+
+    async def __call__(self, key: str) -> None:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.begun.put_nowait(key)
+        await self.gate.acquire()
+        self.at_once -= 1
+
+
+@asynccontextmanager
+async def kept(queue: WorkQueue[str], look: Callable[[str], Awaitable[None]], workers: int = 2):
+    running = asyncio.create_task(queue.run(look, workers))
+    yield
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_many_reasons_make_one_look() -> None:
+    queue, looks = WorkQueue[str](), Looks()
+    for delay in (0, 5, 0.001, 0):
+        queue.add("a", delay)
+    queue.add("b", 0.01)
+    async with kept(queue, looks):
+        assert {await looks.begun.get(), await looks.begun.get()} == {"a", "b"}
+        looks.gate.release()
+        looks.gate.release()
+        queue.add("c")
+        assert await looks.begun.get() == "c"
+
+
+async def test_who_asks_during_a_look_gets_another_one_and_never_two_at_once() -> None:
+    queue, looks = WorkQueue[str](), Looks()
+    queue.add("a")
+    async with kept(queue, looks):
+        assert await looks.begun.get() == "a"
+        queue.add("a")
+        queue.add("b")
+        assert await looks.begun.get() == "b"
+        assert looks.begun.empty()
+        looks.gate.release()
+        looks.gate.release()
+        assert await looks.begun.get() == "a"
+        assert looks.most_at_once == 2
+
+
+async def test_an_earlier_appointment_replaces_a_later_one() -> None:
+    queue, looks = WorkQueue[str](), Looks()
+    queue.add("a", 3600)
+    async with kept(queue, looks):
+        queue.add("a", 0)
+        assert await looks.begun.get() == "a"
+        looks.gate.release()
+        queue.add("b", 0.01)
+        assert await looks.begun.get() == "b"
+
+
+async def test_what_is_dropped_is_not_looked_at() -> None:
+    queue, looks = WorkQueue[str](), Looks()
+    queue.add("a", 0.01)
+    queue.add("b", 0.02)
+    queue.drop("a")
+    async with kept(queue, looks):
+        assert await looks.begun.get() == "b"
+
+
+async def test_the_earliest_comes_first() -> None:
+    queue, looks = WorkQueue[str](), Looks()
+    for key, delay in (("c", 0.03), ("a", 0.01), ("b", 0.02)):
+        queue.add(key, delay)
+    async with kept(queue, looks, workers=1):
+        for key in "abc":
+            assert await looks.begun.get() == key
+            looks.gate.release()
