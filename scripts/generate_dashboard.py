@@ -20,9 +20,7 @@ DASHBOARD = ROOT / "charts" / "joex" / "files" / "grafana" / "joex.json"
 WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SELECTORS = {"<pool>": 'namespace=~"$namespace", pool=~"$pool"', "<queue>": 'queue=~"$queue"'}
-DESCRIPTION = (
-    "Fair job executors for PostgreSQL: pools, queues, executors, operator. docs/metrics.md explains each number."
-)
+DESCRIPTION = "Pools, queues, executors and operator of Joex. docs/reference/metrics.md explains each number."
 VARIABLES = {
     "namespace": "label_values(joex_pool_executors_desired, namespace)",
     "pool": 'label_values(joex_pool_executors_desired{namespace=~"$namespace"}, pool)',

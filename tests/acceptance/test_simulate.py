@@ -128,8 +128,8 @@ async def test_a_wrong_call_or_file_says_what_to_mend(joex):
     write("other.yaml", WORKLOAD.replace("name: archive,", "name: archive, queue: slow,"))
     pool = ("-f", str(POOL))
     wrong = {
-        ("load.yaml",): "simulate: give the pools with --file, or a number of --executors",
-        ("wrong.yaml", *pool): "wrong.yaml: tenants[0].rate: expected jobs in a time, such as '2/s'",
+        ("load.yaml",): "simulate: expected pools with --file, or a number with --executors",
+        ("wrong.yaml", *pool): "wrong.yaml: tenants[0].rate: expected jobs per time, such as '2/s'",
         ("broken.yaml", *pool): "broken.yaml, line 1, column 10: ",
         ("two.yaml", *pool): "two.yaml: expected one document, with period and tenants; got 2",
         ("none.yaml", *pool): "none.yaml: no jobs",

@@ -1,40 +1,42 @@
-"""The operator asks its databases for numbers of their queues, again and again."""
+"""The operator queries the statistics of its databases' queues at intervals."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from joex_operator.control.database import Databases
 from joex_operator.control.queue_metrics import refresh_queue_metrics
-from joex_operator.metrics import OperatorMetrics
+from joex_operator.metrics.databases import DatabaseMetrics
 from tests.support.waiting import eventually
 
 EVERY = 0.05
 
 
-class Noted(OperatorMetrics):
-    """Numbers that remember each time that the database was said to answer, or not to."""
+class Noted(DatabaseMetrics):
+    """Remembers each time whether the database answered."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.reachable: list[bool] = []
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.registry = registry
+        self.answers: list[bool] = []
 
-    def database_reachable(self, database: str, value: bool) -> None:  # noqa: FBT001 - as there
-        self.reachable.append(value)
-        super().database_reachable(database, value)
+    def reachable(self, database: str, value: bool) -> None:  # noqa: FBT001 - as there
+        self.answers.append(value)
+        super().reachable(database, value)
 
 
 @pytest.fixture
 async def metrics(database_url: str) -> AsyncIterator[Noted]:
-    """The numbers of an operator that measures the test's database."""
+    """The metrics of an operator that queries the test's database."""
 
     def nobody(*_: Any) -> Any:
-        raise AssertionError("no periodic task is to be looked for")
+        raise AssertionError("this test has no periodic tasks")
 
-    metrics, databases = Noted(), Databases(lambda *_: None, migrate=False, start_scheduler=nobody)
+    metrics, databases = Noted(CollectorRegistry()), Databases(lambda *_: None, migrate=False, start_scheduler=nobody)
     databases.get(database_url)
     measuring = asyncio.create_task(refresh_queue_metrics(databases, metrics, EVERY))
     yield metrics
@@ -43,8 +45,8 @@ async def metrics(database_url: str) -> AsyncIterator[Noted]:
     await databases.close()
 
 
-def told(metrics: OperatorMetrics, name: str) -> list[float]:
-    page, _ = metrics.render()
+def told(metrics: Noted, name: str) -> list[float]:
+    page = generate_latest(metrics.registry)
     families = text_string_to_metric_families(page.decode())
     return [sample.value for family in families for sample in family.samples if sample.name == name]
 
@@ -67,6 +69,6 @@ async def test_where_shares_can_not_be_asked_for_they_are_not_told_and_the_rest_
     await eventually(lambda: told(metrics, "joex_queue_active_groups") == [])
     await bench.submit("globex")
     await eventually(lambda: told(metrics, "joex_queue_groups") == [2])
-    assert set(metrics.reachable) == {True}
+    assert set(metrics.answers) == {True}
     await bench.connection.execute("ALTER FUNCTION joex.shared() RENAME TO shares")
     await eventually(lambda: told(metrics, "joex_queue_active_groups") == [2])

@@ -112,9 +112,9 @@ class KubernetesApi:
             response = await self.client.call_api(*request, _request_timeout=_WITHIN)
             text: bytes = await response.read()  # type: ignore[no-untyped-call]
         except (TimeoutError, ApiException, aiohttp.ClientError, OSError, ValueError) as error:
-            self._metrics.api_request(method, "none")
+            self._metrics.own.api_request(method, "none")
             raise ApiError(f"can't reach the API server: {describe(error)}") from error
-        self._metrics.api_request(method, str(response.status))
+        self._metrics.own.api_request(method, str(response.status))
         again_in = response.headers.get("Retry-After", "")
         return response.status, text, float(again_in) if again_in.isdecimal() else None
 

@@ -124,7 +124,7 @@ class Operator:
                 group.create_task(controller.run())
                 group.create_task(watches.run())
                 group.create_task(self._keep_resyncing(watches, are_applied=are_applied))
-                group.create_task(refresh_queue_metrics(controller.databases, self._metrics, _QUERY_EVERY))
+                group.create_task(refresh_queue_metrics(controller.databases, self._metrics.databases, _QUERY_EVERY))
         finally:
             self._controller = self._watches = self._listed_at = None
 

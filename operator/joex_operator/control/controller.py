@@ -155,7 +155,7 @@ class Controller:
         finally:
             del self._under_way[key]
         if key.kind == POOL:
-            self.metrics.reconciled(time.monotonic() - began, ok=ok, now=datetime.now(UTC))
+            self.metrics.own.reconciled(time.monotonic() - began, ok=ok, now=datetime.now(UTC))
         if after is not None:
             self._queue.add(key, after)
 

@@ -62,7 +62,7 @@ class SchedulerService:
         match event:
             case Repeated(task_id, outcome, job, error):
                 self._logged = ""
-                self._metrics.repeated(outcome)
+                self._metrics.own.repeated(outcome)
                 level = logging.WARNING if outcome in _BAD else logging.INFO
                 more = "" if job is None and not error else f" ({job or error})"
                 _log.log(level, "periodic task %r in %s was due: %s%s", task_id, self._database, outcome, more)

@@ -206,13 +206,13 @@ class PoolReconciler:
                     return await pools.forget_retired(connection, app_id(pool.namespace, slot), retired_at)
             case ReportGone(pod_uid):
                 async with database.connection() as connection:
-                    self._metrics.reclaimed(await pools.pod_gone(connection, pod_uid, pool.spec.most_losses))
+                    self._metrics.decisions.reclaimed(await pools.pod_gone(connection, pod_uid, pool.spec.most_losses))
                 return True
 
     def _count_latency(self, pool: Pool, done: Sequence[Action]) -> None:
         notified_at = self._watch(pool).notified_at
         if notified_at is not None and any(isinstance(action, CreateSlot) for action in done):
-            self._metrics.woken(time.monotonic() - notified_at)
+            self._metrics.slot_timings.woken(time.monotonic() - notified_at)
 
 
 def _by_demand(pool: Pool) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from joex.errors import JoexError
 from joex_operator.control.database import Database, Databases
-from joex_operator.metrics import OperatorMetrics, database_name
+from joex_operator.metrics.databases import DatabaseMetrics, database_name
 
 _log = logging.getLogger("joex.operator")
 
@@ -20,7 +20,7 @@ _SHARE = 50
 """A query runs for at most one part in so many of the time: one that takes a second runs every 50 seconds."""
 
 
-async def refresh_queue_metrics(databases: Databases, metrics: OperatorMetrics, every: float) -> None:
+async def refresh_queue_metrics(databases: Databases, metrics: DatabaseMetrics, every: float) -> None:
     """Query all databases in use until cancelled, ``every`` so many seconds if the queries are quick."""
     running: dict[str, list[asyncio.Task[None]]] = {}
     try:
@@ -28,7 +28,7 @@ async def refresh_queue_metrics(databases: Databases, metrics: OperatorMetrics, 
             opened = databases.opened()
             for url in running.keys() - opened.keys():
                 _cancel(running.pop(url))
-                metrics.forget_database(database_name(url))
+                metrics.forget(database_name(url))
             for url in opened.keys() - running.keys():  # tasks of its own: a database that hangs delays no other
                 running[url] = [
                     asyncio.create_task(_query_at_intervals(query, opened[url], metrics, every))
@@ -46,9 +46,9 @@ def _cancel(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def _query_at_intervals(
-    query: Callable[[Database, OperatorMetrics], Awaitable[bool]],
+    query: Callable[[Database, DatabaseMetrics], Awaitable[bool]],
     database: Database,
-    metrics: OperatorMetrics,
+    metrics: DatabaseMetrics,
     every: float,
 ) -> None:
     while True:
@@ -57,18 +57,18 @@ async def _query_at_intervals(
         await asyncio.sleep(max(every, (time.monotonic() - began) * _SHARE) if is_answered else every)
 
 
-async def _count(database: Database, metrics: OperatorMetrics) -> bool:
+async def _count(database: Database, metrics: DatabaseMetrics) -> bool:
     try:
         metrics.queues(database.name, await database.queue_stats())
     except (JoexError, OSError) as error:
         _log.debug("counting the jobs in %s: %s", database.name, error)
-        metrics.database_reachable(database.name, value=False)
+        metrics.reachable(database.name, value=False)
         return False
-    metrics.database_reachable(database.name, value=True)
+    metrics.reachable(database.name, value=True)
     return True
 
 
-async def _share(database: Database, metrics: OperatorMetrics) -> bool:
+async def _share(database: Database, metrics: DatabaseMetrics) -> bool:
     try:
         metrics.shares(database.name, await database.queue_shares())
     except (JoexError, OSError) as error:  # the counts alone say whether the database answers

@@ -278,7 +278,7 @@ def test_a_pool_that_comes_again_begins_anew(metrics):
 
 
 def test_queues_are_told_by_state(metrics):
-    metrics.queues("db/shop", [stats(waiting=1, oldest=12.5, groups=3)])
+    metrics.databases.queues("db/shop", [stats(waiting=1, oldest=12.5, groups=3)])
     states = {"waiting": 1, "deferred": 2, "scheduled": 3, "running": 4, "stuck": 5}
     assert by("state", metrics, "joex_queue_jobs") == states
     assert value(metrics, "joex_queue_oldest_runnable_seconds", database="db/shop", queue="default") == 12.5
@@ -286,21 +286,21 @@ def test_queues_are_told_by_state(metrics):
 
 
 def test_a_queue_in_which_nothing_may_run_has_no_oldest_job(metrics):
-    metrics.queues("db/shop", [stats(oldest=None)])
+    metrics.databases.queues("db/shop", [stats(oldest=None)])
     assert by("queue", metrics, "joex_queue_oldest_runnable_seconds") == {}
 
 
 def test_queues_that_vanish_go_and_other_databases_stay(metrics):
-    metrics.queues("db/shop", [stats("mail"), stats("slow")])
-    metrics.queues("db/other", [stats("mail")])
-    metrics.queues("db/shop", [stats("slow")])
+    metrics.databases.queues("db/shop", [stats("mail"), stats("slow")])
+    metrics.databases.queues("db/other", [stats("mail")])
+    metrics.databases.queues("db/shop", [stats("slow")])
     told = {(one.labels["database"], one.labels["queue"]) for one in samples(metrics) if one.name == "joex_queue_jobs"}
     assert told == {("db/shop", "slow"), ("db/other", "mail")}
 
 
 def test_queues_that_submitters_make_up_do_not_make_numbers_without_end(metrics, monkeypatch):
     monkeypatch.setattr(databases, "_MOST_QUEUES", 2)
-    metrics.queues(
+    metrics.databases.queues(
         "db/shop", [stats(f"queue {n}", waiting=n, oldest=n if n != 3 else None, groups=n) for n in range(5)]
     )
     waiting = {one.labels["queue"]: one.value for one in samples(metrics) if one.labels.get("state") == "waiting"}
@@ -313,7 +313,7 @@ DEFAULT = {"database": "db/shop", "queue": "default"}
 
 
 def test_how_slots_are_shared_is_told_by_queue(metrics):
-    metrics.shares("db/shop", [shares(active=30, share=0.75, waits=(2.5, 60.0), behind=3, seconds=50.0)])
+    metrics.databases.shares("db/shop", [shares(active=30, share=0.75, waits=(2.5, 60.0), behind=3, seconds=50.0)])
     assert value(metrics, "joex_queue_active_groups", **DEFAULT) == 30
     assert value(metrics, "joex_queue_largest_group_share", **DEFAULT) == 0.75
     assert by("quantile", metrics, "joex_queue_group_wait_seconds") == {"0.5": 2.5, "1": 60.0}
@@ -323,18 +323,18 @@ def test_how_slots_are_shared_is_told_by_queue(metrics):
 
 
 def test_where_nobody_holds_or_waits_there_is_no_share_and_no_wait(metrics):
-    metrics.shares("db/shop", [shares()])
+    metrics.databases.shares("db/shop", [shares()])
     assert value(metrics, "joex_queue_groups_behind", **DEFAULT) == 0
     for name in ("joex_queue_largest_group_share", "joex_queue_group_wait_seconds", "joex_queue_behind_seconds"):
         assert by("queue", metrics, name) == {}
-    metrics.shares("db/shop", [])
+    metrics.databases.shares("db/shop", [])
     assert by("queue", metrics, "joex_queue_groups_behind") == {}
 
 
 def test_shares_in_queues_that_submitters_make_up_are_told_together(metrics, monkeypatch):
     monkeypatch.setattr(databases, "_MOST_QUEUES", 1)
     found = [shares(f"queue {n}", active=n, share=n / 10, waits=(n, 10 * n), behind=1, seconds=n) for n in range(1, 4)]
-    metrics.shares("db/shop", [*found, shares("queue 4")])
+    metrics.databases.shares("db/shop", [*found, shares("queue 4")])
     assert by("queue", metrics, "joex_queue_active_groups") == {"queue 1": 1, "(others)": 2 + 3 + 1}
     assert by("queue", metrics, "joex_queue_groups_behind") == {"queue 1": 1, "(others)": 2}
     assert by("queue", metrics, "joex_queue_largest_group_share") == {"queue 1": 0.1, "(others)": 0.3}
@@ -345,21 +345,21 @@ def test_shares_in_queues_that_submitters_make_up_are_told_together(metrics, mon
 
 
 def test_of_a_silent_database_no_queue_is_told(metrics):
-    metrics.database_reachable("db/shop", value=True)
-    metrics.queues("db/shop", [stats()])
-    metrics.shares("db/shop", [shares()])
-    metrics.database_reachable("db/shop", value=False)
+    metrics.databases.reachable("db/shop", value=True)
+    metrics.databases.queues("db/shop", [stats()])
+    metrics.databases.shares("db/shop", [shares()])
+    metrics.databases.reachable("db/shop", value=False)
     assert by("database", metrics, "joex_operator_database_reachable") == {"db/shop": 0}
     assert by("queue", metrics, "joex_queue_jobs") == {}
     assert by("queue", metrics, "joex_queue_active_groups") == {}
 
 
 def test_of_a_database_that_nobody_uses_nothing_is_left(metrics):
-    metrics.database_reachable("db/shop", value=True)
-    metrics.queues("db/shop", [stats(oldest=1.0)])
-    metrics.shares("db/shop", [shares(share=1.0)])
-    metrics.forget_database("db/shop")
-    metrics.forget_database("db/shop")
+    metrics.databases.reachable("db/shop", value=True)
+    metrics.databases.queues("db/shop", [stats(oldest=1.0)])
+    metrics.databases.shares("db/shop", [shares(share=1.0)])
+    metrics.databases.forget("db/shop")
+    metrics.databases.forget("db/shop")
     assert [one for one in samples(metrics) if "database" in one.labels] == []
 
 
@@ -369,32 +369,32 @@ def test_a_database_is_called_so_that_no_password_is_shown():
 
 def test_reconciles_are_counted_and_the_last_good_one_is_dated(metrics):
     name = "joex_operator_last_success_timestamp_seconds"
-    metrics.reconciled(0.02, ok=False, now=NOW)
+    metrics.own.reconciled(0.02, ok=False, now=NOW)
     assert value(metrics, name) is None
-    metrics.reconciled(0.03, ok=True, now=NOW)
-    metrics.reconciled(0.04, ok=False, now=NOW + timedelta(minutes=1))
+    metrics.own.reconciled(0.03, ok=True, now=NOW)
+    metrics.own.reconciled(0.04, ok=False, now=NOW + timedelta(minutes=1))
     assert value(metrics, name) == NOW.timestamp()
     assert by("result", metrics, "joex_operator_reconciles_total") == {"ok": 1, "error": 2}
     assert value(metrics, "joex_operator_reconcile_seconds_count") == 3
 
 
 def test_the_way_from_a_submission_to_a_deployment_is_measured(metrics):
-    metrics.woken(0.06)
+    metrics.slot_timings.woken(0.06)
     assert value(metrics, "joex_scale_up_seconds_bucket", le="0.05") == 0
     assert value(metrics, "joex_scale_up_seconds_bucket", le="0.075") == 1
 
 
 def test_reclaimed_jobs_and_requests_are_counted(metrics):
-    metrics.reclaimed(3)
-    metrics.api_request("PATCH", "200")
+    metrics.decisions.reclaimed(3)
+    metrics.own.api_request("PATCH", "200")
     assert value(metrics, "joex_jobs_reclaimed_total", cause="pod gone") == 3
     assert value(metrics, "joex_operator_api_requests_total", method="PATCH", code="200") == 1
 
 
 def test_what_became_of_periodic_tasks_is_counted_from_the_start(metrics):
-    metrics.repeated("submitted")
-    metrics.repeated("submitted")
-    metrics.repeated("late")
+    metrics.own.repeated("submitted")
+    metrics.own.repeated("submitted")
+    metrics.own.repeated("late")
     counted = {"submitted": 2, "late": 1, "overlapping": 0, "refused": 0, "trouble": 0}
     assert by("outcome", metrics, "joex_periodic_decisions_total") == counted
 
@@ -403,9 +403,9 @@ def test_an_operator_that_does_not_lead_tells_nothing_that_only_the_leader_sees(
     assert value(metrics, "joex_operator_leader") == 0
     metrics.leading(value=True)
     observe(metrics, seen(slot(0)))
-    metrics.queues("db/shop", [stats()])
-    metrics.shares("db/shop", [shares()])
-    metrics.database_reachable("db/shop", value=True)
+    metrics.databases.queues("db/shop", [stats()])
+    metrics.databases.shares("db/shop", [shares()])
+    metrics.databases.reachable("db/shop", value=True)
     assert value(metrics, "joex_operator_leader") == 1
     metrics.leading(value=False)
     assert value(metrics, "joex_operator_leader") == 0
