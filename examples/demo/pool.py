@@ -57,19 +57,19 @@ class Up:
         self._cwd.mkdir()
         (self._cwd / FILE).write_text(POOL)
         self._ready = asyncio.Event()
-        self._lifeline = ParentWatch()
+        self._parent_watch = ParentWatch()
 
     async def __aenter__(self) -> Self:
         with self._log().open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._lifeline.command("up", "-f", FILE, "--name", _NAME, "--json"),
+                *self._parent_watch.command("up", "-f", FILE, "--name", _NAME, "--json"),
                 env=self._environment,
                 cwd=self._cwd,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the demo, which then ends it
-                pass_fds=[self._lifeline.end],
+                pass_fds=[self._parent_watch.end],
             )
         self._reading = asyncio.create_task(self._read())
         return self
@@ -84,7 +84,7 @@ class Up:
                 await asyncio.wait_for(self._process.wait(), _PATIENCE)
                 break
         await self._reading
-        self._lifeline.close()
+        self._parent_watch.close()
 
     async def ready(self) -> None:
         """Wait until it looks after the pool."""

@@ -98,7 +98,7 @@ class ProcessFleet:
         self._inherited = {**os.environ, "JOEX_LOG_FORMAT": log_format}
         self._output = output
         self._changed = changed
-        self._lifeline = ParentWatch()
+        self._parent_watch = ParentWatch()
         self._pools: set[str] = set()
         self._entries: dict[str, _Entry] = {}
         self._statuses: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -123,7 +123,7 @@ class ProcessFleet:
             raise FleetError(f"{name}: {error.message}") from error
         uid = str(uuid4())
         variables = environment(pool, index, uid=uid, url=url, inherited=self._inherited)
-        process = SlotProcess(name, ["executor", "--app", pool.spec.app], self._lifeline, variables, self)
+        process = SlotProcess(name, ["executor", "--app", pool.spec.app], self._parent_watch, variables, self)
         self._entries[name] = _Entry(pool, index, uid, template_hash(pool), process)
 
     async def delete(self, pool: Pool, slot: str, uid: str) -> None:

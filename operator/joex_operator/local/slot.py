@@ -37,7 +37,7 @@ class SlotProcess:
     Args:
         slot: the name of the slot.
         arguments: of the command ``joex``.
-        lifeline: the process drains when the process that holds the lifeline has ended.
+        parent_watch: the process drains when the process that holds its end has ended.
         environment: of the process.
         observer: is notified of what happens.
 
@@ -52,7 +52,7 @@ class SlotProcess:
         self,
         slot: str,
         arguments: Sequence[str],
-        lifeline: ParentWatch,
+        parent_watch: ParentWatch,
         environment: Mapping[str, str],
         observer: ProcessObserver,
     ) -> None:
@@ -61,7 +61,7 @@ class SlotProcess:
         self.is_backing_off = False
         self.exit_code: int | None = None
         self._arguments = arguments
-        self._lifeline = lifeline
+        self._parent_watch = parent_watch
         self._environment = environment
         self._observer = observer
         self._process: asyncio.subprocess.Process | None = None
@@ -147,13 +147,13 @@ class SlotProcess:
 
     async def _start(self, output: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *self._lifeline.command(*self._arguments),
+            *self._parent_watch.command(*self._arguments),
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C is for joex up, which then ends the process
-            pass_fds=[self._lifeline.end],
+            pass_fds=[self._parent_watch.end],
         )
 
     async def _read(self, output: int) -> None:
