@@ -110,7 +110,8 @@ async def _follow(client: Client, job_id: UUID) -> AsyncIterator[LogEntry]:
             yield line
             last = line.seq
         if is_finished and (was_finished or job.started_at is None):
-            note(f"the job is finished: {job.state}{f', {job.error}' if job.error else ''}")
+            error = f", {job.error}" if job.state == State.FAILED else ""  # (that of an earlier run stays in the row)
+            note(f"the job is finished: {job.state}{error}")
             return
         was_finished = is_finished
         await asyncio.sleep(_LOOK_EVERY)

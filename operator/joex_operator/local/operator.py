@@ -167,7 +167,7 @@ class LocalOperator:
 
 def _size(spec: JoexPoolSpec) -> str:
     """The size of a pool, for users."""
-    slots = f"with {spec.pool_size} slots each, for {', '.join(spec.queues)}"
+    slots = f"with {spec.pool_size} slot{'s' * (spec.pool_size != 1)} each, for {', '.join(spec.queues)}"
     if spec.suspend:
         return "suspended: no executors"
     if spec.replicas is not None:
