@@ -233,7 +233,7 @@ async def test_a_job_is_submitted_and_listed_and_shown_and_steered(joex):
     assert (await joex("retry", job_id)).complaint == (
         f"job {job_id}: it is waiting; only failed, cancelled and stuck jobs can be retried"
     )
-    assert await joex.done("remove", job_id) == f"{job_id} removed, or as soon as its run has ended"
+    assert await joex.done("remove", job_id) == f"{job_id} removed now, or when its run has ended"
     assert await joex.done("jobs") == "no jobs"
 
 
@@ -387,7 +387,7 @@ async def test_periodic_tasks_are_added_listed_shown_and_steered(joex, client):
     assert (await joex("jobs", "--json")).json[0]["id"] == job_id
     overlapping = await joex("periodic", "run-now", "prod/nightly")
     assert (overlapping.code, overlapping.out) == (1, "")
-    assert overlapping.complaint.startswith("periodic task 'prod/nightly': its job before is not finished")
+    assert overlapping.complaint.startswith("periodic task 'prod/nightly': its last job is not finished")
     assert f"{job_id} (waiting)" in await joex.done("periodic", "show", "prod/nightly")
     assert (await joex.done(*add, "--disabled")).endswith(", disabled")
     assert await joex.done("periodic", "remove", "prod/nightly") == "prod/nightly removed"
@@ -464,10 +464,10 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
         ("submit", ""): "task: must not be empty",
         ("submit", "t", "--args", "{"): "--args: this is not JSON: ",
         ("submit", "t", "--args", "[1]"): '--args: expected a JSON object, such as {"path": "/tmp/a"}; got [1]',
-        ("submit", "t", "--args", "{}", "--args-file", "-"): "--args and --args-file: give one of them",
+        ("submit", "t", "--args", "{}", "--args-file", "-"): "give either --args or --args-file",
         ("submit", "t", "--args-file", "nowhere"): "--args-file nowhere: [Errno 2] No such file",
         ("submit", "t", "--arg", "x"): "--arg: expected NAME=TEXT or NAME:=JSON; got 'x'",
-        ("submit", "t", "--arg", "x=1", "--arg", "x=2"): "--arg x: is given twice; a list is written as x:='[1, 2]'",
+        ("submit", "t", "--arg", "x=1", "--arg", "x=2"): "--arg x: given twice; write a list as x:='[1, 2]'",
         ("submit", "t", "--arg", "x:=y"): "--arg x: this is not JSON: ",
         (
             "submit",
@@ -478,9 +478,9 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
         ("submit", "t", "--priority", "mid"): "Invalid value for '--priority': 'mid' is not one of 'high', 'low'",
         ("args", NOWHERE, "[1]"): 'JSON: expected a JSON object, such as {"path": "/tmp/a"}; got [1]',
         ("submit", "t", "--retries", "-1"): "retries: expected 0 to 1000000; got -1",
-        ("retry",): "retry: name jobs by id, or give --failed",
+        ("retry",): "retry: give either ids of jobs, or --failed",
         ("retry", NOWHERE, "--queue", "q"): "retry: --queue, --group, --task and --most go with --failed",
-        ("drain",): "drain: give an app-id ('joex executors' lists them) or --all, one of them",
+        ("drain",): "drain: give either an app-id ('joex executors' lists them) or --all",
         ("groups", "set", "g"): "groups set: say what to change: --weight,",
         ("groups", "set", "g", "--max-running", "1", "--no-limit"): "groups set: give --max-running or --no-limit",
         ("groups", "--queue", "q", "set", "g", "--pause"): "groups set: give its options after it",
@@ -649,9 +649,9 @@ async def test_an_executor_runs_jobs_until_it_is_asked_to_drain(joex, client):
         assert nobody == "no executor takes from the queue mail"
 
         drained = await joex("drain", "it", "--wait")
-        assert (drained.code, drained.out, drained.err) == (0, "it drains\nit has left\n", "")
+        assert (drained.code, drained.out, drained.err) == (0, "it drains\nit has exited\n", "")
         assert await asyncio.wait_for(executor.process.wait(), PATIENCE) == 0
-    assert await joex.done("executors") == "no living executors; --all shows those that have ended"
+    assert await joex.done("executors") == "no executors are alive; --all shows those that have exited"
     assert [e["state"] for e in (await joex("executors", "--all", "--json")).json] == ["left"]
     assert await joex.done("drain", "--all", "--wait") == "no living executors"
 
@@ -703,7 +703,7 @@ async def test_a_running_job_that_is_cancelled_is_told_to_end(joex, client):
     async with joex.executor() as executor:
         job_id = await client.submit("wait")
         await eventually(lambda: _is(client, job_id, "running"))
-        assert await joex.done("cancel", str(job_id)) == f"{job_id} runs, and was told to end"
+        assert await joex.done("cancel", str(job_id)) == f"{job_id} is running, and was asked to end"
         await eventually(lambda: _is(client, job_id, "cancelled"))
         executor.process.send_signal(signal.SIGTERM)
         await executor.line("SIGTERM: waiting for the runs: none")
@@ -784,7 +784,7 @@ async def test_watching_goes_on_when_the_database_was_away(folder, client, postg
                 pass
             assert await interrupted(process) == (130, "")
         assert re.fullmatch(
-            r"joex: the (database is not available|connection to .* is closed): .*; looking again\n", told
+            r"joex: the (database is not available|connection to .* is closed): .*; trying again\n", told
         )
         await proxy.refuse()
         assert (await joex("stats", "--watch")).code == 1  # it was never there

@@ -45,8 +45,11 @@ async def test_a_timeout_that_was_set_holds(joex, client: Client):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("set", "t"), "timeouts set: give --activity or --visibility, one of them"),
-        (("set", "t", "--activity", "1s", "--visibility", "1s"), "timeouts set: give --activity or --visibility"),
+        (("set", "t"), "timeouts set: give either --activity or --visibility"),
+        (
+            ("set", "t", "--activity", "1s", "--visibility", "1s"),
+            "timeouts set: give either --activity or --visibility",
+        ),
         (("set", "t", "--activity", "soon"), "activity: expected something like '30s'"),
         (("set", "t", "--visibility", "0"), "visibility: expected more than 0; got '0'"),
         (("set", "", "--activity", "1s"), "type: must not be empty"),

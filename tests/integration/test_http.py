@@ -521,7 +521,7 @@ async def test_the_arguments_of_a_job_that_waits_are_changed_and_of_one_that_is_
     await take(client)
     late = await http.post(f"/api/v1/job/{job_id}/args", json={"args": {"x": 3}})
     assert late.status_code == 409
-    assert late.json() == {"detail": "the job is scheduled: only one that waits can change its arguments"}
+    assert late.json() == {"detail": "the job is scheduled: only the arguments of a waiting job can change"}
     assert (await client.get(job_id)).args == {"x": 2}
 
 
@@ -545,7 +545,7 @@ async def test_the_priority_of_a_job_that_is_held_stays(http, client):
     await take(client)
     answer = await http.post(f"/api/v1/job/{job_id}/priority", json={"priority": "high"})
     assert answer.status_code == 409
-    assert answer.json() == {"detail": "the job is scheduled: only one that waits can change its priority"}
+    assert answer.json() == {"detail": "the job is scheduled: only the priority of a waiting job can change"}
 
 
 async def test_a_failed_job_runs_again(http, client):
@@ -556,9 +556,7 @@ async def test_a_failed_job_runs_again(http, client):
     assert (await client.get(job_id)).state == "waiting"
     again = await http.post(f"/api/v1/job/{job_id}/retry")
     assert again.status_code == 409
-    assert again.json() == {
-        "detail": "the job is waiting: only one that failed, is stuck or was cancelled can run again"
-    }
+    assert again.json() == {"detail": "the job is waiting: only a failed, stuck or cancelled job can run again"}
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ async def test_a_run_that_has_lost_its_job_is_told_and_changes_nothing(call, cli
     )
     assert await call(what, **names[name], **said) == (
         409,
-        {"answer": "worker_conflict", "detail": "the job is not this run's any more: stop, and leave it alone"},
+        {"answer": "worker_conflict", "detail": "the run has lost its job: stop, and leave the job alone"},
     )
     assert [line.message for line in await client.log(UUID(job))] == ["given back: this run does not count"]
     assert (await call.get(job))["opts"] == {"data": {}}

@@ -1,9 +1,8 @@
 """The command ``joex``: a thin layer over the client, the store and the runtime.
 
-Each command is a function of a module here; `app` puts them together. What the user did wrong is one line on stderr;
-the exit code is 0 (done), 1 (could not be done: not found, database unavailable), 2 (wrong use or configuration),
-130 (interrupted) or 143 (told to end by SIGTERM, before it had begun anything). An error of Joex's own keeps its
-traceback.
+Each command is a function in a module of this package; `app` collects them. A mistake of the user is one line on
+stderr; the exit code is 0 (done), 1 (failed: not found, database unavailable), 2 (wrong usage or configuration), 130
+(interrupted) or 143 (ended by SIGTERM before it had started anything). A bug in Joex keeps its traceback.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ def main() -> None:
 
 
 def run(name: str, app: str) -> None:
-    """Run a command line in this way; does not return.
+    """Run a command line with these exit codes; does not return.
 
     Args:
-        name: of the command.
-        app: the typer app, as module:attribute; it is imported when a SIGTERM can come.
+        name: the name of the command.
+        app: the typer app, as module:attribute; imported once SIGTERM is handled.
     """
     end_at_sigterm()
     try:
@@ -47,7 +46,7 @@ def run(name: str, app: str) -> None:
 
 
 def _run(name: str, app: str) -> int:
-    # Here and not above, so that to import this package costs nothing.
+    # Here and not above, so that importing this package costs nothing.
     from pkgutil import resolve_name  # noqa: PLC0415
 
     import typer  # noqa: PLC0415
@@ -66,7 +65,7 @@ def _run(name: str, app: str) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    """Say in one line what is wrong."""
+    """Print in one line what is wrong."""
     sys.stderr.write(f"joex: {' '.join(message.split())}\n")
     return code
 
@@ -78,7 +77,7 @@ def _usage(error: TyperException) -> str:
 
 
 def _forget_output() -> None:
-    """Nobody reads stdout any more (``joex jobs | head``): what is still buffered must not be written at exit."""
+    """Discard buffered output: the reader of stdout has gone (``joex jobs | head``), so a flush at exit would fail."""
     import os  # noqa: PLC0415
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,7 +27,7 @@ app = typer.Typer(
     cls=Commands,
     help="A fair job executor for PostgreSQL.",
     context_settings={"help_option_names": ["-h", "--help"]},
-    # An error of Joex's own is reported with the plain traceback of Python, which can be copied into an issue.
+    # A bug in Joex shows Python's plain traceback, which users can copy into an issue.
     pretty_exceptions_enable=False,
 )
 
@@ -38,7 +38,7 @@ def joex(
     *,
     with_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Run a fair job executor on PostgreSQL, and submit, steer and watch its jobs."""
+    """Run a fair job executor on PostgreSQL, and submit, manage and watch its jobs."""
     if with_version:
         _print_version(as_json=False)
         raise typer.Exit

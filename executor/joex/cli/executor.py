@@ -1,4 +1,4 @@
-"""``joex executor``: the runtime, the HTTP interface and what is observed, put together in one process."""
+"""``joex executor``: one process with the runtime, the HTTP interface, logs and metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MOST_NAMED = 5
 _TRY_AGAIN_IN = 0.5
 _CLOSE_WITHIN = 2.0
 _HTTP_WITHIN = 30.0
-_COLLECT_AFTER = 5_000  # objects made and not yet freed: seven times what Python has, and not so many that they matter
+_COLLECT_AFTER = 5_000  # objects created and not yet freed: seven times Python's default, and still little memory
 _OF_A_RUN = 25  # objects
 
 
@@ -50,14 +50,15 @@ def executor(
 ) -> None:
     """Run jobs.
 
-    SIGTERM or Ctrl-C: it takes no more, finishes what runs, and leaves. A second one: it gives back at once what runs.
+    On SIGTERM or Ctrl-C it takes no more jobs, finishes the running ones, and exits. On a second signal it gives the
+    running jobs back at once.
     """
     import uvloop  # noqa: PLC0415 - the other commands do without
 
     settings = load_settings(flags)
-    # Each run makes some twenty objects, which are gone when it is written, and none of them in a cycle. To look among
-    # them for cycles as often as Python does by itself takes a quarter of the time of short jobs; and those of as many
-    # runs as there are slots may come at once. (Before the app is loaded, which may have a better number.)
+    # Each run creates some twenty objects, none of them in a cycle, and frees them once its end is written. Searching
+    # them for cycles as often as Python does by default takes a quarter of the time of short jobs. All slots may create
+    # theirs at once, hence a threshold by slots. (Set before the app is loaded, because the app may know a better one.)
     gc.set_threshold(max(_COLLECT_AFTER, _OF_A_RUN * settings.pool_size))
     tasks = load_app(app)
     with database(settings.url) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -72,7 +73,7 @@ async def _run(app: App, settings: Settings, url: str) -> None:
 
     capture_logging(settings)
     if not app.names:
-        _log.warning("the app has no tasks: each job that this executor takes is stuck, and fails after its retries")
+        _log.warning("the app has no tasks: each job that this executor takes gets stuck, and fails after its retries")
     await _check(settings, url)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_listening(settings))
@@ -94,7 +95,7 @@ async def _run(app: App, settings: Settings, url: str) -> None:
 
 
 async def _check(settings: Settings, url: str) -> None:
-    """Wait until the database can be reached, and has this version's schema: before anything else is begun."""
+    """Wait until the database answers and has this version's schema, before anything else starts."""
     loop = asyncio.get_running_loop()
     give_up, told = loop.time() + settings.startup_wait.total_seconds(), ""
     while True:
@@ -124,14 +125,14 @@ def _listening(settings: Settings) -> Iterator[socket.socket | None]:
     if not settings.http_address:
         yield None
         return
-    from joex.http.listening import listen  # noqa: PLC0415 - not all executors listen
+    from joex.http.listening import listen  # noqa: PLC0415 - not all executors serve HTTP
 
     with listen(settings.http_address) as listener:
         yield listener
 
 
 def _address(listener: socket.socket) -> str:
-    """Return where it listens: the port that was found, where 0 was asked for."""
+    """Return the address that it listens on, with the port that was found if the setting says 0."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -148,24 +149,24 @@ async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_WITHIN):
                 await client.close()
-        pool.terminate()  # the calls under way have ended, and whatever has not must not keep the executor
+        pool.terminate()  # calls have had their time to end; a call that is still open must not delay the exit
 
 
 async def _serve_http(
     settings: Settings, client: Client, executor: Executor, metrics: Metrics, listener: socket.socket
 ) -> None:
-    # To import FastAPI takes longer than all else of a start. Jobs don't wait for it; calls do, at the open port.
+    # Importing FastAPI takes longer than the rest of the start. Jobs don't wait for it; calls wait at the open port.
     try:
         create_api, serve = await asyncio.to_thread(_import_http)
     except Exception as error:
-        # Runs may have begun: they are given back, for an executor that just ended would lose them.
+        # Runs may have started: give them back, because an executor that simply exits counts as a loss for them.
         executor.stop()
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"JOEX_HTTP_ADDRESS: the HTTP interface can't be loaded: {reason}; "
-            "install joex anew, or set nothing for no HTTP interface"
+            "reinstall joex, or set the address to an empty string to run without HTTP"
         ) from error
     api = create_api(settings, client, executor, metrics.render)
     _log.info("HTTP on http://%s", settings.http_address)
@@ -180,7 +181,7 @@ def _import_http() -> tuple[Callable[..., FastAPI], Callable[[FastAPI, socket.so
 
 
 def _drain_on_signals(executor: Executor, settings: Settings) -> None:
-    """Drain at the first signal, whoever else asked for it before; stop at a further one, or when its time is over."""
+    """Drain at the first signal, even during a drain by other means; stop at the second, or when its time is over."""
     received = 0
     loop = asyncio.get_running_loop()
 
@@ -201,7 +202,7 @@ def _drain_on_signals(executor: Executor, settings: Settings) -> None:
 
 
 def _ignore_signals() -> None:
-    """Leave in order whatever else is sent: the handlers end with the loop, some time before the process does."""
+    """Ignore further signals: the handlers end with the loop, some time before the process exits normally."""
     loop = asyncio.get_running_loop()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     for number in _SIGNALS:
@@ -219,7 +220,7 @@ def _runs(executor: Executor) -> str:
 
 @contextmanager
 def _one_error() -> Iterator[None]:
-    """Let an error of ours out of the groups that the runtime's tasks wrap it in, for its line and exit code."""
+    """Unwrap a Joex error from the exception groups of the runtime's tasks, for its one line and its exit code."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -21,12 +21,12 @@ _COLUMNS = (
     "APP-ID", "STATE", "JOBS", "POOL", "QUEUES", "HOST", "PID", "HTTP", "VERSION", "UP", "SILENT", "INCARNATION",
 )  # fmt: skip
 _LOOK_EVERY = 0.5
-"""Seconds between two looks of ``drain --wait``."""
+"""Seconds between two polls of ``drain --wait``."""
 
 
 def executors(
     *,
-    ended: Annotated[bool, typer.Option("--all", help="Those that have ended too.")] = False,
+    ended: Annotated[bool, typer.Option("--all", help="Include executors that have exited.")] = False,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -44,7 +44,7 @@ def executors(
     elif found:
         print_table(_COLUMNS, map(_row, found), numbers=("JOBS", "POOL", "PID", "UP", "SILENT", "INCARNATION"))
     else:
-        say("no executors" if ended else "no living executors; --all shows those that have ended")
+        say("no executors" if ended else "no executors are alive; --all shows those that have exited")
 
 
 def notify(
@@ -54,7 +54,7 @@ def notify(
 ) -> None:
     """Ask all executors of a queue to look for work now.
 
-    A submission wakes those it needs by itself: this is for work that came in another way.
+    A submission wakes the executors that it needs. Use this command when work arrived in another way.
     """
     count = with_client(database_url, lambda client: client.notify(queue))
     if count:
@@ -67,18 +67,18 @@ def drain(
     app_id: Annotated[str | None, typer.Argument(metavar="APP_ID", help="The executor's app-id.")] = None,
     *,
     every: Annotated[bool, typer.Option("--all", help="All executors.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Come back when they have left.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until they have exited.")] = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Ask an executor to leave.
+    """Ask an executor to exit.
 
-    It takes nothing more, finishes what runs, and leaves.
+    It takes no more jobs, finishes the running ones, and exits.
     """
     if (app_id is None) is not every:
-        raise ConfigError("drain: give an app-id ('joex executors' lists them) or --all, one of them")
+        raise ConfigError("drain: give either an app-id ('joex executors' lists them) or --all")
 
     async def work(connection: Connection) -> None:
-        async with connection.transaction():  # while it is open, none of them can leave unseen
+        async with connection.transaction():  # while this transaction is open, none of them can exit unseen
             await store.drain(connection, app_id)
             living = {e.id: e.app_id for e in await list_executors(connection) if e.state == "draining"}
         asked = {id_: name for id_, name in living.items() if app_id in (None, name)}
@@ -92,12 +92,12 @@ def drain(
 
 
 async def _wait_until_left(connection: Connection, asked: dict[int, str]) -> None:
-    """Wait for these incarnations: a successor under the same app-id is none of them."""
+    """Wait until these incarnations have exited; a successor under the same app-id does not count."""
     waited_for = dict(asked)
     while waited_for:
         living = {e.id for e in await list_executors(connection)}
         for gone in waited_for.keys() - living:
-            say(f"{waited_for.pop(gone)} has left")
+            say(f"{waited_for.pop(gone)} has exited")
         if waited_for:
             await asyncio.sleep(_LOOK_EVERY)
 

@@ -1,4 +1,4 @@
-"""A flag for each setting, made from the settings themselves, so that none can be forgotten."""
+"""A flag for each setting, generated from the settings, so that none can be missing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PANEL = "Settings: a flag, or JOEX_<FLAG> in the environment, or a key of joex.
 def with_settings(
     command: Callable[..., None], model: type[BaseSettings] = Settings, panel: str = _PANEL
 ) -> Callable[..., None]:
-    """Give a command a flag for each setting; it is called with those that were given, as ``flags``.
+    """Add a flag for each setting to a command, and pass the given ones to it as ``flags``.
 
-    The flags are texts: who loads the settings reads them as the environment, and says which one is wrong.
+    The flags are strings: `load_settings` parses them like environment variables, and names a wrong one.
     """
 
     def run(**values: Any) -> None:
@@ -62,7 +62,7 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _default(value: object) -> str:
-    """Return a default as it would be written."""
+    """Return a default as a user would write it."""
     if value is None or isinstance(value, SecretStr):
         return ""
     if isinstance(value, timedelta):

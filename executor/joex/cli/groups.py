@@ -1,4 +1,4 @@
-"""``joex groups``: the groups of the queues, and their settings."""
+"""``joex groups``: the groups of each queue, and their settings."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def groups(
 ) -> None:
     """List the groups, or change their settings.
 
-    Lists those that have unfinished jobs, the largest first, and those that have settings of their own. BUCKET is the
-    label group_bucket of metrics.
+    Lists groups with unfinished jobs, the largest first, and groups with settings of their own. BUCKET is the label
+    group_bucket of metrics.
     """
     if context.invoked_subcommand is not None:
         if queue is not None or as_json or database_url is not None:
@@ -61,16 +61,16 @@ def groups(
 def set_command(
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
     *,
-    queue: Annotated[str, typer.Option(metavar="NAME", help="The queue in which it holds.")] = "default",
+    queue: Annotated[str, typer.Option(metavar="NAME", help="The queue that the change applies to.")] = "default",
     weight: Annotated[int | None, typer.Option(min=1, max=100, help="Its share of the slots.")] = None,
-    max_running: Annotated[int | None, typer.Option(min=0, help="Run so many of its jobs at a time at most.")] = None,
-    no_limit: Annotated[bool, typer.Option("--no-limit", help="Take the limit of running jobs away.")] = False,
-    paused: Annotated[bool | None, typer.Option("--pause/--resume", help="Stop, or go on, to take its jobs.")] = None,
+    max_running: Annotated[int | None, typer.Option(min=0, help="Run at most this many of its jobs at a time.")] = None,
+    no_limit: Annotated[bool, typer.Option("--no-limit", help="Remove the limit of running jobs.")] = False,
+    paused: Annotated[bool | None, typer.Option("--pause/--resume", help="Stop taking its jobs, or resume.")] = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Change settings of a group in a queue.
+    """Change the settings of a group in a queue.
 
-    They hold for all executors, from their next take on.
+    They apply to all executors, from the next take on.
     """
     if no_limit and max_running is not None:
         raise ConfigError("groups set: give --max-running or --no-limit, not both")
@@ -89,7 +89,7 @@ def set_command(
 
 async def _list(connection: Connection, queue: str | None, most: int) -> list[GroupStats]:
     found = await group_stats(connection, queue, most)
-    if len(found) >= most:  # what is known of the others is not all
+    if len(found) >= most:  # the list may be incomplete for the others
         return found
     known = {(group.queue, group.group) for group in found}
     settings = [s for s in await group_settings(connection, queue, most) if (s.queue, s.group) not in known]
@@ -97,7 +97,7 @@ async def _list(connection: Connection, queue: str | None, most: int) -> list[Gr
 
 
 def _idle(setting: GroupSetting) -> GroupStats:
-    """Return the numbers of a group that has settings and no unfinished jobs."""
+    """Return the row of a group that has settings but no unfinished jobs."""
     return GroupStats(
         queue=setting.queue,
         group=setting.group,

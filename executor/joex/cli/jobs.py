@@ -29,15 +29,15 @@ def jobs(
     task: OfTask = None,
     limit: Limit = 50,
     after: Annotated[
-        str | None, typer.Option(metavar="CURSOR", help="Go on where a page ended; it says the cursor.")
+        str | None, typer.Option(metavar="CURSOR", help="Continue after the cursor that a page printed.")
     ] = None,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
     """List jobs.
 
-    First those that executors hold, then the runnable ones group by group, those that wait for their time, and the
-    finished ones, the latest first.
+    Jobs that executors hold come first, then runnable jobs group by group, jobs that are not due yet, and finished
+    jobs, the latest first.
     """
     check_cursor(after)
     wanted = Filter(queue, group, task, state)

@@ -1,4 +1,4 @@
-"""Find the user's tasks: ``--app module:app``."""
+"""Load the user's tasks: ``--app module:app``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from joex.task import App
 
 
 def load_app(place: str) -> App:
-    """Import the `joex.App` that ``module:attribute`` names; the current folder is looked through first.
+    """Import the `joex.App` that ``module:attribute`` names; the current folder comes first on the path.
 
     Raises:
-        ConfigError: there is none, or its module raises an error; the message says what is wrong with which part.
+        ConfigError: there is none, or importing its module fails; the message says which part is wrong, and why.
     """
     module_name, colon, attribute = place.partition(":")
     if not (colon and module_name and attribute):
@@ -45,7 +45,7 @@ def _import(name: str) -> ModuleType:
         raise _failed(name, error) from error
     except SyntaxError as error:
         raise ConfigError(f"--app: {error.filename}, line {error.lineno}: {error.msg}") from error
-    except JoexError:  # it names the task and the mend
+    except JoexError:  # its message names the task and the fix
         raise
     except Exception as error:
         if isinstance(error, ValueError | TypeError) and (name.startswith(".") or ".." in name or name.endswith(".")):
@@ -54,7 +54,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _failed(name: str, error: Exception) -> ConfigError:
-    """The user's module is there, but does not come to its end: the line of the user's own package that is to mend."""
+    """Explain why importing the user's module fails, with the line of the user's own package that raises."""
     package = name.partition(".")[0]
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):

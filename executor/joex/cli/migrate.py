@@ -10,9 +10,9 @@ from joex.cli.output import say
 
 
 def migrate(database_url: DatabaseUrl = None) -> None:
-    """Bring the database to the schema of this version.
+    """Migrate the database to the schema of this version.
 
-    Safe to repeat, and while executors run.
+    You can repeat it, and run it while executors run.
     """
     with database(configured_url(database_url)) as url:
         applied = asyncio.run(migrate_database(url))

@@ -1,7 +1,7 @@
 """What commands print: lines and tables for people, JSON for programs.
 
-Texts of jobs come from anybody: control characters, with which they could take over a terminal, are shown as escapes,
-and nothing in them is read as markup.
+Texts of jobs are untrusted input: control characters could take over a terminal, so they are printed as escapes, and no
+text is read as markup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WIDEST_TABLE = 10_000
 
 
 def note(message: str) -> None:
-    """Say something besides the answer, on stderr."""
+    """Print a remark on stderr, apart from the answer."""
     sys.stderr.write(f"joex: {message}\n")
 
 
@@ -56,7 +56,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
 
 
 def print_block(block: RenderableType) -> None:
-    """Print a table and the like as wide as it is, in a terminal too: an id that is cut could not be copied."""
+    """Print a table in its full width, in a terminal too, because users could not copy an id that is cut."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, and --json does not need it
 
     Console(width=_WIDEST_TABLE).print(block)
@@ -77,7 +77,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numb
 
 
 def shown(cell: object) -> str:
-    """Return a value as one line for people."""
+    """Return a value as one line of readable text."""
     if cell is None:
         return "-"
     if isinstance(cell, bool):
@@ -123,7 +123,7 @@ def span(seconds: float | None) -> str:
 
 
 def ago(moment: datetime | None) -> str:
-    """Return how long ago a time was, in whole seconds of the clock here."""
+    """Return how long ago a time was, in whole seconds of the local clock."""
     return span(None if moment is None else (datetime.now(UTC) - moment) // timedelta(seconds=1))
 
 

@@ -1,8 +1,8 @@
-"""Processes of this command that drain when their parent has ended, however it has ended.
+"""Child processes of this command that drain when their parent has exited, for whatever reason.
 
-The parent holds one end of a pipe, which the kernel closes even after kill -9; the child waits at the other, and sends
-itself one SIGTERM then. (The parent-death signal of Linux would come once for each *thread* of the parent that ends,
-and to an executor a second signal means to leave at once.)
+The parent holds one end of a pipe, which the kernel closes even after kill -9. The child waits at the other end, and
+then sends itself one SIGTERM. (Linux sends its parent-death signal once for each *thread* of the parent that ends, but
+a second signal makes an executor give its jobs back at once.)
 
 ``python -m joex.cli.parent_watch FD ...`` is ``joex ...`` with the child's end of the pipe.
 """
@@ -16,23 +16,23 @@ import threading
 
 
 class ParentWatch:
-    """The pipe, for any number of children: each is started with `command`, and `end` as an open file descriptor."""
+    """The pipe, for any number of children; start each with `command`, and `end` as an open file descriptor."""
 
     def __init__(self) -> None:
         self.end, self._own_end = os.pipe()
 
     def command(self, *arguments: str) -> list[str]:
-        """``joex`` with these arguments, on the Python that this is."""
+        """``joex`` with these arguments, on the Python of this process."""
         return [sys.executable, "-m", "joex.cli.parent_watch", str(self.end), *arguments]
 
     def close(self) -> None:
-        """Let go of the children that there still are."""
+        """Close the pipe: children that still run drain."""
         os.close(self._own_end)
         os.close(self.end)
 
 
 def _drain_after(end: int) -> None:
-    os.read(end, 1)  # nobody ever writes
+    os.read(end, 1)  # the parent never writes
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""``joex periodic``: the periodic tasks, and what their timers mean."""
+"""``joex periodic``: periodic tasks and their timers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the peri
 Zone: TypeAlias = Annotated[
     str, typer.Option(metavar="NAME", help="The time zone, such as Europe/Zurich, of a timer that names none.")
 ]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Though somebody else owns it.")]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Even if it has another owner.")]
 
 periodic_app = typer.Typer(help="List, set and run periodic tasks.")
 
@@ -42,15 +42,15 @@ def periodic(context: typer.Context) -> None:
 @periodic_app.command("list")
 def list_command(
     *,
-    owner: Annotated[str | None, typer.Option(metavar="NAME", help="Of this owner only.")] = None,
+    owner: Annotated[str | None, typer.Option(metavar="NAME", help="Only this owner.")] = None,
     limit: Limit = 100,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="Go on after this one.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Continue after this id.")] = None,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
     """List the periodic tasks of all owners.
 
-    LAST is what became of the latest time that was due, JOB where the latest job stands.
+    LAST is the outcome of the latest time that was due, JOB the state of the latest job.
     """
     found = with_client(database_url, lambda client: client.periodic.list(owner, after=after, most=limit + 1))
     page = found[:limit]
@@ -88,24 +88,24 @@ def add(
     group: Annotated[str, typer.Option(metavar="NAME", help="The group of its jobs.")] = "default",
     queue: Annotated[str, typer.Option(metavar="NAME", help="The queue of its jobs.")] = "default",
     priority: Annotated[
-        Priority, typer.Option(case_sensitive=False, help="Of its jobs, within their group.")
+        Priority, typer.Option(case_sensitive=False, help="The priority of its jobs, within their group.")
     ] = Priority.LOW,
     subject: Annotated[
-        str, typer.Option(metavar="TEXT", help="What its jobs are about, for people.", show_default="its id")
+        str, typer.Option(metavar="TEXT", help="What its jobs are about; Joex only shows it.", show_default="its id")
     ] = "",
-    submitter: Annotated[str, typer.Option(metavar="TEXT", help="Who submits its jobs, for people.")] = "",
+    submitter: Annotated[str, typer.Option(metavar="TEXT", help="The submitter of its jobs; Joex only shows it.")] = "",
     starting_deadline: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Leave a time out that was missed by more ('1h').", show_default="catch one up"
+            metavar="DURATION", help="Skip a time missed by more than this ('1h').", show_default="catch one up"
         ),
     ] = None,
-    disabled: Annotated[bool, typer.Option("--disabled", help="It rests until it is enabled.")] = False,
+    disabled: Annotated[bool, typer.Option("--disabled", help="Create no jobs until it is enabled.")] = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Add a periodic task, or set all of one that is there.
+    """Add a periodic task, or replace the one with this id.
 
-    One that is there stays enabled or disabled as it is, unless --disabled is given.
+    An existing one stays enabled or disabled, unless you give --disabled.
     """
     arguments = json_object("--args", args)
 
@@ -141,27 +141,28 @@ def remove(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = Non
 
 @periodic_app.command()
 def enable(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = None) -> None:
-    """Let a periodic task come again, from its next time on."""
+    """Enable a periodic task, from its next time on."""
     _change(database_url, task_id, "enabled", lambda c: c.periodic.enable(task_id, any_owner=force))
 
 
 @periodic_app.command()
 def disable(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = None) -> None:
-    """Let a periodic task rest until it is enabled."""
+    """Disable a periodic task, until you enable it."""
     _change(database_url, task_id, "disabled", lambda c: c.periodic.disable(task_id, any_owner=force))
 
 
 @periodic_app.command("run-now")
 def run_now(task_id: Id, *, database_url: DatabaseUrl = None) -> None:
-    """Make the job of a periodic task now, and print its id.
+    """Create the job of a periodic task now, and print its id.
 
-    Whatever its timer says, whoever owns it, and though it is disabled; but not while its job before is unfinished.
+    This works whatever its timer and its owner are, and even if it is disabled, but not while its last job is
+    unfinished.
     """
     answer, job = with_client(database_url, lambda client: client.periodic.run_now(task_id))
     if answer == "not_found":
         raise _no_such(task_id)
     if answer == "overlapping":
-        raise JoexError(f"periodic task {task_id!r}: its job before is not finished; 'joex periodic show' names it")
+        raise JoexError(f"periodic task {task_id!r}: its last job is not finished; 'joex periodic show' names it")
     say(str(job))
 
 
@@ -174,7 +175,7 @@ def check(
 ) -> None:
     """Print the normal form of a timer, and its next five times.
 
-    No database is asked.
+    Needs no database.
     """
     found = check_timer(timer, zone)
     if as_json:
@@ -186,10 +187,10 @@ def check(
 
 
 def _change(database_url: str | None, task_id: str, done: str, work: Callable[[Client], Awaitable[bool]]) -> None:
-    """Do it, and say so.
+    """Change a periodic task, and print the outcome.
 
     Raises:
-        JoexError: there is no such task, or somebody else owns it.
+        JoexError: there is no such task, or it has another owner.
     """
     with _forcible():
         if not with_client(database_url, work):
@@ -227,7 +228,7 @@ def _row(task: PeriodicTask) -> tuple[object, ...]:
 
 
 def _facts(task: PeriodicTask) -> list[tuple[str, str]]:
-    """Return what there is to say about a periodic task; what it does not have is left out."""
+    """Return the fields of a periodic task, without those that it does not have."""
     time = _next(task)
     facts: dict[str, object] = {
         "id": task.id,
@@ -256,12 +257,12 @@ def _facts(task: PeriodicTask) -> list[tuple[str, str]]:
 
 
 def _next(task: PeriodicTask) -> datetime | None:
-    """Return when a task is due, in its zone: as stored, or as an executor will find when it looks at a new one."""
+    """Return when a task is due, in its zone: as stored, or for a new one as an executor will compute it."""
     if not task.enabled or task.error is not None:
         return None
     try:
         found = check_timer(task.timer, task.zone, most=1)
-    except InvalidJob:  # it was set in SQL, and nobody has looked at it
+    except InvalidJob:  # it was set in SQL, and no executor has read it yet
         return task.nextrun
     if task.nextrun is not None:
         return task.nextrun.astimezone(found.next[0].tzinfo if found.next else UTC)
@@ -269,7 +270,7 @@ def _next(task: PeriodicTask) -> datetime | None:
 
 
 def _when(time: datetime | None) -> str:
-    """Return a time in its zone, and how far off it is.
+    """Return a time in its zone, and the time until then.
 
     >>> _when(None)
     'never'

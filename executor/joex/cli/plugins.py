@@ -1,7 +1,7 @@
 """Plugins: commands of other packages, by the entry points ``joex.commands``.
 
-They are looked up only for one of them, or for the help, so that no other command waits for them. A plugin whose
-libraries are not installed is listed all the same, and says what to install.
+The command line looks plugins up only to run one or to print the help, so that other commands don't wait for them. The
+help lists a plugin even if its libraries are missing; the plugin then says what to install.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Commands(TyperGroup):
         """Run a command."""
         try:
             return super().invoke(ctx)
-        except ModuleNotFoundError as error:  # a command imports what it needs when it is called
+        except ModuleNotFoundError as error:  # a command imports its libraries when it is called
             if ctx.invoked_subcommand in _plugins():
                 _explain(ctx.invoked_subcommand, error)
             raise
@@ -71,7 +71,7 @@ def _unloadable(name: str, error: ImportError) -> Command:
 
 
 def _explain(name: str, error: ImportError) -> None:
-    """Say what to install, where a library is missing. Anything else is a mistake, which is to be seen as it is."""
+    """Say what to install if a library is missing. Any other error is a bug, and must show as it is."""
     library = (error.name or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and library not in _OURS:
         said = f"{name}: the library {library!r} is not installed: pip install 'joex[operator]'"

@@ -1,4 +1,4 @@
-"""``joex show`` and ``joex logs``: one job, and what it logged."""
+"""``joex show`` and ``joex logs``: one job, and its log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from joex.errors import JoexError
 from joex.store.jobs import Job, LogEntry
 
 _LOOK_EVERY = 0.5
-"""Seconds between two looks of ``logs --follow``."""
+"""Seconds between two polls of ``logs --follow``."""
 
 
 def show(job_id: JobId, *, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
@@ -45,13 +45,13 @@ def show(job_id: JobId, *, as_json: AsJson = False, database_url: DatabaseUrl = 
 def logs(
     job_id: JobId,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is finished.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job is finished.")] = False,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Print what a job has logged.
+    """Print the log of a job.
 
-    In all its attempts. With --follow, --json prints an object per line.
+    The log has the lines of all attempts. With --follow, --json prints an object per line.
     """
 
     async def work(client: Client) -> list[LogEntry]:
@@ -89,7 +89,7 @@ async def get_job(client: Client, job_id: UUID) -> Job:
 
 
 def no_such_job(job_id: UUID) -> JoexError:
-    """What to say where there is no job with this id."""
+    """The message when there is no job with this id."""
     return JoexError(f"there is no job {job_id}; 'joex jobs' lists them")
 
 
@@ -101,7 +101,7 @@ async def _log(client: Client, job_id: UUID, after: int = 0) -> AsyncIterator[Lo
 
 
 async def _follow(client: Client, job_id: UUID) -> AsyncIterator[LogEntry]:
-    """Give the lines as they come. The last ones may be written after the job's end: it takes one more look then."""
+    """Yield the lines as they arrive. Executors may write the last ones after the job's end, hence one more poll."""
     last, was_finished = 0, False
     while True:
         job = await get_job(client, job_id)
@@ -118,11 +118,11 @@ async def _follow(client: Client, job_id: UUID) -> AsyncIterator[LogEntry]:
 
 
 def _facts(job: Job) -> list[tuple[str, str]]:
-    """Return what there is to say about a job; what it does not have is left out."""
+    """Return the fields of a job, without those that it does not have."""
     took = (job.finished_at - job.started_at).total_seconds() if job.started_at and job.finished_at else None
     facts: dict[str, object] = {
         "id": job.id,
-        "state": f"{job.state}, asked to cancel" if job.cancel_requested and not job.finished_at else job.state,
+        "state": f"{job.state}, cancellation requested" if job.cancel_requested and not job.finished_at else job.state,
         "task": job.task,
         "subject": job.subject or None,
         "group": job.group,

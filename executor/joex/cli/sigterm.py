@@ -1,9 +1,9 @@
 """SIGTERM while a command starts.
 
 The kernel delivers a signal to the first process of a container only if the process handles it. An orchestrator sends
-SIGTERM once; lost, it leaves a pod that ends when its grace is over, which is an hour for executors. So
-`end_at_sigterm` comes before anything is imported, and each command replaces that handler by its own as soon as it has
-something to leave in order.
+SIGTERM once; if that is lost, the pod ends only after its grace period, which is an hour for executors. So
+`end_at_sigterm` comes before all imports, and each command replaces the handler by its own as soon as it has something
+to clean up.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 TOLD_TO_END = 128 + signal.SIGTERM
-"""The exit code of a command that was told to end before it had begun anything: that of a shell."""
+"""The exit code of a command that SIGTERM ended before it had started anything, as shells report it."""
 
 
 def end_at_sigterm() -> None:
-    """End the process at once at a SIGTERM; also at one that came while the signal was blocked, as in our image."""
+    """Exit at once on SIGTERM, even one that arrived while the signal was blocked, as it is in our image."""
     signal.signal(signal.SIGTERM, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 @contextmanager
 def leaving_in_order() -> Iterator[Callable[[], None]]:
-    """Let SIGTERM raise `SystemExit` within the block, so that what it has begun is left in order.
+    """Make SIGTERM raise `SystemExit` within the block, so that the block cleans up.
 
-    The block is given a function to call as soon as there is something that can be left: a SIGTERM that came before
-    raises there, for what is only half begun can't be.
+    The block gets a function to call as soon as there is something to clean up. A SIGTERM that arrives earlier raises
+    in that call, because the block can't clean up what it has only half started.
     """
     can_leave = came = False
 
@@ -53,5 +53,5 @@ def leaving_in_order() -> Iterator[Callable[[], None]]:
 
 
 def _end(_number: int, _frame: object) -> NoReturn:
-    # Not an exception: in the midst of imports one may be raised where Python ignores it.
+    # Not an exception: during imports, Python may ignore one.
     os._exit(TOLD_TO_END)

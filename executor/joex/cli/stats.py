@@ -1,4 +1,4 @@
-"""``joex stats``: the queues in numbers."""
+"""``joex stats``: numbers about the queues."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ _NOTHING = "no unfinished jobs"
 
 
 def stats(
-    seconds: Annotated[str | None, typer.Argument(metavar="SECONDS", help="How often to look.")] = None,
+    seconds: Annotated[str | None, typer.Argument(metavar="SECONDS", help="How often to refresh.")] = None,
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Look every 2, or SECONDS, seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Refresh every 2 seconds, or every SECONDS, until Ctrl-C.")
     ] = False,
     trace: Annotated[
         bool, typer.Option("--trace", help="Print a JSON line for each finished job, for `joex simulate`.")
     ] = False,
     since: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="With --trace: that has ended since; '24h', or 2026-01-31T03:00:00Z."),
+        typer.Option(metavar="WHEN", help="With --trace: only jobs ended since; '24h', or 2026-01-31T03:00:00Z."),
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="With --trace: of this queue only.")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="With --trace: only this queue.")] = None,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="With --trace: a hash for the name of each group.")
+        bool, typer.Option("--anonymous", help="With --trace: replace each group's name by a hash.")
     ] = False,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Count the unfinished jobs of each queue, and say how its groups share the slots.
+    """Count the unfinished jobs of each queue, and show how its groups share the slots.
 
-    OLDEST is how long the oldest job that may run has waited. ACTIVE groups hold slots, or have a job that could be
-    taken now; those BEHIND hold less than their share while another group holds more. MEDIAN and LONGEST WAIT are those
-    of the next jobs of groups. LARGEST is who holds the most slots, and which part of those in use. With --watch,
-    ENDED/S is how many jobs have ended in a second since the look before, and --json prints an object per line.
-    --trace is about finished jobs instead.
+    OLDEST is how long the oldest job that may run has waited. ACTIVE groups hold slots, or have a job that an executor
+    could take now; groups BEHIND hold less than their share while another group holds more. MEDIAN and LONGEST WAIT are
+    the waits of each group's next job. LARGEST is the group that holds the most slots, with its part of the slots in
+    use. With --watch, ENDED/S is the number of jobs that finished per second since the last refresh, and --json prints
+    an object per line. --trace prints finished jobs instead.
     """
     _check(trace=trace, watch=watch or seconds is not None, since=since, queue=queue, anonymous=anonymous)
     if trace:
@@ -79,7 +79,7 @@ def stats(
 
 
 def _check(*, trace: bool, watch: bool, **of_trace: object) -> None:
-    """Complain of options that don't go together."""
+    """Refuse options that don't go together."""
     if trace and watch:
         raise ConfigError("stats: --trace does not go with --watch")
     for name, given in of_trace.items():
@@ -89,7 +89,7 @@ def _check(*, trace: bool, watch: bool, **of_trace: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The queues at a time of the database's clock, and how many jobs a second have ended since the last look."""
+    """The queues at a time of the database's clock, and the jobs finished per second since the last refresh."""
 
     at: datetime
     queues: list[QueueStats]
@@ -97,7 +97,7 @@ class _Look:
 
     @classmethod
     async def take(cls, connection: Connection, last: _Look | None) -> _Look:
-        """Look."""
+        """Read the queues."""
         at, queues = await now(connection), await shared_queue_stats(connection)
         if last is None:
             return cls(at, queues, None)
@@ -108,7 +108,7 @@ class _Look:
         return cls(at, sorted(queues, key=lambda queue: queue.queue), ended)
 
     def rate(self, queue: str) -> float | None:
-        """How many jobs of the queue have ended in a second; None: this is the first look."""
+        """The jobs of the queue that finished per second; None at the first refresh."""
         return None if self.ended is None else round(self.ended.get(queue, 0.0), 1)
 
 

@@ -23,7 +23,7 @@ JobIds = Annotated[list[UUID], typer.Argument(metavar="ID...", help="Ids of jobs
 def cancel(job_ids: JobIds, *, database_url: DatabaseUrl = None) -> None:
     """Cancel jobs.
 
-    One that waits is cancelled at once, one that runs is told to end.
+    A waiting job is cancelled at once; a running one is asked to end.
     """
 
     async def one(client: Client, job_id: UUID) -> str:
@@ -31,7 +31,7 @@ def cancel(job_ids: JobIds, *, database_url: DatabaseUrl = None) -> None:
         if answer == "cancelled":
             return "cancelled"
         if answer == "requested":
-            return "runs, and was told to end"
+            return "is running, and was asked to end"
         raise JoexError(f"job {job_id}: can't be cancelled: {(await get_job(client, job_id)).state} already")
 
     with_client(database_url, lambda client: _each(client, job_ids, one))
@@ -40,12 +40,12 @@ def cancel(job_ids: JobIds, *, database_url: DatabaseUrl = None) -> None:
 def remove(job_ids: JobIds, *, database_url: DatabaseUrl = None) -> None:
     """Remove jobs with their logs.
 
-    One that runs is told to end, and is removed when it has.
+    A running job is asked to end, and removed when its run has ended.
     """
 
     async def one(client: Client, job_id: UUID) -> str:
         if await client.remove(job_id) == "ok":
-            return "removed, or as soon as its run has ended"
+            return "removed now, or when its run has ended"
         raise no_such_job(job_id)
 
     with_client(database_url, lambda client: _each(client, job_ids, one))
@@ -58,15 +58,15 @@ def retry(
     queue: OfQueue = None,
     group: OfGroup = None,
     task: OfTask = None,
-    most: Annotated[int | None, typer.Option(min=1, help="So many at most.", show_default="10000")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Retry at most this many.", show_default="10000")] = None,
     database_url: DatabaseUrl = None,
 ) -> None:
     """Run failed, cancelled or stuck jobs again.
 
-    Failed and cancelled ones wait in line, with all their retries anew; stuck ones are retried now, not later.
+    Failed and cancelled jobs wait in line again, with all their retries. Stuck jobs are retried now instead of later.
     """
     if bool(job_ids) == failed:
-        raise ConfigError("retry: name jobs by id, or give --failed (with --queue, --group, --task, --most), not both")
+        raise ConfigError("retry: give either ids of jobs, or --failed (with --queue, --group, --task, --most)")
     if not failed and any(value is not None for value in (queue, group, task, most)):
         raise ConfigError("retry: --queue, --group, --task and --most go with --failed")
     if not failed:
@@ -81,12 +81,12 @@ def retry(
 def priority(
     job_id: JobId,
     value: Annotated[
-        Priority, typer.Argument(metavar="PRIORITY", case_sensitive=False, help="The new one: high or low.")
+        Priority, typer.Argument(metavar="PRIORITY", case_sensitive=False, help="The new priority: high or low.")
     ],
     *,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Change the priority of a job that waits, within its group."""
+    """Change the priority of a waiting job, within its group."""
 
     async def one(client: Client, job_id: UUID) -> str:
         if await client.set_priority(job_id, value):
@@ -99,11 +99,11 @@ def priority(
 
 def args(
     job_id: JobId,
-    value: Annotated[str, typer.Argument(metavar="JSON", help="The new ones, all of them, as a JSON object.")],
+    value: Annotated[str, typer.Argument(metavar="JSON", help="All new arguments, as a JSON object.")],
     *,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Replace the arguments of a job that waits."""
+    """Replace the arguments of a waiting job."""
     new = json_object("JSON", value)
 
     async def one(client: Client, job_id: UUID) -> str:
@@ -123,7 +123,7 @@ async def _retry_one(client: Client, job_id: UUID) -> str:
 
 
 async def _each(client: Client, job_ids: Sequence[UUID], one: Callable[[Client, UUID], Awaitable[str]]) -> None:
-    """Do it to each job and say so; where it can't be done to some, it is done to the others all the same."""
+    """Change each job, and print the outcome; an error with one job does not stop the others."""
     wrong: list[JoexError] = []
     for job_id in job_ids:
         try:

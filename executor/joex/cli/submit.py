@@ -25,25 +25,27 @@ def submit(
     task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")],
     *,
     args: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments as a JSON object.")] = None,
-    args_file: Annotated[str | None, typer.Option(metavar="FILE", help="The same from a file; '-' is stdin.")] = None,
+    args_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file with this object; '-' is stdin.")
+    ] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=TEXT", help="An argument: NAME=TEXT, or NAME:=JSON. May be repeated."),
     ] = None,
-    group: Annotated[str, typer.Option(metavar="NAME", help="The tenant it belongs to.")] = "default",
-    queue: Annotated[str, typer.Option(metavar="NAME", help="The lane of work.")] = "default",
+    group: Annotated[str, typer.Option(metavar="NAME", help="The tenant that the job belongs to.")] = "default",
+    queue: Annotated[str, typer.Option(metavar="NAME", help="The queue that executors take it from.")] = "default",
     priority: Annotated[Priority, typer.Option(case_sensitive=False, help="Within its group.")] = Priority.LOW,
-    subject: Annotated[str, typer.Option(metavar="TEXT", help="What it is about, for people.")] = "",
-    submitter: Annotated[str, typer.Option(metavar="TEXT", help="Who submits it, for people.")] = "",
+    subject: Annotated[str, typer.Option(metavar="TEXT", help="What the job is about; Joex only shows it.")] = "",
+    submitter: Annotated[str, typer.Option(metavar="TEXT", help="The submitter; Joex only shows it.")] = "",
     not_before: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="Run it no sooner: '10m', or 2026-01-31T03:00:00Z.")
+        str | None, typer.Option(metavar="WHEN", help="Don't run it before: '10m', or 2026-01-31T03:00:00Z.")
     ] = None,
     tracker: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Skip it while an unfinished job has the same tracker.")
     ] = None,
-    retries: Annotated[int | None, typer.Option(help="Re-runs of a failed run.", show_default="the task's")] = None,
+    retries: Annotated[int | None, typer.Option(help="How often to retry the job.", show_default="the task's")] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until it is finished, and print its result; fail where it has failed.")
+        bool, typer.Option("--wait", help="Wait until it is finished, and print its result; fail if the job failed.")
     ] = False,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -77,10 +79,10 @@ def submit(
 
 
 async def _result(client: Client, job_id: UUID) -> Any:
-    """Return the result of a job when it has one.
+    """Wait for the result of a job.
 
     Raises:
-        JoexError: it has come to another end.
+        JoexError: the job did not succeed.
     """
     job = await client.wait(job_id)
     if job is None:
@@ -91,9 +93,9 @@ async def _result(client: Client, job_id: UUID) -> Any:
 
 
 def _arguments(text: str | None, file: str | None, pairs: Sequence[str]) -> dict[str, Any]:
-    """Put the arguments together; an ``--arg`` wins over the object."""
+    """Merge the arguments; an ``--arg`` overrides the object."""
     if text is not None and file is not None:
-        raise ConfigError("--args and --args-file: give one of them")
+        raise ConfigError("give either --args or --args-file")
     arguments: dict[str, Any] = {}
     if text is not None:
         arguments = json_object("--args", text)
@@ -103,7 +105,7 @@ def _arguments(text: str | None, file: str | None, pairs: Sequence[str]) -> dict
     for pair in pairs:
         name, value = _argument(pair)
         if name in given:
-            raise ConfigError(f"--arg {name}: is given twice; a list is written as {name}:='[1, 2]'")
+            raise ConfigError(f"--arg {name}: given twice; write a list as {name}:='[1, 2]'")
         given[name] = value
     return arguments | given
 
@@ -112,7 +114,7 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
     """Read the JSON object that a flag gives.
 
     Raises:
-        ConfigError: it is none; the message names the flag.
+        ConfigError: it is not a JSON object; the message names the flag.
     """
     value = _json(flag, text)
     if not isinstance(value, dict):

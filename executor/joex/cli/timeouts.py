@@ -1,4 +1,4 @@
-"""``joex timeouts``: when runs are put back that do not report."""
+"""``joex timeouts``: when Joex puts back runs that do not report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ timeouts_app = typer.Typer()
 def timeouts_command(context: typer.Context, *, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
     """List the timeouts of types, or change them.
 
-    A run that does not report in time (ACTIVITY), or takes longer (VISIBILITY), is put back: others may have its job.
+    When a run does not report in time (ACTIVITY), or takes too long (VISIBILITY), Joex puts it back, and another
+    executor or worker may take its job.
     """
     if context.invoked_subcommand is None:
         list_command(as_json=as_json, database_url=database_url)
@@ -58,10 +59,10 @@ def set_command(
 ) -> None:
     """Set the timeout of a type.
 
-    It holds for runs that begin from now on.
+    It applies to runs that begin from now on.
     """
     if (activity is None) == (visibility is None):
-        raise ConfigError("timeouts set: give --activity or --visibility, one of them")
+        raise ConfigError("timeouts set: give either --activity or --visibility")
     _set(database_url, job_type, activity, visibility)
     kind, duration = ("activity", activity) if visibility is None else ("visibility", visibility)
     say(f"{job_type}: {kind} {duration}")
@@ -69,9 +70,9 @@ def set_command(
 
 @timeouts_app.command("clear")
 def clear_command(job_type: Type, *, database_url: DatabaseUrl = None) -> None:
-    """Take the timeout of a type away.
+    """Remove the timeout of a type.
 
-    Executors' runs then have no limit, those of other workers 60 seconds between two reports.
+    Runs of executors then have no limit; runs of workers have 60 seconds between two reports.
     """
     _set(database_url, job_type)
     say(f"{job_type}: no timeout")

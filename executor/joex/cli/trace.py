@@ -24,7 +24,7 @@ _EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def print_trace(database_url: str | None, *, since: str | None, queue: str | None, anonymous: bool) -> None:
-    """Print a line for each job that has run and ended since then, as they come."""
+    """Stream a line for each job that has run and finished since then."""
     begin = _EVER if since is None else read_since(since, datetime.now(UTC))
     name_of = _anonymous() if anonymous else None
 
@@ -37,7 +37,7 @@ def print_trace(database_url: str | None, *, since: str | None, queue: str | Non
 
 
 def read_since(text: str, now: datetime) -> datetime:
-    """Return a time in the past: one with its zone, or so long ago.
+    """Parse a time in the past: a time with its zone, or a duration before now.
 
     >>> str(read_since("24h", datetime(2026, 2, 1, tzinfo=UTC)))
     '2026-01-31 00:00:00+00:00'
@@ -60,7 +60,7 @@ def read_since(text: str, now: datetime) -> datetime:
 
 
 def _anonymous() -> Callable[[str], str]:
-    """Names by a hash, with a key that nobody knows: who has a list of your customers can't try them."""
+    """Replace names by a hash with a random key, so that a list of your customers doesn't reveal the names."""
     key = secrets.token_bytes(16)
 
     @cache

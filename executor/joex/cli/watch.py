@@ -1,4 +1,4 @@
-"""Looking again and again, until Ctrl-C: what ``--watch`` does."""
+"""Repeat a query until Ctrl-C: the flag ``--watch``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SHORTEST = 0.1
 
 
 def read_seconds(command: str, text: str) -> float:
-    """Return the seconds between two looks.
+    """Return the seconds between two refreshes.
 
     Raises:
-        ConfigError: it is no duration, or too short.
+        ConfigError: it is not a duration, or too short.
 
     """
     try:
@@ -40,7 +40,7 @@ def read_seconds(command: str, text: str) -> float:
 
 
 async def looks(client: Client, look: Callable[[Connection], Awaitable[T]], every: float) -> AsyncIterator[T]:
-    """Give what each look finds. Where the database goes away meanwhile, this is told in one line, and it goes on."""
+    """Yield the result of each query. If the database goes away meanwhile, print one line and keep trying."""
     is_first, is_lost = True, False
     while True:
         try:
@@ -50,7 +50,7 @@ async def looks(client: Client, look: Callable[[Connection], Awaitable[T]], ever
             if is_first:
                 raise
             if not is_lost:
-                note(f"{error}; looking again")
+                note(f"{error}; trying again")
             is_lost = True
         else:
             is_first = is_lost = False
@@ -60,7 +60,7 @@ async def looks(client: Client, look: Callable[[Connection], Awaitable[T]], ever
 
 @contextmanager
 def display() -> Iterator[Callable[[RenderableType], None]]:
-    """Give a function that shows a block: on a terminal in the place of the last one, else below it."""
+    """Yield a function that shows a block: on a terminal in place of the last one, otherwise below it."""
     from rich.live import Live  # noqa: PLC0415 - slow to import, and --json does not need it
 
     if not sys.stdout.isatty():

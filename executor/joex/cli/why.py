@@ -11,9 +11,9 @@ from joex.client.explain import Reason
 
 
 def why(job_id: JobId, *, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
-    """Say why a job is not running, and what it waits for.
+    """Explain why a job is not running, and what it waits for.
 
-    What stands in its way comes first, then its place in line.
+    The reasons that block the job come first, then its place in line.
     """
 
     async def work(client: Client) -> list[Reason]:

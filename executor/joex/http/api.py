@@ -1,4 +1,4 @@
-"""The application: routes, gate, errors, documentation."""
+"""The application: routes, authorization, errors, documentation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from joex.http.errors import add_handlers, problems
 from joex.http.executor_protocol import ExecutorProtocol
 
 LARGEST_BODY = 10_000_000
-"""Bytes of a body."""
+"""The largest request body, in bytes."""
 
 _ABOUT = """
-Submit jobs, steer and read them, run them in programs of your own, and look after this executor.
+Submit, manage and read jobs, run jobs in your own programs, and monitor this executor.
 
-Calls that change something need `Authorization: Bearer <token>` when JOEX_API_TOKEN is set; without a token they are
-served on loopback only. A call that is not served answers with `{"detail": "why"}`.
+Calls that change something need `Authorization: Bearer <token>` if JOEX_API_TOKEN is set; without a token, the
+executor serves them on loopback only. A refused call answers with `{"detail": "why"}`.
 """
 
 
@@ -37,10 +37,10 @@ def create_api(
     """The HTTP interface of an executor, as an ASGI application.
 
     Args:
-        settings: of which the token counts here, and the retries of workers' jobs.
-        client: for what is in the database.
-        executor: for what is in this process.
-        metrics: gives the page for Prometheus, and its content type.
+        settings: the token, and the retries of workers' jobs, come from here.
+        client: reads and changes the database.
+        executor: the executor in this process.
+        metrics: returns the page for Prometheus, and its content type.
     """
     api = _Api(
         title="Joex",
@@ -53,7 +53,7 @@ def create_api(
         responses=problems(400),
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
-    api.state.closing = asyncio.Event()  # it stops: calls that wait end (see joex.http.disconnect)
+    api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)
     api.state.keyed = KeyedJobs(
         client.connections,
         retries=settings.retries,
@@ -63,14 +63,14 @@ def create_api(
     for part in (of_executor, jobs, keyed, workers, queues, periodic):
         api.include_router(part.routes)
     add_handlers(api)
-    # An empty token counts as none: it would let everybody in.
+    # An empty token counts as none: with it, any caller could change something.
     token = settings.api_token.get_secret_value() if settings.api_token else ""
     api.add_middleware(AuthMiddleware, token=token or None, largest_body=LARGEST_BODY)
     return api
 
 
 class _Api(FastAPI):
-    """Its documentation says what holds: wrong parameters and bodies are answered with 400, not with 422."""
+    """Corrects the documentation: wrong parameters and bodies get a 400, not a 422."""
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
@@ -83,5 +83,5 @@ class _Api(FastAPI):
 
 
 def _operation_id(route: APIRoute) -> str:
-    """What generated clients call their functions."""
+    """The name of the function in generated clients."""
     return route.name

@@ -1,8 +1,9 @@
-"""Who may change something. One gate before all routes, so that a new one can't be forgotten.
+"""Authorization of calls that change something: one middleware before all routes, so that no new route lacks it.
 
-With a token (JOEX_API_TOKEN), a changing call must bear it. Without one, it must come from this machine, and not from
-a web page in a browser here: neither one of another site (its Origin is not ours), nor one whose name was made to
-point to this machine (its Host is not a loopback name). Every body must be declared as JSON, which a form can't do.
+With a token (JOEX_API_TOKEN), the call must carry it. Without one, the call must come from this machine, and not from a
+web page in a browser here: neither a page of another site (its Origin is not ours), nor one whose name an attacker has
+pointed to this machine (its Host is not a loopback name). Every body must be declared as JSON, which an HTML form can't
+do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MEND = "set JOEX_API_TOKEN, and send it as 'Authorization: Bearer ...'"
 
 
 class AuthMiddleware:
-    """Refuses changing calls that may not be, and bodies that are too large or not JSON."""
+    """Refuses unauthorized changes, and bodies that are too large or not JSON."""
 
     def __init__(self, app: ASGIApp, token: str | None, largest_body: int) -> None:
         self._app = app
@@ -32,7 +33,7 @@ class AuthMiddleware:
         self._largest = largest_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a call, or say why not."""
+        """Serve a call, or answer why not."""
         if scope["type"] != "http" or scope["method"] in _READING:
             await self._app(scope, receive, send)
             return
@@ -84,7 +85,7 @@ def _not_local(scope: Scope, headers: Headers) -> str | None:
     """Why a call is not from a program on this machine; None: it is."""
     client, host = scope.get("client"), headers.get("host", "")
     if client is None or not _is_loopback(client[0]) or any(name in headers for name in _PROXIED):
-        return f"without a token, calls that change something are served on loopback only: {_MEND}"
+        return f"without a token, this executor serves calls that change something on loopback only: {_MEND}"
     if not _is_loopback(_name(host)):
         return f"without a token, the host must be localhost, 127.0.0.1 or [::1]; got {host!r}: {_MEND}"
     origin = headers.get("origin")

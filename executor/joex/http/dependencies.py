@@ -1,4 +1,4 @@
-"""What routes share: the client and the executor of the application, the usual parameters and answers."""
+"""Dependencies of routes: the client and the executor of the application, common parameters and answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from joex.http.models import Name
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It was done; the message says what, for people."""
+    """The call succeeded; the message says what has changed, in a sentence."""
 
     message: str
     success: bool = True
@@ -35,22 +35,22 @@ async def _executor(request: Request) -> ExecutorProtocol:
 
 TheClient = Annotated[Client, Depends(_client)]
 TheExecutor = Annotated[ExecutorProtocol, Depends(_executor)]
-QueueFilter = Annotated[Name | None, Query(description="of this queue only")]
-GroupFilter = Annotated[Name | None, Query(description="of this group only")]
-Limit = Annotated[int, Query(ge=1, le=1000, description="at most so many")]
+QueueFilter = Annotated[Name | None, Query(description="only of this queue")]
+GroupFilter = Annotated[Name | None, Query(description="only of this group")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="at most this many")]
 
-# Routes that change something say so, for the documentation: the gate itself is `joex.http.auth`, before all routes.
+# Only documents which routes change something: the check itself is `joex.http.auth`, before all routes.
 CHANGING: Sequence[params.Depends] = [
     Security(
-        HTTPBearer(auto_error=False, description="JOEX_API_TOKEN: calls that change something need it, when it is set")
+        HTTPBearer(auto_error=False, description="JOEX_API_TOKEN, if it is set: calls that change something need it")
     )
 ]
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse a parameter that the route does not have, as a body's unknown field is: a typo must not be ignored.
+    """Refuse a parameter that the route does not have, like an unknown field of a body: a typo must not pass.
 
-    Stands before all routes (`joex.http.api`).
+    Runs before all routes (`joex.http.api`).
     """
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
@@ -60,5 +60,5 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of the problems of a call that changes something: those of the gate, and its own."""
+    """The documented errors of a call that changes something: those of `joex.http.auth`, and its own."""
     return problems(401, 403, 413, 415, *statuses)

@@ -1,4 +1,4 @@
-"""Calls that wait end when their caller disconnects, or the server stops."""
+"""Waiting calls end when the caller disconnects, or the server stops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """What this work gives; None: it was cancelled, because the caller has disconnected, or the server stops."""
+    """The result of this work; None if the caller disconnected or the server stops, which cancels the work."""
     working = asyncio.create_task(work)
     leaving = [asyncio.create_task(_disconnected(request)), asyncio.create_task(request.app.state.closing.wait())]
     try:
         await asyncio.wait([working, *leaving], return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in (working, *leaving):
-            task.cancel()  # one that is done stays as it is
+            task.cancel()  # no effect on the one that is done
         await asyncio.wait([working, *leaving])
     return None if working.cancelled() else working.result()
 

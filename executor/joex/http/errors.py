@@ -1,4 +1,4 @@
-"""Errors -> answers: ``{"detail": "one line"}``, with the status that says what the caller does about it."""
+"""Errors -> answers: ``{"detail": "one line"}``, with the status that tells the caller what to do."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ _LONGEST_NAME = 100
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _MEANINGS = {
     400: "The call is wrong: the detail names the field. Nothing was done.",
-    401: "A token is set, and the call does not bear it.",
+    401: "A token is set, and the call does not carry it.",
     403: "No token is set, and the call does not come from this machine.",
     404: "There is no such job.",
     409: "The job is in a state that does not allow it.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
-    503: "The database can't be reached, or has another schema: try again later.",
+    503: "The database is unreachable, or has another schema: try again later.",
 }
 
 
 class Problem(BaseModel):
-    """Why a call was not served."""
+    """Why a call failed."""
 
-    detail: str = Field(description="one line, for people")
+    detail: str = Field(description="the reason, in one line")
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """An answer that says why not."""
-    # A name in a body can be no valid Unicode, and the detail quotes it.
+    """An error answer."""
+    # The detail may quote a name from the body that is not valid Unicode.
     text = " ".join(detail.split()).encode(errors="backslashreplace").decode()
     return JSONResponse({"detail": text}, status, headers)
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of the problems that a call can answer with."""
+    """The documentation of the errors that a call can answer with."""
     return {status: {"model": Problem, "description": _MEANINGS[status]} for status in statuses}
 
 
 def cut(name: str) -> str:
-    """A name that a caller has given, as long as fits into a line."""
+    """A name from the caller, cut to fit into a line."""
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
 
 
 def add_handlers(api: FastAPI) -> None:
-    """Translate what the routes raise."""
+    """Translate the exceptions of the routes."""
     api.add_exception_handler(RequestValidationError, _bad_request)
     api.add_exception_handler(405, _no_such_method)
     api.add_exception_handler(HTTPException, _refused)
     api.add_exception_handler(InvalidJob, _invalid)
     api.add_exception_handler(DatabaseUnavailable, _unavailable)
-    api.add_exception_handler(ConfigError, _unavailable)  # the database has another schema, or another password now
+    api.add_exception_handler(ConfigError, _unavailable)  # the schema or the password of the database has changed
     api.add_exception_handler(Exception, _failed)
 
 
@@ -99,7 +99,7 @@ async def _unavailable(_: Request, error: Exception) -> JSONResponse:
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:
     known = isinstance(error, JoexError)
-    return problem(500, str(error) if known else "an error inside joex: see the log of the executor")
+    return problem(500, str(error) if known else "internal error: see the log of the executor")
 
 
 def _problem_line(found: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Routes about this executor: what it runs, look for work, shut down, and the probes."""
+"""Routes about this executor: its runs, looking for work, shutdown, and probes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSION = version("joex")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which program answers."""
+    """The program that answers."""
 
     version: str
     app_id: str
@@ -28,14 +28,14 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What this executor runs."""
+    """The runs of this executor."""
 
     running: list[RunningJob]
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answer to a probe, and where the executor stands in its life."""
+    """The answer to a probe, and the state of the executor."""
 
     ok: bool
     phase: str
@@ -43,7 +43,7 @@ class Health:
 
 @routes.get("/api/info/version")
 async def info_version(executor: TheExecutor) -> Version:
-    """Say which version answers."""
+    """Return the version of this executor."""
     return Version(_VERSION, executor.app_id)
 
 
@@ -51,9 +51,9 @@ async def info_version(executor: TheExecutor) -> Version:
 async def notify(
     executor: TheExecutor,
     client: TheClient,
-    queue: Annotated[Name | None, Query(description="ask all executors of this queue")] = None,
+    queue: Annotated[Name | None, Query(description="notify all executors of this queue")] = None,
 ) -> Done:
-    """Look for work now: this executor, or all that serve a queue."""
+    """Make this executor, or all executors of a queue, look for work now."""
     if queue is None:
         executor.wake()
         return Done("looking for work")
@@ -68,20 +68,20 @@ async def list_running(executor: TheExecutor) -> Running:
 
 @routes.post("/api/v1/shutdownAndExit", dependencies=CHANGING, responses=refusals())
 async def shut_down(executor: TheExecutor) -> Done:
-    """Take no more jobs, and exit when the running ones are done. Answers at once."""
+    """Take no more jobs, and exit when the running jobs are done. Answers at once."""
     executor.drain()
     return Done(f"taking no more jobs; exiting when {len(executor.running())} running ones are done")
 
 
-@routes.get("/healthz", responses={503: {"model": Health, "description": "It should be restarted"}})
+@routes.get("/healthz", responses={503: {"model": Health, "description": "Restart the executor"}})
 async def healthz(executor: TheExecutor, response: Response) -> Health:
-    """Say whether the executor is alive: its services run, and its lease is trusted."""
+    """Check whether the executor is alive: its services run, and its lease is valid."""
     return _health(executor.phase, response, ok=executor.alive)
 
 
 @routes.get("/readyz", responses={503: {"model": Health, "description": "It takes no jobs"}})
 async def readyz(executor: TheExecutor, response: Response) -> Health:
-    """Say whether the executor takes jobs."""
+    """Check whether the executor takes jobs."""
     return _health(executor.phase, response, ok=executor.ready)
 
 
@@ -91,7 +91,7 @@ async def readyz(executor: TheExecutor, response: Response) -> Health:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus"}},
 )
 async def metrics(request: Request) -> Response:
-    """Say what has been counted and measured, in the text format of Prometheus."""
+    """Return the metrics in the text format of Prometheus."""
     render: Callable[[], tuple[bytes, str]] = request.app.state.metrics
     content, content_type = render()
     return Response(content, media_type=content_type)

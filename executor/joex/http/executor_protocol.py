@@ -8,7 +8,7 @@ from joex.core.job import RunningJob
 
 
 class ExecutorProtocol(Protocol):
-    """An executor. All of it answers at once, from what the process knows."""
+    """An executor. All methods return at once, from the memory of the process."""
 
     @property
     def app_id(self) -> str:
@@ -16,21 +16,21 @@ class ExecutorProtocol(Protocol):
 
     @property
     def phase(self) -> str:
-        """starting, waiting (until another executor with its app-id has gone), running, draining or left."""
+        """starting, waiting (until another executor with its app-id has exited), running, draining or left."""
 
     @property
     def ready(self) -> bool:
-        """It takes jobs."""
+        """Whether it takes jobs."""
 
     @property
     def alive(self) -> bool:
-        """Its services run, and its lease is trusted. False: restart the process."""
+        """Whether its services run and its lease is valid. If not, restart the process."""
 
     def running(self) -> list[RunningJob]:
         """Its runs."""
 
     def drain(self) -> None:
-        """Take nothing more, finish what runs, leave."""
+        """Take no more jobs, finish the running ones, exit."""
 
     def wake(self) -> None:
         """Look for work now."""

@@ -24,7 +24,7 @@ routes = APIRouter(tags=["jobs"])
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The id of the job; null where it was skipped, because an unfinished job has its tracker."""
+    """The id of the job; null if the submission was skipped, because an unfinished job has the same tracker."""
 
     id: UUID | None
     skipped: bool
@@ -32,14 +32,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedMany:
-    """The ids of the jobs, in order; null where one was skipped."""
+    """The ids of the jobs, in order; null for a skipped submission."""
 
     ids: list[UUID | None]
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """A page of jobs, and the cursor of the next page; null: this is the last one."""
+    """A page of jobs, and the cursor of the next page; null on the last page."""
 
     jobs: list[Job]
     next: str | None
@@ -64,13 +64,13 @@ class WhyNot:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """``cancelled``: it was waiting; ``requested``: it runs, and is told."""
+    """``cancelled``: the job was waiting; ``requested``: it is running, and its run is asked to end."""
 
     result: Literal["cancelled", "requested"]
 
 
 class JobberAnswer(BaseModel):
-    """The id of the job, in the words of Jobber."""
+    """The id of the job, as Jobber names it."""
 
     job_id: UUID = Field(alias="job-id")
 
@@ -80,7 +80,7 @@ class JobberAnswer(BaseModel):
     status_code=status.HTTP_201_CREATED,
     dependencies=CHANGING,
     responses=refusals(400, 503)
-    | {200: {"model": Submitted, "description": "Skipped: its tracker has an unfinished job"}},
+    | {200: {"model": Submitted, "description": "Skipped: an unfinished job has the same tracker"}},
 )
 async def submit_job(body: JobBody, client: TheClient, response: Response) -> Submitted:
     """Submit a job."""
@@ -107,14 +107,14 @@ async def submit_jobs(
 async def read_jobs(
     client: TheClient,
     *,
-    state: Annotated[list[State] | None, Query(description="in one of these states")] = None,
+    state: Annotated[list[State] | None, Query(description="only in these states")] = None,
     queue: QueueFilter = None,
     group: GroupFilter = None,
-    task: Annotated[Name | None, Query(description="of this task only")] = None,
-    cursor: Annotated[str | None, Query(description="the 'next' of the page before", max_length=4000)] = None,
+    task: Annotated[Name | None, Query(description="only of this task")] = None,
+    cursor: Annotated[str | None, Query(description="the 'next' of the previous page", max_length=4000)] = None,
     limit: Limit = 100,
 ) -> JobPage:
-    """List jobs: those that run, runnable ones group by group, those that wait for their time, and finished ones."""
+    """List jobs: running ones, runnable ones group by group, those that are not due yet, and finished ones."""
     check_cursor(cursor)
     async with client.using() as connection:
         page = await list_jobs(connection, Filter(queue, group, task, state), cursor, limit)
@@ -125,9 +125,9 @@ async def read_jobs(
 async def read_job(
     client: TheClient,
     job_id: UUID,
-    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="the seq of the last line that is known")] = 0,
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="the seq of the last line that you know")] = 0,
 ) -> JobAndLog:
-    """Read a job and its log, at most 10,000 lines of it: ask for more with ``after``."""
+    """Read a job and its log, at most 10,000 lines; read more with ``after``."""
     async with client.using() as connection:
         job = await client.get(job_id, connection=connection)
         if job is None:
@@ -137,7 +137,7 @@ async def read_job(
 
 @routes.get("/api/v1/job/{job_id}/why", responses=problems(400, 404, 503))
 async def why_not(client: TheClient, job_id: UUID) -> list[WhyNot]:
-    """Say why a job is not running: what stands in its way, then its place in line."""
+    """Explain why a job is not running: the reasons that block it, then its place in line."""
     reasons = await client.why(job_id)
     if [reason.reason for reason in reasons] == ["not_found"]:
         _no_such(job_id)
@@ -147,7 +147,7 @@ async def why_not(client: TheClient, job_id: UUID) -> list[WhyNot]:
 @routes.post(
     "/api/v1/job/{job_id}/cancel",
     dependencies=CHANGING,
-    responses=refusals(400, 404, 409, 503) | {202: {"model": Cancelled, "description": "It runs, and is told"}},
+    responses=refusals(400, 404, 409, 503) | {202: {"model": Cancelled, "description": "Its run is asked to end"}},
 )
 async def cancel_job(client: TheClient, job_id: UUID, response: Response) -> Cancelled:
     """Cancel a job."""
@@ -164,33 +164,33 @@ async def cancel_job(client: TheClient, job_id: UUID, response: Response) -> Can
 
 @routes.post("/api/v1/job/{job_id}/priority", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
 async def change_priority(client: TheClient, job_id: UUID, body: PriorityBody) -> Done:
-    """Change the priority of a job that waits."""
+    """Change the priority of a waiting job."""
     if not await client.set_priority(job_id, body.priority):
-        await _refuse(client, job_id, "only one that waits can change its priority")
+        await _refuse(client, job_id, "only the priority of a waiting job can change")
     return Done(f"the priority is {body.priority}")
 
 
 @routes.post("/api/v1/job/{job_id}/args", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
 async def change_args(client: TheClient, job_id: UUID, body: ArgsBody) -> Done:
-    """Replace the arguments of a job that waits, all of them."""
+    """Replace all arguments of a waiting job."""
     if not await client.set_args(job_id, body.args):
-        await _refuse(client, job_id, "only one that waits can change its arguments")
+        await _refuse(client, job_id, "only the arguments of a waiting job can change")
     return Done("the arguments are changed")
 
 
 @routes.delete("/api/v1/job/{job_id}", dependencies=CHANGING, responses=refusals(400, 404, 503))
 async def delete_job(client: TheClient, job_id: UUID) -> Done:
-    """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+    """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
     if await client.remove(job_id) == "not_found":
         _no_such(job_id)
-    return Done("the job is removed, or will be when its run has ended")
+    return Done("the job is removed now, or when its run has ended")
 
 
 @routes.post("/api/v1/job/{job_id}/retry", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
 async def retry_job(client: TheClient, job_id: UUID) -> Done:
     """Run a failed or cancelled job again, or a stuck one now."""
     if not await client.retry(job_id):
-        await _refuse(client, job_id, "only one that failed, is stuck or was cancelled can run again")
+        await _refuse(client, job_id, "only a failed, stuck or cancelled job can run again")
     return Done("the job waits to run again")
 
 
@@ -202,7 +202,7 @@ async def retry_job(client: TheClient, job_id: UUID) -> Done:
     responses=refusals(400, 503),
 )
 async def submit_by_type(body: JobberBody, client: TheClient) -> JobberAnswer:
-    """Submit a job in the words of Jobber: the task, and its own queue, have the name of the type."""
+    """Submit a job as Jobber does: the type names the task, and a queue of its own."""
     job_id = await client.submit(body.type, body.args, queue=body.type)
     return JobberAnswer.model_validate({"job-id": job_id})
 
@@ -219,7 +219,7 @@ def _no_such(job_id: UUID) -> NoReturn:
 
 
 async def _refuse(client: Client, job_id: UUID, rule: str) -> NoReturn:
-    """Say why a job did not change."""
+    """Raise the reason why a job did not change."""
     job = await client.get(job_id)
     if job is None:
         _no_such(job_id)

@@ -1,6 +1,6 @@
-"""Routes about jobs with types and ids of their callers' own, for those who add them.
+"""Routes about keyed jobs, for the programs that add them.
 
-Ids are any values, so they are in bodies, and all calls are POST.
+Ids may be any values, so they are in the body, and all calls are POST.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from joex.http.values import Shown
 from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
 
-routes = APIRouter(tags=["jobs with ids of your own"])
+routes = APIRouter(tags=["keyed jobs"])
 
 
 async def _jobs(request: Request) -> KeyedJobs:
@@ -34,31 +34,31 @@ TheJobs = Annotated[KeyedJobs, Depends(_jobs)]
 
 
 class Ok(BaseModel):
-    """It was done."""
+    """The call succeeded."""
 
     answer: Literal["ok"] = "ok"
 
 
 class Reported(Ok):
-    """The run goes on. ``resubmit``: the job was asked to go round once more, which it does when this run ends."""
+    """The run continues. ``resubmit``: a client has called resubmit, so the job runs once more when this run ends."""
 
     resubmit: bool
 
 
 class Refusal(Problem):
-    """It was not done. ``worker_conflict``: the job is not this run's any more; ``canceled``: it is to stop."""
+    """The call changed nothing. ``worker_conflict``: the run has lost its job; ``canceled``: the run must stop."""
 
     answer: Literal["not_found", "worker_conflict", "canceled"]
 
 
 class Added(BaseModel):
-    """The UUID of a new job, by which all else of Joex knows it."""
+    """The UUID of a new job, its id in all other calls."""
 
     job: UUID
 
 
 class ShownOpts(BaseModel):
-    """What a job says: ``priority``, ``cancel`` and ``resubmit`` where they were said, and free fields."""
+    """The options of a job: ``priority``, ``cancel`` and ``resubmit`` if given, and free fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
@@ -69,7 +69,7 @@ class ShownOpts(BaseModel):
 
 
 class ShownJob(BaseModel):
-    """A job. ``attempt``: runs that were started."""
+    """A job. ``attempt``: the number of runs that have started."""
 
     job: UUID
     state: JobState
@@ -80,14 +80,14 @@ class ShownJob(BaseModel):
 
 
 class JobsOfType(BaseModel):
-    """A page of jobs in the order of their ids; ``more``: there are more after the last of them."""
+    """A page of jobs in the order of their ids; ``more``: whether others follow."""
 
     jobs: list[ShownJob]
     more: bool
 
 
 class Counts(BaseModel):
-    """How many jobs of a type there are."""
+    """The number of jobs of a type."""
 
     pending: int
     running: int
@@ -95,39 +95,39 @@ class Counts(BaseModel):
 
 
 class ActiveIds(BaseModel):
-    """The ids of the jobs of a type that run."""
+    """The ids of the running jobs of a type."""
 
     ids: list[Shown]
 
 
 _Documented: TypeAlias = dict[int | str, dict[str, Any]]
 _CONFLICT: _Documented = {
-    409: {"model": Refusal, "description": "The run has lost its job, or is to stop: the answer says which"}
+    409: {"model": Refusal, "description": "The run has lost its job, or must stop: the answer says which"}
 }
 _NOT_FOUND: _Documented = {404: {"model": Refusal, "description": "There is no such job"}}
 RUN_REFUSALS = refusals(400, 503) | _CONFLICT
-"""The documentation of the problems of a call that a run makes."""
+"""The documented errors of a call that a run makes."""
 
 _WORDS = {
     "not_found": "there is no such job",
-    "worker_conflict": "the job is not this run's any more: stop, and leave it alone",
+    "worker_conflict": "the run has lost its job: stop, and leave the job alone",
     "canceled": "the job was cancelled: stop",
 }
 
 
 def answered(answer: str) -> Ok | Response:
-    """An answer of a call about keyed jobs, with its status."""
+    """The answer to a call about keyed jobs, with its status."""
     return Ok() if answer == "ok" else refused(answer)
 
 
 def refused(answer: str) -> Response:
-    """An answer of a call about keyed jobs that is not ok, with its status."""
+    """The answer, other than ok, to a call about keyed jobs, with its status."""
     code = status.HTTP_404_NOT_FOUND if answer == "not_found" else status.HTTP_409_CONFLICT
     return JSONResponse({"answer": answer, "detail": _WORDS[answer]}, code)
 
 
 async def named(client: Client, body: JobNameBody) -> tuple[Any, Any] | None:
-    """The type and id of a job that was named in either way; None: there is no job with this UUID."""
+    """The type and id of a job that the body names in either way; None if there is no job with this UUID."""
     if body.uuid is None:
         return body.type, body.id
     async with client.using() as connection:
@@ -146,7 +146,7 @@ async def named(client: Client, body: JobNameBody) -> tuple[Any, Any] | None:
     responses=refusals(400, 503) | {409: {"model": Problem, "description": "The type has a job with this id"}},
 )
 async def add_job(body: AddBody, jobs: TheJobs) -> Added | Response:
-    """Add a job. It stays, finished or not, until it is removed."""
+    """Add a job. It stays until you remove it, even when it is finished."""
     try:
         job = await jobs.add(
             body.type,
@@ -175,7 +175,7 @@ async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok 
     "/api/v1/keyed/cancel", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
 )
 async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
-    """Cancel a job: it is finished, or will be when its run has stopped. It stays, and may be resubmitted."""
+    """Cancel a job: it is finished now, or when its run has stopped. It stays, and you can resubmit it."""
     name = await named(client, body)
     return answered("not_found" if name is None else await jobs.cancel(*name))
 
@@ -187,7 +187,7 @@ async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) 
     responses=refusals(400, 503) | _NOT_FOUND | _CONFLICT,
 )
 async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
-    """Run a job once more. One that runs goes round again when its run ends; its run may say so itself."""
+    """Run a job once more. A running job runs again when its run ends; the run itself may ask for it."""
     name = await named(client, body)
     if name is None:
         return answered("not_found" if body.lock_id is None else "worker_conflict")
@@ -233,7 +233,7 @@ async def count_keyed_job(body: CountBody, jobs: TheJobs) -> Counts:
 
 @routes.post("/api/v1/keyed/active", dependencies=CHANGING, responses=refusals(400, 503))
 async def list_active_jobs(body: TypeBody, jobs: TheJobs) -> ActiveIds:
-    """List the ids of the jobs of a type that run."""
+    """List the ids of the running jobs of a type."""
     return ActiveIds(ids=await jobs.active(body.type))
 
 

@@ -1,4 +1,4 @@
-"""The port of the web server, which is open before FastAPI, slow to import, has been."""
+"""The port of the web server, open before FastAPI is imported, because that is slow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _BACKLOG = 128
 
 
 def listen(address: str) -> socket.socket:
-    """Open the port, so that calls wait there until `joex.http.server.serve` answers them. Port 0 means any free one.
+    """Open the port, so that calls wait there until `joex.http.server.serve` answers them. Port 0: any free one.
 
     Raises:
-        ConfigError: it is in use, or can't be had; the message names the setting and the mend.
+        ConfigError: the port is in use, or not available; the message names the setting and the fix.
     """
     parts = split_address(address)
     if parts is None:
@@ -30,5 +30,5 @@ def listen(address: str) -> socket.socket:
         reason = "another program (another executor?) listens there" if in_use else " ".join(str(error).split())
         raise ConfigError(
             f"JOEX_HTTP_ADDRESS: can't listen on {address}: {reason}; "
-            "set another port (0: any free one), or nothing for no HTTP interface"
+            "set another port (0: any free one), or an empty string to run without HTTP"
         ) from error

@@ -1,7 +1,7 @@
-"""The bodies of calls, and what their fields may be.
+"""The request bodies, and the values of their fields.
 
-What the texts of a submission must fulfil stands in the schema for its readers alone: `joex.core.job.NewJob` is the
-judge, and its messages name the field.
+The limits of a submission's texts are in the schema only as documentation: `joex.core.job.NewJob` checks them, and its
+messages name the field.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _whole(value: Any) -> Any:
 
 
 def _judged(check: Callable[[str, str], T]) -> AfterValidator:
-    """A check of the core, without the field in its message: the answer names it."""
+    """A check of the core, without the field in its message, because the answer names the field."""
 
     def judge(text: str) -> T | str:
         try:
@@ -61,29 +61,29 @@ GivenPriority = Annotated[
     Field(json_schema_extra={"pattern": "^([Hh][Ii][Gg][Hh]|[Ll][Oo][Ww])$", "examples": ["high", "low"]}),
     _judged(lambda _, text: priority_of(text)),
 ]
-"""A priority, in whichever case."""
+"""A priority, in upper or lower case."""
 Whole = BeforeValidator(_whole)
-"""JSON has one kind of number: 5.0 is as much of an integer as 5 is."""
+"""An integer, also as 5.0: JSON has only one kind of number."""
 
 
 class Body(BaseModel):
-    """What all bodies share: a field that does not exist, or is of another type, is refused."""
+    """The base of all bodies: an unknown field, or one of another type, is refused."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
 class WorkBody(Body):
-    """What is to be done, and where it stands in line."""
+    """A job: its task, its arguments, and its place in line."""
 
     task: str = Field(description="the name of the task", json_schema_extra=_text(254, least=1))
     args: dict[str, Any] = Field({}, description="its arguments by name")
     group: str = Field(
-        "default", description="the tenant; groups are served in round robin", json_schema_extra=_text(254, least=1)
+        "default", description="the tenant; Joex is fair between groups", json_schema_extra=_text(254, least=1)
     )
-    queue: str = Field("default", description="the lane of work", json_schema_extra=_text(254, least=1))
+    queue: str = Field("default", description="the queue to take it from", json_schema_extra=_text(254, least=1))
     priority: GivenPriority = Field("low", description="high or low, within its group")
-    subject: str = Field("", description="what it is about, for people", json_schema_extra=_text(1000))
-    submitter: str = Field("", description="who submits it, for people", json_schema_extra=_text(254))
+    subject: str = Field("", description="what the job is about; Joex only shows it", json_schema_extra=_text(1000))
+    submitter: str = Field("", description="the submitter; Joex only shows it", json_schema_extra=_text(254))
 
 
 class JobBody(WorkBody):
@@ -91,7 +91,7 @@ class JobBody(WorkBody):
 
     not_before: str | None = Field(
         None,
-        description="run it no sooner: a time with a zone (ISO 8601), or a delay",
+        description="don't run the job before: a time with a zone (ISO 8601), or a delay",
         examples=["2026-12-24T18:00:00Z", "10m"],
     )
     tracker: str | None = Field(
@@ -100,20 +100,20 @@ class JobBody(WorkBody):
         json_schema_extra=_text(254, least=1),
     )
     retries: Annotated[int, Field(ge=0, le=1_000_000), Whole] | None = Field(
-        None, description="re-runs after a failed run; null: the default"
+        None, description="how often to retry the job; null: the default"
     )
 
     def fields(self) -> dict[str, Any]:
         """The arguments of `joex.Client.submit`, which checks them.
 
         Raises:
-            InvalidJob: ``not_before`` can't be read.
+            InvalidJob: ``not_before`` is not a time or a delay.
         """
         return {**dict(self), "not_before": _not_before(self.not_before)}
 
 
 class JobberBody(Body):
-    """A submission in the words of Jobber: each type has a task, and a queue, of this name."""
+    """A submission as Jobber makes it: the type names the task and the queue."""
 
     type: Annotated[Name, AfterValidator(_not_blank)] = Field(
         description="the name of the task and of the queue",
@@ -122,7 +122,7 @@ class JobberBody(Body):
     payload: Any = Field(
         default_factory=dict,
         description="an object: the arguments of the task by name; any other JSON value: its argument 'payload'; "
-        "left out: it has no arguments",
+        "left out: no arguments",
     )
 
     @property
@@ -140,31 +140,31 @@ class PriorityBody(Body):
 class ArgsBody(Body):
     """New arguments."""
 
-    args: dict[str, Any] = Field(description="all of them, by name")
+    args: dict[str, Any] = Field(description="all new arguments, by name")
 
 
 class GroupBody(Body):
-    """Settings of a group in a queue. A field that is left out stays as it is."""
+    """Settings of a group in a queue. A field that you leave out stays as it is."""
 
     queue: Name = "default"
     weight: Annotated[int, Field(ge=1, le=100), Whole] | None = Field(
         None, description="its share of the slots against other groups"
     )
-    paused: bool | None = Field(None, description="no job of it is started")
+    paused: bool | None = Field(None, description="executors take no job of the group")
     max_running: Annotated[int, Field(ge=0, le=_INT32), Whole] | None = Field(
-        None, description="at most so many of its jobs run at a time; null takes the limit away"
+        None, description="at most this many of its jobs run at a time; null removes the limit"
     )
 
     @property
     def limit(self) -> int | None:
-        """``max_running`` as the store wants it: -1 takes the limit away, None leaves it as it is."""
+        """``max_running`` as the store takes it: -1 removes the limit, None leaves it as it is."""
         if self.max_running is None and "max_running" in self.model_fields_set:
             return -1
         return self.max_running
 
 
 def _not_before(text: str | None) -> datetime | str | None:
-    """A time, or a delay as it is written.
+    """Return a time, or a delay as text.
 
     Raises:
         InvalidJob: it is neither.

@@ -1,6 +1,6 @@
-"""Routes about periodic tasks, and what timers mean.
+"""Routes about periodic tasks and timers.
 
-Ids have slashes in them (``prod/nightly``): all of the path that follows is the id, and the method says what to do.
+Ids may contain slashes (``prod/nightly``): the rest of the path is the id, and the method says what to do.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ routes = APIRouter(tags=["periodic tasks"])
 _TIMERS = ["Mon..Fri 08:00", "*:0/10", "30 2 * * 1-5"]
 _Documented: TypeAlias = dict[int | str, dict[str, Any]]
 _NOT_FOUND: _Documented = {404: {"model": Problem, "description": "There is no such periodic task."}}
-_NOT_YOURS: _Documented = {409: {"model": Problem, "description": "Somebody else owns it: the detail says who."}}
+_NOT_YOURS: _Documented = {409: {"model": Problem, "description": "It has another owner, which the detail names."}}
 _FORCE = "; or add any_owner=true"
 
-Id = Annotated[Name, Path(description="its id; it may have slashes in it")]
-AnyOwner = Annotated[bool, Query(description="though somebody else owns it")]
+Id = Annotated[Name, Path(description="its id, which may contain slashes")]
+AnyOwner = Annotated[bool, Query(description="even if it has another owner")]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownTask(PeriodicTask):
-    """A periodic task. Durations are texts such as 1h30m."""
+    """A periodic task. Durations are strings such as 1h30m."""
 
     starting_deadline: Annotated[timedelta, PlainSerializer(format_duration)] | None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPage:
-    """A page of periodic tasks in the order of their ids, and what to say as ``after`` for the next page."""
+    """A page of periodic tasks in the order of their ids, and the ``after`` of the next page."""
 
     tasks: list[ShownTask]
     next: str | None
@@ -52,14 +52,14 @@ class TaskPage:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The id of the job that was made."""
+    """The id of the new job."""
 
     job: UUID
 
 
 @dataclass(frozen=True, slots=True)
 class TimerAnswer:
-    """How a timer is read: its normal form, and its next five times; or, without success, why it can't be."""
+    """The meaning of a timer: its normal form and its next five times; without success, the reason why it is wrong."""
 
     success: bool
     message: str
@@ -68,7 +68,7 @@ class TimerAnswer:
 
 
 class PeriodicBody(WorkBody):
-    """A periodic task. A field that is left out has its default, but for ``enabled``."""
+    """A periodic task. A field that you leave out gets its default, except ``enabled``."""
 
     timer: str = Field(
         description="when: a systemd calendar event, or a cron line", examples=_TIMERS, min_length=1, max_length=254
@@ -76,14 +76,14 @@ class PeriodicBody(WorkBody):
     zone: str = Field("UTC", description="the time zone of a timer that names none", examples=["Europe/Zurich"])
     starting_deadline: str | None = Field(
         None,
-        description="a time that was missed by more is left out; null: one is caught up, however late",
+        description="skip a time missed by more than this; null: catch up on the latest, however late",
         examples=["1h"],
     )
-    enabled: bool | None = Field(None, description="null: as it is; a new one is")
+    enabled: bool | None = Field(None, description="null: leave as it is; a new one is enabled")
 
 
 class EnabledBody(Body):
-    """Whether a periodic task comes."""
+    """Whether a periodic task creates jobs."""
 
     enabled: bool
 
@@ -92,14 +92,14 @@ class TimerBody(Body):
     """A timer."""
 
     event: str = Field(description="a systemd calendar event, or a cron line", examples=_TIMERS)
-    zone: str = Field("UTC", description="the time zone of one that names none", examples=["Europe/Zurich"])
+    zone: str = Field("UTC", description="the time zone of a timer that names none", examples=["Europe/Zurich"])
 
 
 @routes.get("/api/v1/periodic", responses=problems(400, 503))
 async def list_periodic_tasks(
     client: TheClient,
-    owner: Annotated[Name | None, Query(description="of this owner only")] = None,
-    after: Annotated[Name | None, Query(description="the 'next' of the page before")] = None,
+    owner: Annotated[Name | None, Query(description="only of this owner")] = None,
+    after: Annotated[Name | None, Query(description="the 'next' of the previous page")] = None,
     limit: Limit = 100,
 ) -> TaskPage:
     """List the periodic tasks of all owners."""
@@ -119,7 +119,7 @@ async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
 
 @routes.put("/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(400, 503) | _NOT_YOURS)
 async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) -> Done:
-    """Set a periodic task: a new one, or all of one that is there."""
+    """Create a periodic task, or replace the one with this id."""
     with _owned():
         changed = await client.periodic.put(task_id, **dict(body))
     return Done(f"periodic task {task_id!r} is {'set' if changed else 'as it was'}")
@@ -165,16 +165,16 @@ async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: Any
     | {
         409: {
             "model": Problem,
-            "description": "Its job before is not finished; or it is Joex's own, and makes no jobs.",
+            "description": "Its last job is not finished; or it belongs to Joex, and creates no jobs.",
         }
     },
 )
 async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
-    """Make the job of a periodic task now, whatever its timer says, whoever owns it, and though it is disabled."""
+    """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled."""
     with _owned():
         answer, job = await client.periodic.run_now(task_id)
     if answer == "overlapping":
-        raise HTTPException(status.HTTP_409_CONFLICT, f"the job before of periodic task {task_id!r} is not finished")
+        raise HTTPException(status.HTTP_409_CONFLICT, f"the last job of periodic task {task_id!r} is not finished")
     if job is None:
         _no_such(task_id)
     return Ran(job)
@@ -182,18 +182,18 @@ async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
 
 @routes.post("/api/v1/calevent/check", dependencies=CHANGING, responses=refusals(400))
 def check_calendar_event(body: TimerBody) -> TimerAnswer:
-    """Say how a timer is read, and when it comes next. One that can't be read is an answer too, without success."""
+    """Explain a timer, with its next times. A wrong timer gets an answer too, without success."""
     try:
         found = check_timer(body.event, body.zone)
     except InvalidJob as error:
         return TimerAnswer(success=False, message=str(error), event=None, next=[])
-    said = "valid" if found.next else "valid, but it never comes again"
+    said = "valid" if found.next else "valid, but never due again"
     return TimerAnswer(success=True, message=said, event=found.normal, next=found.next)
 
 
 @contextmanager
 def _owned(mend: str = "") -> Iterator[None]:
-    """Answer where somebody else owns it."""
+    """Answer for a periodic task of another owner."""
     try:
         yield
     except NotYours as error:

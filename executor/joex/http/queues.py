@@ -1,4 +1,4 @@
-"""Routes about what is shared: queues, groups, executors."""
+"""Routes about queues, groups and executors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ routes = APIRouter(tags=["queues"])
 
 _ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
 _LINES = 50
-"""Of a job's log in the state of the queue."""
+"""The log lines of each job in the state of the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class JobWithLog(Job):
 class QueueState:
     """The state of the queue at a time, ``now``, as Docspell orders it.
 
-    ``progress``: the jobs that executors hold, the first started first, then those that are about to start; ``queued``:
-    those that wait, the first submitted first; ``completed``: those that ended, the latest first.
+    ``progress``: the jobs that executors hold, in the order in which they started, then those that are about to start;
+    ``queued``: waiting jobs, the oldest first; ``completed``: finished jobs, the latest first.
     """
 
     now: datetime
@@ -50,7 +50,7 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups that have unfinished jobs, the largest first, and those that have settings of their own."""
+    """Groups with unfinished jobs, the largest first, and groups with settings of their own."""
 
     groups: list[GroupStats]
     settings: list[GroupSetting]
@@ -87,7 +87,7 @@ async def queue_state(
 
 @routes.get("/api/v1/stats", responses=problems(503))
 async def queue_stats(client: TheClient) -> Stats:
-    """Count the unfinished jobs of each queue, and say how its slots are shared."""
+    """Count the unfinished jobs of each queue, and show how its groups share the slots."""
     async with client.using() as connection:
         return Stats(await stats.shared_queue_stats(connection))
 
@@ -103,7 +103,7 @@ async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit
 
 @routes.post("/api/v1/groups/{group:path}", dependencies=CHANGING, responses=refusals(400, 503))
 async def set_group(client: TheClient, group: Annotated[Name, Path()], body: GroupBody) -> Done:
-    """Change settings of a group in a queue; they hold at once."""
+    """Change the settings of a group in a queue; they apply at once."""
     async with client.using() as connection:
         await stats.set_group(
             connection, group, body.queue, weight=body.weight, paused=body.paused, max_running=body.limit
@@ -115,7 +115,7 @@ async def set_group(client: TheClient, group: Annotated[Name, Path()], body: Gro
 async def list_executors(
     client: TheClient,
     *,
-    ended: Annotated[bool, Query(description="those that have gone, too")] = False,
+    ended: Annotated[bool, Query(description="include executors that have exited")] = False,
     limit: Limit = 1000,
 ) -> Executors:
     """List the executors."""

@@ -11,16 +11,16 @@ import uvicorn
 from fastapi import FastAPI
 
 _PATIENCE = 5
-"""Seconds that calls under way have to end when the server stops."""
+"""Seconds that open calls have to end when the server stops."""
 
 
 async def serve(api: FastAPI, listener: socket.socket) -> None:
-    """Answer calls until this is cancelled; it then stops listening and lets the calls under way end, without waiting.
+    """Answer calls until cancelled; then stop listening, and let open calls end, without waiting for them.
 
     Args:
-        api: what answers, from `joex.http.api.create_api`.
-        listener: from `joex.http.listening.listen`; it is closed in the end (by the caller, where this is cancelled
-            before it began).
+        api: the application, from `joex.http.api.create_api`.
+        listener: from `joex.http.listening.listen`; closed in the end (by the caller, if cancelled before
+            it started).
     """
     config = uvicorn.Config(
         api,
@@ -32,7 +32,7 @@ async def serve(api: FastAPI, listener: socket.socket) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # the guard must see who really calls
+        proxy_headers=False,  # authorization needs the real address of the caller
         timeout_graceful_shutdown=_PATIENCE,
     )
     server = _Server(config)

@@ -1,4 +1,4 @@
-"""Types, ids and priorities of jobs in JSON (`joex.core.tuples`): as calls bring them, as answers give them."""
+"""Types, ids and priorities of jobs (`joex.core.tuples`) in JSON, in requests and in answers."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def _read(value: Any, info: ValidationInfo) -> Any:
     try:
         return tuples.from_json(field, value)
     except RecursionError as error:
-        raise ValueError("too many arrays in each other") from error
-    except ValueError as error:  # which names the field itself
+        raise ValueError("too many nested arrays") from error
+    except ValueError as error:  # the caller adds the name of the field
         raise ValueError(str(error).removeprefix(f"{field}: ")) from error
 
 
-# What the documentation shows: the judge is `joex.core.tuples`.
+# Only for the documentation: `joex.core.tuples` does the check.
 _Object = Annotated[dict[str, str], WithJsonSchema(_OBJECT)]
 TupleValue = TypeAliasType("TupleValue", "bool | int | float | str | list[TupleValue] | _Object | None")
 """A value of FoundationDB's tuple layer."""
 TypeValue = TypeAliasType(
     "TypeValue", bool | int | float | Annotated[str, Field(min_length=1)] | list[TupleValue] | _Object | None
 )
-"""One that is the name of a task too, which has at least a character."""
+"""A value that is also the name of a task, so it has at least one character."""
 
 Value = Annotated[Any, PlainValidator(_read, json_schema_input_type=TupleValue)]
 """A value in a body."""

@@ -1,6 +1,6 @@
-"""The bodies of calls about jobs with types and ids of their callers' own, and of workers' calls.
+"""The request bodies of calls about keyed jobs, and of workers.
 
-What opts may say is judged by `joex.client.keyed_model`, whose messages name the field.
+`joex.client.keyed_model` checks opts, and its messages name the field.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from joex.http.models import Body, Name, Text, Whole
 from joex.http.values import Type, Value
 
 MOST_LISTED = 1000
-"""Jobs in one answer."""
+"""The most jobs in one answer."""
 MOST_LINES = 1000
-"""Lines for a log in one call."""
+"""The most log lines in one call."""
 LONGEST_WAIT = timedelta(seconds=60)
 _SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 
@@ -34,7 +34,7 @@ _ONE_TIMEOUT: dict[str, Any] = {
 
 
 def _left_out() -> Any:
-    """What a value is when it is left out. A default would be documented: here null is a value like others."""
+    """The value of a field that was left out. Not None, because null is a value like others here."""
 
 
 def _duration(value: Any) -> timedelta:
@@ -61,7 +61,7 @@ def _documented(pattern: str, least: float, most: float) -> WithJsonSchema:
     )
 
 
-Id = Annotated[UUID, Field(strict=False)]  # in JSON it is a text
+Id = Annotated[UUID, Field(strict=False)]  # a string in JSON
 Wait = Annotated[
     timedelta, BeforeValidator(_duration), AfterValidator(_at_most), _documented(r"^([0-9]|[1-5][0-9]|60)s$", 0, 60)
 ]
@@ -74,24 +74,24 @@ Timeout = Annotated[
 
 
 class Opts(BaseModel):
-    """What a job says. All other fields are free."""
+    """The options of a job. All other fields are yours."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True)
 
-    data: dict[str, Any] | None = Field(None, description="the arguments; a run's report replaces all of them")
+    data: dict[str, Any] | None = Field(None, description="the arguments; an update replaces all of them")
     priority: Value = Field(default_factory=_left_out, description="its place in line: the lowest first")
-    resubmit: bool = Field(default=False, description="it goes round once more when its run ends")
+    resubmit: bool = Field(default=False, description="run the job once more when its run ends")
 
     def given(self) -> dict[str, Any]:
-        """What was said, and no more."""
+        """Only the fields that the caller gave."""
         ours = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
         return {**(self.model_extra or {}), **ours}
 
 
 class NewOpts(Opts):
-    """What a new job says. All other fields are free."""
+    """The options of a new job. All other fields are yours."""
 
-    cancel: bool = Field(default=False, description="it is not to run until it is resubmitted")
+    cancel: bool = Field(default=False, description="don't run the job until a client resubmits it")
 
 
 class TypeBody(Body):
@@ -117,7 +117,7 @@ class JobNameBody(Body):
 
     @property
     def uuid(self) -> UUID | None:
-        """Its UUID, where it was named so."""
+        """Its UUID, if the caller named it so."""
         return self.job if "job" in self.model_fields_set else None
 
 
@@ -127,48 +127,48 @@ class AddBody(TypeBody):
     id: Value = Field(description="its id, unique within the type")
     opts: NewOpts = Field(default_factory=NewOpts)
     group: Name | None = Field(None, description="the tenant; null: all jobs of the type are one group")
-    queue: Name | None = Field(None, description="the lane of work; null: the type has one of its own")
-    subject: Text | None = Field(None, description="what it is about, for people; null: its id")
-    submitter: Text = Field("", description="who adds it, for people")
+    queue: Name | None = Field(None, description="the queue; null: the type has one of its own")
+    subject: Text | None = Field(None, description="what the job is about; Joex only shows it; null: its id")
+    submitter: Text = Field("", description="the submitter; Joex only shows it")
 
 
 class ResubmitBody(JobNameBody):
     """A job to run once more."""
 
-    lock_id: Id | None = Field(None, description="said by the run itself")
+    lock_id: Id | None = Field(None, description="the lock id of the run, if the run itself calls")
 
 
 class ListBody(TypeBody):
     """Which jobs of a type."""
 
-    state: Literal["pending", "running", "finished"] | None = Field(None, description="in this state only")
-    after: Value = Field(default_factory=_left_out, description="the id of the last job of the page before")
-    limit: Annotated[int, Field(ge=1, le=MOST_LISTED), Whole] = Field(100, description="at most so many")
+    state: Literal["pending", "running", "finished"] | None = Field(None, description="only in this state")
+    after: Value = Field(default_factory=_left_out, description="the id of the last job of the previous page")
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED), Whole] = Field(100, description="at most this many")
 
 
 class CountBody(TypeBody):
-    """Which jobs of a type count."""
+    """Which jobs of a type to count."""
 
-    max_priority: Value = Field(default_factory=_left_out, description="none above it")
+    max_priority: Value = Field(default_factory=_left_out, description="only jobs whose priority is not above this")
 
 
 class AcceptBody(TypeBody):
-    """What a worker wants to do."""
+    """Which job a worker wants."""
 
     type: Type = Field(description="a type; or the name of any queue")
-    max_priority: Value = Field(default_factory=_left_out, description="nothing above it")
-    worker: Name = Field("worker", description="the name of the worker, for people")
-    wait: Wait = Field(timedelta(0), description="wait so long for a job: '20s', or seconds; at most 60 s")
+    max_priority: Value = Field(default_factory=_left_out, description="accept no job with a priority above this")
+    worker: Name = Field("worker", description="the name of the worker; Joex only shows it")
+    wait: Wait = Field(timedelta(0), description="how long to wait for a job: '20s', or seconds; at most 60 s")
 
 
 class RunBody(JobNameBody):
     """A run."""
 
-    lock_id: Id = Field(description="as accept has answered")
+    lock_id: Id = Field(description="the lock id that accept returned")
 
 
 class UpdateBody(RunBody):
-    """A report of a run. What is left out stays as it is."""
+    """A report of a run. Fields that are left out stay as they are."""
 
     opts: Opts = Field(default_factory=Opts)
     progress: float | None = Field(None, ge=0, le=100, description="per cent")
@@ -181,14 +181,14 @@ class FinishBody(RunBody):
 
     opts: Opts = Field(default_factory=Opts)
     result: Any = Field(None, description="what came out")
-    message: Text | None = Field(None, description="what came out, in words")
-    error: Text | None = Field(None, description="the run has failed, and why")
-    retry: bool = Field(default=True, description="false: the job fails for good, no try can help")
+    message: Text | None = Field(None, description="the result in words")
+    error: Text | None = Field(None, description="the run has failed, for this reason")
+    retry: bool = Field(default=True, description="false: the job fails for good, because no retry can help")
     log: list[Text] = Field([], max_length=MOST_LINES, description="the last lines for the log of the job")
 
 
 class TimeoutBody(TypeBody):
-    """When runs of a type are put back. Neither activity nor visibility: its timeout is taken away."""
+    """When Joex puts back runs of a type. Neither activity nor visibility: no timeout."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(json_schema_extra=_ONE_TIMEOUT)
 

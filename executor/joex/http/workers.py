@@ -29,7 +29,7 @@ _ENDED = ("success", "failed", "stuck")
 
 
 class Accepted(BaseModel):
-    """A job for a run of the worker's own. ``job`` and ``lock_id`` come first, for programs that can't read JSON."""
+    """A job for the worker to run. ``job`` and ``lock_id`` come first, for programs that can't parse JSON."""
 
     job: UUID
     lock_id: UUID
@@ -40,7 +40,7 @@ class Accepted(BaseModel):
 
 
 class ShownTimeout(BaseModel):
-    """When runs of a type are put back, in seconds: after the last report (activity), or after their start."""
+    """When Joex puts back runs of a type, in seconds: after the last report (activity), or after their start."""
 
     type: Shown
     activity: float | None
@@ -58,16 +58,16 @@ class Timeouts(BaseModel):
     response_model=Accepted,
     response_model_exclude_unset=True,
     dependencies=CHANGING,
-    responses=refusals(400, 503) | {204: {"description": "There is nothing now"}},
+    responses=refusals(400, 503) | {204: {"description": "There is no job now"}},
 )
 async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accepted | Response:
-    """Take the next job of a type, for a run of one's own.
+    """Take the next job of a type, to run it yourself.
 
-    The run has the job to itself as long as it reports (update) within the timeout of the type; where none is set,
-    within 60 seconds. It ends with finish or give-back. A caller that hangs up while it waits takes nothing.
+    The job belongs to this run as long as it reports (update) within the timeout of the type, by default within 60
+    seconds. The run ends with finish or give-back. A caller that hangs up while it waits takes no job.
     """
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
-    job = await jobs.accept(body.type, worker=body.worker, **limit)  # and say at once where the database is away
+    job = await jobs.accept(body.type, worker=body.worker, **limit)  # and fail at once if the database is away
     if job is None and body.wait:
         job = await unless_disconnected(request, jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit))
     if job is None or await _is_given_back(job, jobs, request):
@@ -78,7 +78,7 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accep
 
 @routes.post("/api/v1/update", response_model=Reported, dependencies=CHANGING, responses=RUN_REFUSALS)
 async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Reported | Response:
-    """Report that a run goes on, and change what its job says."""
+    """Report that a run continues, and change the options of its job."""
     name = await named(client, body)
     if name is None:
         return refused("worker_conflict")
@@ -97,15 +97,15 @@ async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Repo
 
 @routes.post("/api/v1/finish", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
 async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
-    """End a run: the job is finished; with an error it is tried again, after a delay, until its retries are used up.
+    """End a run: the job is finished. With an error, Joex retries it after a delay, until no retries are left.
 
-    Where it was cancelled, the run has ended too. A call whose answer was lost may be repeated.
+    If the job was cancelled, the run has ended too. You can repeat a call whose answer was lost.
     """
     name = await named(client, body)
     if name is None:
         return answered("worker_conflict")
     async with _transaction(client) as connection:
-        await _write_log(jobs, name, body.lock_id, body.log, connection)  # first: the line of the end is the last one
+        await _write_log(jobs, name, body.lock_id, body.log, connection)  # first: the end's line is the last
         answer: str = await jobs.finish(
             *name,
             body.opts.given(),
@@ -116,7 +116,7 @@ async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok |
             retry=body.retry,
             connection=connection,
         )
-    if answer == "canceled":  # in a transaction that could roll back this is not the end of the run yet
+    if answer == "canceled":  # in a transaction that could roll back, this does not end the run yet
         answer = await jobs.finish(*name, {}, body.lock_id)
     if answer == "worker_conflict":
         answer = await _first_answer(client, jobs, name, body.lock_id)
@@ -125,7 +125,7 @@ async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok |
 
 @routes.post("/api/v1/give-back", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
 async def give_back_job(body: RunBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
-    """End a run that does not count: the job waits again, at its old place in the line, for others to take it."""
+    """End a run without counting it: the job waits again, at its old place in line, for others to take."""
     name = await named(client, body)
     return answered("worker_conflict" if name is None else await jobs.give_back(*name, body.lock_id))
 
@@ -138,14 +138,14 @@ async def list_timeouts(jobs: TheJobs) -> Timeouts:
 
 @routes.post("/api/v1/timeouts", dependencies=CHANGING, responses=refusals(400, 503))
 async def set_timeout(body: TimeoutBody, jobs: TheJobs) -> Done:
-    """Set when runs of a type are put back, and others may have its jobs. It holds for runs that begin later."""
+    """Set when Joex puts back runs of a type, so that others may take the jobs. Applies to runs that begin later."""
     await jobs.set_timeout(body.type, activity=body.activity, visibility=body.visibility)
     taken_away = body.activity is None and body.visibility is None
     return Done("the type has no timeout" if taken_away else "the timeout of the type is set")
 
 
 async def _is_given_back(job: KeyedJob, jobs: KeyedJobs, request: Request) -> bool:
-    """Give a job back whose worker has hung up meanwhile."""
+    """Give a job back if its worker has hung up in the meantime."""
     if not await request.is_disconnected():
         return False
     await jobs.give_back(job.type, job.id, _lock_of(job))
@@ -168,7 +168,7 @@ async def _transaction(client: Client) -> AsyncIterator[Connection]:
 async def _write_log(
     jobs: KeyedJobs, name: tuple[Any, Any], lock_id: UUID, lines: Sequence[str], connection: Connection
 ) -> None:
-    """Write what the run says into the log; nothing, where it has lost its job."""
+    """Write the lines of a run into the log; none if the run has lost its job."""
     job = await jobs.get_job(*name, connection=connection) if lines else None
     if job is not None:
         said = [runs.LogLine(job.job, lock_id, job.attempt, 0.0, "info", line) for line in lines]
@@ -176,7 +176,7 @@ async def _write_log(
 
 
 async def _first_answer(client: Client, jobs: KeyedJobs, name: tuple[Any, Any], lock_id: UUID) -> str:
-    """What a run was answered that has ended already, by its own word: it has not heard that."""
+    """The answer that a run got when it ended itself; the run repeats the call because that answer was lost."""
     async with client.using() as connection:
         job = await jobs.get_job(*name, connection=connection)
         row = None if job is None else await keyed.get(connection, job.job)
