@@ -44,13 +44,13 @@ Names = Annotated[list[str], NoDecode, BeforeValidator(_names), Field(min_length
 
 
 class Settings(BaseSettings):
-    """Everything that can be set: each field is also ``JOEX_<FIELD>`` in the environment and a key of ``joex.toml``."""
+    """All settings: each field is also ``JOEX_<FIELD>`` in the environment and a key of ``joex.toml``."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix="JOEX_", toml_file="joex.toml", extra="forbid", frozen=True, arbitrary_types_allowed=True
     )
 
-    database_url: SecretStr | None = Field(None, description="PostgreSQL URL; none: an embedded server")
+    database_url: SecretStr | None = Field(None, description="PostgreSQL URL; none: the embedded server")
     app_id: str = Field("", description="stable name of this executor; none: the pod's slot, or the host's name")
     pod_name: str = Field("", description="name of the pod (downward API)")
     pod_namespace: str = Field("", description="namespace of the pod (downward API)")
@@ -67,15 +67,19 @@ class Settings(BaseSettings):
     retry_jitter: float = Field(0.1, ge=0, le=1, description="lengthen each of these delays by up to this share of it")
     most_losses: int = Field(5, ge=0, le=1000, description="fail a job when more executors than this died holding it")
     timeout: Duration | None = Field(None, description="longest time of a run, unless the task sets one")
-    log_buffer_size: int = Field(500, ge=1, le=1_000_000, description="log lines that wait to be written; drop others")
-    wakeup_period: Duration = Field(timedelta(minutes=30), description="look for work at least this often")
+    log_buffer_size: int = Field(
+        500, ge=1, le=1_000_000, description="most log lines that wait to be written; further ones are dropped"
+    )
+    wakeup_period: Duration = Field(
+        timedelta(minutes=30), description="look for work at least this often, even without a notification"
+    )
     poll_interval: Duration | None = Field(
         None, description="poll this often instead of LISTEN; none: LISTEN, or 1s behind a pooler"
     )
     lease: Duration = Field(timedelta(seconds=6), description="silence after which a dead executor's jobs move on")
     drain_timeout: Duration | None = Field(None, description="longest a drain waits for running jobs; none: no limit")
     signal_timeout: Duration | None = Field(
-        None, description="the same for a drain that a signal began; none: as drain_timeout"
+        None, description="longest a drain waits if a signal started it; none: as drain_timeout"
     )
     startup_wait: Duration = Field(
         timedelta(0), description="wait this long at the start for the database and its schema"
@@ -98,7 +102,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - no .env files: joex.toml is the file
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags before the environment before the file."""
+        """Flags override the environment, which overrides the file."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     @field_validator("database_url")
@@ -146,7 +150,7 @@ class Settings(BaseSettings):
 
     @property
     def url(self) -> str | None:
-        """The database URL in clear; None: none was given."""
+        """The database URL in clear text, if there is one."""
         return self.database_url.get_secret_value() if self.database_url else None
 
     @property
@@ -161,7 +165,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
-    """The settings that hold, with ``flags`` (None values count as not given) above all others.
+    """Load the settings; ``flags`` override all other sources (None: not given).
 
     Raises:
         ConfigError: one line that names the wrong setting, where it comes from, and what is expected.
@@ -176,7 +180,7 @@ def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
 
 
 def split_address(address: str) -> tuple[str, int] | None:
-    """Host and port of ``host:port``; None where it is something else."""
+    """Host and port of ``host:port``; None if it is something else."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\[\]\s]+):(\d{1,5})", address)
     if match is None or int(match[2]) > _LAST_PORT:
         return None

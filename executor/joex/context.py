@@ -1,4 +1,4 @@
-"""What a task knows of its job, and can do with it. Public as ``joex.Context``."""
+"""The context of a run: the job, its log, progress, connections. Public as ``joex.Context``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ConnectionSource(Protocol):
 
 
 class JobLog:
-    """Writes lines to the job's log in the database. It never blocks: where the buffer is full, lines are dropped.
+    """Writes lines to the job's log in the database. It never blocks: when the buffer is full, it drops lines.
 
     ``exc_info`` is as in the standard library: True (the exception that is being handled), or an exception, whose
     traceback follows the message.
@@ -64,19 +64,19 @@ class JobLog:
         self._write("debug", message, args, exc_info)
 
     def info(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
-        """Log what happens."""
+        """Log normal progress."""
         self._write("info", message, args, exc_info)
 
     def warning(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
-        """Log what is unusual."""
+        """Log something unusual."""
         self._write("warning", message, args, exc_info)
 
     def error(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
-        """Log what went wrong."""
+        """Log an error."""
         self._write("error", message, args, exc_info)
 
     def exception(self, message: str, *args: object, exc_info: ExcInfo = True) -> None:
-        """Log what went wrong, with the traceback of the exception that is being handled."""
+        """Log an error, with the traceback of the exception that is being handled."""
         self._write("error", message, args, exc_info)
 
     def _write(self, level: str, message: str, args: tuple[object, ...], exc_info: ExcInfo) -> None:
@@ -92,7 +92,7 @@ class JobLog:
 
 
 class Context:
-    """The job at hand. The first argument of every task.
+    """The job that a run works on, and the first argument of every task.
 
     Attributes:
         job_id: the job.
@@ -153,21 +153,21 @@ class Context:
 
     @property
     def subject(self) -> str:
-        """What the job is about, for people."""
+        """What the job is about; Joex only shows it."""
         return self._job.subject
 
     @property
     def submitter(self) -> str:
-        """Who submitted the job, for people."""
+        """The user or program that submitted the job; Joex only shows it."""
         return self._job.submitter
 
     @property
     def cancelled(self) -> bool:
-        """Whether this run should end, as its job was cancelled or timed out, or the executor leaves. Threads poll."""
+        """Whether this run should end: its job was cancelled or timed out, or the executor exits. For threads."""
         return self._is_asked_to_end
 
     def check_cancelled(self) -> None:
-        """Raise `joex.Cancel` where the run should end. For code in threads, at places where it is good to stop."""
+        """Raise `joex.Cancel` if the run should end. Call it in threads, at points where the code can stop."""
         if self._is_asked_to_end:
             raise Cancel("the run was asked to end")
 
@@ -206,19 +206,19 @@ class Context:
         return self._connections.acquire()
 
     def progress(self, percent: float, message: str | None = None) -> None:
-        """Say how far the run has come: 0 to 100, and in words. Written in the background, the latest wins."""
+        """Report progress: 0 to 100, and a message. Joex writes the latest report in the background."""
         self._reports.progress(self._job, max(0, min(100, int(percent))), message)
 
     @asynccontextmanager
     async def transaction(self, result: Any = None, message: str | None = None) -> AsyncIterator[Connection]:
         """A transaction whose commit also finishes the job: the task's own writes and the job's end, or neither.
 
-        Use it once, as the last thing of the task. The job's result is ``result``; what the task returns afterwards is
-        not looked at. Code in threads, with a driver of its own, does the same with
-        ``SELECT joex.finish(id, lock_id, result)`` as the last statement, and rolls back unless it answers ``ok``.
+        Use it once, as the last thing of the task. The job's result is ``result``; Joex ignores what the task returns
+        afterwards. Code in threads, with a driver of its own, does the same with ``SELECT joex.finish(id, lock_id,
+        result)`` as the last statement, and rolls back unless it answers ``ok``.
 
         Raises:
-            WorkerConflict: the job does not belong to this run any more; everything is rolled back.
+            WorkerConflict: the run has lost its job; everything is rolled back.
             Cancel: the job was cancelled; everything is rolled back.
             Fail: the result can't be stored; everything is rolled back.
         """

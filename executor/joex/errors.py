@@ -1,15 +1,15 @@
-"""Errors, named by what the caller does about them.
+"""Errors, one class for each way in which the caller can react.
 
 ::
 
     JoexError
-    ├── ConfigError          mend the configuration or the call; nothing was done
-    │   ├── InvalidJob       mend the submission (also a ValueError); nothing was stored
+    ├── ConfigError          fix the configuration or the call; nothing was done
+    │   ├── InvalidJob       fix the submission (also a ValueError); nothing was stored
     │   ├── JobExists        a type has a job with this id already; nothing was stored
-    │   ├── NotYours         somebody else owns it: change it there, or force it; nothing was done
+    │   ├── NotYours         it has another owner: change it there, or force it; nothing was done
     │   └── SchemaError      run `joex migrate`, or a newer joex; nothing was done
     ├── DatabaseUnavailable  try again later; nothing is lost
-    ├── AppIdInUse           another executor lives under this app-id
+    ├── AppIdInUse           another executor with this app-id is alive
     ├── LeaseLost            this executor was declared dead; start a new incarnation
     ├── WorkerConflict       the run lost its job; drop its result, roll back its transaction
     └── (raised by tasks)
@@ -28,7 +28,7 @@ class JoexError(Exception):
 
 
 class ConfigError(JoexError):
-    """A setting, an argument or a file is wrong; the message names it and the mend."""
+    """A setting, an argument or a file is wrong; the message names it and the fix."""
 
 
 class InvalidJob(ConfigError, ValueError):
@@ -36,11 +36,11 @@ class InvalidJob(ConfigError, ValueError):
 
 
 class JobExists(ConfigError):
-    """A job with an id of the caller's own is there already. Nothing was stored."""
+    """The type already has a keyed job with this id. Nothing was stored."""
 
 
 class NotYours(ConfigError):
-    """Somebody else owns this periodic task: the message says who, and where it is changed. Nothing was done."""
+    """This periodic task has another owner: the message says which, and where to change it. Nothing was done."""
 
 
 class SchemaError(ConfigError):
@@ -48,27 +48,27 @@ class SchemaError(ConfigError):
 
 
 class DatabaseUnavailable(JoexError):
-    """The database can't be reached, or refused the work for now."""
+    """The database is unreachable, or refuses the work for now."""
 
 
 class AppIdInUse(JoexError):
-    """Another executor with this app-id lives; two must never share one."""
+    """Another executor with this app-id is alive; two must never share one."""
 
 
 class LeaseLost(JoexError):
-    """Others consider this executor dead, and its jobs have been put back."""
+    """Another executor has declared this one dead, and put its jobs back."""
 
 
 class WorkerConflict(JoexError):
-    """The job does not belong to this run any more: its result is dropped."""
+    """The run has lost its job: its result is dropped."""
 
 
 class TaskSignal(JoexError):
-    """Base of what a task raises to choose its own end."""
+    """Base of the exceptions by which a task chooses how its run ends."""
 
 
 class Fail(TaskSignal):
-    """Raise in a task: the job fails for good, no retry will help."""
+    """Raise in a task: the job fails for good, without a retry."""
 
 
 class Cancel(TaskSignal):
@@ -76,11 +76,11 @@ class Cancel(TaskSignal):
 
 
 class Retry(TaskSignal):
-    """Raise in a task: run it again, after a delay of its own choice. It counts as one of the job's retries.
+    """Raise in a task: retry the job after a delay of the task's choice. This counts as one of its retries.
 
     Args:
         message: why, for the log.
-        after: the delay; by default the one that the job's retry delay gives.
+        after: the delay; by default the usual retry delay of the job.
     """
 
     def __init__(self, message: str = "", *, after: timedelta | float | str | None = None) -> None:

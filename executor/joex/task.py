@@ -1,4 +1,4 @@
-"""Tasks: code that is found by its name. Public as ``joex.App``."""
+"""Tasks: functions that jobs refer to by name. Public as ``joex.App``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Task(Generic[P, R]):
-    """A function under a name, with its defaults. Calling it calls the function, as ever.
+    """A function with a name and default settings. Calling the task calls the function.
 
     Attributes:
         name: how jobs name it.
@@ -70,7 +70,7 @@ class Task(Generic[P, R]):
         return handler
 
     def parse_arguments(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments from JSON text, or from values, as the function wants them.
+        """Parse arguments, JSON text or values, into the types of the function's annotations.
 
         Raises:
             InvalidJob: they don't fit the signature; the message names each wrong one.
@@ -78,7 +78,7 @@ class Task(Generic[P, R]):
         return self._arguments.parse(args)
 
     async def submit(self, client: Client, **args: Any) -> UUID | None:
-        """Submit a job for this task with these arguments; `options` says more about it. Returns as `Client.submit`."""
+        """Submit a job with these arguments; `options` sets all else. Returns as `Client.submit`."""
         return await Submission(self).submit(client, **args)
 
     def options(
@@ -94,7 +94,7 @@ class Task(Generic[P, R]):
         retries: int | None = None,
         connection: Connection | None = None,
     ) -> Submission:
-        """Say more about a submission than its arguments: ``task.options(group="acme").submit(client, path=p)``."""
+        """Set further options of a submission: ``task.options(group="acme").submit(client, path=p)``."""
         given = {
             "group": group,
             "queue": queue or self.queue,
@@ -111,7 +111,7 @@ class Task(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A task, and how to submit it."""
+    """A task with the options of a submission."""
 
     task: Task[Any, Any]
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Submission:
 
 
 class App:
-    """A set of tasks, and when some of them are due.
+    """A set of tasks, and their schedules.
 
     Args:
         name: whose periodic tasks these are: two apps on one database need two names. By default the place it is loaded
@@ -190,10 +190,10 @@ class App:
         subject: str = "",
         starting_deadline: timedelta | float | str | None = None,
     ) -> Callable[[Task[P, R]], Task[P, R]]:
-        """Run a task again and again; stands above `task`.
+        """Run a task on a schedule; put this above `task`.
 
-        The app's executors register it when they start, and remove what the app does not have any more. A job is made
-        when it is due, wherever the app's queue is served: never twice, and not while the one before is unfinished.
+        The app's executors register it when they start, and remove those that the app no longer has. When it is due,
+        any executor creates the job: never twice, and not while the last job is unfinished.
 
         Args:
             timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/reference/timers.md.
@@ -236,12 +236,12 @@ class App:
 
     @property
     def owner(self) -> str:
-        """The owner of its periodic tasks."""
+        """The owner of the app's periodic tasks."""
         return f"app:{self.name or 'app'}"
 
     @property
     def periodic_tasks(self) -> list[NewPeriodicTask]:
-        """Its periodic tasks. Their ids begin with its name.
+        """The app's periodic tasks. Their ids begin with the app's name.
 
         Raises:
             ConfigError: with its name an id is too long.
@@ -252,7 +252,7 @@ class App:
             raise ConfigError(f"app {self.name!r}: periodic tasks: {error}") from error
 
     def add(self, task: Task[..., Any]) -> None:
-        """Add a task made elsewhere.
+        """Add a task that another module defined.
 
         Raises:
             ConfigError: its name is taken.

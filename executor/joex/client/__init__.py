@@ -1,4 +1,4 @@
-"""The client: submit, steer, read and wait for jobs, keyed jobs and workers, periodic tasks.
+"""The client: submit, manage, read and await jobs, keyed jobs and workers, periodic tasks.
 
-All of them speak to the database through one `joex.client.connections.Connections`, which each is given.
+All of them use the database through one `joex.client.connections.Connections`.
 """

@@ -1,4 +1,4 @@
-"""The client: submit jobs, steer and read them. Public as ``joex.Client``."""
+"""The client: submits, manages and reads jobs. Public as ``joex.Client``."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ _FINAL = tuple(state for state in State if state.is_final)
 
 
 class Client:
-    """Submits jobs, steers and reads them.
+    """Submits, manages and reads jobs.
 
-    Each method takes an optional ``connection`` (asyncpg): it then works inside that connection's transaction, so that
-    a job exists if and only if the transaction commits. Without one it uses its pool, in a transaction of its own.
+    Each method takes an optional ``connection`` (asyncpg): it then runs in the transaction of that connection, so that
+    a job exists if and only if the transaction commits. Without one, it uses the client's pool, in a transaction of its
+    own.
 
-    While callers wait for jobs or hear events it holds one connection of its pool, for all of them together.
+    While callers wait for jobs or events, the client holds one connection of its pool for all of them together.
 
     Args:
-        database: a PostgreSQL URL (the client then has a pool of its own, made at first use and closed with it), or an
-            asyncpg pool of yours (close the client before the pool).
-        timeout: the longest a statement may take, on the client's own connections; where the link has gone silent, a
-            call raises `DatabaseUnavailable` after it. None: no limit. (A pool of yours has its ``command_timeout``.)
+        database: a PostgreSQL URL (the client then opens a pool of its own at first use, and closes it), or an asyncpg
+        pool of yours (close the client before the pool).
+        timeout: the longest a statement may take, on the client's own connections; when the link goes silent, the call
+            then raises `DatabaseUnavailable`. None: no limit. (A pool of yours has its ``command_timeout``.)
 
     Raises:
         ConfigError: the URL, or the timeout, is wrong.
@@ -58,12 +59,12 @@ class Client:
 
     @property
     def keyed(self) -> KeyedJobs:
-        """Jobs with ids of the caller's own, and workers with loops of their own."""
+        """Keyed jobs, and workers that run them in their own loops."""
         return KeyedJobs(self.connections)
 
     @property
     def periodic(self) -> PeriodicTasks:
-        """The periodic tasks, whose jobs are made when their timers say."""
+        """The periodic tasks, which create jobs when their timers are due."""
         return PeriodicTasks(self.connections)
 
     async def __aenter__(self) -> Self:
@@ -76,7 +77,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End all waiting, and close the pool, if it is the client's own."""
+        """End all waits, and close the pool if the client opened it."""
         await self.connections.close()
 
     async def submit(
@@ -98,19 +99,19 @@ class Client:
 
         Args:
             task: the name of the task.
-            args: its arguments by name: values that JSON holds, or that it has a text for (see docs/how-to/jobs.md).
-            group: the tenant it belongs to; groups are served in round robin.
-            queue: the lane of work; executors serve one or more queues.
-            priority: ``high`` or ``low`` (in whichever case), within its group.
-            subject: what it is about, for people.
-            submitter: who submitted it, for people.
-            not_before: run it no sooner: a time with a zone, or a delay (``"10m"``).
+            args: its arguments by name: values that JSON can represent (see docs/how-to/jobs.md).
+            group: the tenant that the job belongs to; Joex is fair between groups.
+            queue: the queue; each executor serves one or more of them.
+            priority: ``high`` or ``low`` (in upper or lower case), within its group.
+            subject: what the job is about; Joex only shows it.
+            submitter: the user or program that submits it; Joex only shows it.
+            not_before: don't run the job before: a time with a zone, or a delay (``"10m"``).
             tracker: skip this submission while an unfinished job has the same tracker.
-            retries: re-runs after a failed run; by default what its task, or the executor, says.
+            retries: how often to retry the job; by default as its task, or the executor, is configured.
             connection: submit in this connection's transaction.
 
         Returns:
-            The id of the job; None where it was skipped because of its tracker.
+            The id of the job; None if its tracker skipped the submission.
 
         Raises:
             InvalidJob: a field is wrong; the message names it. Nothing was stored.
@@ -137,7 +138,7 @@ class Client:
             connection: submit in this connection's transaction.
 
         Returns:
-            An id per job, in order; None where one was skipped because of its tracker.
+            An id per job, in order; None for each submission that its tracker skipped.
 
         Raises:
             InvalidJob, DatabaseUnavailable: as with `submit`; nothing was stored.
@@ -154,28 +155,28 @@ class Client:
         """Cancel a job.
 
         Returns:
-            ``cancelled`` (nobody had it), ``requested`` (it runs, and is told), ``finished`` or ``not_found``.
+            ``cancelled`` (no executor held it), ``requested`` (its run is asked to end), ``finished`` or ``not_found``.
         """
         async with self.using(connection) as used:
             return await jobs.cancel(used, job_id)
 
     async def set_priority(self, job_id: UUID, priority: str, *, connection: Connection | None = None) -> bool:
-        """Change the priority of a waiting job; False where it is not waiting."""
+        """Change the priority of a waiting job; False if it is not waiting."""
         async with self.using(connection) as used:
             return await jobs.set_priority(used, job_id, priority)
 
     async def set_args(self, job_id: UUID, args: Mapping[str, Any], *, connection: Connection | None = None) -> bool:
-        """Replace the arguments of a waiting job, all of them; False where it is not waiting, and stays as it is."""
+        """Replace all arguments of a waiting job; False if it is not waiting, and so unchanged."""
         async with self.using(connection) as used:
             return await jobs.set_args(used, job_id, args)
 
     async def remove(self, job_id: UUID, *, connection: Connection | None = None) -> Literal["ok", "not_found"]:
-        """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+        """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
         async with self.using(connection) as used:
             return await keyed.remove(used, job_id)
 
     async def retry(self, job_id: UUID, *, connection: Connection | None = None) -> bool:
-        """Run a failed or cancelled job again, or a stuck one now; False where it is none of these."""
+        """Run a failed or cancelled job again, or a stuck one now; False if the job is none of these."""
         async with self.using(connection) as used:
             return await jobs.retry(used, job_id)
 
@@ -188,14 +189,14 @@ class Client:
         most: int = 10_000,
         connection: Connection | None = None,
     ) -> int:
-        """Run the failed jobs that match again, the oldest first, at most ``most``; returns how many."""
+        """Run all failed jobs that match again, the oldest first, at most ``most``; returns how many."""
         async with self.using(connection) as used:
             return await jobs.retry_failed(used, queue, group, task, most)
 
     async def notify(self, queue: str = "default", *, connection: Connection | None = None) -> int:
         """Ask all executors of a queue to look for work now; returns how many take from it.
 
-        A submission wakes those it needs by itself: this is for work that came in another way.
+        A submission wakes the executors that it needs. Call this when work arrived in another way.
         """
         async with self.using(connection) as used:
             return await executors.notify(used, queue)
@@ -214,8 +215,8 @@ class Client:
     ) -> Job | None:
         """Wait until a job is in one of these states; by default, until it is finished.
 
-        None: the job is gone, or its submission has not been committed. A state that it passes through quickly may not
-        be seen: wait for the final ones too. While the database is away, the wait goes on.
+        None: the job is gone, or the transaction of its submission has not committed. The wait may miss a state that
+        the job passes through quickly, so wait for the final states too. While the database is away, the wait goes on.
 
         Args:
             job_id: the job.
@@ -223,7 +224,7 @@ class Client:
             timeout: the longest time (``"30s"``).
 
         Raises:
-            TimeoutError: it was not in time.
+            TimeoutError: the job did not get there in time.
             ConfigError: the states, the timeout, or the database's URL is wrong.
         """
         [job] = await self.wait_many([job_id], states=states, timeout=timeout)
@@ -244,11 +245,11 @@ class Client:
         return [found[job_id] for job_id in ids]
 
     def subscribe(self, *job_ids: UUID) -> AbstractAsyncContextManager[AsyncIterator[tuple[UUID, Job | None]]]:
-        """Hear of each change of these jobs, for the time of an ``async with`` block.
+        """Receive each change of these jobs, for the time of an ``async with`` block.
 
-        It gives an async iterator over ids and jobs: first each job as it is, then as it has become, whenever it has
-        changed (its progress too); the latest only, where several changes come at once. None: the job is gone; when all
-        are, it ends.
+        Yields an async iterator over ids and jobs: first each job as it is, then again whenever it has changed (its
+        progress included), only the latest version if several changes come at once. None: the job is gone; when all are
+        gone, the iterator ends.
 
         >>> async with client.subscribe(a, b) as changes:  # doctest: +SKIP
         ...     async for job_id, job in changes:
@@ -257,10 +258,10 @@ class Client:
         return self.connections.watcher.watch(job_ids, read_jobs)
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[JobEvent | ExecutorEvent]]:
-        """Hear all events, for the time of an ``async with`` block: it gives an async iterator.
+        """Receive all events through an async iterator, for the time of an ``async with`` block.
 
-        Each comes once at most. Lost are those that happen while the connection is lost, and the oldest where more than
-        10,000 have not been read.
+        Each event arrives at most once. The client loses events that happen while its connection is lost, and the
+        oldest ones when more than 10,000 are unread.
 
         >>> async with client.events() as events:  # doctest: +SKIP
         ...     async for event in events:
@@ -269,20 +270,20 @@ class Client:
         return self.connections.watcher.events()
 
     async def why(self, job_id: UUID, *, connection: Connection | None = None) -> list[Reason]:
-        """Why a job is not running, what stands in its way first; its ``message`` says it in a sentence."""
+        """The reasons why a job is not running, those that block it first; ``message`` is a reason in a sentence."""
         async with self.using(connection) as used:
             return [Reason(*reason) for reason in await jobs.why(used, job_id)]
 
     async def log(self, job_id: UUID, *, after: int = 0, connection: Connection | None = None) -> list[LogEntry]:
-        """The log of all attempts of a job; ``after`` is the seq of the last line already known."""
+        """The log of all attempts of a job; ``after`` is the seq of the last line that you have read."""
         async with self.using(connection) as used:
             return await jobs.job_log(used, job_id, after=after)
 
     def acquire(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one of the pool, for statements of yours.
 
-        What they leave in the session (settings, listeners, an open transaction) ends with the block; a pool of yours
-        sees to that itself. A block that is cancelled, or ends with a `TimeoutError`, ends the connection.
+        Settings, listeners and an open transaction of the session end with the block; your own pool does so by its own
+        rules. If the block is cancelled, or ends with a `TimeoutError`, the client closes the connection.
         """
         return self.connections.acquire(connection)
 

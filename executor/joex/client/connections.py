@@ -1,4 +1,4 @@
-"""The connections of a client, and what waits on them for notifications."""
+"""The connections of a client, and its waits for notifications."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Connections:
-    """The connections of one database: a client's own pool, made at first use, or a pool of the caller's.
+    """The connections to one database: a pool of the client, opened at first use, or a pool of the caller.
 
     Args:
         database: a PostgreSQL URL, or an asyncpg pool of the caller's, which stays open.
@@ -40,7 +40,7 @@ class Connections:
         self.accept_waiters = AcceptWaiters(self._borrow)
 
     async def open(self) -> asyncpg.Pool[Any]:
-        """The pool, which is made where there is none yet."""
+        """The pool, opened at first use."""
         if self._pool is None:
             if self._url is None:
                 raise RuntimeError("this client is closed")
@@ -48,7 +48,7 @@ class Connections:
         return self._pool
 
     async def close(self) -> None:
-        """End all waiting, and close the pool, if it is the client's own."""
+        """End all waits, and close the pool if the client opened it."""
         await self.watcher.close()
         await self.accept_waiters.close()
         if self._url is not None and self._pool is not None:

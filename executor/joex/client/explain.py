@@ -21,7 +21,7 @@ class Reason:
 
     @property
     def message(self) -> str:
-        """The reason in a sentence, with what helps against it."""
+        """The reason in a sentence, with the remedy."""
         return _SENTENCES[self.reason](self.detail)
 
 

@@ -1,4 +1,4 @@
-"""Jobs whose types, ids and priorities are the caller's own, and workers with loops of their own: ``client.keyed``.
+"""Keyed jobs, with types, ids and priorities of the caller, and workers with their own loops: ``client.keyed``.
 
 The job API of CouchDB's background jobs (its RFC "Background jobs with FoundationDB"), on the table of all other jobs:
 executors run these jobs too, groups take turns, the views show them. What it calls pending is waiting, scheduled or
@@ -44,8 +44,8 @@ class KeyedJobs(Worker, KeyedWaits):
     """The keyed jobs of a database: ``client.keyed``.
 
     Types, ids and priorities are any values that FoundationDB's tuple layer orders: None, texts, bytes, numbers,
-    booleans, UUIDs, and tuples of them. A type is also a task's name and a queue's (`joex.core.tuples.to_name`), so
-    that executors that serve the queue and know the task run its jobs, with ``data`` as arguments.
+    booleans, UUIDs, and tuples of them. A type is also the name of a task and of a queue (`joex.core.tuples.to_name`):
+    executors that serve the queue and know the task run its jobs, with ``data`` as arguments.
 
     With ``connection``, a call works in that connection's transaction. Wrong values raise `InvalidJob`, which names the
     field.
@@ -63,18 +63,18 @@ class KeyedJobs(Worker, KeyedWaits):
         submitter: str = "",
         connection: Connection | None = None,
     ) -> UUID:
-        """Add a job. It stays, finished or not, until it is removed.
+        """Add a job. It stays until you remove it, even when it is finished.
 
         Args:
             job_type: its type.
             job_id: its id, unique within the type.
             opts: ``priority`` (its place in line: the lowest first, then first in, first out; without one it comes
-                before all that have one), ``data`` (an object), ``cancel`` (it is not to run until it is resubmitted),
-                ``resubmit`` (it goes round once more when its run ends), and free fields.
+                before all that have one), ``data`` (an object), ``cancel`` (don't run it until a client resubmits it),
+                ``resubmit`` (run it once more when its run ends), and free fields.
             group: the tenant it belongs to; by default all jobs of a type are one group, so that priorities order all.
             queue: by default the type has one of its own.
-            subject: what it is about, for people; by default its id.
-            submitter: who has added it, for people.
+            subject: what the job is about; Joex only shows it; by default its id.
+            submitter: the user or program that adds it; Joex only shows it.
             connection: add it in this connection's transaction.
 
         Returns:
@@ -113,14 +113,14 @@ class KeyedJobs(Worker, KeyedWaits):
     async def remove(
         self, job_type: Any, job_id: Any, *, connection: Connection | None = None
     ) -> Literal["ok", "not_found"]:
-        """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
+        """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
         async with found(self._connections, job_type, job_id, connection) as (used, job):
             return "not_found" if job is None else await keyed.remove(used, job)
 
     async def cancel(
         self, job_type: Any, job_id: Any, *, connection: Connection | None = None
     ) -> Literal["ok", "not_found"]:
-        """Cancel a job: it is finished, or will be when its run has stopped. It stays, and may be resubmitted."""
+        """Cancel a job: it is finished now, or when its run has stopped. It stays, and you can resubmit it."""
         async with found(self._connections, job_type, job_id, connection) as (used, job):
             return "ok" if job is not None and await jobs.cancel(used, job) != "not_found" else "not_found"
 
@@ -141,7 +141,8 @@ class KeyedJobs(Worker, KeyedWaits):
     ) -> list[KeyedJob]:
         """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the page before.
 
-        A page costs what it shows; with ``state``, also what it passes over: for running ones see `active`.
+        A page reads only the jobs that it returns; with ``state``, also those that it skips: for running jobs, use
+        `active`.
         """
         if state is not None and state not in STATES.values():
             raise InvalidJob(f"state: expected pending, running or finished; got {state!r}")
@@ -163,7 +164,7 @@ class KeyedJobs(Worker, KeyedWaits):
             return await keyed.count(used, name_of("type", job_type), limit)
 
     async def active(self, job_type: Any, *, connection: Connection | None = None) -> list[Any]:
-        """The ids of the jobs of a type that run."""
+        """The ids of the running jobs of a type."""
         async with self._connections.using(connection) as used:
             return [tuples.unpack(key) for key in await keyed.active(used, name_of("type", job_type))]
 
@@ -180,7 +181,9 @@ class KeyedJobs(Worker, KeyedWaits):
         visibility: timedelta | float | str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Set when a run of this type is put back, and others may have its job. It holds for runs that begin later.
+        """Set when Joex puts back a run of this type, so that others may take its job.
+
+        Applies to runs that begin later.
 
         Args:
             job_type: the type; or the name of any task.

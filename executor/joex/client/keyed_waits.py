@@ -1,4 +1,4 @@
-"""Waiting for jobs (the RFC's watches): no question is asked of the database for each who waits."""
+"""Waits for jobs (the RFC's watches), which share one query of the database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RETRY_IN = 0.5  # seconds
 
 
 class KeyedWaits:
-    """Waits for states of jobs, and tells their changes."""
+    """Waits for states of jobs, and reports their changes."""
 
     _connections: Connections
 
@@ -91,7 +91,7 @@ class KeyedWaits:
     async def subscribe(
         self, job_type: Any, *job_ids: Any
     ) -> AsyncIterator[AsyncIterator[tuple[Any, KeyedJob | None]]]:
-        """Hear of each change of these jobs of a type, for the time of an ``async with`` block.
+        """Receive each change of these jobs of a type, for the time of an ``async with`` block.
 
         It gives an async iterator over ids and jobs: first each job as it is, then as it has become; the latest only,
         where several changes come at once. None: the job is gone; when all are, it ends. One that was never there does
@@ -112,7 +112,7 @@ class KeyedWaits:
             yield named(changes)
 
     async def _find_in_any_case(self, job_type: Any, job_ids: list[Any]) -> list[UUID | None]:
-        """Find jobs, as soon as the database is there."""
+        """Read jobs, as soon as the database answers."""
         while True:
             try:
                 return await self._find(job_type, job_ids)

@@ -1,4 +1,4 @@
-"""Periodic tasks that people set: ``client.periodic``. Those of a program are said in it, with `joex.App.periodic`."""
+"""Periodic tasks that users set: ``client.periodic``. A program defines its own with `joex.App.periodic`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class TimerCheck:
 
 
 class RunNow(NamedTuple):
-    """What has become of a wish to run now: ``overlapping``, the job before is not finished, so there is no new one."""
+    """The outcome of `run_now`: ``overlapping``: the last job is not finished, so there is no new one."""
 
     answer: Literal["submitted", "overlapping", "not_found"]
     job: UUID | None
 
 
 def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None, most: int = 5) -> TimerCheck:
-    """How a timer is read, and when it comes next. It needs no database.
+    """The meaning of a timer, and its next times. Needs no database.
 
     >>> found = check_timer("Mon..Fri 8:00", "Europe/Zurich", after=datetime(2026, 11, 20, 12, tzinfo=UTC), most=1)
     >>> found.normal, str(found.next[0])
@@ -73,9 +73,9 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
 class PeriodicTasks:
     """The periodic tasks of a database: ``client.periodic``.
 
-    Each has an owner: people (`user`), an app (`app:...`), a pool of Kubernetes (`kubernetes:...`), or Joex itself
-    (`joex`). All are seen here, and all can be run now. What is set here is owned by people; to change what others own
-    raises `NotYours`, unless ``any_owner`` is said.
+    Each has an owner: users (`user`), an app (`app:...`), a pool of Kubernetes (`kubernetes:...`), or Joex itself
+    (`joex`). You can read all of them, and run any of them now. Those that you set here have the owner `user`; changing
+    one of another owner raises `NotYours`, unless you pass ``any_owner``.
 
     With ``connection``, a call works in that connection's transaction. Wrong values raise `InvalidJob`, which names the
     field.
@@ -130,7 +130,7 @@ class PeriodicTasks:
         enabled: bool | None = None,
         connection: Connection | None = None,
     ) -> bool:
-        """Set a periodic task: a new one, or all of one that is there.
+        """Create a periodic task, or replace the one with this id.
 
         Args:
             task_id: its id, unique in the database, at most 240 bytes.
@@ -143,9 +143,9 @@ class PeriodicTasks:
             priority: the priority of its jobs, ``high`` or ``low``.
             subject: what they are about, for people; by default its id.
             submitter: who submits them, for people.
-            starting_deadline: a time that was missed by more than this (``"1h"``) is left out; by default one is caught
-                up, however late.
-            enabled: None: as it is; a new one is.
+            starting_deadline: skip a time missed by more than this (``"1h"``); by default Joex
+                catches up on the latest, however late.
+            enabled: None: leave as it is; a new one is enabled.
             connection: set it in this connection's transaction.
 
         Returns:
@@ -153,7 +153,7 @@ class PeriodicTasks:
 
         Raises:
             InvalidJob: a field is wrong; the message names it.
-            NotYours: somebody else owns the one with this id.
+            NotYours: the one with this id has another owner.
         """
         new = _new(
             id=task_id,
@@ -175,10 +175,10 @@ class PeriodicTasks:
         return answer == "set"
 
     async def remove(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
-        """Remove a periodic task; its jobs stay. False: there is none.
+        """Remove a periodic task; its jobs stay. False if there is none.
 
         Raises:
-            NotYours: somebody else owns it, and ``any_owner`` was not said.
+            NotYours: it has another owner, and ``any_owner`` is false.
         """
         _check_id(task_id)
         async with self._connections.using(connection) as used:
@@ -187,18 +187,18 @@ class PeriodicTasks:
         return answer == "removed"
 
     async def enable(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
-        """Let a periodic task come again, from its next time on. False: there is none; raises as `remove`."""
+        """Enable a periodic task, from its next time on. False if there is none; raises as `remove`."""
         return await self._enable(task_id, connection, enabled=True, any_owner=any_owner)
 
     async def disable(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
-        """Let a periodic task rest until it is enabled. False: there is none; raises as `remove`."""
+        """Disable a periodic task until you enable it. False if there is none; raises as `remove`."""
         return await self._enable(task_id, connection, enabled=False, any_owner=any_owner)
 
     async def run_now(self, task_id: str, *, connection: Connection | None = None) -> RunNow:
-        """Make the job of a periodic task now, whatever its timer and its owner are, and though it is disabled.
+        """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled.
 
         Raises:
-            NotYours: it is Joex's own, and makes no jobs.
+            NotYours: it belongs to Joex, and creates no jobs.
         """
         _check_id(task_id)
         async with self._connections.using(connection) as used:

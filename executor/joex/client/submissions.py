@@ -1,4 +1,4 @@
-"""What callers say of a job to be submitted, as what the store takes."""
+"""Translates the arguments of a submission into those of the store."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _RETRY_IN = 1.0  # seconds
 
 
 class Worker:
-    """Accepts jobs, reports, and ends runs.
+    """Accepts jobs, reports progress, and finishes runs.
 
     Args:
         connections: of the database.
@@ -82,7 +82,7 @@ class Worker:
         worker: str = "worker",
         connection: Connection | None = None,
     ) -> KeyedJob | None:
-        """Take the next job of a type for a run of one's own, or None: there is none.
+        """Take the next job of a type, to run it yourself; None if there is none.
 
         The run has the job to itself, as long as it calls `update` within the type's timeout (see `set_timeout`; 60
         seconds where none is set), and says `finish` in the end.
@@ -162,7 +162,7 @@ class Worker:
         message: str | None = None,
         connection: Connection | None = None,
     ) -> Answer:
-        """Report that a run goes on, and change what its job says.
+        """Report that a run continues, and change the options of its job.
 
         In the transaction of the run's own writes this is the mutual exclusion: where the answer is not ``ok``, roll
         back, and nothing is ever seen that was written by a run that had lost its job. The answer also says whether a
@@ -188,7 +188,9 @@ class Worker:
     async def resubmit(
         self, job_type: Any, job_id: Any, lock_id: UUID | None = None, *, connection: Connection | None = None
     ) -> str:
-        """Run a job once more. One that runs goes round again when its run ends, however often this is said meanwhile.
+        """Run a job once more. A running job runs again, once, when its run ends.
+
+        However often you call this during a run, the job runs once more.
 
         Args:
             job_type: the job's type.
@@ -265,7 +267,7 @@ class Worker:
     async def give_back(
         self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
     ) -> Answer:
-        """End a run that does not count: the job waits again, at its old place in the line, for others to take it.
+        """End a run without counting it: the job waits again, at its old place in line, for others to take.
 
         Where the job was cancelled, it is as with `finish`.
         """

@@ -1,4 +1,4 @@
-"""What happens in an executor, as data.
+"""The events of an executor, as data.
 
 One mechanism serves log lines, metrics, and the tests, which wait for events. (Those of each run are tuples, which are
 made faster: there are thousands a second.)
@@ -26,7 +26,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class AppIdInUse:
-    """Another executor lives under the app-id; this one waits until it has gone. ``other`` says who."""
+    """Another executor with this app-id is alive; this one waits until it has exited. ``other`` names it."""
 
     app_id: str
     other: str
@@ -34,14 +34,14 @@ class AppIdInUse:
 
 @dataclass(frozen=True, slots=True)
 class AppIdRetired:
-    """Nobody may take jobs under the app-id any more; this executor waits for its end."""
+    """The app-id is retired: it may take no more jobs; this executor waits to be stopped."""
 
     app_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Jobs were taken (maybe none), in so many seconds."""
+    """The executor took jobs (maybe none), in this many seconds."""
 
     asked: int
     jobs: int
@@ -55,7 +55,7 @@ class RunStarted(NamedTuple):
 
 
 class RunEnded(NamedTuple):
-    """A run has ended, and this is written. ``seconds`` since its code started; None: it had not."""
+    """A run has ended, and the end is written. ``seconds`` since its code started; None if it had not started."""
 
     job: TakenJob
     verdict: Verdict
@@ -86,7 +86,7 @@ class RunNotWritten:
 
 @dataclass(frozen=True, slots=True)
 class Rescued:
-    """A dead executor was found, and its jobs were put back."""
+    """This executor declared another one dead, and put its jobs back."""
 
     app_id: str
     executor: int
@@ -103,21 +103,21 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True)
 class FellAsleep:
-    """There is nothing to do; ``next_due`` seconds until a job is due, None: none is."""
+    """There is nothing to do; a job is due in ``next_due`` seconds; None if none is."""
 
     next_due: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A notification came."""
+    """A notification arrived."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
 class PeriodicNotRegistered:
-    """A periodic task of the app has no row: somebody else owns the one with this id."""
+    """A periodic task of the app has no row, because the row with this id has another owner."""
 
     id: str
 
@@ -154,7 +154,7 @@ class TrustEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """Others have declared this incarnation dead; it starts over as a new one."""
+    """Another executor has declared this incarnation dead; it starts over as a new one."""
 
     executor: int
 
@@ -170,14 +170,14 @@ class DatabaseTrouble:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """No more jobs are taken. ``runs`` are waited for."""
+    """The executor takes no more jobs, and waits for ``runs``."""
 
     runs: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The executor has left; ``given_back`` jobs wait again."""
+    """The executor has exited; ``given_back`` jobs wait again."""
 
     executor: int
     given_back: int
@@ -206,4 +206,4 @@ Event: TypeAlias = (
     | Left
 )
 Emit: TypeAlias = Callable[[Event], None]
-"""Where events go. It is called on the executor's loop, and must neither block nor raise."""
+"""Receives events. Called on the executor's loop; must neither block nor raise."""

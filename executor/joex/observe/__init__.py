@@ -1,1 +1,1 @@
-"""What is seen of an executor from outside: its events become log lines and numbers for Prometheus."""
+"""Turns an executor's events into log lines, and into metrics for Prometheus."""

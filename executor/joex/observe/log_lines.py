@@ -1,4 +1,4 @@
-"""Events -> log lines: all that an executor writes, in one place, to stderr. What jobs log is in the database."""
+"""Events -> log lines: everything that an executor writes to stderr. The logs of jobs are in the database."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Registered: ("info", "registered"),
     events.AppIdInUse: (
         "warning",
-        "another executor lives under this app-id: waiting until it has gone; give each executor its own: JOEX_APP_ID",
+        "another executor with this app-id is alive: waiting until it has exited; give each its own: JOEX_APP_ID",
     ),
-    events.AppIdRetired: ("info", "this app-id is retired: no jobs are taken under it; waiting to be ended"),
+    events.AppIdRetired: ("info", "this app-id is retired and takes no more jobs: waiting to be stopped"),
     events.Taken: ("debug", "took jobs"),
     events.RunStarted: ("debug", "run started"),
     events.WorkerConflict: ("warning", "a run had lost its job: its result is dropped"),
@@ -37,12 +37,12 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Woken: ("debug", "woken"),
     events.PeriodicNotRegistered: (
         "warning",
-        "a periodic task of the app is not registered: somebody else owns the row of this id (joex periodic show ID)",
+        "a periodic task of the app is not registered: its id has another owner (joex periodic show ID)",
     ),
     events.Repeated: ("info", "a periodic task was due"),
     events.LogLinesDropped: ("warning", "log lines of jobs are dropped"),
     events.TrustEnded: ("warning", "the lease could not be renewed in time: interrupting the runs"),
-    events.LeaseEnded: ("warning", "others have declared this executor dead: starting over"),
+    events.LeaseEnded: ("warning", "another executor has declared this one dead: starting over"),
     events.DatabaseTrouble: ("warning", "the database can't be reached: trying again"),
     events.Draining: ("info", "draining: taking no more jobs"),
     events.Left: ("info", "left"),
@@ -67,7 +67,7 @@ def fan_out(*emits: events.Emit) -> events.Emit:
 
 
 class LogSettings(Protocol):
-    """The settings that say how to log."""
+    """The settings of logging."""
 
     @property
     def log_format(self) -> str:
@@ -94,11 +94,11 @@ class LogLines:
             processors=[*_PREPARE, *_render(settings, to)],
             wrapper_class=structlog.make_filtering_bound_logger(level),
         )
-        # Most events are worth a line only when somebody debugs, and there are thousands of them a second.
+        # Most events deserve a line only in debugging, and there are thousands of them a second.
         self._says_debug = level <= logging.DEBUG
 
     def __call__(self, event: events.Event) -> None:
-        """Write a line about an event, or none. A stream that is gone takes none, and nobody else suffers from it."""
+        """Write a line about an event, if it deserves one. A broken stream disturbs nothing else."""
         if isinstance(event, events.RunEnded):
             level, text = _ENDED[event.verdict.state]
         else:

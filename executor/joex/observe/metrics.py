@@ -82,7 +82,8 @@ class Metrics:
         for what in ("start", "end"):  # there from the start, so that their first increase is seen
             self._not_written.labels(what)
         self._overdue = self._counter(
-            "joex_runs_overdue", "Runs put back, of whatever executor or worker, that did not report in time."
+            "joex_runs_overdue",
+            "Runs of any executor or worker that this executor put back because they did not report in time.",
         )
         self._repeated = self._counter(
             "joex_periodic_decisions",
@@ -98,9 +99,12 @@ class Metrics:
             self._dropped.labels(reason)
 
     def _make_executor_meters(self, slots: int, busy: Callable[[], int]) -> None:
-        self._jobs_taken = self._counter("joex_jobs_taken", "Jobs that were taken.")
+        self._jobs_taken = self._counter("joex_jobs_taken", "Jobs that this executor took.")
         self._take_seconds = Histogram(
-            "joex_take_seconds", "How long takes took.", buckets=_TAKE_SECONDS, registry=self._registry
+            "joex_take_seconds",
+            "Seconds that the takes of this executor took.",
+            buckets=_TAKE_SECONDS,
+            registry=self._registry,
         )
         self._reclaimed = self._counter(
             "joex_jobs_reclaimed",
@@ -109,13 +113,19 @@ class Metrics:
         )
         for cause in ("dead", "restart"):  # likewise
             self._reclaimed.labels(cause)
-        self._trust_ended = self._counter("joex_lease_trust_ended", "Times the lease was not renewed in time.")
-        self._trouble = self._counter("joex_database_trouble", "Times the database could not be reached.", "service")
+        self._trust_ended = self._counter(
+            "joex_lease_trust_ended", "Times that this executor did not renew its lease in time."
+        )
+        self._trouble = self._counter(
+            "joex_database_trouble", "Times that this executor could not reach the database.", "service"
+        )
         Gauge(
-            "joex_executor_start_timestamp_seconds", "When the executor's process started.", registry=self._registry
+            "joex_executor_start_timestamp_seconds",
+            "Time at which the executor's process started, in Unix seconds.",
+            registry=self._registry,
         ).set(time.time())
-        Gauge("joex_slots", "Jobs that can run at a time.", registry=self._registry).set(slots)
-        Gauge("joex_slots_busy", "Jobs that run now.", registry=self._registry).set_function(busy)
+        Gauge("joex_slots", "Jobs that this executor can run at a time.", registry=self._registry).set(slots)
+        Gauge("joex_slots_busy", "Jobs that this executor runs now.", registry=self._registry).set_function(busy)
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self._registry)
