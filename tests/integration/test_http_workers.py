@@ -614,7 +614,7 @@ async def test_an_unreachable_database_is_a_reason_to_try_again(alone, what):
 
 async def test_the_calls_that_are_tested_here_are_all_there_are(alone):
     paths = (await alone.http.get("/openapi.json")).json()["paths"]
-    tags = {"workers", "jobs with ids of your own"}
+    tags = {"workers", "keyed jobs"}
     assert {f"/api/v1/{what}" for what in CALLS} == {
         path for path, methods in paths.items() if tags & set(methods.get("post", {}).get("tags", []))
     }

@@ -112,7 +112,7 @@ class JobWatch:
         self._renew_at = self._clock() + _RENEW_EVERY
 
     async def _register(self, new: set[UUID]) -> None:
-        """Be told of these jobs from now on."""
+        """Subscribe to these jobs."""
         wait_for = subscriptions.wait_for(self._connection, self._name, new)
         recheck = await self._listener.ask(announce(self._connection, wait_for))
         self._registered |= new

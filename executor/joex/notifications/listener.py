@@ -1,4 +1,4 @@
-"""A connection that hears notifications, and the loop that has one for as long as something waits for them."""
+"""A connection that receives notifications, and the loop that keeps one while something waits for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joex.store.statement import Connection
 
 T = TypeVar("T")
 Connect = Callable[[], AbstractAsyncContextManager[Connection]]
-"""Gives a connection for the time of a block, with errors translated."""
+"""Returns a connection for the time of a block, with errors translated."""
 
 LINGER = 1.0
 """Seconds for which an idle listener is kept: a caller that waits for one thing after the other needs it again."""
@@ -27,7 +27,7 @@ _FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
 class Listener:
-    """A connection that hears notifications, and answers in time.
+    """A connection that receives notifications, and answers in time.
 
     Args:
         connection: one that nothing else uses meanwhile.
@@ -72,7 +72,7 @@ class Listener:
         self._heard[channel] = heard
 
     async def unlisten(self, channel: str) -> None:
-        """Hear no more of this channel."""
+        """Stop listening on this channel."""
         await self.ask(self.connection.remove_listener(channel, self._heard.pop(channel)))
 
     async def ask(self, answer: Awaitable[T]) -> T:
@@ -173,6 +173,6 @@ class ListenerLoop:
                 has_worked = clock() - begun > _LONGEST_RETRY.total_seconds()
                 failures = 1 if has_worked else failures + 1
                 await asyncio.sleep(retry_delay(_FIRST_RETRY, failures, _LONGEST_RETRY).total_seconds())
-            except Exception as error:  # noqa: BLE001 - whatever it is, no wait may last for ever
+            except Exception as error:  # noqa: BLE001 - whatever it is, no wait may last forever
                 self._fail(error)
                 return

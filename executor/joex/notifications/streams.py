@@ -112,7 +112,7 @@ class Events(Stream[Event]):
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
-        """From now on each event comes."""
+        """Start receiving each event."""
         self._begun.set()
 
     def fail(self, error: BaseException) -> None:
@@ -163,7 +163,7 @@ class Streams:
         return bool(self.of or self.events)
 
     def add(self, stream: Changes[Any] | Events) -> None:
-        """A stream is opened."""
+        """Register a stream."""
         if isinstance(stream, Events):
             self.events.add(stream)
         else:
@@ -173,7 +173,7 @@ class Streams:
         self.wakeup.set()
 
     def remove(self, stream: Changes[Any] | Events) -> None:
-        """A stream is closed."""
+        """Remove a stream."""
         if isinstance(stream, Events):
             self.events.discard(stream)
         else:

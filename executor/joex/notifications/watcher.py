@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Watcher:
-    """Watches jobs and hears events.
+    """Watches jobs and receives events.
 
     During a wait it keeps one connection and one row in the table of subscribers. While the database is away, waits go
     on: the changes of jobs come later, events of that time are lost. An error that does not pass, such as a wrong URL

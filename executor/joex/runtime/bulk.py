@@ -1,4 +1,4 @@
-"""Arguments and results that are large travel alone, on connections that no service waits for.
+"""Moves large arguments and results one by one, on connections that no service waits for.
 
 On a slow link each may take seconds: each has a time limit that fits its size, and it is a run's own time that passes.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 CONNECTIONS = 2
 """How many connections of an executor carry what is large."""
 SLOWEST = 500_000
-"""Bytes a second: what is slower counts as too slow."""
+"""Bytes a second; a slower transfer counts as too slow."""
 _BASE = 5.0  # seconds, whatever the size
 _TRIES = 3
 _RETRY_IN = 1.0
@@ -33,7 +33,7 @@ _CANCEL_WITHIN = 2.0
 
 
 class TooSlow(JoexError):
-    """It did not get through in its time, several times, though the database answers otherwise."""
+    """A transfer took too long, several times, although the database answers other statements."""
 
 
 async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitable[T]], emit: Emit) -> T:

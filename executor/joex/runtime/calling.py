@@ -1,4 +1,4 @@
-"""Calling the code of tasks: async functions on the executor's loop, plain ones in threads, with a limit of time."""
+"""Calls the code of tasks: async functions on the executor's loop, plain ones in threads, with a time limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Caller:
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Release the threads."""
         self._threads.shutdown(wait=False)
 
     def call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
@@ -38,7 +38,7 @@ class Caller:
         return called if limit is None else _within(limit, called)
 
     async def _in_thread(self, run: Run, function: Callable[..., Any], limit: float | None = None) -> Any:
-        """Run code in a thread. It can't be interrupted: after the limit it is asked to end, and still waited for.
+        """Run code in a thread. Python can't interrupt it: after the limit it is asked to end, and still awaited.
 
         To give its slot, or its job, to another run meanwhile would run two at once.
         """
@@ -55,7 +55,7 @@ class Caller:
         raise error
 
     async def call_cancel_handler(self, run: Run, task: Task[..., Any]) -> None:
-        """Call what the task has for a run that was cancelled, if it has anything; its errors go to the job's log."""
+        """Call the task's cancel handler, if it has one; its errors go to the job's log."""
         handler = task.cancel_handler
         if handler is None:
             return
@@ -77,7 +77,7 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 async def _within(limit: float, called: Awaitable[Any]) -> Any:
-    """Wait for so many seconds at most."""
+    """Wait for at most this many seconds."""
     clock = asyncio.timeout(limit)
     try:
         async with clock:
@@ -89,7 +89,7 @@ async def _within(limit: float, called: Awaitable[Any]) -> Any:
 
 
 class _TimedOut(JoexError):
-    """A run took longer than it may."""
+    """A run exceeded its timeout."""
 
     def __init__(self, limit: float) -> None:
         super().__init__(f"timed out after {limit:g} s")

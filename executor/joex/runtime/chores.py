@@ -1,8 +1,8 @@
-"""What an executor does again and again beside its heartbeats, on a connection of its own.
+"""The periodic chores of an executor, beside its heartbeats, on a connection of their own.
 
-It asks for what notifications may have missed, and looks after dead executors and overdue runs. None of it is urgent;
-all of it must go on whatever a task does to the executor's loop, so it runs in the thread of the lease. It has another
-connection than heartbeats, so that no chore makes a heartbeat late.
+They recheck what notifications may have missed, and rescue the jobs of dead executors and overdue runs. None of them is
+urgent, but all must continue whatever a task does to the executor's loop, so they run in the thread of the lease.
+Heartbeats use another connection, so that no chore delays a heartbeat.
 """
 
 from __future__ import annotations

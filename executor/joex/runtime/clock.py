@@ -6,5 +6,5 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def clock() -> float:
-    """Seconds of a clock that is never set, and goes on while the machine is suspended (where there is such a one)."""
+    """Seconds of a clock that is never set, and (where the system has one) runs while the machine is suspended."""
     return time.clock_gettime(_CLOCK)

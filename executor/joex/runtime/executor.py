@@ -52,7 +52,7 @@ class Executor:
         settings: see `joex.config.Settings`.
         url: the database, which has this version's schema.
         emit: where events go; called on the executor's loop.
-        watchdog: ends this process where its interpreter is stuck; None: nothing does.
+        watchdog: ends this process if its interpreter is stuck; None: no watchdog.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Executor:
 
     @property
     def ready(self) -> bool:
-        """It is registered, trusts its lease, and takes jobs."""
+        """Whether it is registered, trusts its lease, and takes jobs."""
         return self.phase == "running" and self._registration is not None and self._registration.keeper.is_trusted
 
     @property
     def alive(self) -> bool:
-        """Its loop and its lease's thread are at work. An unreachable database is no reason to restart it."""
+        """Whether its loop and its lease's thread work. An unreachable database is no reason to restart it."""
         return self._registration is None or self._registration.keeper.is_alive
 
     def running(self) -> list[RunningJob]:
@@ -102,14 +102,14 @@ class Executor:
             self._registration.taker.wake()
 
     def drain(self) -> None:
-        """Take no more jobs, finish what runs, and leave."""
+        """Take no more jobs, finish the running ones, and exit."""
         if not self._asked_to_drain.is_set():
             self._asked_to_drain.set()
             self.phase = "draining" if self.phase == "running" else self.phase
             self._emit(events.Draining(len(self.running())))
 
     def stop(self) -> None:
-        """Leave at once: interrupt what runs, and give it back (it waits again, and this run does not count)."""
+        """Exit at once: interrupt the runs, and give their jobs back (they wait again, and these runs do not count)."""
         self.drain()
         self._asked_to_stop.set()
 
@@ -176,7 +176,7 @@ class Executor:
         )
 
     async def _unless_drained(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Do what comes before anything is taken; None: it was asked to drain first, so that nothing waits for it."""
+        """Prepare before the first take; None if it was asked to drain first, so that nothing delays the exit."""
         task, drained = asyncio.ensure_future(work), asyncio.ensure_future(self._asked_to_drain.wait())
         try:
             await asyncio.wait({task, drained}, return_when=asyncio.FIRST_COMPLETED)
@@ -201,10 +201,10 @@ class Executor:
             self._emit(events.LeaseEnded(self.id))
 
     async def _register(self, pool: asyncpg.Pool[Any], *, locks: bool) -> tuple[int, float] | None:
-        """Register a new incarnation; wait while another executor lives under the app-id. None: asked to drain.
+        """Register a new incarnation; wait while another executor has the app-id. None if it was asked to drain.
 
-        Under a retired app-id nobody registers. It waits there too: whoever retired it is about to end this process,
-        and one that ended by itself would only be started again.
+        No executor registers under a retired app-id. This one waits then, too: the operator that retired the app-id is
+        about to stop this process, and if the process exited by itself, it would only be restarted.
         """
         me, gone, told = self._newcomer(locks=locks), None, None
         observed = Observation(Lease(self.settings.lease).heartbeat_every)
@@ -235,7 +235,7 @@ class Executor:
         return None
 
     def _tell_of_waiting(self, answer: Registered, told: int | None) -> int | None:
-        """Say once why it waits; returns whom it waits for (0: its app-id is retired)."""
+        """Report once why it waits; returns the executor that it waits for (0: its app-id is retired)."""
         why = answer.other.id if answer.other is not None else 0
         if why != told:
             in_use = None if answer.other is None else events.AppIdInUse(self.app_id, _describe(answer.other))

@@ -1,7 +1,7 @@
-"""Writing the ends of runs, in batches: all that have ended while the batch before was being written.
+"""Writes the ends of runs in batches: all runs that ended while the previous batch was being written.
 
-A run keeps its slot until its end is written, so that an executor never holds more jobs than it has slots. An end that
-can't be written is kept and tried again until the database takes it, or answers that the job is no longer this run's.
+A run keeps its slot until its end is written, so that an executor never holds more jobs than it has slots. The finisher
+keeps and retries an end until the database takes it, or answers that the run has lost its job.
 
 A batch has a budget in bytes, and is cut smaller after each failure: else a batch that does not get through in its time
 would be sent again for ever. What is large, or does not get through alone, is written apart (see `bulk`); so is what
@@ -83,7 +83,7 @@ class End(EndedRun):
         self.size = _ROW_BYTES + (0 if result is None else len(result)) + (0 if message is None else len(message))
 
     def fail(self, why: str) -> None:
-        """What it was to write can't be written: the job fails, and says why."""
+        """The end can't be written: the job fails instead, with the reason."""
         self.is_refused = True
         self.verdict = Verdict(State.FAILED, error=why)
         self.state, self.error, self.exhausted, self.delay = State.FAILED, why, None, None
@@ -92,7 +92,7 @@ class End(EndedRun):
 
 
 class Ends(Protocol):
-    """Where starts and ends of runs are written."""
+    """Receives the starts and ends of runs."""
 
     def started(self, job: TakenJob, at: float) -> None:
         """The code of a run has started, at this time of the monotonic clock."""
@@ -101,7 +101,7 @@ class Ends(Protocol):
         """A run has ended."""
 
     def forget(self, job: TakenJob) -> None:
-        """A run has lost its job: nothing of it is written."""
+        """A run has lost its job: write nothing about it."""
 
 
 class Finisher:
@@ -156,7 +156,7 @@ class Finisher:
         self._some.set()
 
     def forget(self, job: TakenJob) -> None:
-        """A run has lost its job: nothing of it is written."""
+        """A run has lost its job: write nothing about it."""
         self._starts.pop(job.lock_id, None)
         self._emit(WorkerConflict(job.id, job.task))
         self._written([job])

@@ -1,4 +1,4 @@
-"""Which process this is, and whether another one on this host still exists."""
+"""The identity of this process, and whether another one on this host still exists."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def this_process() -> Process:
 
 
 def is_certainly_gone(other: Other) -> bool:
-    """Whether another executor's process does certainly not exist any more. False where this can't be known."""
+    """Whether another executor's process has certainly ended. False if that can't be known."""
     if not other.boot_id or other.boot_id != _boot() or not other.process_start:
         return False
     return _start(other.pid) != other.process_start

@@ -1,7 +1,7 @@
 """Log lines and progress of runs, on their way to the database.
 
-The buffer is bounded, and adding to it never waits: a job is never slowed down by its log. What does not fit is dropped
-and counted.
+The buffer is bounded, and adding to it never waits, so a log never slows its job down. Lines that do not fit are
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class JobLogWriter:
         self._wakeup = asyncio.Event()
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
-        """Keep a line, or drop it where the buffer is full."""
+        """Keep a line, or drop it if the buffer is full."""
         with self._lock:
             if len(self._lines) >= self._size:
                 self._dropped += 1
@@ -86,7 +86,7 @@ class JobLogWriter:
         self._wake_up()
 
     async def run(self) -> None:
-        """Write what comes, until cancelled."""
+        """Write lines as they arrive, until cancelled."""
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
@@ -99,7 +99,7 @@ class JobLogWriter:
             await asyncio.sleep(_GATHER)
 
     async def close(self, seconds: float) -> None:
-        """Write what is left, for at most so many seconds."""
+        """Write the remaining lines, for at most this many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 await self.flush()

@@ -1,9 +1,9 @@
 """The lease of an executor: heartbeats, notifications, and the end of trust, in a thread of their own.
 
-A thread, because a task may block the executor's loop for longer than any lease; its jobs run all the same, and must
-not be taken for dead. The thread has a loop and two connections. On the one the executor holds its session lock, renews
-its heartbeat and hears notifications: nothing else, so that nothing makes a heartbeat late. On the other it does its
-chores (`joex.runtime.chores`).
+A thread, because a task may block the executor's loop for longer than any lease; its jobs still run, and the executor
+must not count as dead. The thread has a loop and two connections. On the first, the executor holds its session lock,
+sends heartbeats and receives notifications: nothing else, so that nothing delays a heartbeat. On the second, it does
+its chores (`joex.runtime.chores`).
 
 ::
 
@@ -51,7 +51,7 @@ _GRACE = (
 )
 _LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it is told that the lease has ended
 EXIT_CODE = 75
-"""The exit code where the lease is over and task code can't be stopped (EX_TEMPFAIL: start it again)."""
+"""The exit code if the lease is over and task code can't be stopped (EX_TEMPFAIL: restart the executor)."""
 
 
 class LeaseKeeper:
@@ -67,7 +67,7 @@ class LeaseKeeper:
         held: the runs at this moment; called from the thread.
         executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
-        watchdog: watches the process; None: nothing does.
+        watchdog: watches the process; None: no watchdog.
         callbacks: called when something happens.
     """
 
@@ -119,16 +119,16 @@ class LeaseKeeper:
 
     @property
     def is_trusted(self) -> bool:
-        """The lease is renewed, and may be trusted at this moment."""
+        """Whether the lease is renewed, and valid at this moment."""
         return self._is_trusted and clock() < self._trusted_until
 
     @property
     def is_alive(self) -> bool:
-        """Its thread is at work."""
+        """Whether its thread works."""
         return self._thread.is_alive() or not self._is_started
 
     async def until_over(self) -> None:
-        """Return when the lease has not been renewed for all of its time: others may run what this executor held."""
+        """Return when the lease has expired without a renewal: other executors may run the jobs that this one held."""
         beyond_trust = self._lease.duration.total_seconds() - self._lease.trusted_for
         while (left := self._trusted_until + beyond_trust - clock()) > 0:  # noqa: ASYNC110 - renewed in the thread
             await asyncio.sleep(left)
@@ -168,12 +168,12 @@ class LeaseKeeper:
                 with suppress(asyncio.CancelledError):
                     await session
                 for task in beside:
-                    if task.done():  # by a mistake of ours
+                    if task.done():  # because of a bug
                         task.result()
                 if not self._stop.is_set():
                     await wait_for(self._stop, self._reconnect_in)
             if self._is_over:
-                # The executor's loop has been told. It may be blocked by the very task that must not go on.
+                # The executor's loop knows by now, but the very task that must stop may block it.
                 await wait_for(self._stop, _LOOP_WITHIN)
                 if not self._stop.is_set() and self._executing():
                     self._exit()
@@ -241,7 +241,7 @@ class LeaseKeeper:
             self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=True))
 
     async def _watch(self) -> None:
-        """End the trust in time; and the process, where its tasks can't be stopped in time."""
+        """End the trust in time, and the process too if its tasks don't stop in time."""
         while True:
             await asyncio.sleep(max(self._trusted_until - clock(), 0.01))
             if clock() < self._trusted_until:
@@ -265,7 +265,7 @@ class LeaseKeeper:
             self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=False))
 
     def _exit(self) -> None:
-        """End the process at once: its lease is over, others may run its jobs, and its own task code does not stop."""
+        """Exit at once: the lease is over, other executors may run the jobs, and the code of a task does not stop."""
         sys.stderr.write(
             "joex: the lease could not be renewed, and a task does not react to being interrupted; "
             "exiting, so that no job runs twice\n"

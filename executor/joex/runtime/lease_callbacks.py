@@ -1,4 +1,4 @@
-"""The callbacks of a lease's thread, and how these calls cross from its loop to the executor's."""
+"""The callbacks of a lease's thread, and the way of these calls from its loop to the executor's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from joex.runtime.clock import clock
 
 
 class LeaseCallbacks(Protocol):
-    """What the lease's thread calls, each on the executor's loop."""
+    """The callbacks of the lease's thread, each called on the executor's loop."""
 
     def on_event(self, event: Event) -> None:
-        """Something to log and count."""
+        """Log and count an event."""
 
     def on_wake(self) -> None:
         """There may be work."""
@@ -28,7 +28,7 @@ class LeaseCallbacks(Protocol):
         """A periodic task has changed."""
 
     def on_drain(self) -> None:
-        """This executor is asked to drain."""
+        """A client or operator asks this executor to drain."""
 
     def on_cancel(self, job_id: UUID) -> None:
         """A job that this executor holds is to be cancelled."""

@@ -1,6 +1,6 @@
-"""Maintenance: a periodic task that makes no jobs. The executor that has decided that it is due does it itself.
+"""Maintenance: a periodic task that creates no jobs. The executor that decides that it is due does it itself.
 
-So it needs no slot, no queue and no pool of its own: any executor that lives will do, whatever it serves.
+So it needs no slot, no queue and no pool of its own: any executor can do it, whatever queues it serves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from joex.store.statement import Connection
 from joex.task import App
 
 RETENTION = "joex.retention"
-"""The periodic task that deletes what has been kept long enough."""
+"""The periodic task that deletes old finished jobs."""
 
 _EVERY_TEN_MINUTES = "*:0/10"
 _RETRY_IN = 60.0
@@ -32,7 +32,7 @@ _ALL_LINES_ONCE_IN = 144  # times: about once a day
 
 
 class Maintenance:
-    """The service that deletes what has been kept long enough, each time that it is woken.
+    """The service that deletes old finished jobs, each time that it is woken.
 
     Args:
         url: the database.
@@ -121,7 +121,7 @@ def system_periodic_tasks(settings: Settings) -> list[NewPeriodicTask]:
 
 
 async def register_periodic_tasks(connection: Connection, app: App, settings: Settings) -> list[str]:
-    """Bring the rows of the app's periodic tasks, and of the system's, in line; returns the ids that others own."""
+    """Update the rows of the app's and the system's periodic tasks; returns the ids that have another owner."""
     wanted = [(task, SYSTEM_OWNER) for task in system_periodic_tasks(settings)]
     wanted += [(task, app.owner) for task in app.periodic_tasks]
     # Executors that start at the same time wait for each other at the first row, which is the system's.

@@ -1,7 +1,7 @@
-"""Raising floors while vacuum is kept from clearing what jobs leave behind: see store/sql/25_floors.sql.
+"""Raises floors while vacuum can't clear the dead rows of jobs: see store/sql/25_floors.sql.
 
-Nearly always there is nothing to do, and nothing is asked: a heartbeat tells when takes have to walk. All executors
-look then, and whoever comes first raises the floors; if none does, takes are slower, and nothing else.
+Nearly always there is nothing to do, and no query: a heartbeat reports when takes have to walk over dead rows. All
+executors then check, and the first one raises the floors; if none does, takes are slower, and that is all.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class Registration:
                 await asyncio.wait_for(self._until_idle(), _GRACE)
 
     async def _leave(self) -> bool:
-        """Leave in order. True: drained. False: the lease had ended."""
+        """Exit normally. True: drained. False: the lease had ended."""
         stubborn = self.runner.executing
         if not self._ended.is_set() and not stubborn:
             with suppress(JoexError, OSError):
@@ -229,7 +229,7 @@ class Registration:
         if not self.runner.runs:
             self._idle.set()
 
-    # What the lease's thread tells, on the executor's loop.
+    # The callbacks of the lease's thread, on the executor's loop.
 
     def on_event(self, event: Event) -> None:
         """Pass an event on."""

@@ -1,4 +1,4 @@
-"""One run of a job in a slot, why it may be interrupted, and what holds where its task says nothing."""
+"""One run of a job in a slot, the reasons to interrupt it, and the defaults of its task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Interruption(enum.Enum):
 
     CANCEL = enum.auto()  # the job is to be cancelled
     GIVE_BACK = enum.auto()  # the executor leaves, or can't trust its lease: the job shall run again elsewhere
-    LOST = enum.auto()  # the job is not this run's any more: nothing of it may be written
+    LOST = enum.auto()  # the run has lost its job: it may write nothing
 
 
 class Run:
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds since the task's code started; None where it has not."""
+        """Seconds since the task's code started; None if it has not started."""
         return None if self.started is None else time.monotonic() - self.started
 
 
 class Defaults:
-    """What holds for tasks that don't say it themselves."""
+    """The defaults for tasks that set no values of their own."""
 
     def __init__(
         self, retries: int, retry_delay: timedelta, timeout: timedelta | None, retry_jitter: float = 0.0

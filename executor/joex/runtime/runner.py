@@ -158,7 +158,7 @@ class Runner:
         self._caller.close()
 
     async def _run(self, run: Run) -> None:
-        """Run the code of a job, and hand over how that ended.
+        """Run the code of a job, and hand over its outcome.
 
         The code is awaited right here: there are thousands of runs a second, and each coroutine that stood in between
         would be one more for each of them.
@@ -223,7 +223,7 @@ class Runner:
             self._on_room()
 
     async def _settle_cancel(self, run: Run, task: Task[..., Any], outcome: Outcome) -> Outcome:
-        """What becomes of a run that was interrupted, or cancels itself.
+        """Decide the outcome of a run that was interrupted, or cancels itself.
 
         The database ends a job with a cancel request as cancelled, whatever its run says. So a run that was told of the
         request has been cancelled, however its code answers: its handler is called, and nothing is tried again.

@@ -1,4 +1,4 @@
-"""Taking jobs while there are free slots, and sleeping while there is nothing to take.
+"""Takes jobs while there are free slots, and sleeps while there is nothing to take.
 
 An executor that falls asleep announces it, so that submissions wake it; transactions that are open at that moment may
 not see it, so the executor goes on taking until they have ended (`joex.core.recheck`).
@@ -166,7 +166,7 @@ class Taker:
         state = await executors.sleep_state(connection, self._queues)
         sleep = min(self._longest_sleep, LONGEST) if self._unknown_until else self._longest_sleep
         if state.next_due is not None:
-            # Due and not taken: somebody has locked the row. It is looked for again, but not without a pause.
+            # Due and not taken: another session has locked the row. Look again, but not without a pause.
             sleep = min(sleep, state.next_due if state.next_due > 0 else _LOCKED_RETRY_IN)
         if self._recheck is not None:
             now = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Text from tasks, made fit for the database."""
+"""Cleans text from tasks for the database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def storable(text: str, longest: int = _LONGEST_LINE) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line: its type and what it says."""
+    """An error in one line: its type and its message."""
     said = " ".join(_said(error).split())
     name = type(error).__name__
     return storable(f"{name}: {said}" if said else name, _LONGEST_ERROR)

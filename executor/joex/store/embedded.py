@@ -1,4 +1,4 @@
-"""A PostgreSQL server inside a wheel, for whoever has none: started on demand, shared by all processes of a folder.
+"""A PostgreSQL server from a wheel: started on demand, and shared by all processes that use its folder.
 
 The data stays in its folder between runs. Each process that uses the server holds a shared lock on a file there, which
 the kernel releases however the process ends; the last one that leaves in an orderly way stops the server. (A server
@@ -32,7 +32,7 @@ max_wal_size = 2GB
 
 
 def default_folder() -> Path:
-    """Where the data of the embedded server lies unless told otherwise (JOEX_EMBEDDED_DIR)."""
+    """The default folder of the embedded server's data (JOEX_EMBEDDED_DIR changes it)."""
     if given := os.environ.get("JOEX_EMBEDDED_DIR"):
         return Path(given).expanduser().absolute()
     if os.geteuid() == 0:  # the server runs as another user then, which must be able to reach it

@@ -240,7 +240,7 @@ async def fall_asleep(connection: Connection, executor: int) -> None:
 
 
 async def stand_aside(connection: Connection, executor: int, queues: Sequence[str]) -> None:
-    """Say that this executor takes nothing for a while, and wake others for what waits."""
+    """Announce that this executor takes nothing for a while, and wake others for the waiting jobs."""
     with translated():
         await connection.execute(_STAND_ASIDE, executor, queues)
 
@@ -271,7 +271,7 @@ async def notify(connection: Connection, queue: str) -> int:
 
 
 async def list_executors(connection: Connection, *, ended: bool = False, most: int = 1000) -> list[Executor]:
-    """The executors that live; with ``ended``, those that have gone too."""
+    """The live executors; with ``ended``, also those that have exited."""
     with translated():
         return [Executor(*row) for row in await connection.fetch(_LIST, ended, most)]
 

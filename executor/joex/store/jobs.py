@@ -212,13 +212,13 @@ async def _submit_batch(connection: Connection, batch: Columns, first: int = 0) 
 
 
 async def cancel(connection: Connection, job_id: UUID) -> str:
-    """Cancel a job; answers cancelled, requested (it runs, and is told), finished or not_found."""
+    """Cancel a job; answers cancelled, requested (its run is asked to end), finished or not_found."""
     with translated():
         return str(await connection.fetchval(_CANCEL, job_id))
 
 
 async def set_priority(connection: Connection, job_id: UUID, priority: str) -> bool:
-    """Change the priority of a waiting job; False where it is not waiting."""
+    """Change the priority of a waiting job; False if it is not waiting."""
     try:
         known = priority_of(priority)
     except ValueError as error:
@@ -228,7 +228,7 @@ async def set_priority(connection: Connection, job_id: UUID, priority: str) -> b
 
 
 async def set_args(connection: Connection, job_id: UUID, args: Mapping[str, Any]) -> bool:
-    """Replace the arguments of a waiting job; False where it is not waiting."""
+    """Replace the arguments of a waiting job; False if it is not waiting."""
     if not isinstance(args, Mapping):
         raise InvalidJob(f"args: expected an object (names and values); got {type(args).__name__}")
     text = json_text("args", args)
@@ -237,7 +237,7 @@ async def set_args(connection: Connection, job_id: UUID, args: Mapping[str, Any]
 
 
 async def retry(connection: Connection, job_id: UUID) -> bool:
-    """Run a failed, cancelled or stuck job again, now; False where it is none of these."""
+    """Run a failed, cancelled or stuck job again, now; False if it is none of these."""
     with translated():
         return bool(await connection.fetchval(_RETRY, job_id))
 

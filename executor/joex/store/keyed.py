@@ -250,7 +250,7 @@ async def timeouts(connection: Connection) -> list[TaskTimeout]:
 
 
 async def recover_overdue(connection: Connection, most_losses: int) -> list[tuple[str, int]]:
-    """Put back a batch of runs that did not report in time; returns who had how many."""
+    """Put back a batch of runs that did not report in time; returns their number for each executor or worker."""
     with translated():
         return [(row["app_id"], row["jobs"]) for row in await connection.fetch(_RECOVER, most_losses)]
 
@@ -265,13 +265,13 @@ async def accept_state(connection: Connection, queue: str) -> tuple[float | None
 
 
 async def watch(connection: Connection, name: str, queue: str, seconds: float) -> None:
-    """Be told of each job of the queue that comes, for so long."""
+    """Subscribe to new jobs of the queue, for this long."""
     with translated():
         await connection.execute(_WATCH, name, queue, timedelta(seconds=seconds))
 
 
 async def watch_no_more(connection: Connection, name: str) -> None:
-    """Be told of nothing any more."""
+    """End the subscription."""
     with translated():
         await connection.execute(_WATCH, name, "", timedelta(0))
 

@@ -1,4 +1,4 @@
-"""Bring the schemas ``joex`` and ``joex_private`` of a database to this version, and check that they are.
+"""Migrates the schemas ``joex`` and ``joex_private`` of a database to this version, and checks their version.
 
 The numbered files of ``migrations/`` run once each, in one transaction, under an advisory lock, so that any number of
 pods may start with it. When a number was added, the migration redefines the functions, views and triggers
@@ -124,7 +124,7 @@ async def schema_version(connection: Connection) -> int:
 async def migrate(
     connection: Connection, *, patience: float = _PATIENCE, tell: Callable[[str], None] = lambda _line: None
 ) -> list[str]:
-    """Bring the database to this version's schema; returns the names of the migrations that were applied now.
+    """Migrate the database to this version's schema; returns the names of the migrations that this call applied.
 
     Safe to call from many processes at once: they wait for each other, and all but the first find nothing to do.
 

@@ -121,7 +121,7 @@ class PeriodicTask:
 async def due(connection: Connection, most: int, *, system: bool = True, aside: Sequence[str] = ()) -> list[Due]:
     """The tasks that are to be decided, the first first. ``system``: also Joex's own; ``aside``: none of these.
 
-    Those that somebody is changing at this moment are left out, so that they don't stand in the way of the others.
+    Tasks whose rows another session has locked are left out, so that they don't block the others.
     """
     with translated():
         rows = await connection.fetch(_DUE, _left_out(system), aside, most)
@@ -150,7 +150,7 @@ async def work_out_anew(connection: Connection) -> None:
 
 
 async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:
-    """Carry out decisions, as far as nobody was faster. Nothing: somebody else is doing so at this moment."""
+    """Carry out decisions that no other process was faster with. Empty: another one is doing so at this moment."""
     with translated():
         rows = await connection.fetch(
             _FIRE,
@@ -166,7 +166,7 @@ async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due,
 
 
 async def put(connection: Connection, task: NewPeriodicTask, owner: str) -> str:
-    """Set a periodic task; answers set, same, or not_yours (somebody else owns the one with this id)."""
+    """Set a periodic task; answers set, same, or not_yours (the one with this id has another owner)."""
     with translated():
         return str(
             await connection.fetchval(

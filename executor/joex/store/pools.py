@@ -1,4 +1,4 @@
-"""Pools of executors, for those who add and remove executors: how much work there is, who lives, who is to go."""
+"""Pools of executors, for operators: how much work there is, which executors are alive, and which may go."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ async def watch(connection: Connection, name: str, queues: Sequence[str], second
 
 
 async def retire(connection: Connection, app_id: str, *, only_if_idle: bool) -> str:
-    """Let nobody take jobs under an app-id; answers draining, retired, or busy (then nothing has changed)."""
+    """Bar an app-id from taking jobs; answers draining, retired, or busy (then nothing has changed)."""
     with translated():
         return str(await connection.fetchval(_RETIRE, app_id, only_if_idle))
 
 
 async def forget_retired(connection: Connection, app_id: str, retired_at: datetime) -> bool:
-    """Let somebody new register under an app-id that was retired then."""
+    """Let a new executor register under an app-id that was retired then."""
     with translated():
         return bool(await connection.fetchval(_FORGET, app_id, retired_at))
 

@@ -47,7 +47,8 @@ class Shares:
 
     Attributes:
         active_groups: groups that hold slots, or of which a job could be taken now.
-        largest_group, largest_share: who holds the most slots, and which part of those held, 0 to 1; None: nobody.
+        largest_group, largest_share: the group that holds the most slots, and its part of those held, 0 to 1;
+            None: no group holds any.
         median_wait_seconds, longest_wait_seconds: how long the next job of a group has waited: of the group in the
             middle, and of the one that waits longest, of those of which a job could be taken now; None: there is none.
         groups_behind, behind_seconds: how many of these are two levels or more below another group, and the longest

@@ -91,13 +91,13 @@ async def unsubscribe(connection: Connection, name: str) -> None:
 
 
 async def wait_for(connection: Connection, name: str, ids: Collection[UUID]) -> None:
-    """Be told of changes of these jobs."""
+    """Subscribe to changes of these jobs."""
     with translated():
         await connection.execute(_WAIT_FOR, name, list(ids))
 
 
 async def wait_no_more(connection: Connection, name: str, ids: Collection[UUID]) -> None:
-    """Be told of changes of these jobs no more."""
+    """Unsubscribe from changes of these jobs."""
     with translated():
         await connection.execute(_WAIT_NO_MORE, name, list(ids))
 
