@@ -250,9 +250,7 @@ class Finisher:
         now = time.monotonic()
         locked = await runs.start_many(connection, [(job.id, job.lock_id, now - at) for job, at in starts])
         for job, at in starts:
-            if (
-                job.lock_id in locked
-            ):  # (a run that has ended meanwhile is marked by its end: this mark changes nothing)
+            if job.lock_id in locked:  # (if the run ends before that, its end marks it, and this changes nothing)
                 self._mark(job, at, now + _LOCKED_RETRY_IN)
 
     def _give_up_start(self, start: tuple[TakenJob, float], error: JoexError) -> None:
