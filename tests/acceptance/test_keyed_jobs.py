@@ -13,7 +13,7 @@ import joex
 from joex.core import tuples
 from joex.core.events import Overdue, RunEnded, RunStarted, WorkerConflict
 from joex.core.job import State
-from joex.store import keyed as keyed_store
+from joex.store import worker_runs
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, EventLog, eventually
@@ -248,7 +248,7 @@ async def crowd(connection: asyncpg.Connection) -> int:
     number = 1201
     keys = "SELECT joex_private.add($1, '\\x17' || substr(int4send(65536 + nr), 2)) FROM generate_series(1, $2) nr"
     await connection.execute(keys, NAME, number)
-    assert len(await keyed_store.accept(connection, NAME, number, "gone", None)) == number
+    assert len(await worker_runs.accept(connection, NAME, number, "gone", None)) == number
     await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp()")
     return number
 

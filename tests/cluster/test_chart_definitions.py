@@ -108,7 +108,7 @@ async def test_a_release_of_another_name_leaves_them_and_says_how_to_bring_them_
     await make_stale(api)
     for said in (await second.install(), await second.upgrade()):
         for name in NAMES:
-            assert f"THE CRD {name} {LEFT}: it was made by the release {place}/one." in said
+            assert f"{LEFT} {name}: it was made by the release {place}/one." in said
             assert f"kubectl apply --server-side --force-conflicts -f crds/{name}.yaml" in said
     assert (await owners(api), await categories(api)) == ({"one"}, {"old"})
     await second.uninstall()

@@ -84,8 +84,8 @@ WRONG = {
     "pool.spec.queue=default": "pool.spec.queue: a pool has no such field; it has app, countingScheme,",
     "pool.spec.database.secretName=a": "pool.spec.database: set database.existingSecret",
     "database.url=mysql://u:hidden@h/d": "database.url: expected postgresql://",
-    "database.url=postgresql://h/d database.existingSecret=s": "database.existingSecret, database.url: give one",
-    "database.existingSecret=s postgresql.enabled=true": "postgresql.enabled: a database is given",
+    "database.url=postgresql://h/d database.existingSecret=s": "database.existingSecret, database.url: set only one",
+    "database.existingSecret=s postgresql.enabled=true": "postgresql.enabled: a database is set",
     "postgresql.enabled=false": "pool.enabled: the first pool needs a database",
     "watchNamespaces={a,b}": "watchNamespaces: the first pool is in prod, which is not among them",
 }

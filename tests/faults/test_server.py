@@ -145,7 +145,7 @@ async def _lease_sessions(connection: asyncpg.Connection, executor: int) -> list
 
 @pytest.mark.parametrize(
     "function",
-    ["heartbeat", "check_runs", "has_work", "rescue", "take", "look", "start_many", "finish_many", "note_many"],
+    ["heartbeat", "check_runs", "has_work", "rescue", "take", "sleep_state", "start_many", "finish_many", "note_many"],
 )
 async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
     function: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection

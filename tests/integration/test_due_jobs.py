@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from joex.core.priority_turns import CountingScheme
-from joex.store import keyed as keyed_store
-from joex.store import pools, runs, stats
+from joex.store import pools, runs, stats, worker_runs
 from tests.integration.test_plans import assert_bounded, read_by
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -46,7 +45,7 @@ async def one_by_one(bench, executor: int, most: int) -> list[str]:
 
 async def accepted(bench, number: int = 1) -> list[str]:
     """The groups of the jobs that a worker accepts."""
-    return [job.group for job in await keyed_store.accept(bench.connection, "default", number, "worker", None)]
+    return [job.group for job in await worker_runs.accept(bench.connection, "default", number, "worker", None)]
 
 
 async def test_a_groups_one_due_retry_is_served_within_a_round_of_anothers_thousands(bench):
@@ -91,7 +90,7 @@ async def test_an_accept_moves_no_more_due_jobs_than_it_takes(bench, another_con
     async with bench.connection.transaction():
         mine = await accepted(bench, 4)
         assert len(mine) == 4
-        theirs = await keyed_store.accept(other, "default", 100, "other", None)
+        theirs = await worker_runs.accept(other, "default", 100, "other", None)
         assert Counter([*mine, *(job.group for job in theirs)]) == {"a": 10, "b": 10, "c": 10}
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from joex import Client, NewJob
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, read_floors, runs, stats
-from joex.store import keyed as keyed_store
+from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
 
 FOUR_ONE = CountingScheme(4, 1)
 WORKERS = 16
@@ -21,7 +20,7 @@ async def submit(connection: asyncpg.Connection, *groups: str) -> None:
 
 async def accept(connection: asyncpg.Connection, number: int = 1) -> list[str]:
     """The groups of the jobs that a worker is given."""
-    return [job.group for job in await keyed_store.accept(connection, "new", number, "worker", None)]
+    return [job.group for job in await worker_runs.accept(connection, "new", number, "worker", None)]
 
 
 @pytest.mark.parametrize("groups", [1, WORKERS])

@@ -8,8 +8,7 @@ import pytest
 
 from joex import NewJob
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, read_floors, runs, stats
-from joex.store import keyed as keyed_store
+from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
 
 
 @pytest.fixture
@@ -247,9 +246,9 @@ async def test_all_that_an_executor_holds_moves_on_when_it_ends_whatever_has_a_f
 async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, executor, another_connection, queues):
     for group in ("a", "b", "c"):
         await bench.submit(group)
-    accepted = await keyed_store.accept(bench.connection, "default", 3, "worker", None)
+    accepted = await worker_runs.accept(bench.connection, "default", 3, "worker", None)
     assert await drawn_and_raised(bench, "a", "b")
-    overdue_in, _ = await keyed_store.accept_state(bench.connection, "default")
+    overdue_in, _ = await worker_runs.accept_state(bench.connection, "default")
     assert overdue_in is not None
     assert 0 < overdue_in <= 60
     await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
@@ -258,7 +257,7 @@ async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, ex
         await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", accepted[0].id)
         found = await bench.connection.fetch("SELECT * FROM joex_private.recover_overdue(5, $1)", queues)
         assert [tuple(row) for row in found] == [("worker", 2)]
-    again = await keyed_store.accept(bench.connection, "default", 3, "worker", None)
+    again = await worker_runs.accept(bench.connection, "default", 3, "worker", None)
     assert {job.id for job in again} == {job.id for job in accepted}
 
 

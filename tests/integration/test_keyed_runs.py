@@ -9,8 +9,7 @@ import pytest
 
 from joex import DatabaseUnavailable, InvalidJob, KeyedJobs
 from joex.core import tuples
-from joex.store import keyed as keyed_store
-from joex.store import runs, stats
+from joex.store import runs, stats, timeouts, worker_runs
 from tests.integration.conftest import FOUR_ONE, MOST_LOSSES
 from tests.support.keyed import T, canceled, in_work, let_time_out, lose, lose_once, make_due, run, state
 
@@ -409,10 +408,10 @@ async def test_a_report_in_an_open_transaction_is_neither_overtaken_nor_waited_f
     transaction = connection.transaction()
     await transaction.start()
     assert await keyed.update(T, 1, {}, job.lock_id, connection=connection) == "ok"
-    assert await keyed_store.recover_overdue(monitor, MOST_LOSSES) == []
+    assert await timeouts.recover_overdue(monitor, MOST_LOSSES) == []
     assert await keyed.accept(T) is None
     await transaction.commit()
-    assert await keyed_store.recover_overdue(monitor, MOST_LOSSES) == []
+    assert await timeouts.recover_overdue(monitor, MOST_LOSSES) == []
     assert await keyed.update(T, 1, {}, job.lock_id) == "ok"
 
 
@@ -423,7 +422,7 @@ async def test_a_report_that_is_rolled_back_was_none(keyed, connection, another_
     await transaction.start()
     assert await keyed.update(T, 1, {}, job.lock_id, connection=connection) == "ok"
     await transaction.rollback()
-    assert await keyed_store.recover_overdue(monitor, MOST_LOSSES) == [("worker", 1)]
+    assert await timeouts.recover_overdue(monitor, MOST_LOSSES) == [("worker", 1)]
 
 
 async def test_a_report_that_meets_the_monitor_waits_for_it_and_comes_too_late(
@@ -558,7 +557,7 @@ async def test_a_run_that_does_not_report_in_time_goes_back_to_pending_with_its_
     await keyed.add(T, 2, {"priority": 5})
     job = await keyed.accept(T, worker="ann")
     await keyed.update(T, 1, {"data": {"seq": 7}, "owner": "x"}, job.lock_id, progress=40, message="seq 7")
-    assert await keyed_store.recover_overdue(connection, MOST_LOSSES) == [], "it is in time"
+    assert await timeouts.recover_overdue(connection, MOST_LOSSES) == [], "it is in time"
     assert await lose(connection) == [("ann", 1)]
     now = await keyed.get_job(T, 1)
     assert (now.state, now.data, now.opts["owner"]) == ("pending", {"seq": 7}, "x")
@@ -579,9 +578,9 @@ async def test_more_than_a_batch_is_put_back_and_a_locked_one_is_in_nobodys_way(
     other = await another_connection()
     async with other.transaction():
         await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", locked)
-        batches = [await keyed_store.recover_overdue(connection, MOST_LOSSES) for _ in range(4)]
+        batches = [await timeouts.recover_overdue(connection, MOST_LOSSES) for _ in range(4)]
     assert batches == [[("worker", 500)], [("worker", 500)], [("worker", 200)], []]
-    assert await keyed_store.recover_overdue(connection, MOST_LOSSES) == [("worker", 1)]
+    assert await timeouts.recover_overdue(connection, MOST_LOSSES) == [("worker", 1)]
     assert await keyed.count(T) == {"pending": 1201, "running": 0, "finished": 0}
 
 
@@ -603,7 +602,7 @@ async def test_monitors_that_look_at_the_same_time_put_a_run_back_once(keyed, cl
         await keyed.accept(T)
     await let_time_out(connection)
     monitors = [await another_connection() for _ in range(4)]
-    found = await asyncio.gather(*(keyed_store.recover_overdue(monitor, MOST_LOSSES) for monitor in monitors))
+    found = await asyncio.gather(*(timeouts.recover_overdue(monitor, MOST_LOSSES) for monitor in monitors))
     assert sum(number for batch in found for _, number in batch) == 50
     assert {row["losses"] for row in await connection.fetch("SELECT losses FROM joex_private.job")} == {1}
 
@@ -637,7 +636,7 @@ async def test_a_run_of_an_executor_has_no_timeout_unless_its_task_has_one(keyed
     await bench.start(job)
     await let_time_out(bench.connection)
     await runs.note_many(bench.connection, [], [runs.Progress(job.id, job.lock_id, 10, None)])
-    assert await keyed_store.recover_overdue(bench.connection, MOST_LOSSES) == [], "progress is a report"
+    assert await timeouts.recover_overdue(bench.connection, MOST_LOSSES) == [], "progress is a report"
     assert await lose(bench.connection) == [("me", 1)]
     assert await bench.finish(job) == ["worker_conflict"]
 
@@ -647,5 +646,5 @@ async def test_who_waits_learns_when_a_run_of_its_own_queue_is_overdue(keyed, co
         await keyed.add(job_type, 1)
         await keyed.accept(job_type)
     await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp() WHERE task = 'another'")
-    due = [(await keyed_store.accept_state(connection, queue))[0] for queue in (T, "another", "a third")]
+    due = [(await worker_runs.accept_state(connection, queue))[0] for queue in (T, "another", "a third")]
     assert [None if seconds is None else seconds > 0 for seconds in due] == [True, False, None]

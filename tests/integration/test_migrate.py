@@ -71,6 +71,20 @@ async def test_a_database_whose_schemas_were_dropped_has_nothing_of_joex_and_get
     assert await empty.fetchval("SELECT joex.submit('a')") is not None
 
 
+async def test_a_database_whose_schema_joex_alone_was_dropped_gets_it_again_and_keeps_its_jobs(empty):
+    await migrate(empty)
+    job_id = await empty.fetchval("SELECT joex.submit('a')")
+    functions = "SELECT count(*) FROM pg_proc WHERE pronamespace = to_regnamespace('joex')"
+    has_had = await empty.fetchval(functions)
+    await empty.execute("DROP SCHEMA joex CASCADE")
+    with pytest.raises(SchemaError, match=r"no schema joex: run 'joex migrate'"):
+        await check_schema(empty)
+    assert await migrate(empty) == []
+    await check_schema(empty)
+    assert await empty.fetchval("SELECT id FROM joex.jobs") == job_id
+    assert await empty.fetchval(functions) == has_had
+
+
 async def test_eight_processes_may_migrate_at_once_and_one_of_them_does(empty_database_url):
     connections = [await connect(empty_database_url) for _ in range(8)]
     try:

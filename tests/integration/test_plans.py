@@ -22,7 +22,7 @@ import joex.store
 from joex import NewJob
 from joex.core import tuples
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, listing, runs, stats
+from joex.store import executors, jobs, listing, runs, stats, timeouts, worker_runs
 from joex.store import keyed as keyed_store
 from joex.store.database import connect
 from joex.store.listing import Filter, list_jobs
@@ -486,7 +486,7 @@ async def test_the_latest_lines_of_logs_cost_as_much_as_are_shown(bench, executo
 
 async def accepted(bench: Bench, number: int, queue: str = "keyed") -> list[keyed_store.KeyedRow]:
     """Jobs that a worker has accepted."""
-    return await keyed_store.accept(bench.connection, queue, number, "worker", None)
+    return await worker_runs.accept(bench.connection, queue, number, "worker", None)
 
 
 @pytest.mark.parametrize("is_any_due", [False, True], ids=["nothing is due", "one is due"])
@@ -496,7 +496,7 @@ async def test_an_accept_up_to_a_priority_passes_over_nothing_that_is_above_it(b
             "SELECT joex_private.add('keyed', '\\x01', rank => $1)", tuples.pack("priority", NOW)
         )
     limit = tuples.pack("priority", NOW)
-    taken, reading = await read_by(bench, keyed_store.accept(bench.connection, "keyed", 1, "worker", limit))
+    taken, reading = await read_by(bench, worker_runs.accept(bench.connection, "keyed", 1, "worker", limit))
     assert [job.rank for job in taken] == [limit] * is_any_due
     assert_bounded(reading, 1)
 
@@ -521,7 +521,7 @@ async def test_putting_back_what_is_overdue_costs_as_much_as_there_is(bench, que
     await vacuum.execute("VACUUM joex_private.job")
     await vacuum.close()
     taken = await accepted(bench, 1000)
-    assert await keyed_store.recover_overdue(bench.connection, 5) == []  # what other tests have undone is met once
+    assert await timeouts.recover_overdue(bench.connection, 5) == []  # what other tests have undone is met once
     for batch in ([], taken[::4]):
         ids = [job.id for job in batch]
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now() WHERE id = ANY ($1)", ids)
@@ -536,13 +536,13 @@ async def test_each_word_of_a_worker_costs_what_one_job_costs(bench):
     [job, _] = await accepted(bench, 2)
     assert job.key is not None
     assert job.lock_id is not None
-    report = keyed_store.Report(data="{}", opts="{}", rank=b"\x00", progress=50)
+    report = worker_runs.Report(data="{}", opts="{}", rank=b"\x00", progress=50)
     for call in (
         keyed_store.find(bench.connection, "keyed", job.key),
         keyed_store.get(bench.connection, job.id),
-        keyed_store.update(bench.connection, job.id, job.lock_id, report),
+        worker_runs.update(bench.connection, job.id, job.lock_id, report),
         keyed_store.resubmit(bench.connection, job.id),
-        keyed_store.finish(bench.connection, job.id, job.lock_id, "success"),
+        worker_runs.finish(bench.connection, job.id, job.lock_id, "success"),
         keyed_store.remove(bench.connection, job.id),
     ):
         answer, reading = await read_by(bench, call)
@@ -555,7 +555,7 @@ async def test_a_job_that_is_removed_while_it_runs_costs_what_one_job_costs(benc
     assert job.lock_id is not None
     _, reading = await read_by(bench, keyed_store.remove(bench.connection, job.id))
     assert_bounded(reading, 1)
-    _, reading = await read_by(bench, keyed_store.finish(bench.connection, job.id, job.lock_id, "cancelled"))
+    _, reading = await read_by(bench, worker_runs.finish(bench.connection, job.id, job.lock_id, "cancelled"))
     assert await keyed_store.get(bench.connection, job.id) is None
     assert_bounded(reading, 1)
 
@@ -579,7 +579,7 @@ async def test_the_active_ones_of_a_type_cost_as_much_as_run(bench, executor):
 
 async def test_a_look_before_a_worker_waits_costs_next_to_nothing(bench):
     await accepted(bench, 100)
-    _, reading = await read_by(bench, keyed_store.accept_state(bench.connection, "default"))
+    _, reading = await read_by(bench, worker_runs.accept_state(bench.connection, "default"))
     assert_bounded(reading, 0)
 
 
@@ -660,7 +660,7 @@ async def test_an_accept_walks_over_nothing_that_has_finished_though_vacuum_is_p
         taken, reading = await read_by(pinned, accepted(pinned, 20, "default"))
         assert len(taken) == 20
         assert_bounded(reading, 100 + PINNED_GROUPS)
-    _, reading = await read_by(pinned, keyed_store.accept_state(pinned.connection, "default"))
+    _, reading = await read_by(pinned, worker_runs.accept_state(pinned.connection, "default"))
     assert_bounded(reading, 100 + PINNED_GROUPS)
 
 

@@ -8,8 +8,7 @@ import asyncpg
 import pytest
 
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, read_floors, runs
-from joex.store import keyed as keyed_store
+from joex.store import executors, jobs, read_floors, runs, worker_runs
 from tests.support.postgres import TestServer
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -49,7 +48,7 @@ async def test_each_of_two_roles_takes_from_a_queue_that_the_other_was_the_first
         queue = f"queue {nr}"
         for group in ("a", "b", "c"):
             await bench.submit(group, queue=queue)
-        assert len(await keyed_store.accept(first, queue, 1, "worker", None)) == 1
+        assert len(await worker_runs.accept(first, queue, 1, "worker", None)) == 1
         call = (
             "SELECT id FROM joex_private.register($1, NULL, 'h', '', 1, '', '0', ARRAY[$1], '{a}', 4, NULL, '1h', "
             "false, 5)"

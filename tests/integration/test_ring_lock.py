@@ -14,8 +14,7 @@ import pytest
 from joex import Client, NewJob
 from joex.core.priority_turns import CountingScheme
 from joex.errors import DatabaseUnavailable
-from joex.store import jobs, runs
-from joex.store import keyed as keyed_store
+from joex.store import jobs, runs, worker_runs
 from tests.support.waiting import eventually
 
 FOUR_ONE = CountingScheme(4, 1)
@@ -99,7 +98,7 @@ async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_wit
 
     async def accept() -> None:
         async with pool.acquire() as connection:
-            await keyed_store.accept(connection, "default", 1, "worker", None)
+            await worker_runs.accept(connection, "default", 1, "worker", None)
 
     async def cancel(pid: int) -> None:
         pids.append(pid)
@@ -209,7 +208,7 @@ async def test_a_session_that_keeps_the_ring_for_ever_stops_no_take_and_no_accep
     executor, hung = await bench.executor(), await another_connection()
     await hung.execute(f"SELECT pg_advisory_lock({RING})")
     assert len(await bench.take(executor, 2)) == 2
-    assert len(await keyed_store.accept(bench.connection, "default", 2, "worker", None)) == 2
+    assert len(await worker_runs.accept(bench.connection, "default", 2, "worker", None)) == 2
     told = f'a take from queue "default" goes on without its ring, which session {hung.get_server_pid()} has held'
     assert postgres.log.count(told) == 2
     await hung.execute(f"SELECT pg_advisory_unlock({RING})")

@@ -1,8 +1,10 @@
 """What an executor writes about its runs: only the run that has the job can write, and each end is written once."""
 
 import asyncio
+import gc
 import json
 import random
+import weakref
 from datetime import UTC, timedelta
 from typing import Any
 from uuid import uuid4
@@ -11,7 +13,13 @@ import asyncpg
 import pytest
 
 from joex import DatabaseUnavailable
+from joex.core.job import State
+from joex.core.outcome import Verdict
+from joex.runtime import job_log_writer
+from joex.runtime.finisher import End, Finisher
+from joex.runtime.job_log_writer import JobLogWriter
 from joex.store import executors, jobs, runs
+from joex.store.database import create_pool
 from joex.store.runs import EndedRun, LogLine, Progress
 from tests.support.waiting import eventually
 
@@ -420,6 +428,85 @@ async def test_start_and_progress_of_a_run_that_lost_its_job_are_not_asked_for_a
     assert await runs.start_many(bench.connection, [(taken.id, taken.lock_id, 0.0)]) == set()
     noted = await runs.note_many(bench.connection, [], [Progress(taken.id, taken.lock_id, 50, None)])
     assert noted == runs.Noted(0, frozenset())
+
+
+async def test_progress_that_met_a_locked_row_is_not_written_over_what_the_run_said_later(
+    bench, me, database_url, another_connection, monkeypatch
+):
+    monkeypatch.setattr(job_log_writer, "_LOCKED_RETRY_IN", 0.2)
+    note_many = runs.note_many
+
+    async def slow(used, *given):
+        noted = await note_many(used, *given)
+        if not noted.locked:  # meanwhile the time of the second try comes
+            await used.execute("SELECT pg_sleep(0.3)")
+        return noted
+
+    monkeypatch.setattr(runs, "note_many", slow)
+    await bench.submit()
+    taken, other = await bench.take_one(me), await another_connection()
+    async with await create_pool(database_url, most=1) as pool:
+        writer = JobLogWriter(pool, 10, lambda _event: None)
+        writer.progress(taken, 10, None)
+        async with other.transaction():
+            await other.execute("SELECT FROM joex_private.job FOR UPDATE")
+            await writer.flush()
+        writer.progress(taken, 50, None)
+        await writer.flush()
+        assert (await bench.job(taken.id)).progress == 50
+        assert writer.is_empty
+
+
+async def test_progress_that_met_a_locked_row_is_written_before_the_end_of_its_run(
+    bench, me, database_url, another_connection
+):
+    await bench.submit()
+    taken, other = await bench.take_one(me), await another_connection()
+    written = asyncio.Event()
+    async with await create_pool(database_url, most=2) as pool, asyncio.TaskGroup() as group:
+        writer = JobLogWriter(pool, 10, lambda _event: None)
+        finisher = Finisher(
+            pool, writer, lambda _event: None, lambda _jobs: written.set(), bulk=pool, canceled=lambda _job: None
+        )
+        writing = group.create_task(finisher.run())
+        writer.progress(taken, 70, None)
+        async with other.transaction():
+            await other.execute("SELECT FROM joex_private.job FOR UPDATE")
+            await writer.flush()
+        finisher.ended(End(taken, Verdict(State.FAILED), None, None, 1.0, has_committed=False))
+        await written.wait()
+        writing.cancel()
+    assert (await bench.job(taken.id)).progress == 70
+
+
+async def test_a_finisher_that_ends_while_a_start_waits_for_a_locked_row_leaves_nothing_behind(
+    bench, me, database_url, another_connection, monkeypatch
+):
+    """An executor that starts over has a new one: the old one must not go on in the same loop for ever."""
+    await bench.submit()
+    taken, other = await bench.take_one(me), await another_connection()
+    tried, start_many = asyncio.Event(), runs.start_many
+
+    async def spied(*given):
+        locked = await start_many(*given)
+        tried.set()
+        return locked
+
+    monkeypatch.setattr(runs, "start_many", spied)
+    async with await create_pool(database_url, most=1) as pool, other.transaction():
+        await other.execute("SELECT FROM joex_private.job FOR UPDATE")
+        writer = JobLogWriter(pool, 10, lambda _event: None)
+        finisher = Finisher(
+            pool, writer, lambda _event: None, lambda _jobs: None, bulk=pool, canceled=lambda _job: None
+        )
+        writing = asyncio.create_task(finisher.run())
+        finisher.started(taken, 0.0)
+        await tried.wait()
+        writing.cancel()
+        await asyncio.wait([writing])
+    left = weakref.ref(finisher)
+    del finisher, writing
+    await eventually(lambda: gc.collect() is not None and left() is None)
 
 
 async def test_two_that_write_progress_of_the_same_runs_in_different_orders_do_not_block_each_other(

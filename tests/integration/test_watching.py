@@ -226,6 +226,25 @@ async def test_a_change_by_a_transaction_that_was_open_when_the_wait_began_is_no
         assert await _next_state(changes) == "cancelled"
 
 
+async def test_a_change_by_a_transaction_that_was_open_when_an_earlier_wait_for_the_job_gave_up_is_not_missed(
+    bench, client, another_connection
+):
+    """The client is subscribed to the job since the first wait, and the transaction has not seen that all the same."""
+    job_id, other = await bench.submit(), await bench.submit()
+    changing = await another_connection()
+    transaction = changing.transaction()
+    await transaction.start()
+    await jobs.cancel(changing, job_id)
+    async with client.subscribe(job_id) as changes:
+        assert await _next_state(changes) == "waiting"
+    async with client.subscribe(other) as others:  # (the client has looked at its waits meanwhile)
+        assert await _next_state(others) == "waiting"
+    async with client.subscribe(job_id) as changes:
+        assert await _next_state(changes) == "waiting"
+        await transaction.commit()
+        assert await asyncio.wait_for(_next_state(changes), PATIENCE) == "cancelled"
+
+
 async def test_a_change_under_a_snapshot_older_than_the_subscription_is_not_missed(bench, client, another_connection):
     """A repeatable-read transaction that has no id yet is waited for by nobody, and can't see who subscribes."""
     job_id = await bench.submit()
@@ -260,6 +279,26 @@ async def test_a_notification_that_was_lost_is_made_up_for_when_the_subscription
             "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
         )
         assert await _next_state(changes) == "failed"
+
+
+async def test_a_subscription_is_renewed_in_time_however_many_waits_begin_meanwhile(bench, client, monkeypatch):
+    """The renewal looks at all jobs again, and ends the subscription to those for which nothing waits any more."""
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.5)
+    job_id = await bench.submit()
+    async with client.subscribe(job_id) as changes:
+        assert await _next_state(changes) == "waiting"
+        await bench.connection.execute(  # tells nobody
+            "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
+        )
+        changed = asyncio.ensure_future(_next_state(changes))
+
+        async def is_told() -> bool:
+            async with client.subscribe(await bench.submit()) as other:
+                await anext(other)
+            return changed.done()
+
+        await eventually(is_told)
+        assert await changed == "failed"
 
 
 async def test_a_subscription_that_others_took_for_dead_begins_again(bench, client, waiting, monkeypatch):

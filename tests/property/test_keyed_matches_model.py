@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from joex import Client, JobExists, KeyedJobs
-from joex.store import keyed as keyed_store
+from joex.store import timeouts
 
 TYPES = ("a", ("a", 1))
 RETRIES = 1
@@ -310,7 +310,7 @@ class Sides:
             "AND lock_id = ANY ($1)",
             [self.locks[run] for run in lost],
         )
-        await keyed_store.recover_overdue(self.connection, 5)
+        await timeouts.recover_overdue(self.connection, 5)
         for run in lost:
             self.model.lose(run)
 

@@ -7,7 +7,7 @@ from uuid import UUID
 import asyncpg
 
 from joex import KeyedJobs
-from joex.store import keyed as keyed_store
+from joex.store import timeouts
 
 T = "replication"
 """A type."""
@@ -36,7 +36,7 @@ async def let_time_out(connection: asyncpg.Connection, *ids: UUID) -> None:
 async def lose(connection: asyncpg.Connection, *ids: UUID) -> list[tuple[str, int]]:
     """Let the time of runs be over, and the monitor look."""
     await let_time_out(connection, *ids)
-    return await keyed_store.recover_overdue(connection, MOST_LOSSES)
+    return await timeouts.recover_overdue(connection, MOST_LOSSES)
 
 
 async def make_due(connection: asyncpg.Connection) -> None:

@@ -13,7 +13,7 @@ from joex.cli.output import print_json, print_table, say
 from joex.core.duration import format_duration
 from joex.core.tuples import from_name
 from joex.errors import ConfigError
-from joex.store.keyed import TaskTimeout, timeouts
+from joex.store.timeouts import TaskTimeout, timeouts
 
 Type: TypeAlias = Annotated[str, typer.Argument(metavar="TYPE", help="A task's name, which is also a job's type.")]
 

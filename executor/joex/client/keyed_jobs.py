@@ -33,7 +33,7 @@ from joex.core import tuples
 from joex.core.duration import parse_duration
 from joex.core.job import check_texts
 from joex.errors import InvalidJob, JobExists
-from joex.store import jobs, keyed
+from joex.store import jobs, keyed, timeouts
 from joex.store.keyed import NewKeyedJob
 from joex.store.statement import Connection
 
@@ -171,7 +171,7 @@ class KeyedJobs(Worker, KeyedWaits):
     async def timeouts(self, *, connection: Connection | None = None) -> list[TypeTimeout]:
         """The types that have a timeout."""
         async with self._connections.using(connection) as used:
-            return [_timeout(one) for one in await keyed.timeouts(used)]
+            return [_timeout(one) for one in await timeouts.timeouts(used)]
 
     async def set_timeout(
         self,
@@ -201,9 +201,9 @@ class KeyedJobs(Worker, KeyedWaits):
             if timeout is not None and timeout <= timedelta(0):
                 raise ValueError(f"expected more than 0; got {given!r}")
         async with self._connections.using(connection) as used:
-            await keyed.set_timeout(used, name_of("type", job_type), timeout, renewable=activity is not None)
+            await timeouts.set_timeout(used, name_of("type", job_type), timeout, renewable=activity is not None)
 
 
-def _timeout(one: keyed.TaskTimeout) -> TypeTimeout:
+def _timeout(one: timeouts.TaskTimeout) -> TypeTimeout:
     activity, visibility = (one.timeout, None) if one.renewable else (None, one.timeout)
     return TypeTimeout(tuples.from_name(one.task), activity, visibility)

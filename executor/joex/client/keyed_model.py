@@ -16,8 +16,9 @@ from joex.core.job import check_name, check_text
 from joex.errors import InvalidJob
 from joex.store import keyed
 from joex.store.jobs import json_text
-from joex.store.keyed import KeyedRow, Report
+from joex.store.keyed import KeyedRow
 from joex.store.statement import Connection
+from joex.store.worker_runs import Report
 
 JobState = Literal["pending", "running", "finished"]
 """Where a job is. A type's own states (completed, failed, ...) are kept in its data."""

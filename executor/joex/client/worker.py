@@ -30,7 +30,7 @@ from joex.core.job import check_name, check_retries
 from joex.core.json_values import shown
 from joex.core.outcome import Ending, Outcome, decide
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError
-from joex.store import keyed
+from joex.store import keyed, worker_runs
 from joex.store.errors import translated
 from joex.store.jobs import json_text
 from joex.store.statement import Connection
@@ -118,7 +118,7 @@ class Worker:
 
         async def take() -> KeyedJob | None:
             async with self._connections.using(connection) as used:
-                found = await keyed.accept(used, queue, 1, worker, limit)
+                found = await worker_runs.accept(used, queue, 1, worker, limit)
             return replace(keyed_job(found[0]), lock_id=found[0].lock_id) if found else None
 
         if connection is not None:
@@ -182,7 +182,7 @@ class Worker:
         async with found(self._connections, job_type, job_id, connection) as (used, job):
             if job is None:
                 return Answer("worker_conflict")
-            answer, resubmit = await keyed.update(used, job, lock_id, said)
+            answer, resubmit = await worker_runs.update(used, job, lock_id, said)
             return Answer(answer, resubmit=resubmit)
 
     async def resubmit(
@@ -241,7 +241,7 @@ class Worker:
             row = None if job is None else await keyed.get(used, job)
             if row is None or job is None:
                 return Answer("worker_conflict")
-            answer = (await keyed.update(used, job, lock_id, said))[0] if opts else "ok"
+            answer = (await worker_runs.update(used, job, lock_id, said))[0] if opts else "ok"
             if answer == "ok":
                 verdict = decide(
                     _outcome(error, retry=retry),
@@ -251,7 +251,7 @@ class Worker:
                     jitter=self._retry_jitter,
                     chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
                 )
-                answer = await keyed.finish(
+                answer = await worker_runs.finish(
                     used,
                     job,
                     lock_id,
@@ -275,7 +275,7 @@ class Worker:
         async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
             if job is None:
                 return Answer("worker_conflict")
-            answer = await keyed.finish(used, job, lock_id, "waiting")
+            answer = await worker_runs.finish(used, job, lock_id, "waiting")
             return await _end_canceled(used, job, lock_id, answer) if is_ours else Answer(answer)
 
 
@@ -288,7 +288,7 @@ def _outcome(error: str | None, *, retry: bool) -> Outcome:
 async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str) -> Answer:
     """The answer to the end of a run, which has ended even so where its job was cancelled."""
     if answer == "canceled":
-        await keyed.finish(used, job, lock_id, "cancelled")
+        await worker_runs.finish(used, job, lock_id, "cancelled")
     return Answer(answer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from fastapi import FastAPI
@@ -42,7 +42,12 @@ async def serve(api: FastAPI, listener: socket.socket) -> None:
     finally:
         api.state.closing.set()
         server.should_exit = True
-        await serving
+        # Also where this is cancelled again: a socket that is closed while the loop still has it in its selector would
+        # give its number to the next connection, which then hears nothing.
+        while not serving.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([serving])
+        serving.result()
 
 
 class _Server(uvicorn.Server):

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from joex.core.recheck import Recheck
 from joex.notifications.listener import LINGER, Connect, Listener, ListenerLoop
-from joex.store import keyed
+from joex.store import worker_runs
 from joex.store.database import POLL_EVERY
 from joex.store.errors import NO_MESSAGE
 from joex.store.horizon import announce
@@ -143,7 +143,7 @@ class _QueueWatch:
             DatabaseUnavailable: the connection is lost.
         """
         waiting = self._waiters.waiting
-        async with self._listener.held(lambda connection: keyed.watch_no_more(connection, self._name)):
+        async with self._listener.held(lambda connection: worker_runs.watch_no_more(connection, self._name)):
             await self._listener.listen("joex_wake", self._hear)
             while True:
                 self._waiters.changed.clear()
@@ -162,12 +162,12 @@ class _QueueWatch:
         if queue is None and is_pooled:
             queue = self._queues[name] = _Queue(None, 0.0, math.inf)
         elif queue is None or self._clock() >= queue.renew_at:
-            watch = keyed.watch(self._connection, self._name, name, _LEASE)
+            watch = worker_runs.watch(self._connection, self._name, name, _LEASE)
             recheck = await ask(announce(self._connection, watch))
             now = self._clock()
             queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
         if self._clock() >= queue.look_at:
-            next_due, oldest_xid = await ask(keyed.accept_state(self._connection, name))
+            next_due, oldest_xid = await ask(worker_runs.accept_state(self._connection, name))
             self._waiters.wake(name)
             now = self._clock()
             queue.look_at = now + POLL_EVERY if is_pooled else queue.renew_at

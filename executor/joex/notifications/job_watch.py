@@ -52,7 +52,7 @@ class JobWatch:
         self._name = name
         self._streams = streams
         self._registered: set[UUID] = set()
-        self._unsure: list[_Unsure] = []
+        self._unsure: list[_Unsure] = []  # those for which nothing waits now, too: another wait may come
         self._renew_at = 0.0
         self._tells_events = False
         self._clock = asyncio.get_running_loop().time
@@ -71,7 +71,7 @@ class JobWatch:
                 await self._round()
                 if self._streams:
                     await self._listener.woken(
-                        min([self._renew_at, *(unsure.recheck.due_at for unsure in self._unsure)])
+                        min([self._renew_at, *(unsure.recheck.due_at for unsure in self._waited())])
                     )
                 elif not await self._listener.woken(self._clock() + LINGER):
                     return
@@ -82,16 +82,16 @@ class JobWatch:
         if self._listener.is_pooled:
             for events in self._streams.events:
                 events.fail(ConfigError(_NO_EVENTS))
-            self._renew_at = self._clock() + POLL_EVERY if is_due else self._renew_at
         elif is_due or ids - self._registered or bool(self._streams.events) != self._tells_events:
             await self._subscribe()
             if new := self._streams.of.keys() - self._registered:
                 await self._register(new)
                 ids |= new
-        if is_due:
+        if is_due:  # (only then is the next time put off: else new waits would put it off for ever)
+            self._renew_at = self._clock() + (POLL_EVERY if self._listener.is_pooled else _RENEW_EVERY)
             await self._forget_the_others()
             ids |= self._streams.of.keys()
-        due = self._due()
+        due = [unsure for unsure in self._waited() if unsure.recheck.due_at <= self._clock()]
         ids.update(*(unsure.ids for unsure in due))
         if ids := ids & self._streams.of.keys():
             found = await self._listener.ask(subscriptions.job_versions(self._connection, ids))
@@ -108,8 +108,8 @@ class JobWatch:
             await (self._listener.listen(EVENTS, self._hear_event) if events else self._listener.unlisten(EVENTS))
         if not await self._listener.ask(subscriptions.subscribe(self._connection, self._name, _LEASE, events=events)):
             self._registered.clear()
+            self._unsure.clear()
         self._tells_events = events
-        self._renew_at = self._clock() + _RENEW_EVERY
 
     async def _register(self, new: set[UUID]) -> None:
         """Subscribe to these jobs."""
@@ -123,13 +123,14 @@ class JobWatch:
         if old := self._registered - self._streams.of.keys():
             await self._listener.ask(subscriptions.wait_no_more(self._connection, self._name, old))
             self._registered -= old
+            for unsure in self._unsure:
+                unsure.ids -= old
+            self._unsure = [unsure for unsure in self._unsure if unsure.ids]
 
-    def _due(self) -> list[_Unsure]:
-        """Those that are to be looked at now, as far as streams still wait for them."""
-        for unsure in self._unsure:
-            unsure.ids &= self._streams.of.keys()
-        self._unsure = [unsure for unsure in self._unsure if unsure.ids]
-        return [unsure for unsure in self._unsure if unsure.recheck.due_at <= self._clock()]
+    def _waited(self) -> list[_Unsure]:
+        """Those for which streams wait."""
+        of = self._streams.of.keys()
+        return [unsure for unsure in self._unsure if not of.isdisjoint(unsure.ids)]
 
     def _make_sure(self, looked_at: Iterable[_Unsure], found: JobVersions) -> None:
         for unsure in looked_at:

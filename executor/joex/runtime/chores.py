@@ -19,7 +19,7 @@ from joex.errors import JoexError
 from joex.runtime.clock import clock
 from joex.runtime.lease_callbacks import Notifier
 from joex.runtime.waits import wait_for
-from joex.store import executors, keyed
+from joex.store import executors, timeouts
 from joex.store.database import borrowed, create_pool
 
 _REST = 10  # a chore rests for so many times as long as it took,
@@ -128,7 +128,7 @@ class Chores:
         return bool(found)
 
     async def _recover_overdue(self, connection: Any) -> bool:
-        found = await keyed.recover_overdue(connection, self._most_losses)
+        found = await timeouts.recover_overdue(connection, self._most_losses)
         for app_id, jobs in found:
             self._notifier.emit(Overdue(app_id, jobs))
         return bool(found)

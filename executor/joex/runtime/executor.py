@@ -144,8 +144,8 @@ class Executor:
             raise _only(error) from error
         finally:
             self.phase = "left"
-            for used in (pool, task_pool, bulk_pool):
-                await close_pool(used)
+            # (At once: where the database is away, each takes its limit of time.)
+            await asyncio.gather(*map(close_pool, (pool, task_pool, bulk_pool)))
 
     async def _prepare(
         self, pool: asyncpg.Pool[Any], bulk_pool: asyncpg.Pool[Any], task_connections: TaskConnections

@@ -136,7 +136,7 @@ class Finisher:
         self._apart: list[End] = []
         self._budget = _BATCH_BYTES
         self._locked: set[UUID] = set()  # runs (lock ids) whose rows others hold
-        self._starts: dict[UUID, tuple[TakenJob, float]] = {}
+        self._starts: dict[UUID, tuple[TakenJob, float, float]] = {}  # when it has started, and is to be marked
         self._some = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -145,9 +145,7 @@ class Finisher:
 
     def started(self, job: TakenJob, at: float) -> None:
         """The code of a run has started, at this time of the monotonic clock."""
-        self._starts[job.lock_id] = (job, at)
-        if self._timer is None:
-            self._timer = self._loop.call_later(_MARK_AFTER, self._mark_due)
+        self._mark(job, at, at + _MARK_AFTER)
 
     def ended(self, end: End) -> None:
         """A run has ended."""
@@ -164,23 +162,27 @@ class Finisher:
     async def run(self) -> None:
         """Write what comes, until cancelled."""
         retry_in = 0.1
-        async with asyncio.TaskGroup() as apart:
-            while True:
-                await self._some.wait()
-                self._some.clear()
-                ends, self._apart = self._apart, []
-                for end in ends:
-                    apart.create_task(self._write_apart(end))
-                try:
-                    await self._write()
-                    retry_in = 0.1
-                except (JoexError, OSError) as error:
-                    # A row that another session has locked is such an error too: next time locked rows are left out.
-                    self._careful = True
-                    self._emit(DatabaseTrouble("finisher", str(error), retry_in))
-                    await asyncio.sleep(retry_in)
-                    retry_in = min(retry_in * 2, _LONGEST_RETRY)
-                    self._some.set()
+        try:
+            async with asyncio.TaskGroup() as apart:
+                while True:
+                    await self._some.wait()
+                    self._some.clear()
+                    ends, self._apart = self._apart, []
+                    for end in ends:
+                        apart.create_task(self._write_apart(end))
+                    try:
+                        await self._write()
+                        retry_in = 0.1
+                    except (JoexError, OSError) as error:
+                        # A row that another session has locked is such an error too: next time locked rows are skipped.
+                        self._careful = True
+                        self._emit(DatabaseTrouble("finisher", str(error), retry_in))
+                        await asyncio.sleep(retry_in)
+                        retry_in = min(retry_in * 2, _LONGEST_RETRY)
+                        self._some.set()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def _write(self) -> None:
         ends, starts = self._cut_ends(), self._cut_starts()
@@ -205,7 +207,7 @@ class Finisher:
             if is_late and ends:
                 self._budget = max(sum(end.size for end in ends) // 4, 1)
             over = {end.job.lock_id for end in left + self._ends}
-            self._starts.update({job.lock_id: (job, at) for job, at in starts if job.lock_id not in over})
+            self._starts.update({job.lock_id: (job, at, at) for job, at in starts if job.lock_id not in over})
             raise
         if self._ends or self._apart:
             self._some.set()
@@ -248,8 +250,8 @@ class Finisher:
         now = time.monotonic()
         locked = await runs.start_many(connection, [(job.id, job.lock_id, now - at) for job, at in starts])
         for job, at in starts:
-            if job.lock_id in locked:  # (a run that has ended by then is marked by its end: this mark changes nothing)
-                self._loop.call_later(_LOCKED_RETRY_IN, self.started, job, at)
+            if job.lock_id in locked:  # (if the run ends before that, its end marks it, and this changes nothing)
+                self._mark(job, at, now + _LOCKED_RETRY_IN)
 
     def _give_up_start(self, start: tuple[TakenJob, float], error: JoexError) -> None:
         """The database does not take this mark; the end of the run says it all."""
@@ -304,9 +306,14 @@ class Finisher:
         end.is_settled = False
         self.ended(end)
 
+    def _mark(self, job: TakenJob, at: float, due: float) -> None:
+        self._starts[job.lock_id] = (job, at, due)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_MARK_AFTER, self._mark_due)
+
     def _cut_starts(self) -> list[tuple[TakenJob, float]]:
         now = time.monotonic()
-        due = [(job, at) for job, at in self._starts.values() if now - at >= _MARK_AFTER]
+        due = [(job, at) for job, at, due in self._starts.values() if now >= due]
         for job, _ in due:
             del self._starts[job.lock_id]
         return due
@@ -314,7 +321,7 @@ class Finisher:
     def _mark_due(self) -> None:
         self._timer = self._loop.call_later(_MARK_AFTER, self._mark_due) if self._starts else None
         now = time.monotonic()
-        if any(now - at >= _MARK_AFTER for _, at in self._starts.values()):
+        if any(now >= due for _, _, due in self._starts.values()):
             self._some.set()
 
 

@@ -62,6 +62,8 @@ class JobLogWriter:
         self._lock = threading.Lock()
         self._lines: deque[_Line] = deque()
         self._progress: dict[UUID, _Progress] = {}
+        self._locked: dict[UUID, _Progress] = {}  # progress that is not written yet: its row was locked
+        self._next_try: asyncio.TimerHandle | None = None  # of these
         self._writing = asyncio.Lock()
         self._dropped = 0
         self._budget = _BATCH_BYTES  # it shrinks while batches do not get through
@@ -108,12 +110,14 @@ class JobLogWriter:
                 self._report(len(self._lines), "the database could not be reached before the executor left")
 
     async def flush(self) -> None:
-        """Write what has been said up to now; it is written when this returns.
+        """Write what has been said up to now; it is written when this returns, but for progress whose row is locked.
 
         Raises:
             DatabaseUnavailable: it could not be written, and is kept.
         """
         async with self._writing:
+            with self._lock:  # (only here, where nothing is being written: that may have been said later)
+                self._progress, self._locked = {**self._locked, **self._progress}, {}
             while (batch := self._cut()) is not None:
                 await self._write(*batch)
         with self._lock:
@@ -123,7 +127,7 @@ class JobLogWriter:
     @property
     def is_empty(self) -> bool:
         """There is nothing to write, and nothing is being written."""
-        return not (self._lines or self._progress or self._writing.locked())
+        return not (self._lines or self._progress or self._locked or self._writing.locked())
 
     def _cut(self) -> _Batch | None:
         with self._lock:
@@ -175,14 +179,13 @@ class JobLogWriter:
         latest = [runs.Progress(p.job.id, p.job.lock_id, p.percent, p.message) for p in progress.values()]
         async with borrowed(self._pool) as connection:
             noted = await runs.note_many(connection, rows, latest)
-        for lock_id in noted.locked:
-            self._loop.call_later(_LOCKED_RETRY_IN, self._say_again, progress[lock_id])
+        for lock_id in progress:
+            self._locked.pop(lock_id, None)
+        self._locked.update({lock_id: progress[lock_id] for lock_id in noted.locked})
+        if self._next_try is not None:
+            self._next_try.cancel()
+        self._next_try = self._loop.call_later(_LOCKED_RETRY_IN, self._wakeup.set) if self._locked else None
         return noted.dropped
-
-    def _say_again(self, progress: _Progress) -> None:
-        with self._lock:
-            self._progress.setdefault(progress.job.lock_id, progress)  # what was said since is later
-        self._wake_up()
 
     def _is_hopeless(self, lines: list[_Line], error: DatabaseUnavailable) -> bool:
         """Whether a line that did not get through in its time was tried alone, and often enough, to be given up."""

@@ -179,9 +179,10 @@ class Registration:
         await first_of(resources.asked_to_drain.wait(), self._ended.wait())
         self.taker.stop()
         await taking
-        with suppress(JoexError, OSError):  # for people to see: nothing depends on it
-            async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
-                await executors.show_drain(connection, self._id)
+        if self.runner.runs:
+            with suppress(JoexError, OSError):  # for people to see: nothing depends on it
+                async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
+                    await executors.show_drain(connection, self._id)
         self.runner.give_back_unstarted()  # what was taken at the last moment
         limit = resources.settings.drain_timeout
         patience = wait_for(resources.asked_to_stop, None if limit is None else limit.total_seconds())

@@ -1,4 +1,4 @@
-"""Jobs whose ids their callers name themselves, and runs of workers that are no executors.
+"""Keyed jobs: their callers name their ids.
 
 Ids and priorities come here packed (`joex.core.tuples`), types as names. A submitted job is found by its UUID.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal
 from uuid import UUID
 
@@ -45,27 +44,15 @@ _ADD = statement("""
 _FIND = statement("SELECT joex_private.find($1::text, $2::bytea)")
 _REMOVE = statement("SELECT joex.remove($1::uuid)")
 _RESUBMIT = statement("SELECT joex_private.resubmit($1::uuid)")
-_COLUMNS = columns(KeyedRow, type="task", group="grp", data="args::text", opts="opts::text", state="state::text")
-_GET = statement(f"SELECT {_COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
+COLUMNS = columns(KeyedRow, type="task", group="grp", data="args::text", opts="opts::text", state="state::text")
+"""What a statement selects for `row_of`."""
+_GET = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _FIND_MANY = statement("""
     SELECT joex_private.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
 """)
-_READ = statement(f"SELECT {_COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
-_ACCEPT = statement(f"""
-    SELECT {_COLUMNS}
-    FROM joex_private.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex_private.highest_rank()))
-""")  # noqa: S608 - likewise
-_UPDATE = statement("""
-    SELECT u.answer, u.answer = 'ok' AND joex_private.goes_round($1::uuid) AS resubmit
-    FROM joex.update($1::uuid, $2::uuid, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::integer, $7::text,
-                     $8::boolean) AS u(answer)
-""")
-_FINISH = statement("""
-    SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text, $5::text, $6::text, $7::interval,
-                       $8::boolean)
-""")
+_READ = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
 _LIST = statement(f"""
-    SELECT {_COLUMNS} FROM joex_private.job
+    SELECT {COLUMNS} FROM joex_private.job
     WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR key > $2::bytea)
       AND ($3::text[] IS NULL OR state::text = ANY ($3))
     ORDER BY key LIMIT $4::integer
@@ -79,11 +66,6 @@ _COUNT = statement("""
 _ACTIVE = statement("""
     SELECT key FROM joex_private.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
 """)
-_SET_TIMEOUT = statement("SELECT joex_private.set_timeout($1::text, $2::interval, $3::boolean)")
-_TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex_private.task_timeout ORDER BY task")
-_RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue($1::integer)")
-_ACCEPT_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.accept_state($1::text)")
-_WATCH = statement("SELECT joex_private.watch_for_workers($1::text, $2::text, $3::interval)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +83,6 @@ class NewKeyedJob:
     submitter: str
     cancel: bool
     resubmit: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a run changes of its job; None leaves a thing as it is."""
-
-    data: str | None = None
-    opts: str | None = None
-    rank: bytes | None = None
-    progress: int | None = None
-    message: str | None = None
-    resubmit: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TaskTimeout:
-    """How long a run of a task may go without a report; where it is not ``renewable``, how long it may take."""
-
-    task: str
-    timeout: timedelta
-    renewable: bool
 
 
 async def add(connection: Connection, job: NewKeyedJob) -> UUID | None:
@@ -160,7 +121,7 @@ async def find_many(connection: Connection, job_type: str, keys: Sequence[bytes]
 async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedRow]:
     """Jobs; one that is gone is left out."""
     with translated():
-        return [_job_of(row) for row in await connection.fetch(_READ, list(ids))]
+        return [row_of(row) for row in await connection.fetch(_READ, list(ids))]
 
 
 async def remove(connection: Connection, job_id: UUID) -> Literal["ok", "not_found"]:
@@ -179,41 +140,7 @@ async def get(connection: Connection, job_id: UUID) -> KeyedRow | None:
     """A job, or None."""
     with translated():
         row = await connection.fetchrow(_GET, job_id)
-    return None if row is None else _job_of(row)
-
-
-async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedRow]:
-    """Take the next jobs of a queue for a worker; none whose rank is above ``max_rank``."""
-    with translated():
-        rows = await connection.fetch(_ACCEPT, queue, most, worker, max_rank)
-    return [_job_of(row) for row in rows]
-
-
-async def update(connection: Connection, job_id: UUID, lock_id: UUID, report: Report) -> tuple[str, bool]:
-    """A run reports; answers ok, worker_conflict or canceled, and whether the job goes round once more after it."""
-    r = report
-    with translated():
-        [(answer, resubmit)] = await connection.fetch(
-            _UPDATE, job_id, lock_id, r.data, r.opts, r.rank, r.progress, r.message, r.resubmit
-        )
-    return answer, resubmit
-
-
-async def finish(
-    connection: Connection,
-    job_id: UUID,
-    lock_id: UUID,
-    state: str,
-    *,
-    result: str | None = None,
-    message: str | None = None,
-    error: str | None = None,
-    delay: timedelta | None = None,
-    exhausted: bool = False,
-) -> str:
-    """End a run; answers ok, worker_conflict or canceled."""
-    with translated():
-        return str(await connection.fetchval(_FINISH, job_id, lock_id, result, message, state, error, delay, exhausted))
+    return None if row is None else row_of(row)
 
 
 async def list_keyed(
@@ -222,7 +149,7 @@ async def list_keyed(
     """The jobs of a type in the order of their ids, after one of them."""
     with translated():
         rows = await connection.fetch(_LIST, job_type, after, states, most)
-    return [_job_of(row) for row in rows]
+    return [row_of(row) for row in rows]
 
 
 async def count(connection: Connection, job_type: str, max_rank: bytes | None = None) -> dict[str, int]:
@@ -237,46 +164,8 @@ async def active(connection: Connection, job_type: str) -> list[bytes]:
         return sorted(row["key"] for row in await connection.fetch(_ACTIVE, job_type))
 
 
-async def set_timeout(connection: Connection, task: str, limit: timedelta | None, *, renewable: bool) -> None:
-    """Set how long a run of a task may go without a report (or, not renewable, at all); None: no limit."""
-    with translated():
-        await connection.execute(_SET_TIMEOUT, task, limit, renewable)
-
-
-async def timeouts(connection: Connection) -> list[TaskTimeout]:
-    """The tasks that have a timeout."""
-    with translated():
-        return [TaskTimeout(*row) for row in await connection.fetch(_TIMEOUTS)]
-
-
-async def recover_overdue(connection: Connection, most_losses: int) -> list[tuple[str, int]]:
-    """Put back a batch of runs that did not report in time; returns their number for each executor or worker."""
-    with translated():
-        return [(row["app_id"], row["jobs"]) for row in await connection.fetch(_RECOVER, most_losses)]
-
-
-async def accept_state(connection: Connection, queue: str) -> tuple[float | None, int]:
-    """Seconds until a job of the queue is due or a run overdue (None: none is), and the oldest open transaction."""
-    with translated():
-        row = await connection.fetchrow(_ACCEPT_STATE, queue)
-    if row is None:
-        raise RuntimeError("accept_state gave no row")
-    return row["next_due"], row["oldest_xid"]
-
-
-async def watch(connection: Connection, name: str, queue: str, seconds: float) -> None:
-    """Subscribe to new jobs of the queue, for this long."""
-    with translated():
-        await connection.execute(_WATCH, name, queue, timedelta(seconds=seconds))
-
-
-async def watch_no_more(connection: Connection, name: str) -> None:
-    """End the subscription."""
-    with translated():
-        await connection.execute(_WATCH, name, "", timedelta(0))
-
-
-def _job_of(row: Any) -> KeyedRow:
+def row_of(row: Any) -> KeyedRow:
+    """A row of the database with the `COLUMNS`."""
     values = dict(row)
     values["data"] = read_json(values["data"])
     opts = values["opts"]

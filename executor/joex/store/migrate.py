@@ -60,6 +60,7 @@ _VERSIONS_TABLE = """
     )
 """
 _HAS_VERSIONS = statement("SELECT to_regclass('joex_private.migration') IS NOT NULL")
+_HAS_PUBLIC = statement("SELECT to_regnamespace('joex') IS NOT NULL")
 _ENCODING = statement("SELECT getdatabaseencoding()")
 _VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
 _DEFINED = "SELECT definitions FROM joex_private.migration WHERE number = $1"
@@ -167,7 +168,8 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
         version = await schema_version(connection)
         _refuse_newer(version, known)
         missing = [migration for migration in known if migration.number > version]
-        if not missing:
+        has_public = await connection.fetchval(_HAS_PUBLIC)  # DROP SCHEMA joex alone leaves all jobs where they are
+        if not missing and has_public:
             return []
         await connection.execute("SET LOCAL client_min_messages = warning")
         await connection.execute(_WAIT_BRIEFLY, is_long)
@@ -175,7 +177,7 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
         for migration in missing:
             await connection.execute(migration.sql)
         # (After the numbered files: one that drops a view removes its digest here.)
-        defined = set(await connection.fetchval(_DEFINED, version) or ())
+        defined = set(await connection.fetchval(_DEFINED, version) or ()) if has_public else set()
         wanted = definitions()
         await connection.execute("\n".join(one.sql for one in wanted if one.digest not in defined))
         digests = [one.digest for one in wanted]
@@ -200,6 +202,9 @@ async def check_schema(connection: Connection) -> None:
     if version < known[-1].number:
         have = f"version {version} of the Joex schema" if version else "no Joex schema"
         raise SchemaError(f"the database has {have}, this joex needs version {known[-1].number}: run 'joex migrate'")
+    with translated():
+        if not await connection.fetchval(_HAS_PUBLIC):
+            raise SchemaError("the database has the schema joex_private, and no schema joex: run 'joex migrate'")
 
 
 def _refuse_newer(version: int, known: list[Migration]) -> None:
