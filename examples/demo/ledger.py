@@ -45,7 +45,7 @@ class TenantNow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything at a moment. ``executors`` has the latest incarnation under each app-id."""
+    """Everything at a moment. ``executors`` has the latest registration under each app-id."""
 
     tenants: list[TenantNow]
     executors: list[Executor]
@@ -89,7 +89,7 @@ class Ledger:
         self._submitted: Counter[str] = Counter()
         self._finished: dict[UUID, Job] = {}
         self._first_starts: dict[UUID, datetime] = {}
-        self.killed: int | None = None  # the incarnation that is shown as such until the others have noticed it
+        self.killed: int | None = None  # the registration that is shown as such until the others have noticed it
 
     async def submit(self, orders: Sequence[NewJob]) -> None:
         """Submit jobs, all at once."""
@@ -121,10 +121,10 @@ class Ledger:
         )
 
     async def executors(self) -> list[Executor]:
-        """All incarnations of all executors, in the order of their starts."""
+        """All registrations of all executors, in the order of their starts."""
         return sorted(await list_executors(self._connection, ended=True), key=lambda executor: executor.id)
 
-    async def incarnation(self, executor: int) -> Executor:
+    async def registration(self, executor: int) -> Executor:
         """One of them, by its id."""
         return next(other for other in await self.executors() if other.id == executor)
 

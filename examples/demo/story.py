@@ -88,7 +88,7 @@ class Story:
             victim = max((executor for executor in now.living if executor.held), key=lambda e: e.id, default=None)
             held = 0 if victim is None else await self._kill(victim)
             if victim is not None and held:
-                return self._killed(await self._ledger.incarnation(victim.id), held)
+                return self._killed(await self._ledger.registration(victim.id), held)
             await asyncio.sleep(_LOOK_EVERY)
         return None
 
@@ -117,7 +117,7 @@ class Story:
     async def _see_it_come_back(self, kill: Kill) -> None:
         """Wait until the slot of the killed executor has a process again, which puts back what was lost."""
         await self._until(lambda now: _is_gone(now, kill))
-        seconds = ((await self._ledger.incarnation(kill.executor.id)).left_at or kill.at) - kill.at
+        seconds = ((await self._ledger.registration(kill.executor.id)).left_at or kill.at) - kill.at
         self._stage.tell(
             f"{seconds.total_seconds():.1f} s after the kill {slot(kill.executor.app_id)} is back as a new process, "
             "and its jobs are in line again"

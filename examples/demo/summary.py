@@ -21,7 +21,7 @@ _COUNTED = ("lines", "functions", "classes", "imports")
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """How an executor was killed: which incarnation, when by the database's clock, in the midst of how many jobs."""
+    """How an executor was killed: which registration, when by the database's clock, in the midst of how many jobs."""
 
     executor: Executor
     at: datetime

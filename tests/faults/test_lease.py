@@ -323,7 +323,7 @@ def _children(pid: int) -> list[int]:
 
 
 async def _is_another(effects: Effects, process: ExecutorProcess) -> bool:
-    """Whether a process has registered as a new incarnation."""
+    """Whether a process has registered anew."""
     return bool(await effects.executor_of(process.pid))
 
 

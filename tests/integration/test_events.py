@@ -199,8 +199,8 @@ async def test_an_executor_that_joins_runs_a_job_and_leaves_is_told(database_url
         job_id = await client.submit("a")
         await inside.ended(job_id)
     joined, submitted, started, finished, left = await subscribed.all()
-    incarnation = joined.pop("incarnation")
-    assert left.pop("incarnation") == incarnation
+    registration = joined.pop("registration")
+    assert left.pop("registration") == registration
     whose = {"executor": "documents", "queues": ["default", "mail"]}
     assert joined == {"event": "executor-joined", **whose, "ending": None}
     assert submitted == about(job_id, "job-submitted", "waiting")
@@ -222,14 +222,14 @@ async def test_an_executor_that_is_dead_is_told_once_and_its_jobs_that_fail_for_
     assert await bench.rescue() == [(me, "me", 1)]
     left, failed = await subscribed.all()
     assert failed == about(poison, "job-finished", "failed", "me")
-    assert (left["event"], left["incarnation"], left["ending"]) == ("executor-left", me, "dead")
+    assert (left["event"], left["registration"], left["ending"]) == ("executor-left", me, "dead")
 
 
 async def test_an_executor_that_is_replaced_is_told(bench, me, subscribed):
     successor = await bench.executor("me", gone=me)
     left, joined = await subscribed.all()
-    assert (left["event"], left["incarnation"], left["ending"]) == ("executor-left", me, "replaced")
-    assert (joined["event"], joined["incarnation"], joined["ending"]) == ("executor-joined", successor, None)
+    assert (left["event"], left["registration"], left["ending"]) == ("executor-left", me, "replaced")
+    assert (joined["event"], joined["registration"], joined["ending"]) == ("executor-joined", successor, None)
 
 
 async def test_the_longest_names_fit(bench, subscribed):

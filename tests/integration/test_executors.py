@@ -52,7 +52,7 @@ async def test_an_executor_that_registers_is_shown_with_all_it_said_of_itself(be
     assert (found.state, found.held, found.left_at) == ("awake", 0, None)
 
 
-async def test_each_start_is_an_incarnation_of_its_own(bench):
+async def test_each_start_is_an_registration_of_its_own(bench):
     first = await bench.executor("app", pod_uid="pod")
     second = await bench.executor("app", pod_uid="pod")
     assert first != second

@@ -279,7 +279,7 @@ async def test_its_job_is_made_now_over_http(http, client):
     answer = await http.post("/api/v1/periodic/prod/nightly")
     assert (answer.status_code, answer.json()) == (
         409,
-        {"detail": "the job before of periodic task 'prod/nightly' is not finished"},
+        {"detail": "the last job of periodic task 'prod/nightly' is not finished"},
     )
 
 

@@ -165,7 +165,7 @@ class ExecutorProcesses:
         return await self._effects.executor_of(process.pid) is not None
 
     async def registered(self, process: ExecutorProcess) -> int:
-        """Wait until a process has registered; returns the id of the (latest) incarnation."""
+        """Wait until a process has registered; returns the id of the (latest) registration."""
 
         async def found() -> int | None:
             if not process.is_alive:

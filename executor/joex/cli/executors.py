@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from joex.store.statement import Connection
 
 _COLUMNS = (
-    "APP-ID", "STATE", "JOBS", "POOL", "QUEUES", "HOST", "PID", "HTTP", "VERSION", "UP", "SILENT", "INCARNATION",
+    "APP-ID", "STATE", "JOBS", "POOL", "QUEUES", "HOST", "PID", "HTTP", "VERSION", "UP", "SILENT", "REGISTRATION",
 )  # fmt: skip
 _LOOK_EVERY = 0.5
 """Seconds between two polls of ``drain --wait``."""
@@ -42,7 +42,7 @@ def executors(
     if as_json:
         print_json(found)
     elif found:
-        print_table(_COLUMNS, map(_row, found), numbers=("JOBS", "POOL", "PID", "UP", "SILENT", "INCARNATION"))
+        print_table(_COLUMNS, map(_row, found), numbers=("JOBS", "POOL", "PID", "UP", "SILENT", "REGISTRATION"))
     else:
         say("no executors" if ended else "no executors are alive; --all shows those that have exited")
 
@@ -92,7 +92,7 @@ def drain(
 
 
 async def _wait_until_left(connection: Connection, asked: dict[int, str]) -> None:
-    """Wait until these incarnations have exited; a successor under the same app-id does not count."""
+    """Wait until these registrations have exited; a successor under the same app-id does not count."""
     waited_for = dict(asked)
     while waited_for:
         living = {e.id for e in await list_executors(connection)}

@@ -17,7 +17,7 @@ from joex.core.outcome import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The executor is a new incarnation; ``reclaimed`` jobs of the one before it wait again."""
+    """The executor has registered; ``reclaimed`` jobs of its previous registration wait again."""
 
     app_id: str
     executor: int
@@ -154,7 +154,7 @@ class TrustEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """Another executor has declared this incarnation dead; it starts over as a new one."""
+    """Another executor has declared this registration dead; it starts over as a new one."""
 
     executor: int
 

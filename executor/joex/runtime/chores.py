@@ -31,7 +31,7 @@ class Chores:
 
     Args:
         url: the database.
-        executor: the id of the incarnation.
+        executor: the id of the registration.
         queues: those it serves.
         lease: its times.
         most_losses: how often a job may be lost before it fails.

@@ -1,10 +1,10 @@
-"""An executor: registers, serves as one incarnation after the other (see `registration`), drains, leaves.
+"""An executor: registers, serves as one registration after the other (see `registration`), drains, leaves.
 
 ::
 
     STARTING --> WAITING (its app-id is in use, or retired) --> RUNNING --> DRAINING --> LEFT
                                                     |   ^
-                                                    |   | a new incarnation
+                                                    |   | a new registration
                                                     +---+ the lease has ended
 """
 
@@ -188,7 +188,7 @@ class Executor:
         return None if is_given_up else task.result()
 
     async def _serve(self, resources: Resources) -> None:
-        """Serve as one incarnation after the other, until it has drained."""
+        """Serve as one registration after the other, until it has drained."""
         while True:
             registered = await self._register(resources.pool, locks=resources.poll_interval is None)
             if registered is None:
@@ -201,7 +201,7 @@ class Executor:
             self._emit(events.LeaseEnded(self.id))
 
     async def _register(self, pool: asyncpg.Pool[Any], *, locks: bool) -> tuple[int, float] | None:
-        """Register a new incarnation; wait while another executor has the app-id. None if it was asked to drain.
+        """Register; wait while another executor has the app-id. None if it was asked to drain.
 
         No executor registers under a retired app-id. This one waits then, too: the operator that retired the app-id is
         about to stop this process, and if the process exited by itself, it would only be restarted.

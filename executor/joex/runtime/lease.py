@@ -55,11 +55,11 @@ EXIT_CODE = 75
 
 
 class LeaseKeeper:
-    """Keeps the lease of one incarnation.
+    """Keeps the lease of one registration.
 
     Args:
         url: the database.
-        executor: the id of the incarnation.
+        executor: the id of the registration.
         queues: those it serves.
         lease: its times.
         most_losses: how often a job may be lost before it fails, for the jobs of executors found dead.

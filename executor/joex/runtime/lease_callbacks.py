@@ -40,7 +40,7 @@ class LeaseCallbacks(Protocol):
         """The lease can't be trusted any more, or can be again."""
 
     def on_ended(self) -> None:
-        """The lease has ended: another executor has declared this incarnation dead."""
+        """The lease has ended: another executor has declared this registration dead."""
 
 
 class Notifier:

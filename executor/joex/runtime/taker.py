@@ -77,7 +77,7 @@ class Taker:
         """Take until stopped.
 
         Raises:
-            LeaseLost: this incarnation has ended.
+            LeaseLost: this registration has ended.
         """
         retry_in = 0.05
         while not self.is_stopped:

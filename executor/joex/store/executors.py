@@ -147,7 +147,7 @@ _LIST = statement(f"""
 async def register(
     connection: Connection, me: NewExecutor, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
 ) -> Registered:
-    """Register a new incarnation.
+    """Register an executor.
 
     ``gone`` is the id of an earlier one whose process does certainly not exist; ``marks``: what the
     caller has observed of it.
@@ -222,7 +222,7 @@ async def rescue(connection: Connection, marks: Sequence[Mark], most_losses: int
 
 
 async def leave(connection: Connection, executor: int, most_losses: int) -> int:
-    """End this incarnation; returns how many jobs it still held, which are waiting again."""
+    """End this registration; returns how many jobs it still held, which are waiting again."""
     with translated():
         return int(await connection.fetchval(_END, executor, "left", most_losses))
 

@@ -73,7 +73,7 @@ class ExecutorEvent:
 
     kind: str
     executor: str
-    incarnation: int
+    registration: int
     queues: list[str] | None
     ending: str | None
 
@@ -136,5 +136,5 @@ def heard_event(payload: str) -> JobEvent | ExecutorEvent | None:
                 names = (event[name] for name in ("task", "queue", "group", "state", "executor"))
                 return JobEvent(kind, UUID(event["id"]), *names)
             case "executor-joined" | "executor-left" as kind:
-                return ExecutorEvent(kind, event["executor"], event["incarnation"], event["queues"], event["ending"])
+                return ExecutorEvent(kind, event["executor"], event["registration"], event["queues"], event["ending"])
     return None

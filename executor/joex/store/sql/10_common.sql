@@ -241,7 +241,7 @@ CREATE OR REPLACE FUNCTION joex_private.announce_executor(p_event text, p_id int
 BEGIN
     IF joex_private.is_heard(true) THEN
         PERFORM joex_private.send('joex_events', json_build_object(
-            'event', p_event, 'executor', e.app_id, 'incarnation', e.id,
+            'event', p_event, 'executor', e.app_id, 'registration', e.id,
             'queues', CASE WHEN octet_length(to_json(e.queues)::text) < 6000 THEN e.queues END, 'ending', e.ending)::text)
         FROM joex_private.executor e WHERE e.id = p_id;
     END IF;
