@@ -32,7 +32,7 @@ async def test_executors_are_replaced_one_by_one_and_finish_first(system: System
         )
         assert min(numbers) >= 2
         assert terminations.too_early == []
-    assert old(await system.api.get_all(DEPLOYMENTS, system.namespace)) == set()
+    await system.api.until_all(DEPLOYMENTS, lambda found: not old(found), system.namespace, why="the old ones are gone")
     pods = await system.api.get_all("pods", system.namespace, labels="round=second")
     assert len(pods) == 3
     sizes = await system.db.fetch("SELECT pool_size FROM joex_private.executor WHERE left_at IS NULL")
