@@ -1,4 +1,4 @@
-"""What it costs to tell of events: where somebody listens, and where nobody does."""
+"""What events cost: with a subscriber, and without one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MUTE = """
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
-    """Submit and finish where nothing is told, where nobody listens, and where one listens to all events, by turns."""
+    """Submit and finish in turns: without events, without a subscriber, and with a subscriber to all events."""
     rounds = 60 if quick else 300
     async with contenders(server_url, 3) as those:
         mute, _, heard = those
@@ -60,6 +60,6 @@ def _compare(batch: int, found: Sequence[Sequence[Cost]]) -> list[Figure]:
     what = f"submit and finish of {batch}, the server's time"
     unheard_of, heard_of = unheard / mute, heard / unheard
     return [
-        Figure(f"{what}: nobody listens, against no events", unheard_of, "x", "below 1.2", unheard_of < 1.2),
-        Figure(f"{what}: one listens, against nobody", heard_of, "x"),
+        Figure(f"{what}: no subscriber, against no events", unheard_of, "x", "below 1.2", unheard_of < 1.2),
+        Figure(f"{what}: one subscriber, against none", heard_of, "x"),
     ]

@@ -117,7 +117,7 @@ async def by_turns(
 ) -> list[list[_T]]:
     """Measure each once per round; returns the measurements of each.
 
-    Each round begins with another one, for whoever comes after a pause, or after itself, finds other caches.
+    Each round begins with another contender: one that comes after a pause, or after itself, finds other caches.
     """
     found: list[list[_T]] = [[] for _ in those]
     for number in range(rounds):

@@ -20,7 +20,7 @@ _ROOT = Path(__file__).parent.parent
 
 
 def say(text: str) -> None:
-    """Progress, for whoever waits."""
+    """Print progress."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 

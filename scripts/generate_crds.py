@@ -19,7 +19,7 @@ HEADER = "# Made by scripts/generate_crds.py from operator/joex_operator/api/spe
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes shared parts out in full: an alias in a manifest helps nobody."""
+    """Writes shared parts out in full: an alias in a manifest helps no reader."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Never refer to an earlier part."""

@@ -97,7 +97,7 @@ class Up:
         """Check that it is there.
 
         Raises:
-            JoexError: it has ended, though nobody asked it to.
+            JoexError: it has ended, though it was not asked to.
         """
         if self._reading.done():
             lines = self._log().read_text(errors="replace").splitlines()[-_LAST_LINES:]

@@ -46,7 +46,7 @@ async def deliver(client: joex.Client, job: joex.KeyedJob) -> None:
 
 
 async def report(client: joex.Client, job: joex.KeyedJob) -> None:
-    """Tell that the run goes on, so that nobody else gets its job."""
+    """Report that the run goes on, so that no other worker gets its job."""
     while True:
         await asyncio.sleep(REPORT_EVERY)
         try:

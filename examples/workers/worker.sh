@@ -29,7 +29,7 @@ trap 'leaving=yes' TERM INT
     [ -z "${JOEX_API_TOKEN:-}" ] || echo "header = \"Authorization: Bearer $JOEX_API_TOKEN\""
 } >"$folder/curl"
 
-# call PATH BODY FILE: the answer is in the file, its status in $status (000: nobody has answered).
+# call PATH BODY FILE: the answer is in the file, its status in $status (000: no answer).
 call() {
     status=$(curl -s -K "$folder/curl" -m 90 -o "$3" -w '%{http_code}' -d "$2" "$url/api/v1/$1") || status=000
 }

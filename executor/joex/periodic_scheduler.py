@@ -1,14 +1,14 @@
-"""Making the jobs of periodic tasks, in each executor and in each operator; any number of them may do so.
+"""The scheduler of periodic tasks. Each executor and each operator has one; any number of them may run.
 
-Nobody is in charge. Each sleeps until the next task is due, or one has changed; reads the tasks that are due, works
-out when each is due next, and hands both to `fire_periodic` in SQL, which decides in one transaction who was first.
-What it holds while it decides is held by the server, for as long as that one statement takes, so whoever dies, hangs,
-or is cut off in between leaves nothing behind.
+No scheduler is in charge. Each sleeps until the next task is due, or one has changed. Then it reads the tasks that are
+due, works out when each is due next, and hands both to `fire_periodic` in SQL, which decides in one transaction which
+scheduler was first. The server holds the locks of that decision, for as long as the one statement takes, so a process
+that dies, hangs, or loses its connection in between leaves nothing behind.
 
-Time is the database's: it says what is due, and how long it is until the next; our own clock only measures how long
-we sleep. Where the database's clock is set forward, what has become due is found at the latest when the longest sleep
-ends. Where it is set back, no time of a timer that was decided comes again; and next times that were worked out in what
-has become the future are worked out anew.
+Time is the database's: it says what is due, and how long it is until the next; the process's own clock only measures
+how long the scheduler sleeps. If the database's clock is set forward, the scheduler finds what has become due at the
+latest when its longest sleep ends. If it is set back, no time of a timer that was decided comes again, and the
+scheduler works out next times anew that lie in what has become the future.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PeriodicScheduler:
         worker: the name under which it decides, for people.
         emit: where events go.
         maintain: called when Joex's own work is due, which the caller then does; None: that is left to others.
-        poll_every: seconds between two looks where nobody calls `wake`; None: somebody does.
+        poll_every: seconds between two rounds if the caller never calls `wake`; None: it does.
     """
 
     def __init__(
@@ -121,6 +121,6 @@ class PeriodicScheduler:
         return min([*seconds, self._longest_sleep]) + random.random() * _JITTER  # noqa: S311 - there is no secret
 
     def _until_free(self) -> float:
-        """How long to sleep where somebody else is at work on what is due, or has locked it."""
+        """How long to sleep if another scheduler works on what is due, or another transaction has locked it."""
         self._busy_for, sleep = min(self._busy_for * 2, _BUSY_RETRY_LATEST), self._busy_for
         return sleep

@@ -89,7 +89,7 @@ async def test_a_submission_that_commits_late_is_not_passed_over(bench, executor
     await taken_and_finished(bench, executor, 1)
     drawn = await read_floors.draw(bench.connection)
     places = [await place(bench)]
-    assert await read_floors.raise_floors(bench.connection, drawn, places) is None  # it waits for whoever writes
+    assert await read_floors.raise_floors(bench.connection, drawn, places) is None  # it waits for all that write
     await transaction.commit()
     assert await read_floors.raise_floors(bench.connection, drawn, places)
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]

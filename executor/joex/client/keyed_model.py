@@ -70,7 +70,7 @@ class KeyedJob:
         state: pending, running or finished.
         job: its UUID, by which all else of Joex knows it (`Client.get`, `Client.log`, the views).
         attempt: runs that were started.
-        lock_id: of the run, for the worker that has accepted it, and for nobody else.
+        lock_id: of the run, for the worker that has accepted it alone.
     """
 
     type: Any

@@ -239,7 +239,7 @@ async def _check_answer(connection: Connection, answer: str, task_id: str, mend:
     """
     if answer == "not_yours":
         found = await _get(connection, task_id)
-        owner = "somebody else" if found is None else found.owner  # it may have gone meanwhile
+        owner = "another owner" if found is None else found.owner  # it may have gone meanwhile
         raise NotYours(f"periodic task {task_id!r}: it is owned by {owner}: {mend or _mend(owner)}")
 
 

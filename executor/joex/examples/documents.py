@@ -60,7 +60,7 @@ def count(ctx: joex.Context, path: Path) -> Counts:
     except (SyntaxError, ValueError) as error:
         # Maybe half of it has arrived so far. Any other error that a task lets out leads to a retry just as well.
         raise joex.Retry(f"{path.name} is not Python, or not complete: {error}") from error
-    ctx.check_cancelled()  # a good place to stop, if somebody has cancelled the job
+    ctx.check_cancelled()  # a good place to stop, if the job was cancelled
     ctx.progress(50, "parsed")
     return Counts(
         lines=source.count("\n"),

@@ -22,6 +22,7 @@ from joex.core.outcome import Verdict
 from joex.errors import JoexError
 from joex.runtime.bulk import TooSlow, moved
 from joex.runtime.job_log_writer import JobLogWriter
+from joex.runtime.start_marks import StartMarks
 from joex.runtime.text import storable
 from joex.store import runs
 from joex.store.database import borrowed
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MARK_AFTER = 0.02  # seconds: a run that is over sooner is never marked running, its end says it all
 _LOCKED_RETRY_IN = 0.25
 _LONGEST_RETRY = 2.0
 _NOTES_WITHIN = 0.5
@@ -136,26 +136,25 @@ class Finisher:
         self._apart: list[End] = []
         self._budget = _BATCH_BYTES
         self._locked: set[UUID] = set()  # runs (lock ids) whose rows others hold
-        self._starts: dict[UUID, tuple[TakenJob, float, float]] = {}  # when it has started, and is to be marked
         self._some = asyncio.Event()
+        self._starts = StartMarks(self._some.set)
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
         self._careful = False
         self._notes_lag = False
 
     def started(self, job: TakenJob, at: float) -> None:
         """The code of a run has started, at this time of the monotonic clock."""
-        self._mark(job, at, at + _MARK_AFTER)
+        self._starts.add(job, at)
 
     def ended(self, end: End) -> None:
         """A run has ended."""
-        self._starts.pop(end.job.lock_id, None)
+        self._starts.forget(end.job)
         (self._ends if end.size <= _LARGE else self._apart).append(end)
         self._some.set()
 
     def forget(self, job: TakenJob) -> None:
         """A run has lost its job: write nothing about it."""
-        self._starts.pop(job.lock_id, None)
+        self._starts.forget(job)
         self._emit(WorkerConflict(job.id, job.task))
         self._written([job])
 
@@ -181,11 +180,10 @@ class Finisher:
                         retry_in = min(retry_in * 2, _LONGEST_RETRY)
                         self._some.set()
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._starts.close()
 
     async def _write(self) -> None:
-        ends, starts = self._cut_ends(), self._cut_starts()
+        ends, starts = self._cut_ends(), self._starts.take_due()
         try:
             if ends:
                 await self._flush_reports()
@@ -207,7 +205,9 @@ class Finisher:
             if is_late and ends:
                 self._budget = max(sum(end.size for end in ends) // 4, 1)
             over = {end.job.lock_id for end in left + self._ends}
-            self._starts.update({job.lock_id: (job, at, at) for job, at in starts if job.lock_id not in over})
+            for job, at in starts:
+                if job.lock_id not in over:
+                    self._starts.add(job, at)
             raise
         if self._ends or self._apart:
             self._some.set()
@@ -251,7 +251,7 @@ class Finisher:
         locked = await runs.start_many(connection, [(job.id, job.lock_id, now - at) for job, at in starts])
         for job, at in starts:
             if job.lock_id in locked:  # (if the run ends before that, its end marks it, and this changes nothing)
-                self._mark(job, at, now + _LOCKED_RETRY_IN)
+                self._starts.add(job, at, now + _LOCKED_RETRY_IN)
 
     def _give_up_start(self, start: tuple[TakenJob, float], error: JoexError) -> None:
         """The database does not take this mark; the end of the run says it all."""
@@ -305,24 +305,6 @@ class Finisher:
     def _again(self, end: End) -> None:
         end.is_settled = False
         self.ended(end)
-
-    def _mark(self, job: TakenJob, at: float, due: float) -> None:
-        self._starts[job.lock_id] = (job, at, due)
-        if self._timer is None:
-            self._timer = self._loop.call_later(_MARK_AFTER, self._mark_due)
-
-    def _cut_starts(self) -> list[tuple[TakenJob, float]]:
-        now = time.monotonic()
-        due = [(job, at) for job, at, due in self._starts.values() if now >= due]
-        for job, _ in due:
-            del self._starts[job.lock_id]
-        return due
-
-    def _mark_due(self) -> None:
-        self._timer = self._loop.call_later(_MARK_AFTER, self._mark_due) if self._starts else None
-        now = time.monotonic()
-        if any(now >= due for _, _, due in self._starts.values()):
-            self._some.set()
 
 
 async def _halved(

@@ -294,7 +294,7 @@ async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
 
 
 async def reset(connection: Connection) -> None:
-    """Reset the session of a connection, or end it where that can't be done: nobody else sees what was left there.
+    """Reset the session of a connection, or end it if that fails: no other user sees what was left there.
 
     What was done on it is done, so that a connection that is lost by now is no error.
     """
