@@ -11,7 +11,7 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_operator"
-"""Notifications of work for which no executor slept (``{"queue": name}``), and of executors (``{"executor": app_id}``)."""
+"""It tells of work for which no executor slept (``{"queue": name}``), and of executors (``{"executor": app_id}``)."""
 
 _PROMOTE = statement("SELECT joex_private.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text[], $2::integer)")
