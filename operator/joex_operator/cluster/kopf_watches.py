@@ -86,7 +86,7 @@ class KopfWatches:
             await asyncio.sleep(_LOOK_FOR_CRDS_EVERY)
 
     async def run(self) -> None:
-        """GrowthWatch until cancelled.
+        """Watch until cancelled.
 
         Raises:
             ApiError: kopf has ended by itself.
@@ -158,7 +158,7 @@ class KopfWatches:
             self._controller.enqueue(changed_object.namespace, changed_object.pool)
 
     async def resync(self) -> None:
-        """List everychanged_object, and correct what the watches have missed."""
+        """List everything, and correct what the watches have missed."""
         for kind in _LISTED:
             for namespace in self._namespaces or ("",):
                 query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
