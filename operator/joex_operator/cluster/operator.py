@@ -7,9 +7,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
@@ -35,6 +36,8 @@ _QUERY_EVERY = 15.0
 _BEGIN_AGAIN_IN = 2.0
 _LONGEST_RECONCILE = 300.0
 _CONNECTIONS = 20
+_STOP_WITHIN = 7.0
+"""Seconds after SIGTERM: the release of the Lease may take five of them."""
 _LONGEST_UNREADY = 600.0
 """Seconds after which an operator that is not ready asks for a restart. After this time the kubelet restarts a
 container without a back-off."""
@@ -155,10 +158,27 @@ async def run(settings: OperatorSettings) -> None:
     async with _connected(settings) as client:
         running = asyncio.create_task(Operator(settings, client).run())
         loop = asyncio.get_running_loop()
+        told = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, running.cancel)
-        with suppress(asyncio.CancelledError):
-            await running
+            loop.add_signal_handler(number, told.set)
+        waiting = asyncio.create_task(told.wait())
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+        for task in (running, waiting):
+            task.cancel()
+        await asyncio.wait([running], timeout=_STOP_WITHIN)
+        if not running.done():
+            # A cancellation that some library has swallowed: the loop's own end cancels all tasks once more.
+            _log.error("still at work %.0f s after the order to end: %s", _STOP_WITHIN, _where(asyncio.all_tasks()))
+        elif not running.cancelled():
+            running.result()
+
+
+def _where(tasks: Iterable[asyncio.Task[Any]]) -> str:
+    """Where each of these tasks waits, in one line."""
+    frames = [(task, task.get_stack(limit=1)) for task in tasks]
+    return "; ".join(
+        f"{task.get_name()} at {stack[0].f_code.co_filename}:{stack[0].f_lineno}" for task, stack in frames if stack
+    )
 
 
 @asynccontextmanager

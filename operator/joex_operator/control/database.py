@@ -80,8 +80,7 @@ class Database:
         """Close all connections."""
         self._is_closed = True
         self._listening.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._listening
+        await asyncio.wait([self._listening])  # unlike to await it, this passes on a cancellation of the caller
         if self._scheduler is not None:
             await self._scheduler.close()
         if self._pool is not None:

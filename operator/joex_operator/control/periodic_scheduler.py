@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from joex.core.events import DatabaseTrouble, Event, Repeated
@@ -47,8 +46,7 @@ class SchedulerService:
     async def close(self) -> None:
         """Stop the scheduler."""
         self._running.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._running
+        await asyncio.wait([self._running])  # unlike to await it, this passes on a cancellation of the caller
 
     async def _run(self) -> None:
         while True:

@@ -73,9 +73,13 @@ class Release:
         if self._is_there:
             self.let_go()
             await self._run("uninstall", NAME)
-            await self._api.until_all(
-                "pods", lambda found: not found, self.namespace, labels=OPERATORS, timeout=_ENDS_WITHIN
-            )
+            try:
+                await self._api.until_all(
+                    "pods", lambda found: not found, self.namespace, labels=OPERATORS, timeout=_ENDS_WITHIN
+                )
+            except AssertionError as error:
+                error.add_note(await self.logs())
+                raise
 
     async def until_operator(self) -> list[Object]:
         """Wait until the operators are ready, all of the newest template, and others are gone; returns their pods."""

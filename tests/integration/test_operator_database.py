@@ -1,0 +1,31 @@
+"""How the operator lets go of a database."""
+
+import asyncio
+
+import pytest
+
+from joex.store.database import create_pool
+from joex_operator.control.database import Database
+from joex_operator.control.periodic_scheduler import SchedulerService
+from joex_operator.metrics import OperatorMetrics
+
+
+@pytest.fixture(params=["scheduler", "database"])
+async def close(request, database_url):
+    """Closes one of the two, which has just been opened."""
+    pool = await create_pool(database_url, most=2)
+    if request.param == "scheduler":
+        yield SchedulerService(pool, "joex", worker="me", poll=1.0, metrics=OperatorMetrics()).close
+    else:
+        yield Database(database_url, lambda *_: None, migrate=False, start_scheduler=lambda *_: None).close
+    pool.terminate()
+
+
+async def test_a_cancellation_during_the_close_is_passed_on(close):
+    """A worker of the controller that lost it would wait for its next key for ever, after SIGTERM too."""
+    closing = asyncio.create_task(close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
