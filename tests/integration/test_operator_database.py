@@ -1,6 +1,7 @@
 """How the operator lets go of a database."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -14,10 +15,11 @@ from joex_operator.metrics import OperatorMetrics
 async def close(request, database_url):
     """Closes one of the two, which has just been opened."""
     pool = await create_pool(database_url, most=2)
+    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
     if request.param == "scheduler":
-        yield SchedulerService(pool, "joex", worker="me", poll=1.0, metrics=OperatorMetrics()).close
+        yield start_scheduler(pool, "joex").close
     else:
-        yield Database(database_url, lambda *_: None, migrate=False, start_scheduler=lambda *_: None).close
+        yield Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler).close
     pool.terminate()
 
 

@@ -297,6 +297,7 @@ async def test_uninstalling_leaves_nothing_that_hangs(story: Story) -> None:
         story.sh("helm uninstall joex")
         await story.api.until_all("pods", lambda found: all(map(has_ended, found)), "default", timeout=PATIENCE)
     await story.nothing_hangs()
+    await story.note_unhealthy()
 
 
 def has_ended(pod: Object) -> bool:

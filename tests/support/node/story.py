@@ -3,6 +3,7 @@
 import base64
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,17 +34,19 @@ class Times:
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, str, float]] = []
+        self.remarks: list[str] = []
 
     def add(self, story: str, what: str, seconds: float) -> None:
         """Note a time."""
         self._rows.append((story, what, seconds))
 
     def lines(self) -> list[str]:
-        """A line for each time."""
-        return [
+        """A line for each time, and the remarks."""
+        rows = [
             f"{seconds:7.2f} s  {story.removeprefix('test_').replace('_', ' ')}: {what}"
             for story, what, seconds in self._rows
         ]
+        return rows + self.remarks
 
 
 class Story:
@@ -232,6 +235,16 @@ class Story:
     def note_job(self, what: str, job: asyncpg.Record) -> None:
         """Note how long a job waited for its start."""
         self._times.add(self._name, what, (job["started_at"] - job["submitted_at"]).total_seconds())
+
+    async def note_unhealthy(self) -> None:
+        """Note how many containers of executors the kubelet has started, and how often it called one unhealthy."""
+        events = [*await self.api.get_all("events", JOBS), *await self.api.get_all("events", "default")]
+        of_executors = [one for one in events if one["involvedObject"].get("fieldPath", "").endswith("{executor}")]
+        counts = Counter({"Started": 0, "Unhealthy": 0})
+        for event in of_executors:
+            counts[event["reason"]] += event.get("count") or 1
+        remark = f"the kubelet started {counts['Started']} executors, and warned {counts['Unhealthy']} times of a probe"
+        self._times.remarks.append(remark)
 
     async def nothing_hangs(self) -> None:
         """No pod is left that should have ended: one that ends is within its grace, and says so."""
