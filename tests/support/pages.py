@@ -179,8 +179,12 @@ def is_as_shown(printed: str, shown: str) -> bool:
     """
     if not _EMBEDDED.search(shown):
         printed = _EMBEDDED.sub("", printed)
-    pattern = "".join(_pattern(line) for line in _plain(shown))
-    return re.fullmatch(pattern, "".join(f"{line}\n" for line in _plain(printed))) is not None
+    pattern = re.compile("".join(_pattern(line) for line in _plain(shown)))
+    lines = _plain(printed)
+    # kubectl exec sends the two outputs of a command on in any order, so its notes may also come first.
+    notes = [line for line in lines if line.startswith("joex: ")]
+    last = [*(line for line in lines if line not in notes), *notes]
+    return any(pattern.fullmatch("".join(f"{line}\n" for line in order)) for order in (lines, last))
 
 
 def _plain(text: str) -> list[str]:

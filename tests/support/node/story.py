@@ -96,11 +96,20 @@ class Story:
         folder.mkdir(parents=True)
         (folder.parent / "charts").symlink_to(ROOT / "charts")
         async with Shell(folder, self.node.environment, "kind", "docker") as shell:
-            for step in steps(DOCS / page):
-                if isinstance(step, File):
-                    await shell.write(step.name, step.text)
-                elif isinstance(step, Command) and step.on_cluster:
-                    await shell.follow(step)
+            try:
+                for step in steps(DOCS / page):
+                    if isinstance(step, File):
+                        await shell.write(step.name, step.text)
+                    elif isinstance(step, Command) and step.on_cluster:
+                        await shell.follow(step)
+            except BaseException:
+                print(self.tell())
+                self.sh("""
+                    kubectl delete --ignore-not-found joexpools.joex.dev --all || true
+                    helm uninstall joex || true
+                    kubectl delete --ignore-not-found pod/shell secret/joex-db
+                """)
+                raise
 
     def sh(self, command: str, folder: Path = ROOT) -> str:
         """Run a command in a shell."""
