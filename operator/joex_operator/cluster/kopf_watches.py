@@ -20,7 +20,7 @@ import kopf
 from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
 from joex_operator.cluster.cache import version
 from joex_operator.cluster.fleet import ClusterFleet
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, Object, describe, path_of
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, Object, describe, path_of
 from joex_operator.cluster.watch_session import WatchSession
 from joex_operator.control.controller import PERIODIC, POOL, Controller
 from joex_operator.decide.observed import ObservedDeployment, ObservedPod
@@ -73,13 +73,10 @@ class KopfWatches:
         """Wait until the API server serves the CRDs, which the chart may install at the same time."""
         logged = False
         while True:
-            try:
+            with suppress(NotFound):
                 known = await self._api.get(f"/apis/{GROUP}/{VERSION}")
                 if {one["name"] for one in known["resources"]} >= set(_OBJECTS):
                     return
-            except ApiError as error:
-                if not error.is_missing:
-                    raise
             if not logged:
                 logged = True
                 _log.warning("waiting for the CRDs of %s/%s: kubectl apply -f crds/", GROUP, VERSION)

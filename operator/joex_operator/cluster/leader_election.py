@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from joex_operator.cluster.cache import Body
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
+from joex_operator.cluster.kubernetes_api import ApiError, Conflict, KubernetesApi, NotFound, path_of
 
 _log = logging.getLogger("joex.operator")
 
@@ -100,11 +100,12 @@ class LeaderElection:
             elif self._is_free(lease):
                 body = {**lease, "spec": self._spec(lease.get("spec") or {})}
                 self._held = await self._api.replace(path_of(self._namespace, "leases", self._name), body)
+        except Conflict:
+            pass  # another operator was faster
         except ApiError as error:
-            if not error.is_conflict:  # another operator was faster
-                self._error = str(error)
-                _log.warning("the Lease: %s", error)
-                return False
+            self._error = str(error)
+            _log.warning("the Lease: %s", error)
+            return False
         self._answered_at = time.monotonic()
         self.is_standby = self._held is None
         return self._held is not None
@@ -112,10 +113,8 @@ class LeaderElection:
     async def _read(self) -> Body | None:
         try:
             return await self._api.get(path_of(self._namespace, "leases", self._name))
-        except ApiError as error:
-            if error.is_missing:
-                return None
-            raise
+        except NotFound:
+            return None
 
     def _is_free(self, lease: Body) -> bool:
         spec = lease.get("spec") or {}
