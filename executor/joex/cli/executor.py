@@ -46,7 +46,7 @@ _OF_A_RUN = 25  # objects
 def executor(
     *,
     app: Annotated[str, typer.Option(metavar="MODULE:APP", help="The joex.App with the tasks, e.g. shop.tasks:app.")],
-    flags: dict[str, str],
+    flags: dict[str, str | None],
 ) -> None:
     """Run jobs.
 
