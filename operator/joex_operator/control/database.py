@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 from joex.core.lease import Mark, Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.notifications.listener import Listener
-from joex.store import periodic, pools, stats
+from joex.store import periodic, pools
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import NO_MESSAGE
 from joex.store.horizon import horizon
 from joex.store.migrate import check_schema, migrate
-from joex.store.stats import QueueStats, Shares
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.metrics import database_name
@@ -130,19 +129,9 @@ class Database:
         if self._outage is not None and self._outage is not before:
             raise DatabaseUnavailable(str(self._outage)) from self._outage
 
-    async def queue_stats(self) -> list[QueueStats]:
-        """The statistics of all queues. With millions of jobs this takes seconds."""
-        async with self._stats_connection() as connection:
-            return await stats.queue_stats(connection)
-
-    async def queue_shares(self) -> list[Shares]:
-        """How the groups of each queue share its slots. With very many groups this takes seconds."""
-        async with self._stats_connection() as connection:
-            return await stats.queue_shares(connection)
-
     @asynccontextmanager
-    async def _stats_connection(self) -> AsyncIterator[Connection]:
-        """A connection of its own with a long timeout, for slow statements."""
+    async def stats_connection(self) -> AsyncIterator[Connection]:
+        """A separate connection with a long timeout, for slow statements."""
         connection = await connect(self._url, name="joex operator stats", within=60.0)
         try:
             yield connection
@@ -198,7 +187,7 @@ class Database:
             await listener.start()
             if not listener.is_pooled:
                 await listener.listen(pools.CHANNEL, self._on_pool_message)
-                await listener.listen(periodic.CHANNEL, self._on_periodic_message)
+                await listener.listen(periodic.CHANNEL, lambda _: self.periodic_changed())
                 self._on_notification("all", "")
                 self.periodic_changed()
             while not listener.is_lost:
@@ -218,9 +207,6 @@ class Database:
             return
         for kind, name in message:
             self._on_notification(kind, name)
-
-    def _on_periodic_message(self, _payload: str) -> None:
-        self.periodic_changed()
 
 
 class Databases:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from joex.errors import JoexError
+from joex.store import stats
 from joex_operator.control.database import Database, Databases
 from joex_operator.metrics.databases import DatabaseMetrics, database_name
 
@@ -59,7 +60,8 @@ async def _query_at_intervals(
 
 async def _count(database: Database, metrics: DatabaseMetrics) -> bool:
     try:
-        metrics.queues(database.name, await database.queue_stats())
+        async with database.stats_connection() as connection:
+            metrics.queues(database.name, await stats.queue_stats(connection))
     except (JoexError, OSError) as error:
         _log.debug("counting the jobs in %s: %s", database.name, error)
         metrics.reachable(database.name, value=False)
@@ -70,7 +72,8 @@ async def _count(database: Database, metrics: DatabaseMetrics) -> bool:
 
 async def _share(database: Database, metrics: DatabaseMetrics) -> bool:
     try:
-        metrics.shares(database.name, await database.queue_shares())
+        async with database.stats_connection() as connection:
+            metrics.shares(database.name, await stats.queue_shares(connection))
     except (JoexError, OSError) as error:  # the counts alone say whether the database answers
         _log.debug("asking how slots are shared in %s: %s", database.name, error)
         metrics.shares(database.name, [])

@@ -84,7 +84,7 @@ def pod(body: Mapping[str, Any]) -> ObservedPod:
         has_ended=_has_ended(body),
         deleting="deletionTimestamp" in metadata,
         lost=_is_lost(status),
-        problem=_problem(status),
+        problem=next(_problems(status), None),
         crashing=_is_crashing(status),
     )
 
@@ -174,10 +174,6 @@ def _is_crashing(status: Mapping[str, Any]) -> bool:
         or (one.get("restartCount", 0) >= _RESTARTS and not one.get("ready"))
         for one in executors
     )
-
-
-def _problem(status: Mapping[str, Any]) -> str | None:
-    return next(_problems(status), None)
 
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:

@@ -217,13 +217,15 @@ def _lowest(policy: ScalingPolicy, start: int) -> int:
 
 def longest_period(scaling: Scaling) -> int:
     """The longest period of a policy, for which the history keeps changes. 0: there is no policy."""
-    behavior = scaling.behavior
-    return max((p.period_seconds for p in behavior.scale_up.policies + behavior.scale_down.policies), default=0)
+    return max(_periods(scaling), default=0)
 
 
 def _next_freed(scaling: Scaling, history: History, now: float) -> float | None:
     """When a change leaves the period of a policy next."""
-    behavior = scaling.behavior
-    periods = {policy.period_seconds for policy in behavior.scale_up.policies + behavior.scale_down.policies}
-    ends = [at + period for at, _ in history.changes for period in periods]
+    ends = [at + period for at, _ in history.changes for period in _periods(scaling)]
     return min((end for end in ends if end > now), default=None)
+
+
+def _periods(scaling: Scaling) -> set[int]:
+    behavior = scaling.behavior
+    return {policy.period_seconds for policy in behavior.scale_up.policies + behavior.scale_down.policies}
