@@ -42,11 +42,7 @@ def groups(
         if queue is not None or as_json or database_url is not None:
             raise ConfigError(f"groups {context.invoked_subcommand}: give its options after it")
         return
-
-    async def work(connection: Connection) -> list[GroupStats]:
-        return await _list(connection, queue, limit + 1)
-
-    found = with_connection(database_url, work)
+    found = with_connection(database_url, lambda connection: _list(connection, queue, limit + 1))
     if as_json:
         print_json(found[:limit])
     elif found:

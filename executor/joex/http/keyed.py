@@ -5,7 +5,7 @@ Ids may be any values, so they are in the body, and all calls are POST.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request, Response, status
@@ -17,7 +17,7 @@ from joex.client.keyed_jobs import KeyedJobs
 from joex.client.keyed_model import JobState, KeyedJob, keyed_job
 from joex.errors import JobExists
 from joex.http.dependencies import CHANGING, TheClient, refusals
-from joex.http.errors import Problem, problem
+from joex.http.errors import Answers, Problem, problem
 from joex.http.values import Shown
 from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
@@ -100,11 +100,10 @@ class ActiveIds(BaseModel):
     ids: list[Shown]
 
 
-_Documented: TypeAlias = dict[int | str, dict[str, Any]]
-_CONFLICT: _Documented = {
+_CONFLICT: Answers = {
     409: {"model": Refusal, "description": "The run has lost its job, or must stop: the answer says which"}
 }
-_NOT_FOUND: _Documented = {404: {"model": Refusal, "description": "There is no such job"}}
+_NOT_FOUND: Answers = {404: {"model": Refusal, "description": "There is no such job"}}
 RUN_REFUSALS = refusals(400, 503) | _CONFLICT
 """The documented errors of a call that a run makes."""
 

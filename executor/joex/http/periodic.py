@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Annotated, NoReturn
 from uuid import UUID
 
 from fastapi import APIRouter, HTTPException, Path, Query, status
@@ -19,16 +19,18 @@ from joex.client.periodic import check_timer
 from joex.core.duration import format_duration
 from joex.errors import InvalidJob, NotYours
 from joex.http.dependencies import CHANGING, Done, Limit, TheClient, refusals
-from joex.http.errors import Problem, problems
+from joex.http.errors import Answers, Problem, problems
 from joex.http.models import Body, Name, WorkBody
 from joex.store.periodic import PeriodicTask
 
 routes = APIRouter(tags=["periodic tasks"])
 
 _TIMERS = ["Mon..Fri 08:00", "*:0/10", "30 2 * * 1-5"]
-_Documented: TypeAlias = dict[int | str, dict[str, Any]]
-_NOT_FOUND: _Documented = {404: {"model": Problem, "description": "There is no such periodic task."}}
-_NOT_YOURS: _Documented = {409: {"model": Problem, "description": "It has another owner, which the detail names."}}
+_NOT_FOUND: Answers = {404: {"model": Problem, "description": "There is no such periodic task."}}
+_NOT_YOURS: Answers = {409: {"model": Problem, "description": "It has another owner, which the detail names."}}
+_NOT_RUN: Answers = {
+    409: {"model": Problem, "description": "Its last job is not finished; or it belongs to Joex, and creates no jobs."}
+}
 _FORCE = "; or add any_owner=true"
 
 Id = Annotated[Name, Path(description="its id, which may contain slashes")]
@@ -160,14 +162,7 @@ async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: Any
     "/api/v1/periodic/{task_id:path}",
     status_code=status.HTTP_201_CREATED,
     dependencies=CHANGING,
-    responses=refusals(400, 503)
-    | _NOT_FOUND
-    | {
-        409: {
-            "model": Problem,
-            "description": "Its last job is not finished; or it belongs to Joex, and creates no jobs.",
-        }
-    },
+    responses=refusals(400, 503) | _NOT_FOUND | _NOT_RUN,
 )
 async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
     """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled."""

@@ -186,15 +186,8 @@ class PoolReconciler:
                 await self._fleet.delete(pool, slot, uid)
             case UpdateSlot(slot, uid):
                 await self._fleet.update(pool, slot, uid)
-            case _:
-                if database is None:
-                    return False
-                return await self._tell_database(pool, action, database)
-        return True
-
-    async def _tell_database(self, pool: Pool, action: AskDrain | ForgetSlot | ReportGone, database: Database) -> bool:
-        """Carry out an action on the database."""
-        match action:
+            case _ if database is None:
+                return False
             case AskDrain(slot, only_if_idle, _):
                 async with database.connection() as connection:
                     answer = await pools.retire(connection, app_id(pool.namespace, slot), only_if_idle=only_if_idle)
@@ -207,7 +200,7 @@ class PoolReconciler:
             case ReportGone(pod_uid):
                 async with database.connection() as connection:
                     self._metrics.decisions.reclaimed(await pools.pod_gone(connection, pod_uid, pool.spec.most_losses))
-                return True
+        return True
 
     def _count_latency(self, pool: Pool, done: Sequence[Action]) -> None:
         notified_at = self._watch(pool).notified_at
