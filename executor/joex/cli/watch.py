@@ -28,7 +28,6 @@ def read_seconds(command: str, text: str) -> float:
 
     Raises:
         ConfigError: it is not a duration, or too short.
-
     """
     try:
         seconds = parse_duration(text).total_seconds()
@@ -39,13 +38,13 @@ def read_seconds(command: str, text: str) -> float:
     return seconds
 
 
-async def looks(client: Client, look: Callable[[Connection], Awaitable[T]], every: float) -> AsyncIterator[T]:
+async def repeated(client: Client, query: Callable[[Connection], Awaitable[T]], every: float) -> AsyncIterator[T]:
     """Yield the result of each query. If the database goes away meanwhile, print one line and keep trying."""
     is_first, is_lost = True, False
     while True:
         try:
             async with client.using() as connection:
-                found = await look(connection)
+                found = await query(connection)
         except DatabaseUnavailable as error:
             if is_first:
                 raise

@@ -55,8 +55,8 @@ async def refuse_unknown_parameters(request: Request) -> None:
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            mend = f"known are {', '.join(known)}" if known else "this call has none"
-            raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{cut(name)}: there is no such parameter: {mend}")
+            fix = f"known are {', '.join(known)}" if known else "this call has none"
+            raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{cut(name)}: there is no such parameter: {fix}")
 
 
 def refusals(*statuses: int) -> Answers:

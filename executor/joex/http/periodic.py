@@ -187,12 +187,12 @@ def check_calendar_event(body: TimerBody) -> TimerAnswer:
 
 
 @contextmanager
-def _owned(mend: str = "") -> Iterator[None]:
+def _owned(fix: str = "") -> Iterator[None]:
     """Answer for a periodic task of another owner."""
     try:
         yield
     except NotYours as error:
-        raise HTTPException(status.HTTP_409_CONFLICT, f"{error}{mend}") from error
+        raise HTTPException(status.HTTP_409_CONFLICT, f"{error}{fix}") from error
 
 
 def _shown(task: PeriodicTask) -> ShownTask:

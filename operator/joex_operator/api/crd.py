@@ -167,7 +167,7 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> di
 
 
 def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with its references resolved. Keywords beside a reference are of this field, and win."""
+    """The schema with its references resolved. Keywords beside a reference belong to the field itself, and win."""
     flat = dict(schema)
     if "anyOf" in flat:
         (only,) = [option for option in flat.pop("anyOf") if option != {"type": "null"}]

@@ -34,7 +34,7 @@ _STREAM = 600
 """Seconds after which each watch is renewed. The API server takes whole numbers only."""
 _TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)
 """Seconds between tries to reach the API server. A longer back-off would outlast most outages."""
-_LOOK_FOR_CRDS_EVERY = 2.0
+_CHECK_CRDS_EVERY = 2.0
 
 
 class KopfWatches:
@@ -80,7 +80,7 @@ class KopfWatches:
             if not logged:
                 logged = True
                 _log.warning("waiting for the CRDs of %s/%s: kubectl apply -f crds/", GROUP, VERSION)
-            await asyncio.sleep(_LOOK_FOR_CRDS_EVERY)
+            await asyncio.sleep(_CHECK_CRDS_EVERY)
 
     async def run(self) -> None:
         """Watch until cancelled.
@@ -108,7 +108,7 @@ class KopfWatches:
             why = "kopf has stopped"
             try:
                 asyncio.run(self._run_kopf(hand_over, stop))
-            except Exception as error:  # noqa: BLE001 - after any error the operator begins anew
+            except Exception as error:  # noqa: BLE001 - after any error the operator starts over
                 why = f"{type(error).__name__}: {describe(error)}"
                 _log.debug("kopf has failed", exc_info=True)
             finally:

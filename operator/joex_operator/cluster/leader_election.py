@@ -44,7 +44,7 @@ class LeaderElection:
         self._answered_at: float | None = None
         self._error = ""
         self.is_standby = False
-        """Another operator leads."""
+        """Whether another operator leads."""
 
     def problem(self) -> str | None:
         """Why the Lease was neither read nor renewed lately, in one line; None: it was."""
@@ -55,7 +55,7 @@ class LeaderElection:
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait until this operator leads, and run ``work`` while it does; returns when it leads no more.
 
-        Raises what ``work`` raises. At the end it releases the Lease, so that a standby need not wait for its end.
+        Raises what ``work`` raises. At the end it releases the Lease, so that a standby need not wait until it expires.
         """
         while not await self._try():  # noqa: ASYNC110 - the Lease is in the API server
             await asyncio.sleep(_TRY_EVERY)

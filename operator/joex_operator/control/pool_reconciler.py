@@ -1,7 +1,7 @@
 """The reconcile of a pool: observe, decide, store what the next reconcile must remember, act, record Events.
 
-`plan.decide` makes the plan and is pure; this module does what surrounds it. A reconcile may be cut off after any
-step: the next one, by this operator or by another, finds what is left to do.
+`plan.decide` makes the plan and is pure; this module gathers its input and carries the plan out. A reconcile may be
+interrupted after any step: the next one, by this operator or by another, does the rest.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class PoolReconciler:
             if can_grow and watch.wants_arming(time.monotonic()):
                 arming = pools.watch(connection, name, spec.queues, watch.length)
                 watch.armed(time.monotonic(), await announce(connection, arming, **PAUSES))
-            if watch.recheck is not None:  # before the query of the demand, which then sees what they submitted
+            if (
+                watch.recheck is not None
+            ):  # before the query of the demand, which then sees the jobs of these transactions
                 watch.settle(time.monotonic(), await oldest_transaction(connection))
             # Where no executor is left, only the operator notices that the last one has died.
             while await executors.rescue(connection, database.marks, spec.most_losses):
@@ -178,7 +180,7 @@ class PoolReconciler:
             raise failed[0]
 
     async def _execute(self, pool: Pool, action: Action, database: Database | None) -> bool:
-        """Carry out an action. False: there was nothing to do, or not any more."""
+        """Carry out an action. False: there was nothing left to do."""
         match action:
             case CreateSlot(index, _):
                 await self._fleet.create(pool, index)

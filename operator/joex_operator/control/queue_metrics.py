@@ -1,6 +1,6 @@
 """Queries the statistics of the queues at intervals: with ten million jobs a count takes seconds.
 
-How groups share the slots is a query of its own, as quick with ten million jobs as with few.
+How groups share the slots is a separate query, which is as quick with ten million jobs as with few.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from joex_operator.metrics.databases import DatabaseMetrics, database_name
 _log = logging.getLogger("joex.operator")
 
 _SHARE = 50
-"""A query runs for at most one part in so many of the time: one that takes a second runs every 50 seconds."""
+"""A query runs for at most a fiftieth of the time: one that takes a second runs every 50 seconds."""
 
 
 async def refresh_queue_metrics(databases: Databases, metrics: DatabaseMetrics, every: float) -> None:
-    """Query all databases in use until cancelled, ``every`` so many seconds if the queries are quick."""
+    """Query all databases in use until cancelled, every ``every`` seconds, or less often if a query is slow."""
     running: dict[str, list[asyncio.Task[None]]] = {}
     try:
         while True:
@@ -30,7 +30,7 @@ async def refresh_queue_metrics(databases: Databases, metrics: DatabaseMetrics, 
             for url in running.keys() - opened.keys():
                 _cancel(running.pop(url))
                 metrics.forget(database_name(url))
-            for url in opened.keys() - running.keys():  # tasks of its own: a database that hangs delays no other
+            for url in opened.keys() - running.keys():  # separate tasks: a database that hangs delays no other
                 running[url] = [
                     asyncio.create_task(_query_at_intervals(query, opened[url], metrics, every))
                     for query in (_count, _share)

@@ -13,7 +13,7 @@ from joex_operator.decide.slots import Slot
 _TERMINAL = ("Succeeded", "Failed")
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _LONGEST = 300
-_RESTARTS = 2  # before the second a container has waited
+_RESTARTS = 2  # from the second on, the kubelet waits before it restarts a container
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ObservedPod:
     """The parts of a pod that matter.
 
     Attributes:
-        has_ended: none of its containers runs or will run, by its node's word.
+        has_ended: none of its containers runs or will run, as its node reports.
         deleting: it is being deleted.
         lost: its node does not answer.
         problem: why it does not start.
@@ -151,11 +151,11 @@ def _has_ended(body: Mapping[str, Any]) -> bool:
     status = body.get("status", {})
     if status.get("phase") in _TERMINAL:
         return True
+    if "deletionTimestamp" not in body["metadata"]:
+        return False
     containers = status.get("containerStatuses") or []
-    # Deleted before the scheduler placed it: nothing has ever run.
-    never_ran = "deletionTimestamp" in body["metadata"] and not body["spec"].get("nodeName")
-    if "deletionTimestamp" not in body["metadata"] or not containers:
-        return never_ran
+    if not containers:  # deleted; if the scheduler had not placed it, nothing has ever run
+        return not body["spec"].get("nodeName")
     return all("terminated" in one.get("state", {}) for one in containers)
 
 

@@ -115,7 +115,7 @@ def most_counted(spec: JoexPoolSpec) -> int:
 
 
 def _blind(scaling: Scaling, load: Load, history: History, now: float) -> Sizing:
-    """Hold; grow to the minimum, and later to the fallback. Windows begin anew when the demand is known again."""
+    """Hold; grow to the minimum, and later to the fallback. Windows start over when the demand is known again."""
     since = now if history.unknown_since is None else history.unknown_since
     remembered = History(changes=history.changes, unknown_since=since)
     target = max(load.takers, scaling.min_replicas)

@@ -62,7 +62,9 @@ def simulate(
         str, typer.Option(metavar="DURATION", help="Time for which a job holds its slot beyond its run.")
     ] = "5ms",
     price: Annotated[float | None, typer.Option(min=0, help="Price of an executor for an hour.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the chance in a workload. Default: the file's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the random numbers in a workload. Default: the file's.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most so many groups; --json has all.")] = 10,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot waits and executors: .svg, .png or .pdf.")

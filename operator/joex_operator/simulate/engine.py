@@ -1,7 +1,7 @@
 """The simulation: jobs arrive, start, end and retry; pools are reconciled; executors start and leave.
 
-Everything that happens later is an event on a heap; the functions that decide in production decide what comes of it. No
-chance is involved: the same jobs and pools give the same result.
+Each later step is an event on a heap; the functions that decide in production decide its outcome. Nothing is random:
+the same jobs and pools give the same result.
 """
 
 from __future__ import annotations
