@@ -35,7 +35,7 @@ def groups(
 ) -> None:
     """List the groups, or change their settings.
 
-    Lists groups with unfinished jobs, the largest first, and groups with settings of their own. BUCKET is the label
+    Lists groups with unfinished jobs, the largest first, and groups that have settings. BUCKET is the label
     group_bucket of metrics.
     """
     if context.invoked_subcommand is not None:

@@ -222,7 +222,7 @@ def _row(task: PeriodicTask) -> tuple[object, ...]:
 
 
 def _facts(task: PeriodicTask) -> list[tuple[str, str]]:
-    """Return the fields of a periodic task, without those that it does not have."""
+    """Return the fields of a periodic task that have a value."""
     time = _next(task)
     facts: dict[str, object] = {
         "id": task.id,

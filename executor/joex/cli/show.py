@@ -117,7 +117,7 @@ async def _follow(client: Client, job_id: UUID) -> AsyncIterator[LogEntry]:
 
 
 def _facts(job: Job) -> list[tuple[str, str]]:
-    """Return the fields of a job, without those that it does not have."""
+    """Return the fields of a job that have a value."""
     took = (job.finished_at - job.started_at).total_seconds() if job.started_at and job.finished_at else None
     facts: dict[str, object] = {
         "id": job.id,

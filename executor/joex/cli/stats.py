@@ -63,7 +63,7 @@ def stats(
     if seconds is not None and not watch:
         raise ConfigError("stats: SECONDS goes with --watch")
     if watch:
-        every = read_seconds("stats", "2" if seconds is None else seconds)
+        every = read_seconds("2" if seconds is None else seconds)
         with_client(database_url, lambda client: _watch(client, every, as_json=as_json))
         return
     queues = with_connection(database_url, shared_queue_stats)

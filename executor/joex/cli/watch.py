@@ -23,7 +23,7 @@ T = TypeVar("T")
 _SHORTEST = 0.1
 
 
-def read_seconds(command: str, text: str) -> float:
+def read_seconds(text: str) -> float:
     """Return the seconds between two refreshes.
 
     Raises:
@@ -32,9 +32,9 @@ def read_seconds(command: str, text: str) -> float:
     try:
         seconds = parse_duration(text).total_seconds()
     except ValueError as error:
-        raise ConfigError(f"{command} --watch: {error}") from error
+        raise ConfigError(f"stats --watch: {error}") from error
     if seconds < _SHORTEST:
-        raise ConfigError(f"{command} --watch: expected {_SHORTEST} seconds or more; got {text!r}")
+        raise ConfigError(f"stats --watch: expected {_SHORTEST} seconds or more; got {text!r}")
     return seconds
 
 

@@ -114,7 +114,7 @@ async def read_jobs(
     cursor: Annotated[str | None, Query(description="the 'next' of the previous page", max_length=4000)] = None,
     limit: Limit = 100,
 ) -> JobPage:
-    """List jobs: running ones, runnable ones group by group, those that are not due yet, and finished ones."""
+    """List jobs: running ones, runnable ones group by group, jobs that are not due yet, and finished ones."""
     check_cursor(cursor)
     async with client.using() as connection:
         page = await list_jobs(connection, Filter(queue, group, task, state), cursor, limit)
@@ -202,7 +202,7 @@ async def retry_job(client: TheClient, job_id: UUID) -> Done:
     responses=refusals(400, 503),
 )
 async def submit_by_type(body: JobberBody, client: TheClient) -> JobberAnswer:
-    """Submit a job as Jobber does: the type names the task, and a queue of its own."""
+    """Submit a job as Jobber does: the type names both the task and the queue."""
     job_id = await client.submit(body.type, body.args, queue=body.type)
     return JobberAnswer.model_validate({"job-id": job_id})
 

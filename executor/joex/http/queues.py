@@ -38,7 +38,7 @@ class JobWithLog(Job):
 class QueueState:
     """The state of the queue at a time, ``now``, as Docspell orders it.
 
-    ``progress``: the jobs that executors hold, in the order in which they started, then those that are about to start;
+    ``progress``: the jobs that executors hold, in the order in which they started, and then jobs about to start;
     ``queued``: waiting jobs, the oldest first; ``completed``: finished jobs, the latest first.
     """
 
@@ -50,7 +50,7 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups with unfinished jobs, the largest first, and groups with settings of their own."""
+    """Groups with unfinished jobs, the largest first, and groups that have settings."""
 
     groups: list[GroupStats]
     settings: list[GroupSetting]

@@ -60,7 +60,7 @@ class Indexer(Generic[Observed]):
         return one
 
     def drop(self, body: Body) -> Observed:
-        """Remove a deleted object, and remember its uid, so that an older list can't revive it; returns its last state."""
+        """Remove a deleted object; returns its last state. Its uid is kept, so that an older list can't revive it."""
         now = time.monotonic()
         self._dropped[body["metadata"]["uid"]] = now
         while len(self._dropped) > _MOST_REMEMBERED or next(iter(self._dropped.values())) < now - _REMEMBERED_FOR:

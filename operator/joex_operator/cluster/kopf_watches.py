@@ -2,7 +2,7 @@
 
 It has kopf's event handlers only: other handlers write annotations and finalizers into the objects, and a finalizer
 blocks the deletion of a namespace when the operator goes first. kopf runs only while this operator leads, in a thread
-with an event loop of its own: when kopf ends, it cancels every task of its loop that is younger than itself.
+with its own event loop: when kopf ends, it cancels every task of its loop that is younger than itself.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class KopfWatches:
                 _log.debug("kopf has failed", exc_info=True)
             finally:
                 with suppress(RuntimeError):  # the operator's loop has ended
-                    loop.call_soon_threadsafe(_settle, ended, why)
+                    loop.call_soon_threadsafe(ended.set_result, why)
 
         threading.Thread(target=run, name="joex kopf", daemon=True).start()
         return ended
@@ -184,11 +184,6 @@ class KopfWatches:
         manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
         if self._fleet.keep_status(manifest):  # a list may come after a newer event
             self._controller.put({key: value for key, value in manifest.items() if key != "status"})
-
-
-def _settle(future: asyncio.Future[str], why: str) -> None:
-    if not future.done():
-        future.set_result(why)
 
 
 def _handlers(session: WatchSession, hand_over: Callable[[str, kopf.RawEvent], None]) -> kopf.OperatorRegistry:

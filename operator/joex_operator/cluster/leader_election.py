@@ -1,8 +1,8 @@
 """Leader election by a Lease: one operator leads, the others stand by.
 
 The algorithm is that of client-go: the leader renews the Lease; a standby that sees it unchanged for its whole
-duration, by the clock of its own process, may take it; a leader that can't renew it steps down before that. Safety does
-not depend on it, because each action is idempotent: two leaders would only disturb each other.
+duration, by its own clock, may take it; a leader that can't renew it steps down before that. Safety does not depend on
+it, because each action is idempotent: two leaders would only disturb each other.
 """
 
 from __future__ import annotations

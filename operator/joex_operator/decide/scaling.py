@@ -1,8 +1,8 @@
 """The desired number of executors of a pool: by demand, as HorizontalPodAutoscaler computes it, or by a user's order.
 
 The demand is the runnable and running jobs, divided by the slots of an executor. Starting executors count as ready, so
-that the same jobs never call for two. Draining executors take no jobs: those that they finish call for no new executor,
-but keep the pool from shrinking further, because more jobs may follow them::
+that the same jobs never call for two. Draining executors take no jobs: the jobs that they finish call for no new
+executor, but keep the pool from shrinking further, because more jobs may follow them::
 
     need = (runnable + running on executors that take jobs) / slots      grow, where there are fewer
     keep = (runnable + running anywhere)                    / slots      shrink, where there are more

@@ -100,7 +100,7 @@ def _urls(databases: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _default(configured: str | None, documents: Documents, urls: Mapping[str, str]) -> Iterator[str | None]:
-    """The URL of all databases without one of their own. The embedded server starts only if a pool needs it."""
+    """The URL of all databases that have none in ``urls``. The embedded server starts only if a pool needs it."""
     from joex_operator.api.spec import JoexPoolSpec  # noqa: PLC0415
 
     specs = [document.spec for document in documents.values()]
