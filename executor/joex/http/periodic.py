@@ -97,7 +97,7 @@ class TimerBody(Body):
     zone: str = Field("UTC", description="the time zone of a timer that names none", examples=["Europe/Zurich"])
 
 
-@routes.get("/api/v1/periodic", responses=problems(400, 503))
+@routes.get("/api/v1/periodic", responses=problems(503))
 async def list_periodic_tasks(
     client: TheClient,
     owner: Annotated[Name | None, Query(description="only of this owner")] = None,
@@ -110,7 +110,7 @@ async def list_periodic_tasks(
     return TaskPage(page, page[-1].id if len(found) > limit else None)
 
 
-@routes.get("/api/v1/periodic/{task_id:path}", responses=problems(400, 503) | _NOT_FOUND)
+@routes.get("/api/v1/periodic/{task_id:path}", responses=problems(503) | _NOT_FOUND)
 async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
     """Read a periodic task."""
     task = await client.periodic.get(task_id)
@@ -119,7 +119,7 @@ async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
     return _shown(task)
 
 
-@routes.put("/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(400, 503) | _NOT_YOURS)
+@routes.put("/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_YOURS)
 async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) -> Done:
     """Create a periodic task, or replace the one with this id."""
     with _owned():
@@ -128,9 +128,7 @@ async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) 
 
 
 @routes.patch(
-    "/api/v1/periodic/{task_id:path}",
-    dependencies=CHANGING,
-    responses=refusals(400, 503) | _NOT_FOUND | _NOT_YOURS,
+    "/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
 )
 async def enable_periodic_task(
     client: TheClient, task_id: Id, body: EnabledBody, *, any_owner: AnyOwner = False
@@ -145,9 +143,7 @@ async def enable_periodic_task(
 
 
 @routes.delete(
-    "/api/v1/periodic/{task_id:path}",
-    dependencies=CHANGING,
-    responses=refusals(400, 503) | _NOT_FOUND | _NOT_YOURS,
+    "/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
 )
 async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: AnyOwner = False) -> Done:
     """Remove a periodic task; its jobs stay."""
@@ -162,7 +158,7 @@ async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: Any
     "/api/v1/periodic/{task_id:path}",
     status_code=status.HTTP_201_CREATED,
     dependencies=CHANGING,
-    responses=refusals(400, 503) | _NOT_FOUND | _NOT_RUN,
+    responses=refusals(503) | _NOT_FOUND | _NOT_RUN,
 )
 async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
     """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled."""
@@ -175,7 +171,7 @@ async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
     return Ran(job)
 
 
-@routes.post("/api/v1/calevent/check", dependencies=CHANGING, responses=refusals(400))
+@routes.post("/api/v1/calevent/check", dependencies=CHANGING, responses=refusals())
 def check_calendar_event(body: TimerBody) -> TimerAnswer:
     """Explain a timer, with its next times. A wrong timer gets an answer too, without success."""
     try:
