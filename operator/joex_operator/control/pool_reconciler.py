@@ -133,9 +133,8 @@ class PoolReconciler:
             if can_grow and watch.wants_arming(time.monotonic()):
                 arming = pools.watch(connection, name, spec.queues, watch.length)
                 watch.armed(time.monotonic(), await announce(connection, arming, **PAUSES))
-            if (
-                watch.recheck is not None
-            ):  # before the query of the demand, which then sees the jobs of these transactions
+            # Before the query of the demand, which then sees the jobs of these transactions.
+            if watch.recheck is not None:
                 watch.settle(time.monotonic(), await oldest_transaction(connection))
             # Where no executor is left, only the operator notices that the last one has died.
             while await executors.rescue(connection, database.marks, spec.most_losses):
