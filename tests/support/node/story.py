@@ -246,14 +246,15 @@ class Story:
         self._times.add(self._name, what, (job["started_at"] - job["submitted_at"]).total_seconds())
 
     async def note_unhealthy(self) -> None:
-        """Note how many containers of executors the kubelet has started, and how often it called one unhealthy."""
+        """Note how many containers of executors the kubelet has started, and what its warnings of probes say."""
         events = [*await self.api.get_all("events", JOBS), *await self.api.get_all("events", "default")]
-        of_executors = [one for one in events if one["involvedObject"].get("fieldPath", "").endswith("{executor}")]
-        counts = Counter({"Started": 0, "Unhealthy": 0})
-        for event in of_executors:
-            counts[event["reason"]] += event.get("count") or 1
-        remark = f"the kubelet started {counts['Started']} executors, and warned {counts['Unhealthy']} times of a probe"
-        self._times.remarks.append(remark)
+        counts: Counter[str] = Counter()
+        for event in events:
+            if event["involvedObject"].get("fieldPath", "").endswith("{executor}"):
+                # such as: Startup probe failed: Get "http://10.88.0.7:7878/healthz": dial tcp ... connection refused
+                said = f"{event['message'].split(':')[0]}: {event['message'].rsplit(': ')[-1]}"
+                counts[said if event["reason"] == "Unhealthy" else event["reason"]] += event.get("count") or 1
+        self._times.remarks.append(f"the kubelet's events of executors: {dict(counts)}")
 
     async def nothing_hangs(self) -> None:
         """No pod is left that should have ended: one that ends is within its grace, and says so."""
