@@ -5,11 +5,11 @@ Each lane is a session of pytest of its own, with its own servers, folders and p
 takes the next file that no lane has taken (it makes the file ``NAME.taken`` in a folder that they share), until none is
 left, so that all lanes end at about the same time. Two kinds of files are not for any lane at any moment:
 
-- Those of the tier cluster are for one lane, which has the cluster, once the programs of that are built: in the
-  background, which takes minutes the first time.
+- Those of the tier cluster are for two lanes, which have a cluster each, once the programs of that are built: in the
+  background, which takes minutes the first time. (For one lane they would be more than half of all time.)
 - Those with a test that is marked ``heavy`` run one at a time, and not beside that build.
 
-Both come as early as they may, for of each kind one lane at a time runs them all; the others come tier by tier.
+Both come as early as they may, for few lanes run them all; the others come tier by tier.
 
 A line tells of each file that is done, with its failures: a lane may be ended by a test. What pytest has to say of
 skips and durations comes at the end, lane after lane, and then a line for each tier.
@@ -36,6 +36,7 @@ import pytest
 from tests.support.processes import die_with_parent
 
 LANES = min(4, (os.cpu_count() or 1) + 1)
+CLUSTERS = ("cluster 1", "cluster 2")
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster")
 
 _FOLDER = "JOEX_TEST_LANES"
@@ -74,7 +75,7 @@ class Share:
 
     def _take(self, name: str, locks: ExitStack) -> bool:
         is_of_cluster, is_heavy = (_is(self._left[name], mark) for mark in ("cluster", "heavy"))
-        is_for_another = is_of_cluster and not self._has_cluster and self._is_taken("cluster")
+        is_for_another = is_of_cluster and not self._has_cluster and all(map(self._is_taken, CLUSTERS))
         if is_for_another or self._is_taken(name):
             del self._left[name]
             return False
@@ -83,7 +84,7 @@ class Share:
         if (is_heavy or is_of_cluster) and not self._lock(_BUILD, locks):
             return False
         if is_of_cluster and not self._has_cluster:
-            self._has_cluster = self._make_taken("cluster")
+            self._has_cluster = any(map(self._make_taken, CLUSTERS))
         return (not is_of_cluster or self._has_cluster) and self._make_taken(name)
 
     def _is_taken(self, name: str) -> bool:
