@@ -81,7 +81,7 @@ async def test_a_result_over_the_limit_fails_its_job_at_once_with_a_line_that_na
             await inside.ended(job_id)
     job = await client.get(large)
     assert (job.state, job.attempt, job.result) == ("failed", 1, None)
-    assert job.error.startswith("result: at most 8000 bytes; got 8003: keep it elsewhere and give a reference, or")
+    assert job.error.startswith("result: at most 8000 bytes; got 8003: store it elsewhere and pass a reference, or")
     assert (await client.get(small)).state == "success"
 
 

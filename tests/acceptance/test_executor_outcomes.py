@@ -143,7 +143,7 @@ async def test_the_log_has_the_traceback_of_each_failed_run_even_where_the_next_
     ]
     assert all("Traceback" in line.message and "no luck" in line.message for line in log[1::3])
     assert all(line.message.startswith("failed: ValueError: no luck; ") for line in log[2::3])
-    assert log[-1].message == "failed: ValueError: no luck; its retries are exceeded"
+    assert log[-1].message == "failed: ValueError: no luck; no retries left"
 
 
 async def test_a_job_that_fails_at_first_succeeds_later(client: AnyClient, database_url: str) -> None:

@@ -391,7 +391,7 @@ async def test_the_state_of_the_queue_has_the_latest_lines_of_each_log(http, cli
     await end(client, done, "failed")
     state = (await http.get("/api/v1/queue/state")).json()
     found = {job["id"]: [line["message"] for line in job["log"]] for job in state["progress"] + state["completed"]}
-    ends = "failed; it is not tried again"
+    ends = "failed; no retry"
     assert found == {str(done.id): [*texts[10:59], ends], str(held.id): texts[8:58], str(silent.id): []}
     whole = (await http.get(f"/api/v1/job/{held.id}")).json()
     (shown,) = (job for job in state["progress"] if job["id"] == str(held.id))

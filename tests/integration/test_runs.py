@@ -591,7 +591,7 @@ async def test_the_log_says_how_each_run_has_ended_after_what_it_said_itself(ben
         await bench.finish(taken, state, age=1.0, **more)
         due_at = (await bench.job(job_id)).due_at
         if attempt == 1:
-            again = f"; it is tried again at {due_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            again = f"; retry at {due_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     log = await log_of(bench, job_id)
     assert [line[:2] for line in log] == [
         (1, "debug"),
@@ -602,7 +602,7 @@ async def test_the_log_says_how_each_run_has_ended_after_what_it_said_itself(ben
         (3, "info"),
     ]
     assert log[1][2] == "failed: no luck" + again
-    assert log[3][2].startswith("failed: no luck either; it is tried again at ")
+    assert log[3][2].startswith("failed: no luck either; retry at ")
     assert log[5][2] == "succeeded: 7 pages"
 
 
@@ -610,8 +610,8 @@ async def test_the_log_says_how_each_run_has_ended_after_what_it_said_itself(ben
     "end",
     [
         ("success", {}, (1, "info", "succeeded")),
-        ("failed", {"error": "boom"}, (1, "error", "failed: boom; it is not tried again")),
-        ("failed", {"error": "boom", "exhausted": True}, (1, "error", "failed: boom; its retries are exceeded")),
+        ("failed", {"error": "boom"}, (1, "error", "failed: boom; no retry")),
+        ("failed", {"error": "boom", "exhausted": True}, (1, "error", "failed: boom; no retries left")),
         ("cancelled", {"error": "Cancel: not needed"}, (1, "warning", "cancelled: Cancel: not needed")),
         ("waiting", {}, (1, "info", "given back: this run does not count")),
     ],

@@ -539,7 +539,7 @@ async def test_arguments_over_the_limit_are_refused_with_a_line_that_names_them_
     await connection.execute("DELETE FROM joex_private.job")
     await connection.execute("SELECT joex.set_largest('args', 8192)")
     with pytest.raises(
-        InvalidJob, match=r"^args: at most 8192 bytes; got 90\d\d: keep it elsewhere and give a reference, or"
+        InvalidJob, match=r"^args: at most 8192 bytes; got 90\d\d: store it elsewhere and pass a reference, or"
     ):
         await submit(client, _TOO_LARGE)
     assert await connection.fetchval("SELECT count(*) FROM joex_private.job") == 0
@@ -584,7 +584,7 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
         with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got \d+: keep it") as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
-    with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: keep it elsewhere"):
+    with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: store it elsewhere"):
         await connection.fetch("SELECT joex_private.add('keyed', 'two', opts => args) FROM document")
     assert [job.id for job in (await list_jobs(connection, Filter(), None, 20)).jobs] == [job_id]
 
@@ -600,7 +600,7 @@ async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_w
         "INSERT INTO joex_private.job (task, args, lane) SELECT 'a', args, 2 FROM document",
     ):
         with pytest.raises(
-            asyncpg.PostgresError, match=r"^args: has numbers of too many digits \(13\d+ bytes"
+            asyncpg.PostgresError, match=r"^args: has numbers with too many digits \(13\d+ bytes"
         ) as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
