@@ -1,4 +1,4 @@
-"""Bursts of jobs from several groups, while two pools grow and shrink all the time: the operator ends no busy executor."""
+"""Bursts of jobs from several groups, while two pools grow and shrink all the time: no busy executor ends."""
 
 import asyncio
 import random

@@ -275,7 +275,7 @@ async def test_a_notification_that_was_lost_is_made_up_for_when_the_subscription
     job_id = await bench.submit()
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
-        await bench.connection.execute(  # tells nobody
+        await bench.connection.execute(  # sends no notification
             "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
         )
         assert await _next_state(changes) == "failed"
@@ -287,7 +287,7 @@ async def test_a_subscription_is_renewed_in_time_however_many_waits_begin_meanwh
     job_id = await bench.submit()
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
-        await bench.connection.execute(  # tells nobody
+        await bench.connection.execute(  # sends no notification
             "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
         )
         changed = asyncio.ensure_future(_next_state(changes))

@@ -167,7 +167,7 @@ class Pool(RuleBasedStateMachine):
         assert [slot.phase for slot in seen.slots] == [Phase.IDLE] * wanted, "just what is wanted, and nothing else"
         assert all(slot.template == seen.template for slot in seen.slots), "with the present template"
         assert all(slot.replicas == 1 for slot in seen.slots)
-        assert not self.world.retired, "nothing is left of those that went"
+        assert not self.world.retired, "removed executors leave nothing behind"
 
     def assert_deletion_ends(self):
         world = self.world

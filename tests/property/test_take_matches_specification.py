@@ -19,7 +19,7 @@ NEVER = -(2**63)  # the cursor of a queue before its first take
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """A group before the first take: its settings, jobs that another executor holds, and the state of its counting scheme."""
+    """A group before the first take: its settings, jobs that another executor holds, and its counting scheme."""
 
     name: str
     weight: int
