@@ -14,6 +14,7 @@ from benchmarks import (
     bystanders,
     executor,
     fairness,
+    fleet,
     footprint,
     hearing,
     lone,
@@ -34,6 +35,7 @@ from joex.store.embedded import EmbeddedServer
 
 _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "take": take.measure,
+    "fleet": fleet.measure,
     "submit": executor.measure_submit,
     "drain": executor.measure_drain,
     "idle": executor.measure_idle,

@@ -15,14 +15,15 @@ from benchmarks.cpu import cpu_seconds, server_process
 from benchmarks.support import fresh_database
 from joex.store.database import connect
 
+_Of = TypeVar("_Of")
 _T = TypeVar("_T")
 
-_REGISTER = """
+REGISTER = """
     SELECT id FROM joex_private.register($1, NULL, 'bench', '', 1, '', '0', ARRAY[$2], '{bench.noop}', 100, NULL,
                                          '1 hour', false, 5)
 """
-_TAKE = "SELECT id, lock_id, grp FROM joex_private.take($1, ARRAY[$2], $3)"
-_FINISH = """
+TAKE = "SELECT id, lock_id, grp FROM joex_private.take($1, ARRAY[$2], $3)"
+FINISH = """
     SELECT joex_private.finish_many($1, $2, array_fill('success'::text, ARRAY[$3::int]), NULL, NULL, NULL, NULL, NULL)
 """
 _SUBMIT = """
@@ -78,15 +79,15 @@ class Contender:
     async def take(self, batch: int, queue: str = "default") -> tuple[list[asyncpg.Record], Cost]:
         """Measure a take."""
         if queue not in self._executors:
-            self._executors[queue] = await self.connection.fetchval(_REGISTER, f"takes from {queue}", queue)
-        rows, cost = await self.cost(_TAKE, self._executors[queue], queue, batch)
+            self._executors[queue] = await self.connection.fetchval(REGISTER, f"takes from {queue}", queue)
+        rows, cost = await self.cost(TAKE, self._executors[queue], queue, batch)
         if len(rows) != batch:
             raise RuntimeError("the benchmark's queue ran dry")
         return rows, cost
 
     async def finish(self, rows: Sequence[asyncpg.Record]) -> Cost:
         """Measure the end of runs."""
-        return (await self.cost(_FINISH, [row["id"] for row in rows], [row["lock_id"] for row in rows], len(rows)))[1]
+        return (await self.cost(FINISH, [row["id"] for row in rows], [row["lock_id"] for row in rows], len(rows)))[1]
 
     async def take_and_replace(self, batch: int, queue: str = "default") -> Cost:
         """Measure a take, then finish its jobs, and insert as many of the same groups."""
@@ -112,9 +113,7 @@ async def contenders(server_url: str, number: int) -> AsyncIterator[list[Contend
         yield found
 
 
-async def by_turns(
-    those: Sequence[Contender], rounds: int, measure: Callable[[Contender], Awaitable[_T]]
-) -> list[list[_T]]:
+async def by_turns(those: Sequence[_Of], rounds: int, measure: Callable[[_Of], Awaitable[_T]]) -> list[list[_T]]:
     """Measure each once per round; returns the measurements of each.
 
     Each round begins with another contender, because the caches depend on the contender before.

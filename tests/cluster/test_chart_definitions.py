@@ -157,7 +157,7 @@ async def test_the_operators_account_can_do_its_work_and_no_more(
         await apply_definition(api, name)
     rendered = await render(helm, f"watchNamespaces={{{namespace}}}", namespace=namespace)
     for (kind, _), manifest in rendered.items():
-        if kind in ("Role", "RoleBinding", "ConfigMap"):
+        if kind in ("Role", "RoleBinding", "ConfigMap", "Lease"):
             await api.apply(manifest, namespace)
     user = f"system:serviceaccount:{namespace}:joex-operator"
     async with cluster.api(local_cluster.control_plane.kubeconfig_for(user, "system:serviceaccounts")) as operator:
@@ -183,8 +183,7 @@ async def test_the_operators_account_can_do_its_work_and_no_more(
             child["spec"]["replicas"] = replicas
             await operator.apply(child, namespace, manager="joex-operator")
         await operator.delete("deployments", "default-0", namespace)
-        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "joex-operator"}}
-        lease = await operator.create(lease, namespace)
+        lease = await operator.get("leases", "joex-operator", namespace)
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/joex-operator"
         await operator.request("PUT", path, {**lease, "spec": {"holderIdentity": "me"}})
         assert await operator.get_all("pods", namespace) is not None
@@ -196,7 +195,7 @@ async def test_the_operators_account_can_do_its_work_and_no_more(
             operator.get_all("secrets", namespace),
             operator.get("configmaps", "kube-root-ca.crt", namespace),
             operator.get_all("pods", "default"),
-            operator.create({**lease, "metadata": {"name": "other"}}, "default"),
+            operator.create({**rendered["Lease", "joex-operator"], "metadata": {"name": "other"}}, namespace),
         ):
             with pytest.raises(ApiError) as error:
                 await refused

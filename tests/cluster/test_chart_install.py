@@ -146,6 +146,8 @@ async def test_uninstalling_takes_the_trial_away_with_its_pool_and_keeps_the_def
     await release.uninstall()
     await api.until(POOLS, "default", lambda found: found is None, release.namespace)
     await api.until_all("pods", lambda found: not found, release.namespace)
+    # The operator of the next release would wait for the end of this one.
+    await api.until("leases", OPERATOR, lambda found: found is None, release.namespace)
     assert {found["metadata"]["name"] for found in await api.get_all(KIND)} >= set(NAMES)
 
 
@@ -313,7 +315,8 @@ def is_held_by(pod: Object) -> Callable[[Object], bool]:
 
 def is_renewed(lease: Object) -> bool:
     """Whether the Lease has been renewed by its holder."""
-    return bool(lease["spec"]["renewTime"] != lease["spec"]["acquireTime"])
+    spec = lease.get("spec", {})
+    return bool(spec.get("renewTime") != spec.get("acquireTime"))
 
 
 async def hold(system: System, queue: str) -> UUID:

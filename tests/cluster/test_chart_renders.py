@@ -25,6 +25,7 @@ DEFAULT = {
     ("RoleBinding", "joex-operator"),
     ("Deployment", "joex-operator"),
     ("Service", "joex-operator"),
+    ("Lease", "joex-operator"),
     ("ConfigMap", "joex-pools"),
     ("Deployment", "joex-postgresql"),
     ("Service", "joex-postgresql"),
@@ -134,10 +135,7 @@ FOR_POOLS = {
     ("", "secrets"): "get",
     ("", "events"): "create patch",
 }
-TO_LEAD = {
-    ("coordination.k8s.io", "leases"): "create",
-    ("coordination.k8s.io", "leases", "joex-operator"): "get update",
-}
+TO_LEAD = {("coordination.k8s.io", "leases", "joex-operator"): "get update"}
 FOR_THE_FIRST_POOL = {
     ("", "configmaps", "joex-pools"): "get",
     ("joex.dev", "joexpools", "default"): "create patch",

@@ -271,7 +271,7 @@ async def test_what_only_the_operator_can_see_is_told_by_its_field_and_nothing_i
     found = await until_reason(system, reason)
     message = condition(found, "Ready", what="message")
     assert message.startswith(said)
-    assert message.endswith("; it makes no jobs until this is mended")
+    assert message.endswith("; no jobs are submitted until this is fixed")
     assert condition(found, "Ready") == "False"
     assert (await system.until_event(reason))["type"] == "Warning"
     await until_rows(system, {"nightly": False}, "enabled")

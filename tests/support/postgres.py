@@ -212,7 +212,11 @@ class TestServer:
         return name
 
     async def release_database(
-        self, name: str, check: Callable[[asyncpg.Connection], Awaitable[None]] | None = None
+        self,
+        name: str,
+        check: Callable[[asyncpg.Connection], Awaitable[None]] | None = None,
+        *,
+        may_be_kept: bool = True,
     ) -> None:
         """Empty a migrated database for the next test, or drop it if it can't be made like new.
 
@@ -222,7 +226,7 @@ class TestServer:
         async with self.administrator(name) as connection:
             if check is not None:
                 await check(connection)
-            is_like_new = not await connection.fetchval(_OTHERS)
+            is_like_new = may_be_kept and not await connection.fetchval(_OTHERS)
             if is_like_new:
                 await connection.execute(_EMPTY)
                 await connection.execute(_QUIET)

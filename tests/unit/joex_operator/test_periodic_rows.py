@@ -138,7 +138,7 @@ def test_the_row_of_an_object_that_is_wrong_by_now_rests():
     assert not changes([wrong], {})
     told = condition(wrong, row(enabled=False))
     assert (told.reason, told.bad) == ("InvalidTimer", True)
-    assert told.message.endswith("; it makes no jobs until this is mended")
+    assert told.message.endswith("; no jobs are submitted until this is fixed")
 
 
 def test_a_condition_says_whether_jobs_are_made():
