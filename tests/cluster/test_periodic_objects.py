@@ -104,7 +104,7 @@ async def test_a_task_waits_for_its_pool(system: System) -> None:
 async def test_a_task_that_is_made_anew_for_another_pool_leaves_no_row_behind(
     system: System,
 ) -> None:
-    """Both pools have the same database, and know it by different URLs."""
+    """Both pools have the same database, by different URLs."""
     system.operator()
     await system.set_url(f"{system.url}&application_name=other", "other")
     await system.pool()

@@ -1,4 +1,4 @@
-"""The HTTP session of the operator's watches, against a server that plays the API server."""
+"""The HTTP session of the operator's watches, against a fake API server."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -92,7 +92,7 @@ async def test_what_fails_before_the_first_watch_is_told(client: ApiClient, sess
 async def test_each_request_has_the_token_of_its_moment(
     api_server: ApiServer, client: ApiClient, session: WatchSession
 ) -> None:
-    """Those of pods are files that the kubelet writes anew, and our client reads again."""
+    """The tokens of pods are files that the kubelet rewrites, and our client rereads."""
     http = (await session.login()).aiohttp_session
     await watch(http, client, PODS)
     client.configuration.api_key["BearerToken"] = "bearer second"

@@ -1,4 +1,4 @@
-"""What a pool asks of a local process."""
+"""The environment of a local process of a pool."""
 
 from datetime import timedelta
 

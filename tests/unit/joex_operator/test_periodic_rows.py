@@ -40,7 +40,7 @@ def desired(name: str = "nightly", **spec: Any) -> DesiredRow:
 
 
 def row(of: DesiredRow | None = None, **fields: Any) -> PeriodicTask:
-    """The row of a desired one as the database has it, after a scheduler has computed its next run."""
+    """The row of a desired one in the database, after a scheduler has computed its next run."""
     wanted = (of or desired()).row
     assert wanted is not None
     stored = {name: getattr(wanted, name) for name in wanted.__slots__} | {"priority": str(wanted.priority)}
