@@ -5,7 +5,7 @@ Each lane is a separate session of pytest, with its own servers, folders and por
 takes the next file that no lane has taken (it makes the file ``NAME.taken`` in a folder that they share), until none is
 left, so that all lanes end at about the same time. Two kinds of files have restrictions:
 
-- Two lanes, each with its own cluster, run the files of the tier cluster (one lane would need more than half of the whole
+- Two lanes, each with its own cluster, run the files of the tier cluster (one lane would need more than half of all
   time), after the programs of the cluster have been built: in the background, which takes minutes the first time.
 - Files with a test that is marked ``heavy`` run one at a time, and not beside that build.
 
