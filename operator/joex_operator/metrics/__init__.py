@@ -59,11 +59,14 @@ class OperatorMetrics:
             part.forget(namespace, pool)
 
     def leading(self, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
-        """Note whether this operator leads. One that does not has no samples of pools and databases."""
+        """Note whether this operator leads. One that does not has no samples of pools and databases.
+
+        Counters too: while another operator leads, this one does not learn of a pool's deletion.
+        """
         self.own.leading(value)
         if not value:
-            self.pools.clear()
-            self.databases.clear()
+            for part in (self.pools, self.slot_timings, self.decisions, self.databases):
+                part.clear()
 
     def render(self) -> tuple[bytes, str]:
         """The page for Prometheus and its content type."""

@@ -83,6 +83,11 @@ class DecisionMetrics:
         for counter in (self._decisions, self._terminations):
             counter.remove_by_labels({"namespace": namespace, "pool": pool})
 
+    def clear(self) -> None:
+        """Remove all pools."""
+        for key in list(self._busy):
+            self.forget(*key)
+
     def _begin(self, namespace: str, pool: str) -> None:
         """Export the series from the start, so that Prometheus sees their first increase."""
         for direction, reason in _ORDINARY:

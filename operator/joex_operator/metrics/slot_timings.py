@@ -84,6 +84,11 @@ class SlotTimings:
         for histogram in (self._startup, self._drain):
             histogram.remove_by_labels({"namespace": namespace, "pool": pool})
 
+    def clear(self) -> None:
+        """Remove all pools."""
+        for key in list(self._pools):
+            self.forget(*key)
+
     def _of(self, pool: Pool) -> _PoolTimings:
         key = (pool.namespace, pool.name)
         if key not in self._pools:
