@@ -1,4 +1,4 @@
-# Joex: the executor and the operator, one image. Both steps have the same base, for the venv refers to its Python.
+# Joex: the executor and the operator, one image. Both stages have the same base, because the venv refers to its Python.
 ARG PYTHON_IMAGE=python:3.13-slim
 
 FROM ${PYTHON_IMAGE} AS build
@@ -16,13 +16,13 @@ COPY --from=build /opt/joex /opt/joex
 # the group root.
 RUN echo 'joex:x:65532:65532:Joex:/tmp:/usr/sbin/nologin' >>/etc/passwd \
     && echo 'joex:x:65532:' >>/etc/group
-# HOME is for pods with another user, who has no entry: the Kubernetes client asks for it when it is imported.
+# HOME is for pods whose user has no entry in passwd: the Kubernetes client reads it when it is imported.
 ENV PATH=/opt/joex/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 # A number, so that Kubernetes sees that it is not root.
 USER 65532:65532
-# For apps of yours: FROM this image, COPY tasks.py . and then --app tasks:app
+# For your own apps: FROM this image, COPY tasks.py . and then --app tasks:app
 WORKDIR /app
 ENTRYPOINT ["joex"]

@@ -1,5 +1,5 @@
 # Everything runs in .venv, which `make setup` makes from requirements.lock; bare `make` prints the targets.
-# Every target may be repeated, and may be run as root.
+# You can repeat every target, and run it as root.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -18,14 +18,14 @@ ARGS ?=
 .PHONY: help setup demo docs test test-kind test-node $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
 
 help: ## print the targets
-	@echo "Targets (ARGS=\"...\" is handed on to the program that demo, docs, test, bench and lock run):"
+	@echo "Targets (demo, docs, test, bench and lock pass ARGS=\"...\" on to the program that they run):"
 	@awk -F ' ## ' '/^[^\t#.].*: .*## / { sub(/:.*/, "", $$1); printf "  %-16s %s\n", $$1, $$2 }' Makefile
 	@echo "  test-TIER        run one tier: $(TIERS)"
 
-setup: $(STAMP) ## make .venv with all that is needed; does nothing when it is up to date
+setup: $(STAMP) ## make .venv with all requirements; does nothing if it is up to date
 	@echo "setup: $(VENV) is ready"
 
-# A .venv whose Python is gone is made anew.
+# If the Python of .venv is gone, make it again.
 $(STAMP): requirements.lock pyproject.toml $(if $(shell test -x $(BIN)/python && echo yes),,FORCE)
 	@works() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }; \
 	if works $(BIN)/python && $(PIP) --version >/dev/null 2>&1; then \
@@ -53,17 +53,17 @@ FORCE:
 demo: setup ## see joex share its workers fairly, on a PostgreSQL of its own
 	$(BIN)/python -m examples.demo $(ARGS)
 
-# Several sessions of pytest side by side; one session where ARGS says what of it to run, or how.
-# The programs of the cluster tier are built in the background of the others, once per machine: minutes the first time.
-# Where they can't be, the tier itself says so.
+# Without ARGS, several sessions of pytest run side by side; with ARGS, one session.
+# The first run on a machine builds the programs of the cluster tier in the background, which takes minutes.
+# If the build fails, the cluster tier reports it.
 test: setup ## run every test, and say how many of each tier have passed
 	$(BIN)/python -m $(if $(strip $(ARGS)),pytest -p no:cacheprovider --durations=10 $(ARGS),tests.support.lanes)
 
-test-kind: setup ## run the cluster tier on kind, with the image of the Dockerfile; wants Docker and kind
+test-kind: setup ## run the cluster tier on kind, with the image of the Dockerfile; needs Docker and kind
 	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m cluster --cluster=kind $(ARGS)
 
-# Half an hour the first time, most of it the building of images and programs; ten minutes afterwards.
-test-node: setup ## run Joex on a real node: kubelet, containerd, the image of the Dockerfile; wants root and Debian
+# Half an hour the first time, mostly for building images and programs; ten minutes afterwards.
+test-node: setup ## run Joex on a real node: kubelet, containerd, the image of the Dockerfile; needs root and Debian
 	@$(BIN)/python -m tests.support.node $(ARGS)
 
 $(TIERS:%=test-%): test-%: setup
@@ -76,14 +76,14 @@ check: setup check-generated docs ## format, lint, types, import contracts, depe
 	$(BIN)/lint-imports --no-logo
 	$(PIP) check
 
-# A file made from code has a module scripts/generate_NAME.py, whose --check fails when the file is not as made.
-check-generated: setup ## compare the generated files with what they are made from
+# A generated file has a module scripts/generate_NAME.py, whose --check fails if the file is stale.
+check-generated: setup ## compare the generated files with their sources
 	@set -e; for script in $(wildcard scripts/generate_*.py); do \
 		echo "$(BIN)/python $$script --check"; $(BIN)/python $$script --check; \
 	done
 
-# From nothing each time, in seconds: its reference pages are made from the code, of which Sphinx knows no changes.
-# ARGS="-b linkcheck" asks for the links to other sites too, which needs a network.
+# A full build each time, which takes seconds: the reference pages come from the code, whose changes Sphinx does not notice.
+# ARGS="-b linkcheck" also checks the links to other sites, which needs a network.
 docs: setup ## build the site of the docs, build/docs/index.html; a warning or a broken link is an error
 	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet -d build/doctrees $(ARGS) docs build/docs
 
@@ -91,7 +91,7 @@ format: setup ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
-bench: setup ## run the benchmarks; ARGS=--help tells what there is
+bench: setup ## run the benchmarks; ARGS=--help lists them
 	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-docs: setup ## run the benchmarks, and write docs/why/benchmarks.md and its plots
@@ -109,6 +109,6 @@ lock: setup ## make the lock files from pyproject.toml and for the peers; ARGS=-
 build: setup ## make the wheel, in dist/
 	$(BIN)/hatchling build --target wheel
 
-clean: ## remove .venv and all else that was made here
+clean: ## remove .venv and all other files that make has made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
 	find $(wildcard executor operator tests benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +

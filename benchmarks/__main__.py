@@ -57,16 +57,16 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
 
 
 def main() -> int:
-    """Measure what the command line asks for; 1 where an aim was missed."""
+    """Run the measurements of the command line; returns 1 if Joex misses an aim."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Joex.")
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"what to measure (default: all): {', '.join(_MEASUREMENTS)}"
     )
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, for a first look")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, for a first impression")
     parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"), metavar="FILE")
-    parser.add_argument("--database-url", help="a PostgreSQL to measure on (default: an embedded one, durable as ever)")
+    parser.add_argument("--database-url", help="a PostgreSQL to measure on (default: an embedded one, with fsync on)")
     parser.add_argument(
-        "--peers", default=",".join(PEERS), metavar="NAME,...", help="whom Joex races against (default: %(default)s)"
+        "--peers", default=",".join(PEERS), metavar="NAME,...", help="the peers of the race (default: %(default)s)"
     )
     parser.add_argument("--docs", action="store_true", help="write docs/why/benchmarks.md and its plots too")
     given = parser.parse_args()
@@ -76,7 +76,7 @@ def main() -> int:
         parser.error(str(error))
     if unknown := [name for name in given.names if name not in _MEASUREMENTS]:
         parser.error(f"there is no measurement {unknown[0]!r}; choose from: {', '.join(_MEASUREMENTS)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server stops then too
     with tempfile.TemporaryDirectory(prefix="joex-bench-", dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)  # the server may run as another user
         server = None if given.database_url else EmbeddedServer(Path(folder))

@@ -11,7 +11,7 @@ app = joex.App()
 
 @app.task("bench.noop")
 async def noop(ctx: joex.Context) -> None:
-    """Nothing: what is left is the cost of the queue."""
+    """Do nothing, so that only the cost of the queue is left."""
 
 
 @app.task("bench.sleep")

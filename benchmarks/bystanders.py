@@ -1,4 +1,4 @@
-"""What jobs cost that lie about: finished ones that are kept, future ones, and stuck ones that wait for their retry."""
+"""The cost of jobs that do not run: finished jobs that are kept, future jobs, and stuck jobs that wait for a retry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joex.store.database import connect
 _ASIDE = "aside"  # a queue that no executor process serves
 _GROUPS = 100
 _BATCH = 1000
-_NOISE = 1.15  # below this it is what the machine does at the same time, and indexes that are one level deeper
+_NOISE = 1.15  # a smaller ratio comes from other load of the machine, and from indexes that are one level deeper
 
 # Finished within the last five days: retention, which would come after seven, finds nothing.
 _FINISHED = """
@@ -42,22 +42,20 @@ _RATE = """
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
-    """Submit, take and drain beside very many such jobs, and in a clean database, by turns."""
+    """Submit, take and drain in turns: beside very many such jobs, and in a clean database."""
     finished, parked = (1_000_000, 10_000) if quick else (10_000_000, 100_000)
     async with contenders(server_url, 2) as those:
         await _clutter(those[1], finished, parked)
         for one in those:
             await one.settle()
-            await one.stock(10_000, _GROUPS, _ASIDE)  # the server's statistics know of no backlog yet, as in real life
+            await one.stock(10_000, _GROUPS, _ASIDE)  # the statistics know no backlog, as in real life
         figures = await _measure_statements(those, 50 if quick else 150)
         return figures + await _measure_drain(those, *((20_000, 3) if quick else (40_000, 7)))
 
 
 async def _clutter(one: Contender, finished: int, parked: int) -> None:
     say(f"bystanders: making {finished:,} finished, {parked:,} stuck and {parked:,} future jobs")
-    await one.connection.execute(
-        "ALTER TABLE joex_private.job SET (autovacuum_enabled = off)"
-    )  # it is vacuumed at the end
+    await one.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")  # vacuumed at the end
     await asyncio.gather(*(_finish(one.url, half * finished // 2, finished // 2, finished) for half in range(2)))
     await one.connection.execute(_PARKED, "stuck", 1, parked)
     await one.connection.execute(_PARKED, "waiting", 0, parked)

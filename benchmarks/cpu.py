@@ -1,4 +1,4 @@
-"""CPU time of other processes on this machine: where a machine is busy, it says more than a clock on the wall."""
+"""CPU time of other processes on this machine: on a busy machine it says more than elapsed time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None)
 def cpu_seconds(pid: int) -> float:
     """The CPU time that a process has used up to this moment, with all its threads, in seconds.
 
-    By the process's own clock (POSIX, clock_getcpuclockid), for psutil counts in hundredths of a second.
+    This reads the process's own clock (POSIX, clock_getcpuclockid), because psutil counts in hundredths of a second.
     """
     clock = ctypes.c_int()
     if not hasattr(_libc, "clock_getcpuclockid") or _libc.clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
@@ -25,9 +25,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def server_process(connection: asyncpg.Connection[Any]) -> int | None:
-    """The id of the server's process of a connection; None where the server is on another machine.
+    """The id of the server's process of a connection; None if the server is on another machine.
 
-    It bears the name of its database, which is a random one in benchmarks.
+    The process title has the name of the database, which is random in benchmarks.
     """
     try:
         pid = connection.get_server_pid()

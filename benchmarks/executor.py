@@ -43,7 +43,7 @@ async def measure_submit(server_url: str, *, quick: bool) -> list[Figure]:
 
 
 async def measure_drain(server_url: str, *, quick: bool) -> list[Figure]:
-    """No-op jobs of 100 groups, taken, run, finished, and kept as history: by one process, and by four together."""
+    """Take, run, finish and keep no-op jobs of 100 groups: with one process, and with four together."""
     jobs = 60_000 if quick else 200_000
     rates: dict[int, list[float]] = {1: [], 4: []}
     for turn in range(3):
@@ -59,11 +59,11 @@ async def measure_drain(server_url: str, *, quick: bool) -> list[Figure]:
 
 
 async def _drain(server_url: str, jobs: int, processes: int) -> float:
-    """Jobs per second, from when the last process is there: to start takes about a second of a core."""
+    """Jobs per second, counted after the last process has started: a start takes about a second of a core."""
     async with fresh_database(server_url) as url:
         connection = await connect(url)
         await load(connection, jobs, 100)
-        await connection.execute("SET enable_seqscan = off")  # who looks whether it is over must not slow it down
+        await connection.execute("SET enable_seqscan = off")  # the query for the end must not slow the drain down
         with ExitStack() as stack:
             for number in range(processes):
                 stack.enter_context(executor(url, f"drain-{number}", "--pool-size", str(_SLOTS)))
@@ -138,5 +138,5 @@ async def measure_recovery(server_url: str, *, quick: bool) -> list[Figure]:
 
 
 async def pause() -> None:
-    """Let the server finish what the measurement before left behind."""
+    """Let the server clean up after the previous measurement."""
     await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""Fairness by occupancy: what a group with short jobs keeps beside one with jobs that last a hundred times as long."""
+"""Fairness by occupancy: a group with short jobs beside a group whose jobs last a hundred times as long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WINDOW, _LONG, _SHORT, _LEASE = 40.0, 10.0, 0.1, 6.0  # seconds
 _QUICKER = 5
 _AIM = 0.9
 
-# A run that lost its job leaves nothing in its row, but has had a slot.
+# A run that lost its job has used a slot, but leaves no trace in the job's row.
 _RECORD = """
     CREATE TABLE hold (grp text, begin timestamptz, until timestamptz);
     CREATE FUNCTION record() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -47,7 +47,7 @@ _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 @dataclass(frozen=True, slots=True)
 class _Scenario:
-    """``short``, ``long``: the weights of the groups. ``unsteady``: executors come and go."""
+    """``short``, ``long``: the weights of the groups. ``unsteady``: executors join and leave."""
 
     what: str
     executors: int = 1
@@ -67,9 +67,9 @@ _SCENARIOS = [
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
-    """The slot time of both groups while both have a backlog, by what the table of jobs says about who holds them.
+    """The slot time of both groups while both have a backlog, by the jobs that the table says executors hold.
 
-    All scenarios at once, each in a database of its own: sleeping jobs don't need a machine for themselves.
+    All scenarios run at once, each in its own database: sleeping jobs need no CPU.
     """
     scale = _QUICKER if quick else 1
     say(
@@ -108,7 +108,7 @@ async def _prepare(connection: asyncpg.Connection[Any], scenario: _Scenario, sca
             scenario.short,
             5000,
             _SHORT,
-        ),  # (not quicker: a slot is empty for some milliseconds between two jobs)
+        ),  # (not faster: a slot is empty for some milliseconds between two jobs)
         ("long", scenario.long, 200, _LONG / scale),
     ):
         await connection.execute("SELECT joex.set_group($1, weight => $2)", group, weight)
@@ -117,7 +117,7 @@ async def _prepare(connection: asyncpg.Connection[Any], scenario: _Scenario, sca
 
 def _figures(scenario: _Scenario, times: dict[str, float], window: float) -> list[Figure]:
     weights = {"short": scenario.short, "long": scenario.long}
-    # (where executors come and go there are so many slots as were held)
+    # (if executors join and leave, the number of slots is the number that were held)
     slots = sum(times.values()) / window if scenario.unsteady else scenario.executors * scenario.slots
     due = slots * scenario.short / (scenario.short + scenario.long)
     kept = times["short"] / window
@@ -141,12 +141,12 @@ class _Crowd:
         self._processes: list[Any] = []
 
     def join(self) -> None:
-        """One more."""
+        """Start one more executor."""
         name = f"executor {len(self._processes) + 1}"
         self._processes.append(self._stack.enter_context(executor(self._url, name, *self._flags)))
 
     async def come_and_go(self, window: float) -> None:
-        """One joins, one is killed and another one takes its place, one drains; then all goes on as it is."""
+        """An executor joins; the benchmark kills one, and another one replaces it; one drains."""
         await asyncio.sleep(window / 4)
         self.join()
         await asyncio.sleep(window / 4)

@@ -1,9 +1,9 @@
-"""The take in the state that production is in: all slots are held, and all groups have a backlog.
+"""The take in the state of production: all slots are held, and all groups have a backlog.
 
-E executors of S slots hold all that they can. In each step one executor ends one job and takes one, over eight
-connections. Jobs of every second group are ten times shorter: they end ten times as often. Meanwhile tenants come of
-which no job has ever waited. Beside Joex, by turns on the same server, a plain first-in-first-out take of the same
-shape: the price of fairness is what Joex costs more.
+E executors of S slots hold a job in each slot. In each step one executor ends one job and takes one, over eight
+connections. Jobs of every second group are ten times shorter: they end ten times as often. Meanwhile new tenants submit
+their first job. A plain first-in-first-out take of the same shape runs in turns with Joex on the same server: the price
+of fairness is the extra cost of Joex.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _PLAIN_FINISH = """
 
 
 class Shape(NamedTuple):
-    """So many executors with so many slots each, and so many groups with a backlog."""
+    """The numbers of executors, of slots of each, and of groups with a backlog."""
 
     executors: int
     slots: int
@@ -119,9 +119,9 @@ class Held(NamedTuple):
 
 @dataclass(slots=True)
 class Slice:
-    """What was measured in some seconds: the steps, the seconds and the server's CPU that they took, and each take.
+    """The figures of some seconds: the steps, their seconds and CPU time of the server, and each take.
 
-    ``jain``: of the slots held in the end. ``waits``: of the first jobs of new tenants.
+    ``jain``: of the slots held at the end. ``waits``: of the first jobs of new tenants.
     """
 
     steps: int = 0
@@ -143,7 +143,7 @@ class Slice:
 
 
 class Fleet(ABC):
-    """A fleet whose slots are all held, on a database of its own."""
+    """A fleet whose slots are all held, on its own database."""
 
     def __init__(self, shape: Shape, connections: Sequence[asyncpg.Connection[Any]], pids: list[int]) -> None:
         self.shape = shape
@@ -165,7 +165,7 @@ class Fleet(ABC):
         await self.visitor.execute("CHECKPOINT")
 
     async def measure(self, seconds: float) -> Slice:
-        """Measure steps for so many seconds."""
+        """Measure steps for this many seconds."""
         found = Slice()
         cpu, begin = sum(map(cpu_seconds, self._pids)), time.perf_counter()
         async with asyncio.TaskGroup() as group:
@@ -213,7 +213,7 @@ class JoexFleet(Fleet):
     _tenants = itertools.count()
 
     async def measure(self, seconds: float) -> Slice:
-        """The same, with the waits of new tenants; one whose job is not taken by the end has waited until then."""
+        """The same, with the waits of new tenants; a tenant whose job is not taken by the end has waited until then."""
         self._new: list[str] = []
         found = await super().measure(seconds)
         found.waits = [row[0] for row in await self.visitor.fetch(_WAITS, self._new)]
@@ -250,7 +250,7 @@ class PlainFleet(Fleet):
     """The same with a table, one update to take and one to finish: first in, first out."""
 
     async def _bring_new_tenants(self, until: float) -> None:
-        """None: the first job of one would wait for the whole backlog."""
+        """Bring none: the first job of a new tenant would wait for the whole backlog."""
 
     async def _register(self) -> list[int]:
         await self.visitor.execute(_PLAIN)
@@ -273,7 +273,7 @@ class PlainFleet(Fleet):
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
-    """The cost and the length of a take by the size of the fleet, and how they compare."""
+    """The cost and the length of a take by the size of the fleet, and their comparison."""
     seconds, backlog = (1.0, 20_000) if quick else (3.0, 80_000)
     async with AsyncExitStack() as stack:
         fleets: list[Fleet] = []

@@ -1,4 +1,4 @@
-"""What executors need: memory with all slots busy, and what very many idle ones cost a machine and their database."""
+"""The footprint of executors: memory with all slots busy, and the load of very many idle executors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from joex.store.database import connect
 _SLOTS = 1000
 _AT_ONCE = 10  # executors that start at the same time
 _QUIET_AFTER = 35.0  # seconds: their connections of the start are closed after thirty
-_MOST_CPU = 10  # percent of a core, of all idle executors together, and of the server for them
+_MOST_CPU = 10  # percent of a core: all idle executors together, and the server for them
 
 _ASLEEP = "(SELECT count(*) = $1 FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
-# A server accepts so many connections, and each executor has several until it has been idle for thirty seconds.
+# A server limits its connections, and each executor has several until it has been idle for thirty seconds.
 _ROOM = "(SELECT count(*) < current_setting('max_connections')::int * 2 / 3 FROM pg_stat_activity)"
 _RUNNING = "(SELECT count(*) = $1 FROM joex_private.job WHERE state = 'running')"
 _SLEEPERS = """
@@ -65,7 +65,7 @@ def _memory(pid: int) -> float:
 
 
 async def _measure_idle(server_url: str, executors: int, window: float) -> list[Figure]:
-    """CPU and statements of executors that have nothing to do, all of one database."""
+    """CPU and statements of idle executors of one database."""
     async with fresh_database(server_url) as url:
         connection = await connect(url)
         with ExitStack() as stack:

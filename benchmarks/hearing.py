@@ -1,4 +1,4 @@
-"""What events cost: with a subscriber, and without one."""
+"""The cost of events, with a subscriber and without one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from joex.store.database import connect
 _WARM_UP = 10
 _BATCHES = (1, 20)
 
-# A database that tells nothing at all, as if there were no events.
+# A database that sends no notification, as if there were no events.
 _MUTE = """
     CREATE OR REPLACE FUNCTION joex_private.announce(p_event text, p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS
         $$ BEGIN END $$;
@@ -30,8 +30,8 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
         mute, _, heard = those
         await mute.connection.execute(_MUTE)
         listener = await connect(heard.url)
-        told: list[object] = []
-        await listener.add_listener("joex_events", lambda *event: told.append(event[-1]))
+        notifications: list[object] = []
+        await listener.add_listener("joex_events", lambda *event: notifications.append(event[-1]))
         await heard.connection.execute("SELECT joex.subscribe('bench', '1 hour')")
         for one in those:
             await one.stock(1000, 10)
@@ -42,13 +42,13 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
             found = await by_turns(those, rounds + _WARM_UP, partial(_turn, batch=batch))
             figures += _compare(batch, [costs[_WARM_UP:] for costs in found])
         await listener.close()
-    if not told:
+    if not notifications:
         raise RuntimeError("the benchmark's listener has heard nothing")
     return figures
 
 
 async def _turn(one: Contender, batch: int) -> Cost:
-    """The cost of submitting and finishing; what is taken in between is not measured."""
+    """The cost of submitting and finishing; the take between them is not measured."""
     submit = await one.submit([f"group {number % 10}" for number in range(batch)])
     rows, _ = await one.take(batch)
     finish = await one.finish(rows)

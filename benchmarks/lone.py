@@ -1,4 +1,4 @@
-"""One job beside a group with very many: how many others are served before it."""
+"""One job beside a group with very many jobs: how many others executors take before it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMES = """
     SELECT submitted_at, scheduled_at, extract(epoch FROM started_at - submitted_at)::float8 * 1000 AS waited
     FROM joex_private.job WHERE id = $1
 """
-# What was scheduled after the submission (a little more than after its commit), and before the job itself.
+# Jobs that were scheduled between the submission and the job itself (a few more than after the commit).
 _BEFORE = """
     SELECT count(*) FROM (
         SELECT scheduled_at FROM joex_private.job WHERE executor_id IS NOT NULL
@@ -49,7 +49,7 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
                 [(submitted, scheduled, waited)] = await one.connection.fetch(_TIMES, job_id)
                 before.append(await one.connection.fetchval(_BEFORE, submitted, scheduled))
                 waits.append(waited)
-    # A round: each of the two groups once. What was being taken when the job came goes before it: at most all slots.
+    # A round serves each of the two groups once. A take that is under way goes first: at most all slots.
     most = 2 + _SLOTS
     what = f"one job beside a group with {giant:,}"
     return [

@@ -1,9 +1,9 @@
-"""Writes the page about the benchmarks: the text of docs/why/benchmarks.md, with the figures that were measured.
+"""Writes the page about the benchmarks: the text of docs/why/benchmarks.md with the measured figures.
 
-Between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` stands what is made here; all else is written by hand. What
-was not measured stays as it is.
+Between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` this module writes the text; people write all
+other text. Figures that were not measured stay.
 
-    python -m benchmarks.page build/benchmarks.json docs/why     makes page and plots of an earlier measurement
+    python -m benchmarks.page build/benchmarks.json docs/why     writes page and plots from an earlier measurement
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write(figures: Sequence[Figure], about: dict[str, str], folder: Path) -> Pat
 
 
 def _parts(figures: Sequence[Figure], about: dict[str, str]) -> dict[str, str]:
-    """The parts that these figures make, by name."""
+    """The parts of the page that show these figures, by name."""
     alone, race, ratios = one_by_one(figures), side_by_side(figures), advantages(figures)
     race_about = {name: value for name, value in about.items() if name in {*_ABOUT_RACE, JOEX.name, *PEERS}}
     made = {"settings": _settings()}
@@ -47,7 +47,7 @@ def _parts(figures: Sequence[Figure], about: dict[str, str]) -> dict[str, str]:
 
 
 def _settings() -> str:
-    """What the registry of the race says of each system."""
+    """The settings of each system, from the registry of the race."""
     rows = [
         [system.name, system.language, system.settings, system.fairness or "none", system.history]
         for system in (JOEX, *PEERS.values())
@@ -80,7 +80,7 @@ def _replaced(text: str, name: str, content: str) -> str:
 
 
 def main() -> int:
-    """Make the page out of the JSON of a measurement."""
+    """Write the page from the JSON of a measurement."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="Write the page of a measurement.")
     parser.add_argument("json", type=Path, help="what `python -m benchmarks` has written")
     parser.add_argument("folder", type=Path, help="where to: the page, and the plots in its folder benchmarks/")

@@ -1,4 +1,4 @@
-"""Periodic tasks: what they ask an idle database for, and how soon jobs are made when very many are due at once."""
+"""Periodic tasks: the load on an idle database, and the delay of jobs when very many are due at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCHEDULERS, _DAILY = 10, 100
 _TASKS, _REPEATERS = 1000, 20
 _KILL_EVERY = 5.0  # seconds
 _FINISH_EVERY = 0.1
-_COUNTED_WITHIN = 15.0  # seconds: an idle session of the server hands its counts on after ten
+_COUNTED_WITHIN = 15.0  # seconds: an idle session of the server flushes its statistics after ten
 
 _PUT = "SELECT joex.put_periodic_task('task ' || n, 'bench.noop', $1) FROM generate_series(1, $2::int) n"
 _SETTLED = "NOT EXISTS (SELECT FROM joex_private.periodic_task WHERE nextrun = '-infinity' AND enabled)"
@@ -56,7 +56,7 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
 
 
 async def _measure_idle(server_url: str, window: float) -> list[Figure]:
-    """Transactions per minute where nothing is due: each is a statement."""
+    """Transactions per minute while no task is due; each is one statement."""
     found = []
     for tasks in (0, _DAILY):
         say(f"periodic: {_SCHEDULERS} schedulers, {tasks} tasks that are due once a day, for {window:.0f} s")
@@ -80,7 +80,7 @@ async def _measure_idle(server_url: str, window: float) -> list[Figure]:
 
 
 async def _transactions(server_url: str, url: str, are_there: str, tasks: int, window: float) -> float:
-    """What a database is asked per minute, once these processes are there and the tasks have their next times."""
+    """Transactions of a database per minute, once these processes run and the tasks have their next times."""
     connection = await connect(url)
     await until(connection, are_there, _SCHEDULERS)
     await connection.execute("UPDATE joex_private.periodic_task SET enabled = false")  # maintenance
@@ -100,7 +100,7 @@ async def _transactions(server_url: str, url: str, are_there: str, tasks: int, w
 async def _measure_busy(server_url: str, seconds: int) -> list[Figure]:
     """A thousand one-second timers and twenty processes, one of which is killed every five seconds.
 
-    A statement ends the jobs: it is about the making of them, and executors have measurements of their own.
+    A statement finishes the jobs, because this measures only their submission.
     """
     say(f"periodic: {_TASKS:,} one-second timers, {_REPEATERS} processes, some of them killed, for {seconds} s")
     async with fresh_database(server_url) as url:

@@ -1,7 +1,7 @@
-"""Throughput while an idle transaction keeps vacuum from clearing what jobs leave behind.
+"""Throughput while an idle transaction keeps vacuum from removing dead rows.
 
-A closed loop: one executor process drains no-op jobs of 100 groups, and as many are submitted as it has finished, so
-that the backlog stays the same. What can't be vacuumed stays: at full length millions of jobs need several GB of disk.
+A closed loop: one executor process drains no-op jobs of 100 groups, and the benchmark submits as many as it has
+finished, so that the backlog stays the same. Dead rows stay: at full length, millions of jobs need several GB of disk.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from joex.client.client import Client
 from joex.store.database import connect
 
 _BACKLOG, _GROUPS, _BATCH = 20_000, 100, 500
-_SETTLED = timedelta(seconds=2)  # what ended longer ago than this has been committed
+_SETTLED = timedelta(seconds=2)  # jobs that ended longer ago than this have been committed
 _FINISHED = "SELECT count(*) FROM joex_private.job WHERE key IS NULL AND finished_at > $1 AND finished_at <= $2"
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
-    """Jobs finished in the first and in the last of ten minutes (quick: of three), and what is left of the speed."""
+    """Jobs finished in the first and in the last of ten minutes (quick: of three), and their ratio."""
     spans = 3 if quick else 10
     async with fresh_database(server_url) as url:
         connection = await connect(url)
@@ -54,7 +54,7 @@ async def _pinned(url: str) -> AsyncIterator[None]:
 
 
 async def _rates(connection: asyncpg.Connection[Any], client: Client, minutes: int) -> list[float]:
-    """Keep the backlog; returns the jobs that were finished per second, in each minute."""
+    """Keep the backlog constant; returns the jobs finished per second, in each minute."""
     begin = seen = await connection.fetchval("SELECT clock_timestamp()")
     rates: list[float] = []
     count, number = 0, _BACKLOG

@@ -18,7 +18,7 @@ _JOEX = "joex"
 
 
 def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Draw what was measured of the race; returns the files."""
+    """Draw the figures of the race; returns the files."""
     mpl.rcParams["svg.hashsalt"] = "joex"  # the same figures make the same file
     mpl.rcParams["svg.fonttype"] = "none"  # text stays text
     made: list[Path] = []
@@ -36,7 +36,7 @@ def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
 
 
 def _bars(figures: Sequence[Figure], panels: Sequence[str]) -> Canvas:
-    """A panel for each thing that was measured, with a bar for each system."""
+    """A panel for each figure, with a bar for each system."""
     canvas = Canvas(figsize=(4.6 * len(panels), 3.6), layout="constrained")
     axes: Axes
     for axes, what in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):

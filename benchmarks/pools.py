@@ -1,7 +1,7 @@
-"""The operator on a real Kubernetes control plane: how soon it grows a pool, what a look costs, what it asks when idle.
+"""The operator on a real Kubernetes control plane: growth, the cost of a reconcile, and its idle requests.
 
-The control plane is that of the tests (etcd, API server, controllers, scheduler); there is no node, so that pods are
-made and nothing runs in them: what is measured is the operator, not how fast this machine starts executors.
+The control plane is that of the tests (etcd, API server, controllers, scheduler); there is no node, so pods are
+created and never run: this measures the operator, not how fast this machine starts executors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Stage:
     connection: asyncpg.Connection[Any]
 
     async def pool(self, name: str, **spec: Any) -> None:
-        """Make a pool on a queue of its own."""
+        """Make a pool with its own queue."""
         spec = {
             "app": "bench:app",
             "image": "joex:bench",
@@ -62,7 +62,7 @@ class _Stage:
         await self.api.create({**kind, "metadata": {"name": name}, "spec": spec}, _NAMESPACE)
 
     async def until_told(self, pools: int) -> None:
-        """Wait until the operator has looked at so many pools."""
+        """Wait until the operator has reconciled this many pools."""
         await self.api.until_all(
             _POOLS,
             lambda found: sum("conditions" in one.get("status", {}) for one in found) >= pools,
@@ -124,7 +124,7 @@ async def measure_growth(server_url: str, *, quick: bool) -> list[Figure]:
 async def _one_growth(stage: _Stage, pool: str) -> float:
     await until(stage.connection, "EXISTS (SELECT FROM joex_private.watch WHERE queue = $1 AND until > now())", pool)
     made = asyncio.create_task(stage.api.until(_DEPLOYMENTS, f"{pool}-0", bool, _NAMESPACE, timeout=_PATIENCE))
-    await asyncio.sleep(0.2)  # the watch is there, and the machine quiet
+    await asyncio.sleep(0.2)  # the watch is armed, and the machine quiet
     begin = time.perf_counter()
     await stage.client.submit("bench.noop", queue=pool)
     await made
@@ -132,7 +132,7 @@ async def _one_growth(stage: _Stage, pool: str) -> float:
 
 
 async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
-    """Many pools with many executors: how long a look at one takes, and the operator's memory."""
+    """Many pools with many executors: how long one reconcile takes, and the operator's memory."""
     pools, slots, window = (20, 5, 20.0) if quick else (100, 10, 60.0)
     say(f"pools: {pools} pools of {slots} executors, {pools * slots:,} Deployments")
     async with _stage(server_url) as stage, _operator(stage) as operator:
@@ -169,7 +169,7 @@ async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
 
 
 async def _register_all(connection: asyncpg.Connection[Any], pools: int, slots: int) -> None:
-    """Executors as the database sees them, with a lease that lasts."""
+    """Register executors in the database, with a lease that lasts."""
     await connection.execute(
         """
         SELECT joex_private.register(format('%s/pool-%s-%s', $1::text, p, s), NULL, 'bench', '', 1, '', '0',
@@ -181,10 +181,10 @@ async def _register_all(connection: asyncpg.Connection[Any], pools: int, slots: 
 
 
 async def measure_quiet(server_url: str, *, quick: bool) -> list[Figure]:
-    """What the operator asks the API server for while nothing happens.
+    """The operator's requests to the API server while nothing happens.
 
-    Without watches: each controller begins its own anew after five to ten minutes, all about the same number of minutes
-    after the start, and so more of them while the operator is there than before. The operator's are a few in as long.
+    Watches do not count: each controller of Kubernetes restarts its watches after five to ten minutes, all at about the
+    same time after the start, so more of them while the operator runs than before. The operator restarts only a few.
     """
     window = 60.0 if quick else 300.0
     async with _stage(server_url) as stage:
@@ -213,7 +213,7 @@ async def _requests(stage: _Stage, window: float) -> float:
 
 
 async def _total(api: Api) -> float:
-    """All requests that the API server has answered, but watches."""
+    """All requests that the API server has answered, except watches."""
     page = await api.text("/metrics")
     return sum(
         float(line.rpartition(" ")[2])
@@ -223,7 +223,7 @@ async def _total(api: Api) -> float:
 
 
 def _buckets(operator: OperatorProcess) -> dict[float, float]:
-    """The histogram of the operator's looks: how many took no longer than each edge."""
+    """The histogram of the operator's reconciles: how many took no longer than each edge."""
     with urllib.request.urlopen(f"{operator.address}/metrics") as answer:  # noqa: S310 - it is our own process
         page = answer.read().decode()
     found = re.findall(r'^joex_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)', page, re.MULTILINE)
@@ -231,6 +231,6 @@ def _buckets(operator: OperatorProcess) -> dict[float, float]:
 
 
 def _quantile(buckets: dict[float, float], share: float) -> float:
-    """The upper edge of the bucket that this share of the looks stays within."""
+    """The upper edge of the bucket that has this quantile of the reconciles."""
     total = max(buckets.values())
     return min(edge for edge, count in buckets.items() if count >= share * total)

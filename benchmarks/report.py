@@ -1,4 +1,4 @@
-"""What a measurement gives, as a table for people and as JSON for programs."""
+"""The figures of a measurement, as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _JOEX = "joex"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number. ``aim`` says what it should be, where there is an aim, and ``met`` whether it is.
+    """One number. ``aim`` is its target, if it has one; ``met``: whether it reaches that.
 
-    ``system`` is what was measured, where that is one of several in a race.
+    ``system``: the measured system, if several race.
     """
 
     what: str
@@ -44,7 +44,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def machine() -> dict[str, str]:
-    """What was measured on: figures of different machines can't be compared, ratios mostly can."""
+    """The machine of the measurement. Figures of different machines can't be compared; most ratios can."""
     return {
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
@@ -88,7 +88,7 @@ def one_by_one(figures: Sequence[Figure]) -> list[list[str]]:
 
 
 def side_by_side(figures: Sequence[Figure]) -> list[list[list[str]]]:
-    """The figures of a race: a table for what was measured of the same systems, with a line for each of them."""
+    """The figures of a race: a table for each set of systems, with a line for each system."""
     tables = []
     for systems, named in _races(figures):
         found = {(figure.what, figure.system): number(figure.value) for figure in named}
@@ -99,7 +99,7 @@ def side_by_side(figures: Sequence[Figure]) -> list[list[list[str]]]:
 
 
 def _races(figures: Sequence[Figure]) -> list[tuple[tuple[str, ...], list[Figure]]]:
-    """The systems that raced, and what was measured of just these."""
+    """The sets of systems that raced, with their figures."""
     systems: defaultdict[str, list[str]] = defaultdict(list)
     for figure in figures:
         if figure.system:
@@ -135,7 +135,7 @@ def _times(joex: Figure, peer: Figure) -> str:
 
 
 def number(value: float) -> str:
-    """A number with about three digits that tell something.
+    """A number with about three significant digits.
 
     >>> [number(value) for value in (12345.6, 98.76, 9.876, 0.98765)]
     ['12,346', '98.8', '9.88', '0.988']

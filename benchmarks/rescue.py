@@ -22,7 +22,7 @@ _ALL_BACK = f"{_ALL_DEAD} AND NOT EXISTS (SELECT FROM joex_private.executor WHER
 
 
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
-    """From the end of the victims' leases until all are declared dead, and until all their jobs wait again."""
+    """Seconds from the end of the victims' leases until all are declared dead, and until all their jobs wait again."""
     victims = 200 if quick else 1000
     async with fresh_database(server_url) as url:
         connection = await connect(url)

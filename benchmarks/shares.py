@@ -1,4 +1,4 @@
-"""Who had which share: the arithmetic of fairness, pure."""
+"""The shares of groups: the arithmetic of fairness, as pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Held(Protocol):
-    """A slot was a group's for some time, on any clock."""
+    """A group held a slot for some time, on any clock."""
 
     @property
     def group(self) -> str: ...
@@ -21,7 +21,7 @@ class Held(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The least that is `Held`."""
+    """The simplest `Held`."""
 
     group: str
     start: float
@@ -37,10 +37,10 @@ def slot_time(holds: Iterable[Held], start: float, end: float) -> dict[str, floa
 
 
 def jain(shares: Iterable[float]) -> float:
-    """Jain's index of fairness: 1 where all have the same (be it nothing), 1/n where one of n has all.
+    """Jain's index of fairness: 1 if all have the same (even nothing), 1/n if one of n has all.
 
-    Shares per unit of weight give 1 where weights are kept. Source: R. Jain, D. Chiu, W. Hawe, A Quantitative Measure
-    of Fairness and Discrimination for Resource Allocation in Shared Computer Systems, 1984.
+    Shares per unit of weight give 1 if they follow the weights. Source: R. Jain, D. Chiu, W. Hawe, A Quantitative
+    Measure of Fairness and Discrimination for Resource Allocation in Shared Computer Systems, 1984.
     """
     given = list(shares)
     return sum(given) ** 2 / (len(given) * sum(share**2 for share in given)) if any(given) else 1.0

@@ -1,4 +1,4 @@
-"""Databases compared on one server in one run, by turns: what disturbs the machine disturbs them alike."""
+"""Databases compared on one server in one run, in turns, so that disturbances of the machine affect all alike."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _STOCK = """
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a statement took, in seconds: by the clock, and of the server's CPU (where it can't be seen: 0)."""
+    """The duration of a statement, in seconds: elapsed time, and CPU time of the server (0 if it can't be measured)."""
 
     wall: float
     cpu: float
 
 
 class Contender:
-    """A database that is compared with others, and the connection whose statements are measured.
+    """A database in the comparison, and the connection whose statements are measured.
 
-    ``pid``: of the server's process of that connection; None where that is on another machine.
+    ``pid``: of the server's process of that connection; None if the server is on another machine.
     """
 
     def __init__(self, url: str, connection: asyncpg.Connection[Any], pid: int | None) -> None:
@@ -57,11 +57,11 @@ class Contender:
         self._executors: dict[str, int] = {}
 
     async def stock(self, jobs: int, groups: int, queue: str = "default") -> None:
-        """Make jobs that wait, spread evenly over groups: all at once, and quicker than by submission."""
+        """Insert waiting jobs, spread evenly over groups, in one statement, which is faster than submission."""
         await self.connection.execute(_STOCK, queue, jobs, groups)
 
     async def settle(self) -> None:
-        """Let the server put its house in order, so that it needn't while it is measured."""
+        """Vacuum and analyze now, so that the server does not do it during the measurement."""
         await self.connection.execute("VACUUM (ANALYZE) joex_private.job")
         await self.connection.execute("CHECKPOINT")
 
@@ -90,7 +90,7 @@ class Contender:
         return (await self.cost(FINISH, [row["id"] for row in rows], [row["lock_id"] for row in rows], len(rows)))[1]
 
     async def take_and_replace(self, batch: int, queue: str = "default") -> Cost:
-        """Measure a take. What was taken is finished, and as many jobs of the same groups come in its place."""
+        """Measure a take, then finish its jobs, and insert as many of the same groups."""
         rows, cost = await self.take(batch, queue)
         await self.finish(rows)
         await self.submit([row["grp"] for row in rows], queue)
@@ -102,7 +102,7 @@ class Contender:
 
 @asynccontextmanager
 async def contenders(server_url: str, number: int) -> AsyncIterator[list[Contender]]:
-    """So many new databases to compare, dropped at the end."""
+    """This many new databases to compare, dropped at the end."""
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(number):
@@ -116,7 +116,7 @@ async def contenders(server_url: str, number: int) -> AsyncIterator[list[Contend
 async def by_turns(those: Sequence[_Of], rounds: int, measure: Callable[[_Of], Awaitable[_T]]) -> list[list[_T]]:
     """Measure each once per round; returns the measurements of each.
 
-    Each round begins with another contender: one that comes after a pause, or after itself, finds other caches.
+    Each round begins with another contender, because the caches depend on the contender before.
     """
     found: list[list[_T]] = [[] for _ in those]
     for number in range(rounds):
@@ -126,5 +126,5 @@ async def by_turns(those: Sequence[_Of], rounds: int, measure: Callable[[_Of], A
 
 
 def ratio(these: Sequence[float], to: Sequence[float]) -> float:
-    """How these compare: the median of the ratios within the rounds, so that a slow round counts for no one."""
+    """The median of the ratios within the rounds, so that a slow round favours neither side."""
     return statistics.median(this / other for this, other in zip(these, to, strict=True))

@@ -1,4 +1,4 @@
-"""The simulator: how fast it is, and whether it is right about a load that has really been run."""
+"""The simulator: how fast it is, and how well it predicts a load that real executors have run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from joex_operator.simulate.jobs import Jobs
 from joex_operator.simulate.workload import parse_workload
 
 _EXECUTORS, _POOL_SIZE = 2, 6
-# More than twelve slots can do, for a while, so that everybody waits for seconds. The tenants differ in everything.
+# For a while more than twelve slots can do, so that all tenants wait for seconds. The tenants differ in all respects.
 _REAL = {
     "period": "14s",
     "tenants": [
@@ -49,7 +49,7 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
 
 
 def _speed(jobs: int) -> list[Figure]:
-    """Ten thousand tenants, a little more work than ten thousand executors can do, for some two hours."""
+    """Ten thousand tenants, with a little more work than ten thousand executors can do, for about two hours."""
     executors = jobs // 100
     workload = {
         "period": "90m",
@@ -132,7 +132,7 @@ async def _submit(client: Client, jobs: Jobs) -> None:
 
 
 async def _simulate(connection: asyncpg.Connection[Any], url: str) -> Mapping[str, Any]:
-    """What the commands say that a user would give. How long this machine takes from job to job is measured."""
+    """Simulate as a user would, with the commands. The time from job to job is measured on this machine."""
     rows = await connection.fetch(
         "SELECT app_id, extract(epoch FROM scheduled_at)::float8, extract(epoch FROM finished_at)::float8 "
         "FROM joex_private.job"
@@ -154,7 +154,7 @@ async def _joex(*arguments: str, stdout: Any = subprocess.PIPE) -> str:
 
 
 def _errors(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """How far each number is from the truth, as a share of it."""
+    """The relative error of each number."""
     [policy] = answer["policies"]
     return [
         (f"{group['group']} {name}, {group['was'][name]:.2f} s", group["waits"][name] / group["was"][name] - 1)

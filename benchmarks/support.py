@@ -50,7 +50,7 @@ async def load(connection: asyncpg.Connection[Any], jobs: int, groups: int) -> N
 
 @contextmanager
 def executor(url: str, app_id: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An executor process; killed at the end, if it still lives."""
+    """An executor process; killed at the end, if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "joex", "executor", "--app", "benchmarks.apps:app", "--http-address", "", *flags],
         env={**os.environ, "JOEX_DATABASE_URL": url, "JOEX_APP_ID": app_id, "JOEX_LOG_LEVEL": "warning"},

@@ -43,7 +43,7 @@ def _latencies(what: str, costs: list[Cost]) -> list[Figure]:
 
 
 def _ratios(what: str, sizes: list[tuple[int, int]], found: list[list[Cost]]) -> list[Figure]:
-    """Medians of each, compared: a take that meets the server at other work says nothing about the queue."""
+    """The ratios of the medians: a take that the server delays for other work says nothing about the queue."""
     figures = []
     for (jobs, groups), costs in zip(sizes[1:], found[1:], strict=True):
         for name, of in (("by the clock", lambda cost: cost.wall), ("of the CPU", lambda cost: cost.cpu)):

@@ -1,4 +1,4 @@
-"""A shop with FastAPI. An order, its job and the stock change in one transaction: all of it is there, or nothing.
+"""A shop with FastAPI. One transaction writes an order, its job and the stock: all of them, or none.
 
 uvicorn fastapi_shop:app
 curl localhost:8000/orders --json '{"customer": "acme", "item": "tea", "pieces": 2}'
@@ -46,7 +46,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
-# The transaction is in the function itself: what a dependency does after its `yield` comes after the answer.
+# The transaction is in the function itself: a dependency would commit after its `yield`, which is after the answer.
 @app.post("/orders", status_code=201)
 async def place_order(new: NewOrder) -> dict[str, int]:
     try:

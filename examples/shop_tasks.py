@@ -1,11 +1,11 @@
-"""What the shops of this folder leave to executors: joex executor --app shop_tasks:app."""
+"""The tasks of the shops in this folder: joex executor --app shop_tasks:app."""
 
 import joex
 
 app = joex.App()
 
 
-# The change and the end of the job commit together: whatever dies when, an order is confirmed once.
+# The change and the end of the job commit together. So an order is confirmed once, even if a process dies.
 @app.task("orders.confirm", retries=3, retry_delay="10s", timeout="1m")
 async def confirm(ctx: joex.Context, order: int) -> None:
     async with ctx.transaction(result={"confirmed": order}) as connection:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# get_program.sh pgbouncer|promtool: print where a program is that some tests run. The one on the PATH is taken; else
-# that of its Debian package, which is unpacked into the user's cache, with the libraries that this system lacks, without
-# being installed: that needs no root. May be repeated, and run twice at once.
+# get_program.sh pgbouncer|promtool: print the path of a program that some tests run. If the PATH has none, this unpacks
+# the program's Debian package, and the libraries that this system lacks, into the user's cache. It installs nothing, so
+# it needs no root. You can run it repeatedly, and several times at once.
 set -euo pipefail
 
 fail() {
@@ -13,11 +13,11 @@ program=${1:-}
 case $program in
 pgbouncer) package=pgbouncer path=usr/sbin/pgbouncer ;;
 promtool) package=prometheus path=usr/bin/promtool ;;
-*) fail "say which one: pgbouncer or promtool; got '$program'" ;;
+*) fail "expected pgbouncer or promtool; got '$program'" ;;
 esac
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/joex/programs
 
-# apt, with folders of our own, so that the system's may be empty, locked, or another user's.
+# apt with its own folders: those of the system may be empty, locked, or another user's.
 apt() {
     apt-get --quiet --quiet --yes --no-install-recommends \
         -o Dir::State="$work/state" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$work/cache" \
@@ -29,7 +29,7 @@ if command -v "$program"; then
 fi
 if [[ ! -x $cache/$program/run ]]; then
     for needed in apt-get dpkg-deb; do
-        command -v "$needed" >/dev/null || fail "no $program on the PATH, and no $needed to get it with"
+        command -v "$needed" >/dev/null || fail "no $program on the PATH, and no $needed to download it"
     done
     mkdir -p "$cache"
     work=$(mktemp --directory "$cache/work.XXXXXX")

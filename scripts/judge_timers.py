@@ -1,10 +1,10 @@
-"""Ask systemd-analyze, the judge of calendar events, about expressions, times and zones made up by chance.
+"""Ask systemd-analyze, the judge of calendar events, about random expressions, times and zones.
 
     python -m scripts.judge_timers           write its answers to tests/unit/timers.jsonl.gz, for the tests
     python -m scripts.judge_timers --check   compare it with the code, and fail where they differ
 
-The judge has faults of its own, which docs/reference/timers.md lists; what falls under one is not asked, or asked in
-other words.
+The judge has faults, which docs/reference/timers.md lists. This script does not ask about expressions that meet a
+fault, or writes them differently.
 """  # noqa: INP001 - not a package
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ JUDGE = "systemd-analyze"
 SEED, ROUNDS, EXPRESSIONS, ELAPSES = 252, 150, 40, 4
 FIRST, SETTLED = datetime(1990, 1, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC)  # later laws may change
 NEAR = timedelta(hours=48)
-# A fault: the judge skips hours or days where clocks change for another reason than summer time, where winter time is
-# the change, and where a gap does not begin with an hour or lasts two. Not in these zones, though some have gaps
-# of half an hour, of a whole day, or at midnight.
+# A fault: the judge skips hours or days if clocks change for another reason than summer time, if winter time is the
+# change, and if a gap does not begin on the hour or lasts two hours. These zones have no such change, though some have
+# gaps of half an hour, of a whole day, or at midnight.
 ZONES = (
     "Africa/Cairo", "America/Havana", "America/New_York", "America/Santiago", "America/Sao_Paulo", "Asia/Beirut",
     "Asia/Kolkata", "Asia/Tehran", "Australia/Lord_Howe", "Australia/Sydney", "Europe/Zurich", "Pacific/Apia",
@@ -46,13 +46,13 @@ _OPEN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)/([0-9.]+)$")
 
 
 class Maker:
-    """Makes expressions by chance, some of them wrong."""
+    """Makes random expressions, some of them invalid."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
 
     def expression(self) -> str:
-        """One more."""
+        """The next expression."""
         if self._comes(0.03):
             text = self._random.choice(WORDS)
         elif self._comes(0.02):
@@ -133,9 +133,9 @@ def _read(block: str, wanted: int) -> Answer:
 
 
 def closed(normal: str) -> str:
-    """The same with ranges in place of open ends.
+    """The same expression with ranges in place of open ends.
 
-    A fault: of 'a/step' the judge leaves out the first hit where two units roll over, or runs in a circle.
+    A fault: for 'a/step' the judge omits the first hit if two units roll over, or loops.
     """
     match = _NORMAL.fullmatch(normal)
     if match is None:
@@ -157,14 +157,14 @@ def _closed_back(chain: str) -> str:
 
 
 def rounds(seed: int, count: int) -> Iterator[Round]:
-    """What the judge says of expressions, times and zones by chance."""
+    """The answers of the judge about random expressions, times and zones."""
     random = Random(seed)  # noqa: S311 - no secrets
     maker = Maker(random)
     for _ in range(count):
         zone = random.choice((*ZONES, *["UTC"] * 5))
         base = _time(random, zone)
         expressions = sorted({maker.expression() for _ in range(EXPRESSIONS)})
-        # The normal form is the same everywhere; in UTC the judge runs in a circle least.
+        # The normal form is the same everywhere; in UTC the judge loops least often.
         normals = ask("UTC", FIRST, expressions, 1)
         others = {text: closed(answer.normal) for text, answer in normals.items() if answer}
         heard = ask(zone, base, sorted(set(others.values())), ELAPSES)
@@ -184,9 +184,9 @@ def _is_misread(expression: str, normal: str) -> bool:
 
 
 def _trusted(answer: Answer, zone: str, base: datetime) -> list[datetime | None]:
-    """What of an answer is settled, and no fault.
+    """The elapses of an answer that are settled, and no fault.
 
-    A fault: where it looks for the last days of a month, the judge forgets on which side of a change of clocks it is.
+    A fault: when it searches for the last days of a month, the judge forgets on which side of a change of clocks it is.
     """
     match = _NORMAL.fullmatch(answer.normal)
     own = match and (match[9] or "").strip()
@@ -199,7 +199,7 @@ def _trusted(answer: Answer, zone: str, base: datetime) -> list[datetime | None]
 
 @cache
 def changes(zone: str) -> list[datetime]:
-    """About when its clocks change: the noon before."""
+    """The noon before each change of the zone's clocks."""
     days = [FIRST + timedelta(days=day, hours=12) for day in range((SETTLED - FIRST).days)]
     return [day for day, next_day in pairwise(days) if _offset(day, zone) != _offset(next_day, zone)]
 
@@ -225,12 +225,12 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if shutil.which(JUDGE) is None:
         parser.error(f"{JUDGE}, a part of systemd, is not installed here")
-    told = list(rounds(given.seed, given.rounds))
+    answered = list(rounds(given.seed, given.rounds))
     if not given.check:
         version = subprocess.run([JUDGE, "--version"], capture_output=True, text=True, check=True)  # noqa: S603 - fixed
-        write_record(version.stdout.splitlines()[0], told)
-    wrong = [line for each in told for line in differences(each)]
-    cases = sum(len(each.answers) for each in told)
+        write_record(version.stdout.splitlines()[0], answered)
+    wrong = [line for each in answered for line in differences(each)]
+    cases = sum(len(each.answers) for each in answered)
     sys.stdout.write("".join(f"{line}\n" for line in wrong) + f"{cases} expressions, {len(wrong)} differences\n")
     return 1 if wrong else 0
 

@@ -1,7 +1,7 @@
-"""A Sphinx extension: a line ``<!-- generated: NAME -->`` of a page becomes what the code says, as Markdown.
+"""A Sphinx extension that replaces a line ``<!-- generated: NAME -->`` of a page with Markdown made from the code.
 
 The site is built from the code each time, so that these parts can't drift. NAME is ``cli``, ``http``, ``settings`` or
-``crds``. What any of them describes stands where it is defined: help texts, models, descriptions of fields.
+``crds``. The descriptions are in the code: help texts, models, descriptions of fields.
 """  # noqa: INP001 - not a package
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _USAGE = "Usage: "
 _COMMON = ("400", "401", "403", "413", "415", "503")
-"""Statuses that mean the same for each call, so that they are explained once."""
+"""Statuses that mean the same for each call, so the page explains them once."""
 
 
 def cli() -> str:
@@ -118,7 +118,7 @@ def settings() -> str:
 
 
 def _setting(value: Any) -> str:
-    """A default as one would write it in the environment."""
+    """A default as you write it in the environment."""
     if value is None:
         return ""
     if isinstance(value, timedelta):
@@ -156,7 +156,7 @@ _LIMITS = {"minimum": "from {}", "maximum": "to {}", "minItems": "at least {}", 
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """What a value may be, in a few words."""
+    """The type and limits of a value, in a few words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -184,12 +184,12 @@ def _code(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """A docstring as Markdown: ``code`` as `code`, and what is indented as it stands."""
+    """A docstring as Markdown: ``code`` becomes `code`; indented text stays."""
     return text.replace("``", "`").replace("<", "&lt;").strip()
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; nothing where it has no rows."""
+    """A table; empty if it has no rows."""
     lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     return "\n".join([f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}", *lines, ""]) if lines else ""
 
@@ -207,6 +207,6 @@ def _replace(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Called by Sphinx."""
+    """Register the extension. Sphinx calls this."""
     app.connect("source-read", _replace)
     return {"parallel_read_safe": True}

@@ -1,8 +1,8 @@
 """Fixtures and order of all tests.
 
 A test's folder under ``tests/`` is its tier and its marker. Tests of the tier ``integration`` that use PostgreSQL run
-on the oldest and the newest supported version, the others on the newest; ``@pytest.mark.postgres(16, 18)`` says
-otherwise.
+on the oldest and the newest supported version, the others on the newest; ``@pytest.mark.postgres(16, 18)`` changes
+that.
 """
 
 import signal
@@ -29,12 +29,12 @@ _OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND clas
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what is said here alone."""
-    # A shell that starts the tests in the background lets them ignore SIGINT, and so would each process of a test.
+    """Register the markers, and restore SIGINT."""
+    # A shell that starts the tests in the background makes them ignore SIGINT, and their processes would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "postgres(*versions): the versions of PostgreSQL that a test runs on")
-    # No test is a test of time.
+    # No test measures time.
     hypothesis.settings.register_profile(
         "joex", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
     )
@@ -51,14 +51,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark each test with its tier, before ``-m`` is looked at."""
+    """Mark each test with its tier, before pytest applies ``-m``."""
     if tier := _tier(item):
         item.add_marker(tier)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the tiers in order, the quick ones first. A real node is made where it is asked for: `make test-node`."""
+    """Run the tiers in order, the quick ones first. Only `make test-node` makes a real node."""
     if config.option.markexpr != _ONLY_ASKED_FOR:
         left_out = [item for item in items if _tier(item) == _ONLY_ASKED_FOR]
         config.hook.pytest_deselected(items=left_out)
@@ -96,7 +96,7 @@ def postgres(postgres_servers: TestServers, pg_version: int) -> Iterator[TestSer
 
 @pytest.fixture
 async def empty_database_url(postgres: TestServer) -> AsyncIterator[str]:
-    """The URL of a database of the test's own, with nothing in it."""
+    """The URL of an empty database for this test."""
     name = await postgres.create_database(migrated=False)
     yield postgres.url(name)
     await postgres.drop_database(name)
@@ -104,7 +104,7 @@ async def empty_database_url(postgres: TestServer) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def database_name(request: pytest.FixtureRequest, postgres: TestServer) -> AsyncIterator[str]:
-    """The name of a database of the test's own, with the schema of Joex. Afterwards nothing may be locked in it."""
+    """The name of a database for this test, with the schema of Joex. After the test it must have no lock."""
     name = await postgres.create_database()
     yield name
     if not postgres.is_running:
@@ -116,7 +116,7 @@ async def database_name(request: pytest.FixtureRequest, postgres: TestServer) ->
 
 @pytest.fixture
 def database_url(postgres: TestServer, database_name: str) -> str:
-    """The URL of a database of the test's own, with the schema of Joex."""
+    """The URL of a database for this test, with the schema of Joex."""
     return postgres.url(database_name)
 
 
@@ -153,7 +153,7 @@ async def client(pool: asyncpg.Pool) -> AsyncIterator[Client]:
 
 
 async def _nothing_leaked(connection: asyncpg.Connection) -> None:
-    """Sessions that were closed are gone a moment later; an advisory lock that stays was leaked."""
+    """Check for leaks: closed sessions are gone a moment later, so an advisory lock that stays is a leak."""
 
     async def nothing_is_locked() -> bool:
         return bool(await connection.fetchval(_OUR_LOCKS) == 0)

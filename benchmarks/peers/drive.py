@@ -1,4 +1,4 @@
-"""Runs the drivers: commands that answer, workers that are watched, databases for them."""
+"""Runs the drivers: their commands, their workers, and databases for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from joex.store.database import connect
 
 _ROOT = Path(__file__).parent.parent.parent
 _LIMIT = 600.0
-"""Seconds: no command and no wait of the race lasts longer than that."""
+"""Seconds: no command and no wait of the race lasts longer."""
 _STOP_WITHIN = 20.0
 
 Line = dict[str, Any]
@@ -66,7 +66,7 @@ async def ask(system: System, url: str, *command: str) -> Line:
 
 
 class Worker:
-    """A worker of a system, and all that it has told."""
+    """A worker of a system, and all lines that it has printed."""
 
     def __init__(self, system: System, process: asyncio.subprocess.Process) -> None:
         self._system = system
@@ -76,10 +76,10 @@ class Worker:
         self._reading = asyncio.create_task(self._read())
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until what was told fulfils a condition.
+        """Wait until the lines fulfil a condition.
 
         Raises:
-            RaceError: the worker has ended before, or it lasted too long.
+            RaceError: the worker has exited before, or the wait lasted too long.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LIMIT):
@@ -102,7 +102,7 @@ class Worker:
         self._more.set()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL where that has no effect."""
+        """Send SIGTERM, and SIGKILL if that has no effect."""
         if self._process.returncode is None:
             self._process.terminate()
             with contextlib.suppress(TimeoutError):
@@ -113,7 +113,7 @@ class Worker:
 
 @asynccontextmanager
 async def worker(system: System, url: str, slots: int, *, fair: bool = False) -> AsyncIterator[Worker]:
-    """A worker that looks for jobs, stopped at the end."""
+    """A running worker, stopped at the end."""
     flags = ["--fair"] if fair else []
     process = await _start(system, url, "work", "--slots", str(slots), *flags, errors=None)
     found = Worker(system, process)
@@ -128,7 +128,7 @@ async def _start(system: System, url: str, *command: str, errors: int | None) ->
     return await asyncio.create_subprocess_exec(
         *system.command, *command,
         env={**os.environ, "DATABASE_URL": url}, cwd=_ROOT, stdout=asyncio.subprocess.PIPE, stderr=errors,
-        start_new_session=True,  # so that what it starts can be ended with it
+        start_new_session=True,  # so that its children can be ended with it
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the runs of jobs say about fairness: pure arithmetic."""
+"""Fairness, computed from the runs of jobs: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Run:
 
 
 def all_backlogged(runs: Sequence[Run], jobs: Mapping[str, int]) -> tuple[float, float]:
-    """The window in which every group has jobs that wait: from the first start, to the first last start of a group.
+    """The window in which every group has waiting jobs: from the first start to the earliest last start of a group.
 
     Args:
         runs: those that have ended so far; all jobs were submitted before the first.
-        jobs: how many jobs each group has in all. One that has had fewer runs is backlogged to the end of the runs.
+        jobs: how many jobs each group has in all. A group with fewer runs is backlogged to the end of the runs.
     """
     starts: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:

@@ -1,7 +1,7 @@
 """Installs the peers and their drivers, into ``build/peers/``.
 
-Each part is installed again only where what it is made from has changed: its lock file, and the program that installs.
-Everything comes by the hashes of the lock files: requirements.lock, package-lock.json, go.sum.
+Each part is installed again only if its sources have changed: its lock file, and this program. All packages are checked
+by the hashes of the lock files: requirements.lock, package-lock.json, go.sum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NotInstalled(Exception):
 
 
 def python() -> None:
-    """A virtual environment with the peers that are written in Python."""
+    """A virtual environment with the peers in Python."""
 
     def make() -> None:
         _run([sys.executable, "-m", "venv", "--clear", str(PYTHON.parent.parent)])
@@ -44,7 +44,7 @@ def python() -> None:
 
 
 def node() -> None:
-    """A folder with the drivers in JavaScript beside what they import."""
+    """A folder with the drivers in JavaScript and their dependencies."""
     npm = _program("npm", "Node.js")
 
     def make() -> None:
@@ -58,11 +58,11 @@ def node() -> None:
 
 
 def river() -> None:
-    """The driver of River, built."""
+    """The binary of the driver of River."""
     go = _program("go", "Go")
 
     def make() -> None:
-        # GOWORK: the module stands alone, whatever folder this checkout lies in.
+        # GOWORK: ignore a workspace of a folder above this checkout.
         settings = {"CGO_ENABLED": "0", "GOWORK": "off"}
         _run([go, "build", "-trimpath", "-buildvcs=false", "-o", str(RIVER), "."], _RIVER_SOURCES, settings)
 

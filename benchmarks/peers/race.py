@@ -1,4 +1,4 @@
-"""The race: who takes part, turn by turn, and what came out."""
+"""The race: its systems, its turns, and its results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def choose(names: str) -> list[System]:
     """The peers of these names, separated by commas.
 
     Raises:
-        ValueError: one is unknown; the message says which there are.
+        ValueError: one is unknown; the message lists the peers.
     """
     given = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := [name for name in given if name not in PEERS]:
@@ -37,20 +37,20 @@ def choose(names: str) -> list[System]:
 
 
 async def versions(peers: Sequence[System]) -> dict[str, str]:
-    """The versions of these peers and of what they run on; none for one that can't be run here."""
+    """The versions of these peers and of their runtimes; without peers that can't run here."""
     found = {}
     for peer in peers:
         try:
             await _install(peer)
-            told = await ask(peer, "", "version")
-            found[peer.name] = f"{told['version']} on {told['runtime']}"
+            answer = await ask(peer, "", "version")
+            found[peer.name] = f"{answer['version']} on {answer['runtime']}"
         except (NotInstalled, RaceError) as error:
             say(f"peers: {peer.name}: {error}")
     return found
 
 
 async def measure(server_url: str, *, quick: bool, peers: Sequence[System]) -> list[Figure]:
-    """The race of Joex against these peers. One that fails is told of, and left out from then on."""
+    """The race of Joex against these peers. A peer that fails is reported, and leaves the race."""
     entrants = Entrants([JOEX, *peers])
     await entrants.install()
     rounds = 1 if quick else 3
@@ -80,7 +80,7 @@ async def _install(system: System) -> None:
 
 
 class Entrants:
-    """Who is still in the race, and what was found."""
+    """The systems that are still in the race, and their figures."""
 
     def __init__(self, systems: Sequence[System]) -> None:
         self._here = list(systems)
@@ -95,7 +95,7 @@ class Entrants:
                 self._leave(system, error)
 
     async def turns(self, what: str, turn: Turn, *, fair: bool = False) -> None:
-        """One turn of each; with ``fair``, of those only that have other settings for it."""
+        """One turn of each system; with ``fair``, only of systems that have other settings for fairness."""
         for system in list(self._here):
             if fair and (system is JOEX or not system.fairness):
                 continue
@@ -113,7 +113,7 @@ class Entrants:
         self._missing[system.name] = str(error).splitlines()[-1]
 
     def figures(self) -> list[Figure]:
-        """The medians of the turns, what they say about the aims, and who is missing."""
+        """The medians of the turns, the verdicts on the aims, and the missing systems."""
         medians: Found = {key: statistics.median(values) for key, values in self._found.items()}
         return [
             *(

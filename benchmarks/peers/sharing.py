@@ -1,4 +1,4 @@
-"""The races for fairness: one tenant with very many jobs among many with one, and ten that differ in everything."""
+"""The races for fairness: one tenant with very many jobs among many with one, and ten different groups."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SMALL = 99
 _MS = 30
 _SUBMITTERS, _FEW_SUBMITTERS = 50, 5
 _ARRIVE, _GIVE_UP = (0.1, 0.7), 2.5
-"""Shares of the time that the big tenant's jobs take at best."""
+"""As shares of the time that the big tenant's jobs take at best."""
 _MANY = {50: (320, 500, 800, 1300, 2000), 500: (32, 64, 128, 256, 512)}
-"""Numbers of jobs of ten groups, by milliseconds. With equal shares the poorest ones last eight seconds."""
+"""Numbers of jobs of ten groups, by milliseconds. With equal shares, the smallest last eight seconds."""
 _WINDOW = 8.0
 
 SMALL_MEDIAN = "wait of the 99 small tenants, p50"
@@ -46,10 +46,10 @@ Plan = list[tuple[float, str, int]]
 
 
 async def crowd(server_url: str, system: System, jobs: int, *, fair: bool) -> dict[str, float]:
-    """A tenant has very many jobs, by 50 submitters; while they are worked off, 99 others come with one job each.
+    """50 submitters submit very many jobs of a tenant; while these run, 99 other tenants submit one job each.
 
-    It ends when these have run. One that has not when 2.5 times the time is over that all jobs take at best is counted
-    as if it started then.
+    The race ends when the jobs of the others have run, or after 2.5 times the time that all jobs take at best: a job
+    that has not started by then counts as if it started then.
     """
     at_best = jobs * _MS / 1000 / SLOTS
     chance = random.Random(1)
@@ -79,9 +79,9 @@ async def crowd(server_url: str, system: System, jobs: int, *, fair: bool) -> di
 
 
 async def ten(server_url: str, system: System, size: float, *, fair: bool) -> dict[str, float]:
-    """Ten groups, all with jobs that wait, of very different lengths and numbers: who has the slots how long?
+    """Ten groups, all with jobs that wait, of very different lengths and numbers: the slot time of each.
 
-    ``size``: of the numbers of jobs, and of the window.
+    ``size``: a factor of the numbers of jobs, and of the window.
     """
     sizes = [(ms, round(n * size)) for ms in _MANY for n in _MANY[ms]]
     counts = {one: f"group {number}" for number, one in enumerate(sizes)}
@@ -111,7 +111,7 @@ def _lasted(one: Worker) -> float:
 
 
 def _all_small(one: Worker) -> Callable[[], bool]:
-    """Whether the jobs of all small tenants have run; it looks at each line once."""
+    """Whether the jobs of all small tenants have run; it reads each line once."""
     looked_at, found = 0, set[str]()
 
     def condition() -> bool:

@@ -35,7 +35,7 @@ UNITS = dict.fromkeys((BATCHES, SINGLY, PARALLEL, DRAIN, DRAIN_MANY), "jobs/s") 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much work a turn is. ``drained``: of the jobs that a system's drain has by its speed."""
+    """The work of a turn. ``drained``: a factor of the number of jobs in a drain, which depends on the system."""
 
     drained: float
     singly: int
@@ -43,8 +43,8 @@ class Sizes:
 
 
 async def turn(server_url: str, system: System, sizes: Sizes, *, many: bool) -> dict[str, float]:
-    """One turn of a system, in a database of its own: all figures but, without ``many``, that of several workers
-    and that of its maker's own benchmark, where it has one."""
+    """One turn of a system, in its own database: all figures. Without ``many``: not those of several workers, nor
+    of the maker's benchmark."""
     jobs = max(1000, int(system.jobs * sizes.drained))
     found: dict[str, float] = {}
     async with stage(server_url, system) as url:
@@ -69,7 +69,7 @@ async def _submit(system: System, url: str, jobs: int, batch: int, connections: 
 
 
 async def _drain(system: System, url: str, jobs: int, processes: int) -> float:
-    """Jobs per second, from the first start of a job until none is unfinished in the database."""
+    """Jobs per second, from the first start of a job until the database has no unfinished job."""
     await settle(url)
     connection = await connect(url)
     try:
@@ -89,11 +89,11 @@ async def _drain(system: System, url: str, jobs: int, processes: int) -> float:
 
 
 async def _any_news(workers: Sequence[Worker]) -> None:
-    """Wait until one of the workers has told of more jobs."""
-    told = [len(one.lines) for one in workers]
+    """Wait until a worker has reported more jobs."""
+    known = [len(one.lines) for one in workers]
     waits = [
         asyncio.create_task(one.until(lambda one=one, n=n: len(one.lines) > n, "progress"))  # type: ignore[misc]
-        for one, n in zip(workers, told, strict=True)
+        for one, n in zip(workers, known, strict=True)
     ]
     done, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
@@ -109,8 +109,7 @@ def _done(one: Worker) -> int:
 async def _latencies(system: System, url: str, jobs: int) -> list[float]:
     """Seconds from just before each submission to the start of the task's code.
 
-    What the drains have left behind is cleared first, as autovacuum does within a minute: each system drained another
-    number of jobs.
+    This vacuums after the drains first, as autovacuum does within a minute: each system drained another number of jobs.
     """
     await settle(url)
     async with worker(system, url, _LATENCY_SLOTS) as one:
@@ -123,7 +122,7 @@ async def _latencies(system: System, url: str, jobs: int) -> list[float]:
 
 
 async def settle(url: str) -> None:
-    """Let the server finish what the submission has left behind."""
+    """Let the server clean up after the submission."""
     connection = await connect(url)
     await connection.execute("VACUUM (ANALYZE)")
     await connection.execute("CHECKPOINT")

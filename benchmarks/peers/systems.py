@@ -1,4 +1,4 @@
-"""The systems of the race: how each is started, what it is, and with which settings it runs."""
+"""The systems of the race: how the race starts each, its properties, and its settings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class System:
     """One system of the race.
 
     Attributes:
-        name: as it is called in `--peers`, in tables and in plots.
-        language: what its workers are written in.
-        install: makes its driver ready; None where nothing is to be done.
+        name: in `--peers`, in tables and in plots.
+        language: of its workers.
+        install: installs its driver; None if it needs nothing.
         command: starts its driver; a command of the protocol follows.
-        slots: how many jobs at a time its worker runs in the drain: the best of what was tried.
-        jobs: how many no-op jobs the drain has: so many that it lasts some seconds.
+        slots: how many jobs at a time its worker runs in the drain: the best of several tries.
+        jobs: how many no-op jobs the drain has: enough for some seconds.
         unfinished: an SQL condition: some job is not finished.
-        history: what it keeps of a finished job by default.
-        settings: how it is set, for people.
-        fairness: what it has for fairness between groups, and what ``--fair`` uses; empty: nothing.
-        has_own_bench: its driver runs its maker's benchmark too.
+        history: the data that it keeps of a finished job by default.
+        settings: in words, for people.
+        fairness: its means for fairness between groups, and which of them ``--fair`` uses; empty: none.
+        has_own_bench: its driver also runs its maker's benchmark.
     """
 
     name: str

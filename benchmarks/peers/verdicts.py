@@ -1,4 +1,4 @@
-"""What the race was to show of Joex, and whether it does."""
+"""The aims of Joex in the race, and whether it reaches them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FAIR = " --fair"
 """Ends the name of a system that ran with its settings for fairness."""
 
 Found = dict[tuple[str, str], float]
-"""Values by what was measured, and by system."""
+"""Values by figure and system."""
 
 _JOEX = "joex"
 _DRAIN_RATIOS = {"graphile-worker": 1.5, "pgqueuer": 2.5, "awa": 5.0}
@@ -18,7 +18,7 @@ _JAIN_AIM = 0.99
 
 
 def verdicts(found: Found) -> list[Figure]:
-    """Joex against its aims; nothing about a peer that was not measured."""
+    """Joex against its aims; without peers that were not measured."""
     return [*_drains(found), *_submissions(found), *_latencies(found), *_fairness(found)]
 
 

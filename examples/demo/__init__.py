@@ -1,4 +1,4 @@
-"""``make demo``: four tenants, real work, a pool that grows and shrinks, and an executor that is killed on the way."""
+"""``make demo``: four tenants, real work, a pool that grows and shrinks, and a killed executor."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """See four tenants share a growing pool of executors fairly, one of which is killed.
+    """See four tenants share a growing pool of executors fairly, though one executor is killed.
 
-    One tenant hands in the source files of Python's standard library at once,
-    three others 20 each behind it. 'joex up' adds executors, from none to three, and removes them at the end.
-    Half-way one of them is killed, and nothing is lost.
-    It takes less than a minute, on a database of its own, dropped at the end.
-    The exit code is 0 if every job has come to its end.
+    One tenant submits the source files of Python's standard library at once,
+    and three others submit 20 files each behind it. 'joex up' adds executors, from none to three, and removes them
+    at the end. Half-way the demo kills one of them, and no job is lost.
+    The demo takes less than a minute, on a temporary database.
+    The exit code is 0 if every job has finished.
     """
-    # Here and not above, so that a SIGTERM before they are imported finds nothing to leave in order.
+    # Imported here, so that a SIGTERM that comes earlier finds nothing to clean up.
     from rich.console import Console  # noqa: PLC0415
 
     from examples.demo.report import print_summary  # noqa: PLC0415
@@ -63,7 +63,7 @@ def demo(
 
 @contextmanager
 def _server(url: str | None, stage: Stage) -> Iterator[str]:
-    """Give the URL of a server. A URL in the environment is not meant for this, and not looked at."""
+    """Give the URL of a server. It ignores a URL in the environment, which is not meant for the demo."""
     if url is not None:
         from joex.config import load_settings  # noqa: PLC0415
 

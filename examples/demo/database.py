@@ -1,7 +1,7 @@
-"""A database and a folder for one run of the demo: made at its start, gone at its end.
+"""A database and a folder for one run of the demo, made at its start and removed at its end.
 
-What a killed run has left is removed by the next one: its executors leave by themselves, then its database is dropped.
-The folder's name begins with that of the database, so that the two go together.
+The next run cleans up after a killed run: it waits until the executors have exited, then drops the database. The name
+of the folder begins with the name of the database, so that a run finds both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PATIENCE = 5.0
 
 @asynccontextmanager
 async def own_place(server_url: str) -> AsyncIterator[tuple[str, Path]]:
-    """Give the URL of a new database with the schema of Joex, and an empty folder, for the time of a block."""
+    """Give the URL of a new database with the schema of Joex, and an empty folder, for the duration of a block."""
     await _remove_leftovers(server_url)
     async with temporary_database(server_url, _PURPOSE) as name:
         with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
@@ -42,7 +42,7 @@ async def _remove_leftovers(server_url: str) -> None:
 
 
 async def _remove(administrator: Connection, server_url: str, name: str) -> None:
-    """Remove what a killed run has left. It is no harm if that fails: another run may be at it too."""
+    """Clean up after a killed run. This may fail, because another run may do it at the same time."""
     with suppress(JoexError):
         await _wait_for_executors(url_of(server_url, name))
     with suppress(JoexError):
@@ -52,7 +52,7 @@ async def _remove(administrator: Connection, server_url: str, name: str) -> None
 
 
 async def _wait_for_executors(url: str) -> None:
-    """Wait a little for the executors of a killed run: they finish what they run."""
+    """Wait a little for the executors of a killed run: they finish their runs."""
     connection = await connect(url, name="joex demo cleaning")
     try:
         with suppress(TimeoutError):

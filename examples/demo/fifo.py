@@ -1,6 +1,6 @@
-"""What first-in-first-out would have given: the same jobs in the order of their submission, on the same slots.
+"""The result of first-in-first-out: the same jobs in the order of their submission, on the same slots.
 
-Pure functions, without a clock: the demo gives them the durations that it has measured.
+Pure functions without a clock: the demo passes the durations that it has measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_CHANGE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for one job at a time, of an executor that came and maybe went."""
+    """Room for one job at a time, in an executor that started and perhaps exited."""
 
     opens: float
     closes: float = math.inf
@@ -43,8 +43,8 @@ class Run:
 def fifo_starts(jobs: Iterable[Work], slots: Iterable[Slot]) -> list[float]:
     """When each job starts if the first submitted always comes first; the jobs are given in that order.
 
-    A slot takes no job from the time it closes. One that runs at that time is let end there: a killed executor costs
-    this line less than it costs a real one, so that the comparison errs in its favour.
+    A slot takes no job after it has closed. A job that runs at that time may finish. So a killed executor costs
+    first-in-first-out less than a real one, and the comparison errs in its favour.
 
     >>> fifo_starts([Work(0, 10), Work(0, 1), Work(0, 1)], [Slot(0), Slot(0)])
     [0, 0, 1]
@@ -68,9 +68,9 @@ def fifo_starts(jobs: Iterable[Work], slots: Iterable[Slot]) -> list[float]:
 
 
 def changeovers(runs: Sequence[Run]) -> list[float]:
-    """For each run, how long its slot had been empty before: the change from job to job costs any order the same.
+    """For each run, how long its slot had been empty before: the change from job to job costs each order the same.
 
-    A slot that was empty for longer than a change may take had nothing to do: that is not counted.
+    A slot that was empty for longer than a change takes had nothing to do; this counts as 0.
 
     >>> changeovers([Run("a", 0, 10), Run("a", 0, 5), Run("a", 5.02, 6), Run("a", 10.01, 11), Run("a", 20, 21)])
     [0.0, 0.0, 0.02, 0.01, 0.0]
@@ -89,7 +89,7 @@ def changeovers(runs: Sequence[Run]) -> list[float]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that at least so many percent of them don't exceed (nearest rank).
+    """The smallest value that at least this percentage of the values do not exceed (nearest rank).
 
     >>> percentile([5, 1, 4, 2, 3], 60), percentile(range(1, 21), 95)
     (3, 19)

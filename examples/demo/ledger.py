@@ -1,4 +1,4 @@
-"""What the demo knows of its jobs while they run, read as anybody could read it."""
+"""The demo's view of its jobs while they run, read through the public interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from joex.store.stats import GroupStats, group_stats
 _PAGE = 100
 _HELD = ("scheduled", "running")
 KILLED = "killed"
-"""As a state: that of an executor which the demo has killed, until the database says that it is gone."""
+"""The state of an executor that the demo has killed, until the database marks it as ended."""
 _ENDED = ("success", "failed", "cancelled")
 
 
@@ -45,7 +45,7 @@ class TenantNow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything at a moment. ``executors`` has the latest registration under each app-id."""
+    """All jobs and executors at one moment. ``executors`` has the latest registration under each app-id."""
 
     tenants: list[TenantNow]
     executors: list[Executor]
@@ -73,7 +73,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What became of a job. ``held`` is how many seconds it had a slot, over all its runs that were not lost."""
+    """The outcome of a job. ``held``: for how many seconds it had a slot, over all its runs that were not lost."""
 
     job: Job
     first_start: datetime | None
@@ -97,7 +97,7 @@ class Ledger:
         self._submitted.update(order.group for order in orders)
 
     async def look(self) -> Snapshot:
-        """What there is at this moment."""
+        """A snapshot of this moment."""
         stuck = (await list_jobs(self._connection, Filter(states=["stuck"]), most=1000)).jobs
         self._note_starts(stuck)
         unfinished = {group.group: group for group in await group_stats(self._connection)}
@@ -125,7 +125,7 @@ class Ledger:
         return sorted(await list_executors(self._connection, ended=True), key=lambda executor: executor.id)
 
     async def registration(self, executor: int) -> Executor:
-        """One of them, by its id."""
+        """The registration with this id."""
         return next(other for other in await self.executors() if other.id == executor)
 
     async def held_by(self, app_id: str) -> list[Job]:
@@ -136,7 +136,7 @@ class Ledger:
         return held
 
     async def records(self) -> list[Record]:
-        """What became of the jobs that have ended, in the order of their submission."""
+        """The outcomes of the jobs that have ended, in the order of their submission."""
         page = await list_jobs(self._connection, Filter(states=_ENDED), most=1_000_000)
         jobs = sorted((job for job in page.jobs if job.group in self._submitted), key=lambda job: job.seq)
         return [await self._record(job) for job in jobs]
@@ -147,7 +147,7 @@ class Ledger:
         return self._submitted
 
     async def _record(self, job: Job) -> Record:
-        """A job's row tells of its last run; of the earlier ones, where there were any, its log."""
+        """The record of a job: its row describes the last run, its log the earlier ones."""
         held = _seconds(job.scheduled_at, job.finished_at)
         starts = [self._first_starts.get(job.id), job.started_at]
         if job.failures or job.losses:
@@ -159,7 +159,7 @@ class Ledger:
         return Record(job, min((start for start in starts if start is not None), default=None), held)
 
     async def _read_finished(self) -> None:
-        """Read what has ended since the last time: page by page, back to one that has nothing new."""
+        """Read the jobs that have ended since the last call: page by page, back to a page that has nothing new."""
         cursor = None
         while True:
             page = await list_jobs(self._connection, Filter(states=_ENDED), cursor, _PAGE)
@@ -174,7 +174,7 @@ class Ledger:
         return replace(executor, state=KILLED) if is_killed else executor
 
     def _note_starts(self, jobs: Sequence[Job]) -> None:
-        """Remember when a job started first: its next run takes the place of this one in its row."""
+        """Remember when a job started first, because its next run overwrites the start in its row."""
         for job in jobs:
             if job.started_at is not None:
                 self._first_starts.setdefault(job.id, job.started_at)

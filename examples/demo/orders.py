@@ -1,7 +1,7 @@
-"""What the tenants of the demo hand in: source files of the standard library that this Python has.
+"""The jobs of the demo's tenants: source files of the standard library of this Python.
 
-"library" hands in many at once. The others come later with 20 each, and with what happens in real life: some
-are urgent, some have not arrived completely, one is not what it should be.
+"library" submits many files at once. The others submit 20 each later, as in real life: some are urgent, some uploads
+are incomplete, one file is not Python.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LIBRARY = "library"
 ACME, GLOBEX, INITECH = "acme", "globex", "initech"
 TENANTS = (LIBRARY, ACME, GLOBEX, INITECH)
 EACH = 20
-"""Documents of each tenant but the library."""
+"""Documents of each tenant except the library."""
 
 _URGENT = 5
 _HALF_ARRIVED = 3
-_SMALLEST = 2048  # bytes: what the small tenants hand in takes a moment
-# Not the library's own tests: they bring files that are wrong on purpose, and not every Python has them.
+_SMALLEST = 2048  # bytes: the files of the small tenants take a moment
+# Without the library's own tests: some of their files are invalid on purpose, and not every Python has them.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _PYTHON_2 = b'import sys\n\nprint "Total: %d" % sum(map(int, sys.argv[1:]))\n'
 
@@ -38,7 +38,7 @@ class Upload:
     content: bytes
 
     def complete(self) -> None:
-        """Let the rest arrive: the whole file takes the place of the half one at once."""
+        """Let the rest arrive: the complete file atomically replaces the incomplete one."""
         whole = self.path.with_suffix(".whole")
         whole.write_bytes(self.content)
         whole.replace(self.path)
@@ -89,7 +89,7 @@ def _spread(files: Sequence[Path], most: int, offset: int = 0) -> list[Path]:
 
 
 def _half_arrived(folder: Path, files: Sequence[Path]) -> Iterator[tuple[str, Upload]]:
-    """Begin to upload files; what is there of them is not Python."""
+    """Begin to upload files; their first halves are not valid Python."""
     found = 0
     for file in _spread(files, 10 * _HALF_ARRIVED, 5):
         upload = Upload(folder / file.name, file.read_bytes())

@@ -48,10 +48,10 @@ class Up:
     def __init__(self, url: str, folder: Path, tell: Callable[[Event], None]) -> None:
         self._folder = folder
         self._tell = tell
-        # The user's own settings are for the user's own executors. So is a joex.toml in this folder: these run in
+        # The user's settings are for the user's executors, and so is a joex.toml in this folder. So these run in
         # another one, which is empty.
         own = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
-        # Its name is taken in this folder only: it may be there several times, each on a database of its own.
+        # The pool's name is unique in this folder only: several demos may run, each on its own database.
         self._environment = {**own, "JOEX_DATABASE_URL": url, "TMPDIR": str(folder)}
         self._cwd = folder / "cwd"
         self._cwd.mkdir()
@@ -68,7 +68,7 @@ class Up:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends it
+                start_new_session=True,  # Ctrl-C reaches the demo, which then stops it
                 pass_fds=[self._parent_watch.end],
             )
         self._reading = asyncio.create_task(self._read())
@@ -77,7 +77,7 @@ class Up:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Drain; give the jobs back at once; be gone.
+        # Drain; give the jobs back at once; kill.
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
             with suppress(TimeoutError, ProcessLookupError):
                 self._process.send_signal(number)
@@ -87,24 +87,24 @@ class Up:
         self._parent_watch.close()
 
     async def ready(self) -> None:
-        """Wait until it looks after the pool."""
+        """Wait until it manages the pool."""
         ready = asyncio.create_task(self._ready.wait())
         await asyncio.wait({ready, self._reading}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         self.check()
 
     def check(self) -> None:
-        """Check that it is there.
+        """Check that it is running.
 
         Raises:
-            JoexError: it has ended, though it was not asked to.
+            JoexError: it has exited without a request.
         """
         if self._reading.done():
             lines = self._log().read_text(errors="replace").splitlines()[-_LAST_LINES:]
             raise JoexError(f"joex up ended with exit code {self._process.returncode}; it said: {' | '.join(lines)}")
 
     async def _read(self) -> None:
-        """Hand on what it tells, until it ends."""
+        """Pass on its events, until it exits."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             self._tell(json.loads(line))
@@ -116,7 +116,7 @@ class Up:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to an executor, if it is there."""
+    """Send a signal to an executor, if it is running."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -11,13 +11,13 @@ from examples.demo.stage import counted
 from examples.demo.summary import PoolSize, Recovery, Summary, TenantSummary, Waits
 
 _FIFO = (
-    "FIFO is computed from this very run: the same jobs, each as long as it kept its slot here, strictly in the order "
-    "of submission, on the slots that there were. (That line is spared the kill: what runs then may end.)"
+    "FIFO is computed from this run: the same jobs with the same durations, in the order of submission, on the same "
+    "slots. (FIFO is spared the kill: jobs that ran at that time may finish.)"
 )
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Print the table, and what else there is to say."""
+    """Print the table, then the other results."""
     console.print(
         Text("\nSeconds that jobs waited for their first start, with Joex and with first-in-first-out (FIFO):\n")
     )
@@ -53,7 +53,7 @@ def _lines(summary: Summary) -> list[str]:
     return [
         _FIFO,
         _pool(summary.pool),
-        "Nobody was killed." if summary.recovery is None else _recovery(summary.recovery),
+        "No executor was killed." if summary.recovery is None else _recovery(summary.recovery),
         "\n  ".join([f"Retried: {summary.retried}. Failed for good, after retries: {summary.failed}", *summary.errors]),
         f"Counted in the library: {counted}.",
         f"Jobs lost: {summary.lost} of {summary.jobs}, in {summary.seconds:.1f} s.",
@@ -66,6 +66,6 @@ def _pool(sizes: list[PoolSize]) -> str:
 
 
 def _recovery(recovery: Recovery) -> str:
-    who = f"{slot(recovery.app_id)} (process {recovery.pid}, killed with -9)"
-    when = f"in line again {recovery.in_line_after:.1f} s after the kill, ended {recovery.ended_after:.1f} s after it"
-    return f"Recovered from {who}: {counted(recovery.jobs, 'job')}, {when}."
+    victim = f"{slot(recovery.app_id)} (process {recovery.pid}, killed with -9)"
+    when = f"waiting again {recovery.in_line_after:.1f} s after the kill, ended {recovery.ended_after:.1f} s after it"
+    return f"Recovered from {victim}: {counted(recovery.jobs, 'job')}, {when}."

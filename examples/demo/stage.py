@@ -1,4 +1,4 @@
-"""Where the demo is seen: tables that move on a terminal, plain lines everywhere else."""
+"""The output of the demo: live tables on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE_EVERY = 1.0
 
 
 class Stage(Protocol):
-    """Where the demo is seen."""
+    """The output of the demo."""
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -30,10 +30,10 @@ class Stage(Protocol):
         """End, whatever happened."""
 
     def tell(self, message: str) -> None:
-        """Say what happens now."""
+        """Print a message about an event."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show how things stand."""
+        """Show the present state."""
 
 
 def make_stage(console: Console) -> Stage:
@@ -61,7 +61,7 @@ class _Clock:
 
 
 class Screen:
-    """A terminal: what is told moves up, and the tables stay below it."""
+    """A terminal: messages scroll up, and the tables stay below them."""
 
     def __init__(self, console: Console) -> None:
         self._clock = _Clock()
@@ -81,12 +81,12 @@ class Screen:
         self._live.console.print(self._clock.stamp(message))
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw the tables anew."""
+        """Redraw the tables."""
         self._live.update(_tables(snapshot), refresh=True)
 
 
 class Lines:
-    """No terminal: a line for everything that is told, and one about every second that says how things stand."""
+    """No terminal: a line for each message, and about every second a line with the present state."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

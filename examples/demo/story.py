@@ -1,4 +1,4 @@
-"""What happens in the demo, in its order."""
+"""The events of the demo, in their order."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from joex.store.executors import Executor
 
 _LOOK_EVERY = 0.25
 _PATIENCE = 300.0
-"""Seconds for everything; a machine that needs longer has other troubles."""
+"""Seconds for the whole demo; a machine that needs longer has other trouble."""
 _WORTH_TELLING = ("Added", "Draining", "Removed")
 
 
 async def play(server_url: str, files: int | None, stage: Stage) -> Summary:
-    """Play the demo on a database of its own, and sum it up. Nothing of it is left behind, however it ends."""
+    """Play the demo on a database of its own, and sum it up. It cleans up after itself, however it ends."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the blocks below are left in order
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does, so that the blocks below clean up
         loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
     async with own_place(server_url) as (url, folder), Client(url) as client, client.using() as connection:
         orders = make_orders(folder / "uploads", files)
@@ -65,25 +65,25 @@ class Story:
         if kill is not None:
             await self._see_it_come_back(kill)
         await self._until(lambda now: now.ended == self._all_jobs)
-        self._stage.tell("all is done, so the pool shrinks")
+        self._stage.tell("all jobs are done, so the pool shrinks")
         await self._until(lambda now: not now.living)
         return kill
 
     async def _open_the_pool(self) -> None:
-        self._stage.tell(f"joex up -f {FILE}, and this is the file:\n\n{textwrap.indent(POOL, ' ' * 9)}")
+        self._stage.tell(f"joex up -f {FILE}, with this file:\n\n{textwrap.indent(POOL, ' ' * 9)}")
         await self._up.ready()
 
     async def _submit(self) -> None:
-        """The library first; the others when it is well under way."""
+        """Submit the library's jobs first, and the others when a part of these has ended."""
         library = len(self._orders.library)
         await self._ledger.submit(self._orders.library)
-        self._stage.tell(f"{LIBRARY} hands in {library} files of Python's standard library at once, to parse and count")
+        self._stage.tell(f"{LIBRARY} submits {library} files of Python's standard library at once, to parse and count")
         await self._until(lambda now: now.ended * 20 >= library)
         await self._ledger.submit(self._orders.others)
-        self._stage.tell(f"{ACME}, {GLOBEX} and {INITECH} hand in {EACH} files each, behind what {LIBRARY} has waiting")
+        self._stage.tell(f"{ACME}, {GLOBEX} and {INITECH} submit {EACH} files each, behind those of {LIBRARY}")
 
     async def _kill_one(self) -> Kill | None:
-        """Kill an executor in the midst of its jobs. None: there was nothing left to run."""
+        """Kill an executor while it runs jobs. None: no job was left to run."""
         while (now := await self._look()).ended < self._all_jobs:
             victim = max((executor for executor in now.living if executor.held), key=lambda e: e.id, default=None)
             held = 0 if victim is None else await self._kill(victim)
@@ -94,7 +94,7 @@ class Story:
 
     async def _kill(self, victim: Executor) -> int:
         """Kill an executor, if it has jobs; returns how many it had."""
-        # It is halted first, so that it certainly has jobs when the kill hits it.
+        # Stop it first, so that it certainly has jobs when the kill hits it.
         send(victim.pid, signal.SIGSTOP)
         try:
             await asyncio.sleep(_LOOK_EVERY)
@@ -109,13 +109,13 @@ class Story:
         self._ledger.killed = executor.id
         now = executor.heartbeat_at + timedelta(seconds=executor.silent_seconds)
         self._stage.tell(
-            f"half is done: kill -9 {executor.pid}, which is {slot(executor.app_id)}, "
+            f"half of the jobs are done: kill -9 {executor.pid}, which is {slot(executor.app_id)}, "
             f"while it runs {counted(jobs, 'job')}"
         )
         return Kill(executor, now, jobs)
 
     async def _see_it_come_back(self, kill: Kill) -> None:
-        """Wait until the slot of the killed executor has a process again, which puts back what was lost."""
+        """Wait until the slot of the killed executor has a process again, which puts the lost jobs back."""
         await self._until(lambda now: _is_gone(now, kill))
         seconds = ((await self._ledger.registration(kill.executor.id)).left_at or kill.at) - kill.at
         self._stage.tell(
@@ -130,7 +130,7 @@ class Story:
             now = await self._look()
 
     async def _look(self) -> Snapshot:
-        """Look how things stand, show it, and do what is due."""
+        """Take a snapshot, show it, and act on it."""
         self._up.check()
         now = await self._ledger.look()
         self._stage.show(now)
@@ -139,14 +139,14 @@ class Story:
         return now
 
     def _mend(self, now: Snapshot) -> None:
-        """Let the rest of the uploads arrive whose jobs have failed because of it."""
+        """Complete the uploads whose jobs have failed because they were incomplete."""
         stuck = [job for job in now.stuck if job.subject in self._uploads]
         for job in stuck:
             self._uploads.pop(job.subject).complete()
         if stuck:
             names = ", ".join(job.subject for job in stuck)
             self._stage.tell(
-                f"{stuck[0].group}'s {names} had arrived by half, so stuck; the rest comes now, a retry soon"
+                f"{stuck[0].group}'s {names} had arrived only in part, so stuck; the rest arrives now, a retry soon"
             )
 
     def _tell_ended(self, now: Snapshot) -> None:
@@ -159,7 +159,7 @@ class Story:
 
 
 def _relay(event: Event, stage: Stage) -> None:
-    """Tell what ``joex up`` tells, as far as it belongs to the story."""
+    """Show an event of ``joex up``, if it belongs to the story."""
     if event["type"] == "Warning" or event["reason"] in _WORTH_TELLING:
         stage.tell(f"  joex up: {event['reason']} {event['message']}")
 

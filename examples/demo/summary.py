@@ -1,4 +1,4 @@
-"""What the run of the demo came to, beside what first-in-first-out would have given."""
+"""The results of a run of the demo, beside those of first-in-first-out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNTED = ("lines", "functions", "classes", "imports")
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """How an executor was killed: which registration, when by the database's clock, in the midst of how many jobs."""
+    """How an executor was killed: which registration, when by the database's clock, and how many jobs it ran."""
 
     executor: Executor
     at: datetime
@@ -39,7 +39,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class TenantSummary:
-    """A tenant's jobs. ``retried`` ones failed at least once; ``fifo`` is what first-in-first-out would have given."""
+    """A tenant's jobs. ``retried`` ones failed at least once; ``fifo``: the waits of first-in-first-out."""
 
     name: str
     jobs: int
@@ -52,7 +52,7 @@ class TenantSummary:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The jobs of the killed executor. Times are seconds after the kill: they are in line again; they have ended."""
+    """The jobs of the killed executor. Times: seconds from the kill until they wait again, and have ended."""
 
     app_id: str
     pid: int
@@ -64,7 +64,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """How many executors there were from a moment on, in seconds from the first submission."""
+    """The size of the pool from a moment on, in seconds from the first submission."""
 
     seconds: float
     executors: int
@@ -124,7 +124,7 @@ def summarise(
 
 
 def _work(records: Sequence[Record], begin: datetime) -> list[Work]:
-    """The jobs as they were submitted, and how long each keeps a slot from others: with the change to it."""
+    """The jobs as they were submitted, and how long each occupies a slot, with the change from the job before it."""
     runs = [
         Run(r.job.app_id or "", _after(begin, r.job.scheduled_at), _after(begin, r.job.finished_at)) for r in records
     ]
@@ -153,7 +153,7 @@ def _waits(waits: Sequence[float]) -> Waits:
 
 
 def _slots(executors: Sequence[Executor], kill: Kill | None, begin: datetime, last: float) -> list[Slot]:
-    """The slots that there were; those that were there at the end of the last job (``last``) stay for ever."""
+    """The slots of the executors; a slot that was open at the end of the last job (``last``) never closes."""
     slots = []
     for executor in executors:
         opens, closes = _life(executor, kill, begin)
@@ -169,7 +169,7 @@ def _life(executor: Executor, kill: Kill | None, begin: datetime) -> tuple[float
 
 
 def pool_sizes(lives: Iterable[tuple[float, float]]) -> list[PoolSize]:
-    """How many there were over time, from the begin and the end of each.
+    """How many executors lived over time, from the begin and the end of each.
 
     >>> [(now.seconds, now.executors) for now in pool_sizes([(1.0, 9.0), (2.0, 5.0), (5.0, 9.0)])]
     [(0.0, 0), (1.0, 1), (2.0, 2), (9.0, 0)]
@@ -199,7 +199,7 @@ def _recovery(kill: Kill, begin: datetime, jobs: Sequence[Job], executors: Seque
 
 
 def _counted(jobs: Sequence[Job]) -> dict[str, int]:
-    """The sum of what the tasks have counted in the library."""
+    """The sums of the counts of the library's tasks."""
     results = [job.result for job in jobs if job.group == LIBRARY and job.state == "success"]
     return {"files": len(results)} | {name: sum(result[name] for result in results) for name in _COUNTED}
 

@@ -1,7 +1,7 @@
-"""Databases for a while: the demo and the benchmarks work in one of their own, and leave nothing behind.
+"""Temporary databases, in which the demo and the benchmarks run, and which they drop.
 
 A temporary database is named after its purpose and a random part. Its user keeps a session whose name contains that
-name; a database without such a session was left behind by a process that was killed.
+name; a killed process leaves a database without such a session.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def temporary_database(server_url: str, purpose: str) -> AsyncIterator[str
     """The name of a new database with the schema of Joex, dropped at the end of the block.
 
     Args:
-        server_url: a database on the server, as a user who may create databases.
+        server_url: a database on the server, with a role that may create databases.
         purpose: the first part of its name: lower-case letters and underscores.
     """
     name = f"{purpose}_{secrets.token_hex(4)}"
@@ -65,7 +65,7 @@ def url_of(server_url: str, name: str) -> str:
 
 
 async def leftovers(connection: Connection, purpose: str) -> list[str]:
-    """The temporary databases of this purpose that no process uses any more."""
+    """The temporary databases of this purpose that no process uses."""
     with translated():
         return [row[0] for row in await connection.fetch(_LEFTOVERS, purpose)]
 

@@ -1,4 +1,4 @@
-"""A shop with Django. An order, its job and the stock change in one transaction: all of it is there, or nothing.
+"""A shop with Django. One transaction writes an order, its job and the stock: all of them, or none.
 
 export DJANGO_SETTINGS_MODULE=django_shop.settings
 python -m django migrate

@@ -4,7 +4,7 @@ from django.db import models
 
 class Stock(models.Model):
     item = models.TextField(primary_key=True)
-    pieces = models.PositiveIntegerField()  # PostgreSQL refuses less than none
+    pieces = models.PositiveIntegerField()  # PostgreSQL refuses a negative number
 
     class Meta:
         db_table = "stock"

@@ -1,6 +1,6 @@
-"""A worker that is no executor: it delivers parcels beside the executors that do the same, with nothing but a client.
+"""A worker without an executor: with only a client, it delivers parcels beside executors that do the same.
 
-It needs a table, and jobs whose data have a parcel and the seconds that the way takes::
+It needs a table, and jobs whose data have a parcel and the seconds of its delivery::
 
     CREATE TABLE delivery (
         run uuid PRIMARY KEY, job uuid NOT NULL, worker text NOT NULL, began timestamptz NOT NULL, ended timestamptz
@@ -9,7 +9,7 @@ It needs a table, and jobs whose data have a parcel and the seconds that the way
 
     $ python worker.py deliver
 
-Each parcel is delivered once, whatever dies when: that is written in the transaction in which the run ends.
+Each parcel is delivered once, even if a process dies: one transaction writes the delivery and ends the run.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ import joex
 DATABASE = os.environ.get("JOEX_DATABASE_URL", "postgresql://localhost/shop")
 NAME = os.environ.get("JOEX_WORKER", "python")
 REPORT_EVERY = float(os.environ.get("JOEX_REPORT_EVERY", "10"))
-"""Seconds; well below the activity timeout of the type, which is 60 s where none is set."""
+"""Seconds; well below the activity timeout of the type (60 s by default)."""
 
 
 class Stop(Exception):
-    """The job is not this run's any more, or was cancelled: what is in a transaction now is rolled back."""
+    """The run has lost its job, or the job was cancelled: an open transaction rolls back."""
 
 
 async def deliver(client: joex.Client, job: joex.KeyedJob) -> None:
@@ -56,7 +56,7 @@ async def report(client: joex.Client, job: joex.KeyedJob) -> None:
 
 
 def go_on(answer: str) -> None:
-    """Go on where the answer allows it."""
+    """Raise Stop unless the run may continue."""
     if answer != "ok":
         raise Stop(answer)
 
@@ -68,12 +68,12 @@ async def run(client: joex.Client, job: joex.KeyedJob) -> str:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-    except asyncio.CancelledError:  # this program is to leave
+    except asyncio.CancelledError:  # this program was asked to stop
         await client.keyed.give_back(job.type, job.id, job.lock_id)
         raise
-    except Stop:  # where the job was cancelled, its run says so that it has stopped
+    except Stop:  # if the job was cancelled, this reports that its run has stopped
         return await client.keyed.finish(job.type, job.id, {}, job.lock_id)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run has failed
+    except Exception as error:  # noqa: BLE001 - any error fails the run
         return await client.keyed.finish(job.type, job.id, {}, job.lock_id, error=repr(error))
     finally:
         for task in tasks:
@@ -91,7 +91,7 @@ async def main(job_type: str) -> None:
                 job = await client.keyed.accept(job_type, wait="30s", worker=NAME)
                 if job is not None:
                     print(await run(client, job), job.job, flush=True)
-            except joex.DatabaseUnavailable as error:  # a run that was cut off is put back by its timeout
+            except joex.DatabaseUnavailable as error:  # the timeout puts a job back whose run was cut off
                 print(error, flush=True)
                 await asyncio.sleep(2)
 

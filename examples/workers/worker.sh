@@ -1,15 +1,15 @@
 #!/bin/sh
-# A worker that is no executor: it runs a command for each job of a type, or of any queue. It needs curl, and an executor
-# whose HTTP interface it reaches.
+# A worker without an executor: it runs a command for each job of a type, or of any queue. It needs curl, and the HTTP
+# interface of an executor.
 #
 #     worker.sh TYPE COMMAND [ARGUMENT]...
 #
-# The command reads the job on its standard input, in JSON, as accept has answered it; its ids are in JOEX_JOB and
-# JOEX_LOCK_ID. If it exits with 0 the job is done, else it is tried again; the last line that it prints is the message,
-# or the error (in UTF-8). While it runs the worker reports; when the job is its own no more, it gets a SIGTERM.
+# The command reads the job on its standard input, in JSON, as accept has answered it; JOEX_JOB and JOEX_LOCK_ID have its
+# ids. If the command exits with 0, the job succeeds; otherwise the run fails. The last line that it prints is the message,
+# or the error (in UTF-8). While it runs, the worker reports; if the run loses its job, the command gets a SIGTERM.
 #
-# Each end of a run is a line here: its answer (ok, worker_conflict, canceled), the job, the lock id. What the command has
-# done counts only where that is ok. At SIGTERM or Ctrl-C the worker finishes what it runs, and leaves.
+# For each end of a run the worker prints a line: the answer (ok, worker_conflict, canceled), the job, the lock id. The work
+# of the command counts only if the answer is ok. At SIGTERM or Ctrl-C the worker finishes its run, and exits.
 set -u
 
 type=$1
@@ -34,7 +34,7 @@ call() {
     status=$(curl -s -K "$folder/curl" -m 90 -o "$3" -w '%{http_code}' -d "$2" "$url/api/v1/$1") || status=000
 }
 
-# Report that a run goes on; end its command where that is not so.
+# Report that a run continues; end its command if the run has lost its job.
 report() {
     while sleep "$every"; do
         call update "{$run}" "$folder/reported"
@@ -57,7 +57,7 @@ work() {
     while :; do
         wait "$command"
         code=$?
-        kill -0 "$command" 2>/dev/null || break     # else a signal has ended the wait, but not the command
+        kill -0 "$command" 2>/dev/null || break     # otherwise a signal has ended the wait, but not the command
     done
     kill "$reporter" 2>/dev/null
 
@@ -68,7 +68,7 @@ work() {
         end="\"error\":\"${text:-exit code $code}\""
     fi
     call finish "{$run,$end}" "$folder/answer"
-    while [ "$status" = 000 ] || [ "$status" = 503 ]; do    # it may be said again, where only the answer was lost
+    while [ "$status" = 000 ] || [ "$status" = 503 ]; do    # (a repeat is safe: perhaps only the answer was lost)
         sleep 1
         call finish "{$run,$end}" "$folder/answer"
     done

@@ -8,9 +8,17 @@ import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -39,8 +47,17 @@ def _names(value: object) -> object:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
+def _check_address(value: str) -> str:
+    if value and split_address(value) is None:
+        raise ValueError("expected host:port, such as 127.0.0.1:7878 or [::1]:7878")
+    return value
+
+
 Scheme = Annotated[CountingScheme, NoDecode, BeforeValidator(_scheme)]
-Names = Annotated[list[str], NoDecode, BeforeValidator(_names), Field(min_length=1)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]
+"""Names, separated by commas."""
+Address = Annotated[str, AfterValidator(_check_address)]
+"""host:port; or empty."""
 
 
 class Settings(BaseSettings):
@@ -56,7 +73,7 @@ class Settings(BaseSettings):
     pod_namespace: str = Field("", description="namespace of the pod (downward API)")
     pod_uid: str = Field("", description="uid of the pod (downward API)")
     pool_size: int = Field(2, ge=1, le=100_000, description="jobs to run at a time")
-    queues: Names = Field(["default"], description="queues to serve in turn, separated by commas")
+    queues: Names = Field(["default"], min_length=1, description="queues to serve in turn, separated by commas")
     counting_scheme: Scheme = Field(CountingScheme(4, 1), description="turns for high and low priority within a group")
     retries: int = Field(
         5, ge=0, le=1_000_000, description="retries of a failed job, unless the task or the job sets them"
@@ -86,7 +103,7 @@ class Settings(BaseSettings):
     )
     retention: Duration = Field(timedelta(days=7), description="keep finished jobs and their logs this long")
     retention_failed: Duration = Field(timedelta(days=30), description="keep failed jobs and their logs this long")
-    http_address: str = Field("127.0.0.1:7878", description="host:port of the HTTP interface; empty: none")
+    http_address: Address = Field("127.0.0.1:7878", description="host:port of the HTTP interface; empty: none")
     api_token: SecretStr | None = Field(
         None, description="bearer token for calls that change something; none: serve those on loopback only"
     )
@@ -120,13 +137,6 @@ class Settings(BaseSettings):
             raise ValueError("each queue once")
         for name in value:
             check_name("queue", name)
-        return value
-
-    @field_validator("http_address")
-    @classmethod
-    def _check_address(cls, value: str) -> str:
-        if value and split_address(value) is None:
-            raise ValueError("expected host:port, such as 127.0.0.1:7878 or [::1]:7878")
         return value
 
     @field_validator("lease")
@@ -164,17 +174,26 @@ class Settings(BaseSettings):
         return socket.gethostname() or "localhost"
 
 
+_Model = TypeVar("_Model", bound=BaseSettings)
+
+
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
-    """Load the settings; ``flags`` override all other sources (None: not given).
+    """Load the settings of an executor; see `load`."""
+    return load(Settings, flags or {})
+
+
+def load(model: type[_Model], flags: Mapping[str, Any]) -> _Model:
+    """Load settings; ``flags`` override all other sources (None: not given).
 
     Raises:
         ConfigError: one line that names the wrong setting, where it comes from, and what is expected.
     """
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    prefix = model.model_config["env_prefix"]
     try:
-        return Settings(**given)
+        return model(**given)
     except ValidationError as error:
-        raise ConfigError("; ".join(_problem(problem, given) for problem in error.errors())) from error
+        raise ConfigError("; ".join(_problem(problem, given, prefix) for problem in error.errors())) from error
     except (ValueError, OSError) as error:  # joex.toml is not TOML, or can't be read
         raise ConfigError(f"joex.toml ({Path.cwd()}): {' '.join(str(error).split())}") from error
 
@@ -187,12 +206,12 @@ def split_address(address: str) -> tuple[str, int] | None:
     return match[1].strip("[]"), int(match[2])
 
 
-def _problem(problem: Any, flags: Mapping[str, Any]) -> str:
+def _problem(problem: Any, flags: Mapping[str, Any], prefix: str) -> str:
     name = str(problem["loc"][0]) if problem["loc"] else ""
     message = problem["msg"].removeprefix("Value error, ")
     if not name:
         return str(message)
-    flag, variable = "--" + name.replace("_", "-"), "JOEX_" + name.upper()
+    flag, variable = "--" + name.replace("_", "-"), prefix + name.upper()
     in_environment = any(key.upper() == variable for key in os.environ)
     where = flag if name in flags else variable if in_environment else f"{name} (joex.toml)"
     if problem["type"] == "extra_forbidden":

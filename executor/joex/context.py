@@ -196,8 +196,8 @@ class Context:
         most = self._largest_result
         if text is not None and 4 * len(text) > most and (size := len(text.encode())) > most:
             raise Fail(
-                f"result: at most {most} bytes; got {size}: keep it elsewhere and give a reference, "
-                "or raise the limit by joex.set_largest"
+                f"result: at most {most} bytes; got {size}: store it elsewhere and pass a reference, "
+                "or raise the limit with joex.set_largest"
             )
         return text
 

@@ -9,5 +9,5 @@
     decide/                   decisions, pure: an observed state -> actions, conditions, manifests
     api/                      the resources JoexPool and PeriodicTask
 
-Each room imports only those below it. ``joex`` never imports this package.
+Each package imports only those below it. ``joex`` never imports this package.
 """

@@ -1,4 +1,4 @@
-"""The command line, in processes of its own, against a real PostgreSQL."""
+"""The command line, in separate processes, against a real PostgreSQL."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def boom(ctx) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and how it ended."""
+    """The output and the exit code of a command."""
 
     code: int
     out: str
@@ -86,7 +86,7 @@ class Answer:
 
 
 class Joex:
-    """The command ``joex`` in a folder and an environment of its own."""
+    """The command ``joex`` in its own folder and environment."""
 
     def __init__(self, folder: Path, database_url: str | None) -> None:
         self.folder = folder
@@ -109,7 +109,7 @@ class Joex:
 
     @asynccontextmanager
     async def started(self, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Process]:
-        """A command that goes on. Killed in the end, if it is still there."""
+        """A command that keeps running; killed at the end, if it still runs."""
         process = await self.start(*arguments, stdout=stdout)
         try:
             yield process
@@ -119,7 +119,7 @@ class Joex:
             await process.communicate()
 
     async def __call__(self, *arguments: str, given: str = "", **environment: str) -> Answer:
-        """Run a command to its end. No command ever shows a traceback of its own."""
+        """Run a command to its end. No command may show a traceback of Joex."""
         async with self._turns:
             process = await self.start(*arguments, **environment)
             out, err = await asyncio.wait_for(process.communicate(given.encode()), PATIENCE)
@@ -128,14 +128,14 @@ class Joex:
         return Answer(process.returncode, out.decode(), err.decode())
 
     async def done(self, *arguments: str, **options: str) -> str:
-        """Run a command that is done without a word on stderr; returns what it printed."""
+        """Run a command that succeeds without output on stderr; returns its output."""
         answer = await self(*arguments, **options)
         assert (answer.code, answer.err) == (0, ""), answer
         return answer.out.strip()
 
     @asynccontextmanager
     async def executor(self, *arguments: str) -> AsyncIterator["RunningExecutor"]:
-        """An executor that has registered. Killed in the end, if it is still there."""
+        """An executor that has registered; killed at the end, if it still runs."""
         process = await self.start(
             *("executor", "--app", "tasks:app", "--app-id", "it", "--http-address", "127.0.0.1:0", *arguments)
         )
@@ -157,7 +157,7 @@ class RunningExecutor:
         self.lines: list[str] = []
 
     async def line(self, part: str) -> str:
-        """Read on until a line has this in it."""
+        """Read until a line contains this."""
         assert self.process.stderr is not None
         async with asyncio.timeout(PATIENCE):
             while line := (await self.process.stderr.readline()).decode():
@@ -196,7 +196,7 @@ async def line_of(process: Process) -> str:
 
 
 async def interrupted(process: Process) -> tuple[int | None, str]:
-    """Ctrl-C: the exit code, and what is said on stderr from now on."""
+    """Press Ctrl-C; returns the exit code, and the output on stderr from now on."""
     process.send_signal(signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), PATIENCE)
     return process.returncode, err.decode()
@@ -213,7 +213,7 @@ async def test_a_job_is_submitted_and_listed_and_shown_and_steered(joex):
         joex("submit", "mail.send", "--tracker", "one"),
     )
     assert job_id in listed
-    assert "[b]hello[/b] \\x1b[2J" in listed  # no markup, and no power over the terminal
+    assert "[b]hello[/b] \\x1b[2J" in listed  # no markup, and no control characters
     assert '{"to": "a@example.org", "copies": 3}' in shown
     assert (skipped.code, skipped.out) == (0, "")
     assert skipped.complaint == "skipped: an unfinished job has the tracker 'one'"
@@ -378,7 +378,7 @@ async def test_periodic_tasks_are_added_listed_shown_and_steered(joex, client):
     assert (retention["id"], retention["owner"], retention["enabled"]) == ("joex.retention", "joex", False)
 
     assert await joex.done("periodic", "disable", "prod/nightly") == "prod/nightly disabled"
-    again = await joex.done(*add)  # all of it is set, but for whether it is enabled
+    again = await joex.done(*add)  # everything is set, except whether it is enabled
     assert again.endswith("zone Europe/Zurich, disabled")
     assert (await client.periodic.get("prod/nightly")).args == {}
     assert (await joex.done(*add)).startswith("prod/nightly unchanged: ")
@@ -510,7 +510,7 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
         ("executor", "--app", "tasks:app", "--pool-size", "x"): "--pool-size: Input should be a valid integer",
     }
     for command, expected in wrong.items():
-        # In this process, because there are so many; the other tests show that a process of its own answers the same.
+        # In this process, because there are so many; the other tests show that a separate process answers the same.
         monkeypatch.setattr(sys, "argv", ["joex", *command])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -593,7 +593,7 @@ async def test_what_cannot_be_done_is_one_line_and_exit_code_1(joex, client):
     for (command, expected), answer in zip(wrong.items(), answers, strict=True):
         assert (answer.code, answer.out) == (1, ""), command
         assert answer.complaint.startswith(expected), command
-    some = await joex("cancel", NOWHERE, str(job_id))  # the others are cancelled all the same
+    some = await joex("cancel", NOWHERE, str(job_id))  # the others are cancelled nevertheless
     assert (some.code, some.out, some.complaint) == (1, f"{job_id} cancelled\n", nowhere)
 
 
@@ -777,7 +777,7 @@ async def test_watching_goes_on_when_the_database_was_away(folder, client, postg
             await proxy.refuse()
             assert process.stderr is not None
             told = (await asyncio.wait_for(process.stderr.readline(), PATIENCE)).decode()
-            await some_calls(proxy.port)  # it looks in vain again and again, and says so once
+            await some_calls(proxy.port)  # it retries in vain, and reports it once
             await proxy.accept()
             await client.submit("t")
             while json.loads(await line_of(process))["queues"][0]["waiting"] < 2:
@@ -791,7 +791,7 @@ async def test_watching_goes_on_when_the_database_was_away(folder, client, postg
 
 
 async def some_calls(port: int) -> None:
-    """Wait until somebody has tried to connect a few times; each time in vain."""
+    """Wait until a client has tried to connect a few times, each time in vain."""
     tried = asyncio.Semaphore(0)
 
     def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -847,7 +847,7 @@ def test_the_command_line_loads_nothing_heavy_before_it_is_needed():
 
 
 async def test_an_executor_whose_http_interface_can_not_be_loaded_loses_no_job(joex: Joex, client: Client):
-    """Jobs begin before it is loaded. An executor that just ended would be charged to all of them."""
+    """Jobs begin before it is loaded. If the executor just exited, each of them would have a loss."""
     (joex.folder / "slow.py").write_text("""
 import asyncio, pathlib
 import joex

@@ -1,4 +1,4 @@
-"""``joex timeouts``, in processes of its own."""
+"""``joex timeouts``, in separate processes."""
 
 import json
 from pathlib import Path

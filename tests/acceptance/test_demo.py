@@ -1,4 +1,4 @@
-"""`make demo`, as its user meets it."""
+"""`make demo`, as its user runs it."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def environment(folder: Path) -> dict[str, str]:
-    """Everything that the demo makes lies in the folder; the settings of others must not matter to it."""
+    """The demo makes all its files in the folder, and must ignore other settings."""
     mine = {"JOEX_EMBEDDED_DIR": str(folder), "TMPDIR": str(folder / "tmp")}
     others = {"JOEX_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing", "JOEX_QUEUES": "other"}
     return {**os.environ, **others, **mine}
@@ -69,9 +69,13 @@ def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, f
     assert (sizes[0], sizes[-1]) == (0, 0)
     assert 1 <= max(sizes) <= 3
     assert "kind: JoexPool" in done.stderr
-    # (One line tells of all executors that a look adds or removes.)
-    for told in (r"Added .*documents-0\b.*: demand", "ExecutorEnded documents-", r"Removed .*documents-0\b.*: retired"):
-        assert re.search(f"joex up: {told}", done.stderr), done.stderr
+    # (One event covers all executors that a reconcile adds or removes.)
+    for event in (
+        r"Added .*documents-0\b.*: demand",
+        "ExecutorEnded documents-",
+        r"Removed .*documents-0\b.*: retired",
+    ):
+        assert re.search(f"joex up: {event}", done.stderr), done.stderr
     assert not list((folder / "tmp").glob("joex*"))
 
 
@@ -113,7 +117,7 @@ def start(environment: dict[str, str], server: TestServer) -> subprocess.Popen:
 
 
 def processes_of(demo: subprocess.Popen) -> list[psutil.Process]:
-    """Wait until the demo has an executor, and return all its processes: `joex up`, and what that has started."""
+    """Wait until the demo has an executor, and return all its processes: `joex up` and its children."""
     assert demo.stdout is not None
     lines: list[str] = []
     while "●" not in "".join(lines[-1:]):

@@ -1,4 +1,4 @@
-"""The programs in examples/, run as their README says: processes of their own, real HTTP, a real PostgreSQL."""
+"""The programs in examples/, run as their README says: separate processes, real HTTP, a real PostgreSQL."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ _SUBMITTED = "SELECT pg_sequence_last_value(pg_get_serial_sequence('joex_private
 
 @dataclass(frozen=True)
 class Example:
-    """A shop of the README: how it is started, there and on a port that is free; how it takes an order, for httpx."""
+    """A shop of the README: its command, there and on a free port; its request for an order, for httpx."""
 
     commands: tuple[str, ...]
     any_port: str
@@ -42,7 +42,7 @@ SHOPS = {
 
 
 class Shop:
-    """A running shop, as its customers meet it."""
+    """A running shop, for its customers."""
 
     def __init__(self, http: httpx.AsyncClient, takes: str) -> None:
         self._http = http
@@ -118,7 +118,7 @@ def test_one_import_gives_the_example_apps():
 
 
 async def stored(connection):
-    """How many orders, jobs, and pieces of tea there are."""
+    """The numbers of orders, jobs, and pieces of tea."""
     row = await connection.fetchrow("""
         SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM joex_private.job),
                (SELECT pieces FROM stock WHERE item = 'tea')

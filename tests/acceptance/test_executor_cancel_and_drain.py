@@ -1,4 +1,4 @@
-"""Cancelling jobs in each state, and how an executor leaves."""
+"""Cancelling jobs in each state, and draining executors."""
 
 import asyncio
 import threading
@@ -72,7 +72,7 @@ async def test_a_job_that_is_taken_but_has_not_started_is_cancelled(
         async with connection.transaction():  # both are taken at once
             await client.submit("block", priority="high", connection=connection)
             job_id = await client.submit("task", connection=connection)
-            # It begins before they are taken: this loop is the executor's, and is blocked from then on.
+            # Begin before the take, which shares this loop with the executor: the loop is blocked from then on.
             answer = asyncio.get_running_loop().run_in_executor(None, cancel_while_blocked, job_id)
         await inside.ended(job_id)
     assert await answer == "requested"
@@ -213,7 +213,7 @@ async def test_a_run_that_had_ended_before_the_request_reached_it_is_cleaned_up_
         async with connection.transaction():  # the request is seen when this has committed, and the row is locked
             await connection.fetchval("SELECT joex.cancel($1)", job_id)
             go_on.set()
-            await inside.log.wait_for(DatabaseTrouble)  # the end of the run is there, and waits for the row
+            await inside.log.wait_for(DatabaseTrouble)  # the end of the run waits for the row
         await inside.ended(job_id)
         await eventually(lambda: not inside.executor.running())
     assert (await client.get(job_id)).state == "cancelled"
@@ -266,7 +266,7 @@ async def test_a_cancel_handler_that_fails_leaves_the_job_cancelled_and_says_so_
 async def test_a_cancelled_run_may_clean_up_undisturbed_however_long_it_takes(
     client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
-    """The heartbeats of the executor hear of the cancellation again and again; the run hears of it once."""
+    """The heartbeats of the executor see the cancel request repeatedly; the run is cancelled once."""
     app = joex.App()
     cleaning, may_end = asyncio.Event(), asyncio.Event()
     interruptions: list[str] = []
@@ -442,7 +442,7 @@ async def test_an_executor_is_drained_through_the_database(
         executor_inside(app, database_url, app_id="one", lease=LONG) as one,
         executor_inside(app, database_url, app_id="other", lease=LONG) as other,
     ):
-        await one.log.wait_for(FellAsleep)  # it listens by now or will hear of it at its first heartbeat
+        await one.log.wait_for(FellAsleep)  # it listens by now, or will see it at its first heartbeat
         asked = await connection.fetch("SELECT joex_private.drain('one')")
         await one.work
         assert [row[0] for row in asked] == ["one"]
@@ -452,7 +452,7 @@ async def test_an_executor_is_drained_through_the_database(
 async def test_a_drain_that_comes_with_the_registration_leaves_in_order(
     client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
-    """Nothing has been started yet when it is to be stopped."""
+    """The drain comes before the executor has started its parts."""
     app = joex.App()
 
     @app.task("task")
@@ -500,7 +500,7 @@ async def test_the_last_log_lines_of_a_job_are_written_before_its_executor_leave
             inside.executor.drain()
             may_end.set()
             await _is(client, job_id, "success")
-            # It has had time to do what it does, or has left already.
+            # It has had time for its work, or has left already.
             await _heartbeats(connection, 2)
         await inside.work
     assert [line.message for line in await client.log(job_id)] == ["the last line", "succeeded"]
@@ -521,7 +521,7 @@ async def _is(client: AnyClient, job_id: UUID, state: str) -> None:
 
 
 async def _heartbeats(connection: asyncpg.Connection, count: int) -> None:
-    """Wait for so many heartbeats of the one executor (its leaving counts for all): the clock of these tests."""
+    """Wait for this many heartbeats of the one executor (its end counts for all): the clock of these tests."""
     seen: set[object] = set()
 
     async def enough() -> bool:

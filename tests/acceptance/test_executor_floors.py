@@ -1,4 +1,4 @@
-"""Executors raise floors by themselves while vacuum is pinned, and take them away when it has passed."""
+"""Executors raise floors by themselves while vacuum is pinned, and remove them after a vacuum."""
 
 import asyncpg
 import pytest

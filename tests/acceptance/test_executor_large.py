@@ -1,4 +1,4 @@
-"""Arguments, results and log lines that are large: they have their limits, and nothing else waits for them."""
+"""Large arguments, results and log lines: they have limits, and do not delay anything else."""
 
 import asyncio
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ def app_of_sizes() -> joex.App:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is large has no time to travel, and is tried again soon."""
+    """Large values time out at once, and are retried soon."""
     monkeypatch.setattr(bulk, "_BASE", 0.05)
     monkeypatch.setattr(bulk, "SLOWEST", 10**9)
     monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
 
 
 class Spy:
-    """Keeps what is told to `joex.store.runs.finish_many`, which does its work."""
+    """Records the calls of `joex.store.runs.finish_many`, and passes them on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[list[EndedRun], bool]] = []
@@ -81,7 +81,7 @@ async def test_a_result_over_the_limit_fails_its_job_at_once_with_a_line_that_na
             await inside.ended(job_id)
     job = await client.get(large)
     assert (job.state, job.attempt, job.result) == ("failed", 1, None)
-    assert job.error.startswith("result: at most 8000 bytes; got 8003: keep it elsewhere and give a reference, or")
+    assert job.error.startswith("result: at most 8000 bytes; got 8003: store it elsewhere and pass a reference, or")
     assert (await client.get(small)).state == "success"
 
 
@@ -266,7 +266,7 @@ async def test_a_result_that_does_not_get_through_fails_its_job_with_a_line_that
 async def test_a_line_that_the_database_refuses_is_dropped_and_no_other(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
-    # (A write that an end gives up on may have been carried out, and its lines come twice.)
+    # (A write that timed out may have been executed, so its lines may come twice.)
     monkeypatch.setattr(finisher, "_NOTES_WITHIN", PATIENCE)
     await refuse(connection, "joex_private.job_log", "NEW.message LIKE '%bad%'", error)
     app = joex.App()
@@ -312,7 +312,7 @@ async def test_long_lines_are_cut_into_batches_by_their_bytes(
     assert max(sizes) <= 500_000
 
 
-# What the database refuses.
+# Values that the database refuses.
 
 
 @pytest.mark.parametrize(("size", "error"), [(3, "check_violation"), (3, "internal_error"), (LARGE, "internal_error")])
@@ -390,7 +390,7 @@ async def test_a_job_whose_arguments_the_database_refuses_to_give_is_tried_again
     assert job.error.endswith("no such row")
 
 
-# Ends that were written though nothing was heard of it.
+# Ends that were written though the answer was lost.
 
 
 async def test_an_end_as_cancelled_whose_answer_got_lost_is_told_as_cancelled_and_cleaned_up(
@@ -418,7 +418,7 @@ async def test_an_end_as_cancelled_whose_answer_got_lost_is_told_as_cancelled_an
     async with executor_inside(app, database_url, lease=LONG) as inside:
         job_id = await client.submit("task")
         await inside.log.wait_for(RunStarted)
-        # (A request that the executor does not hear of before its run has ended.)
+        # (A request that reaches the executor after its run has ended.)
         await connection.execute("UPDATE joex_private.job SET cancel_requested = true WHERE id = $1", job_id)
         go_on.set()
         end = await inside.ended(job_id)
@@ -436,7 +436,7 @@ async def test_an_end_that_was_written_too_late_to_be_heard_of_is_told_as_the_da
     first: list[asyncio.Future[Any]] = []
 
     async def slow(used: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
-        """The first statement is carried out, and its answer never arrives."""
+        """Execute the first statement, and lose its answer."""
         if ends[0].result is None:
             await first[0]
             return await finish_many(used, ends, skip_locked=skip_locked)

@@ -1,4 +1,4 @@
-"""Log lines and progress of jobs; and how old ones are deleted."""
+"""Log lines and progress of jobs, and their deletion."""
 
 import asyncio
 import threading
@@ -105,7 +105,7 @@ async def test_progress_is_seen_while_the_job_runs_and_is_complete_in_the_end(
 async def test_a_full_log_buffer_drops_and_counts_lines_and_never_makes_the_job_wait(
     client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
-    """Nothing can be written while the test has the table locked, and yet the job comes to its end."""
+    """The executor can't write while the test has locked the table, and yet the job ends."""
     app = joex.App()
     written = threading.Event()
 
@@ -159,7 +159,7 @@ async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(
 async def test_the_start_and_the_progress_of_a_run_whose_row_is_locked_are_written_later(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run says nothing more, and lasts: without a second try the job would look as if its code had never begun."""
+    """The run reports nothing else, and lasts: without a second try the job would never show as running."""
     app = joex.App()
     go_on, tried, one_at_a_time = asyncio.Event(), set[str](), asyncio.Lock()
     lock = connection.transaction()
@@ -203,7 +203,7 @@ async def test_the_start_and_the_progress_of_a_run_whose_row_is_locked_are_writt
 async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_though_its_slots_are_busy(
     client: AnyClient, database_url: str, connection: asyncpg.Connection
 ) -> None:
-    """And whichever executor started last: its queue may have none any more."""
+    """And whichever executor started last: its queue may have no executor now."""
     app = joex.App()
     go_on = asyncio.Event()
 
@@ -242,7 +242,9 @@ async def test_old_finished_jobs_are_deleted_by_an_executor_of_another_queue_tho
             return kept == ["young", "old.failed"]
 
         await eventually(are_deleted)
-        assert await connection.fetchval("SELECT count(*) FROM joex_private.job") == 3  # and none has been made
+        assert (
+            await connection.fetchval("SELECT count(*) FROM joex_private.job") == 3
+        )  # and no job was submitted for it
         go_on.set()
         await other.ended(held)
     assert await client.log(ids["old"]) == []

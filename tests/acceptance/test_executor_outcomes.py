@@ -1,4 +1,4 @@
-"""What becomes of a job when its task returns, raises, times out, or is no good."""
+"""The outcome of a job whose task returns, raises, times out, or is invalid."""
 
 import asyncio
 import sys
@@ -114,7 +114,7 @@ async def test_jobs_that_fail_together_are_not_all_tried_again_at_one_moment(
     async with executor_inside(app, database_url, retry_delay="10h", retry_jitter=1) as inside:
         await client.submit_many([{"task": "task"}] * 20)
         await inside.log.wait_for(RunEnded, count=20)
-    # How much longer than their delay they wait: the ends of all twenty may be one statement.
+    # How much longer than their delay they wait. One statement may write the ends of all twenty.
     delays = await connection.fetch(
         "SELECT extract(epoch FROM due_at - started_at)::float8 / 3600 FROM joex_private.job"
     )
@@ -143,7 +143,7 @@ async def test_the_log_has_the_traceback_of_each_failed_run_even_where_the_next_
     ]
     assert all("Traceback" in line.message and "no luck" in line.message for line in log[1::3])
     assert all(line.message.startswith("failed: ValueError: no luck; ") for line in log[2::3])
-    assert log[-1].message == "failed: ValueError: no luck; its retries are exceeded"
+    assert log[-1].message == "failed: ValueError: no luck; no retries left"
 
 
 async def test_a_job_that_fails_at_first_succeeds_later(client: AnyClient, database_url: str) -> None:
@@ -487,7 +487,7 @@ async def _fills_all_slots(client: AnyClient, app: joex.App, inside: Inside, tog
 
 
 async def _make_due(connection: asyncpg.Connection, job_id: UUID) -> object:
-    """The time has come for a job that waits for its next try; returns what time that is."""
+    """Make a job due that waits for its retry; returns the time."""
     # In one statement: the executor may take the job as soon as it is due.
     return await connection.fetchval(
         "UPDATE joex_private.job SET due_at = clock_timestamp() WHERE id = $1 AND due_at > now() RETURNING due_at",

@@ -1,7 +1,7 @@
-"""Fair by occupancy: how executors share their slots between groups, whatever ends and whoever comes and goes.
+"""Fair by occupancy: how executors share their slots between groups, while jobs end, and executors join and leave.
 
-What is taken when is held to its specification elsewhere (tests/property); here are processes, with their own links,
-locks, wake-ups and ends. Each test goes from one full state of the slots to the next one, and does not look at a clock.
+tests/property compares takes with their specification; these tests run processes, with their own connections, locks,
+wake-ups and ends. Each test goes from one full state of the slots to the next, without a clock.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ ONE_OR_MANY = pytest.mark.parametrize("slots", [(4,), (1, 1, 1, 1)], ids=["one",
 async def stage(
     pool: asyncpg.Pool, client: AnyClient, connection: asyncpg.Connection, database_url: str
 ) -> AsyncIterator[Stage]:
-    """A stage for jobs and executors; what is left of these is killed after the test."""
+    """A stage for jobs and executors; the remaining executors are killed after the test."""
     effects = Effects(pool, database_url)
     await effects.prepare()
     with ExecutorProcesses(effects, database_url) as executors:
@@ -36,12 +36,12 @@ async def stage(
 async def test_a_group_gives_up_slots_to_another_as_its_jobs_end_and_keeps_its_share(
     stage: Stage, slots: tuple[int, ...]
 ) -> None:
-    """Work-conserving: a lonely group has all slots; by occupancy: whichever jobs end, the shares stay."""
+    """Work-conserving: a single group has all slots. By occupancy: whichever jobs end, the shares stay."""
     await stage.submit(long=20)
     await stage.start(*slots)
     assert await stage.shares(4) == {"long": 4}
     await stage.submit(short=14)
-    assert await stage.shares(4) == {"long": 4}  # nothing that runs is interrupted
+    assert await stage.shares(4) == {"long": 4}  # no run is interrupted
     assert await stage.step("long", slots=4) == {"long": 3, "short": 1}
     assert await stage.step("long", slots=4) == {"long": 2, "short": 2}
     for _ in range(8):
@@ -50,13 +50,13 @@ async def test_a_group_gives_up_slots_to_another_as_its_jobs_end_and_keeps_its_s
         assert await stage.step("long", slots=4) == {"long": 2, "short": 2}
     for _ in range(4):
         assert await stage.step("short", slots=4) == {"long": 2, "short": 2}
-    # 14 have begun, and none waits: no slot stays free for those that may come.
+    # 14 have begun, and none waits: no slot stays free for later jobs.
     assert await stage.step("short", slots=4) == {"long": 3, "short": 1}
     assert await stage.step("short", slots=4) == {"long": 4}
 
 
 _LONG, _SHORT, _TICKS = 10, 1, 40
-"""How many ticks of a clock of the test's own a job lasts, and a test."""
+"""Durations of jobs, and of a test, in ticks of the test's clock."""
 
 
 @ONE_OR_MANY
@@ -65,8 +65,8 @@ async def test_short_jobs_keep_their_share_of_the_slot_time_beside_long_ones(
 ) -> None:
     """While both groups have a backlog, the short jobs have nine tenths of two of the four slots at least.
 
-    A tick ends, together, all jobs that have lasted as long as they should, and goes on when all slots are full again.
-    So the time that slots were held is exact, though the executors finish and take at the same time as one another.
+    A tick ends all jobs that have lasted their time, together, and waits until all slots are full again. So slot times
+    are exact, though the executors finish and take at the same time.
     """
     await stage.submit(long=40, short=200)
     await stage.start(*slots)
@@ -82,7 +82,7 @@ async def test_short_jobs_keep_their_share_of_the_slot_time_beside_long_ones(
         ended = frozenset(job.id for job in over)
     assert slot_time["short"] + slot_time["long"] == 4 * _TICKS
     assert slot_time["short"] >= 0.9 * 2 * _TICKS
-    assert slot_time["long"] >= 0.5 * 2 * _TICKS  # nor are they pushed out
+    assert slot_time["long"] >= 0.5 * 2 * _TICKS  # the long ones are not pushed out either
 
 
 async def test_slots_are_shared_by_weight_whichever_jobs_end_and_a_change_holds_at_once(
@@ -131,7 +131,7 @@ async def test_shares_hold_while_executors_come_and_leave(stage: Stage) -> None:
     leaver = next(iter(stage.executors))
     leaver.terminate()
     await eventually(lambda: "SIGTERM" in leaver.log)
-    for group in ("short", "long", "short"):  # what it still runs counts for its group
+    for group in ("short", "long", "short"):  # its remaining runs count for their groups
         job = next(job for job in await stays(stage, 6, leaver.app_id) if job.group == group)
         assert await stage.step(job, slots=6) == {"long": 3, "short": 3}
     await stage.end(*(job for job in await stage.held() if job.executor == leaver.app_id))
@@ -165,12 +165,12 @@ async def two_with_two_each(stage: Stage) -> None:
 
 
 async def stays(stage: Stage, slots: int, leaver: str) -> list[Held]:
-    """The jobs that executors hold who do not leave."""
+    """The jobs that the remaining executors hold."""
     return [job for job in await stage.full(slots) if job.executor != leaver]
 
 
 async def levels_out(stage: Stage) -> None:
-    """Whoever held the slots that are gone: each end of a job brings the four that are left nearer to equal shares."""
+    """Whichever groups held the lost slots: each end of a job brings the other four slots nearer to equal shares."""
     shares = await stage.shares(4)
     while shares != {"long": 2, "short": 2}:
         more = max(shares, key=lambda group: shares[group])

@@ -1,6 +1,6 @@
-"""An executor with nothing to do sleeps, and wakes for work.
+"""An idle executor sleeps, and wakes for work.
 
-The lease and the wake-up period are an hour in these tests, so that nothing but what a test is about wakes it.
+The lease and the wake-up period are an hour in these tests, so that only the event of the test wakes it.
 """
 
 import asyncio
@@ -57,13 +57,13 @@ async def test_a_submission_in_plain_sql_wakes_a_sleeping_executor(
 async def test_a_transaction_that_submitted_before_the_executor_slept_and_commits_afterwards_is_not_missed(
     app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
 ) -> None:
-    """It saw nobody asleep, so it notified nobody. Nothing but the executor's own looks can find the job."""
+    """It saw no executor asleep, so it sent no notification. Only a recheck of the executor can find the job."""
     transaction = connection.transaction()
     await transaction.start()
     job_id = await client.submit("task", connection=connection)
     async with executor_inside(app, database_url, lease=LONG) as inside:
         await eventually(lambda: _someone_sleeps(client))
-        # It has looked again after it had said that it sleeps, and could not see the job.
+        # It has rechecked after it fell asleep, and could not see the job.
         await inside.log.wait_for(Taken, count=len(inside.log.of(Taken)) + 1)
         await transaction.commit()
         await inside.ended(job_id)
@@ -73,7 +73,7 @@ async def test_a_transaction_that_submitted_before_the_executor_slept_and_commit
 async def test_an_executor_sleeps_for_good_once_all_older_transactions_have_ended(
     app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
 ) -> None:
-    """It looks ever more seldom while one is open, and not any more afterwards."""
+    """It rechecks ever less often while one is open, and not at all afterwards."""
     transaction = connection.transaction()
     await transaction.start()
     await client.submit("task", connection=connection)
@@ -103,7 +103,10 @@ async def test_a_submission_under_an_old_snapshot_wakes_a_sleeping_executor(
 async def test_a_transaction_that_submits_can_be_prepared_where_it_notifies_nobody(
     end: str, app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
 ) -> None:
-    """One that has notified can't be. The job is found by a look of the executor, at most a heartbeat later."""
+    """A transaction that has notified can't be prepared.
+
+    The executor finds the job when it polls, at most a heartbeat later.
+    """
     name = f"joex {uuid4()}"
     async with executor_inside(app, database_url, lease="1.5s") as inside:
         await inside.log.wait_for(FellAsleep)
@@ -230,7 +233,7 @@ async def test_an_executor_that_polls_finds_work_without_notifications(
 async def test_an_executor_that_polls_lives_on_connections_that_change_under_it(
     app: joex.App, client: AnyClient, postgres: TestServer, database_name: str
 ) -> None:
-    """As behind a pooler in transaction mode: what a session knows is gone at any time."""
+    """As behind a pooler in transaction mode: the state of a session may be lost at any time."""
     async with Proxy(postgres.port) as proxy:
         url = postgres.tcp_url(database_name, port=proxy.port)
         async with executor_inside(app, url, poll_interval="50ms") as inside:
@@ -242,7 +245,7 @@ async def test_an_executor_that_polls_lives_on_connections_that_change_under_it(
 
 
 async def test_none_of_several_queues_starves_the_others(app: joex.App, client: AnyClient, database_url: str) -> None:
-    """The queue of one job is served although the queue before it always has work."""
+    """The executor serves the queue of one job although the queue before it always has work."""
     await client.submit_many([{"task": "task", "queue": "busy"} for _ in range(300)])
     ids = await client.submit_many([{"task": "task", "queue": queue} for queue in ("second", "third")])
     async with executor_inside(app, database_url, pool_size=1, queues=["busy", "second", "third"]) as inside:

@@ -1,4 +1,4 @@
-"""Executors that share the work of a queue."""
+"""Executors that share the jobs of a queue."""
 
 import asyncio
 from collections import Counter
@@ -44,7 +44,7 @@ async def test_eight_executors_run_each_of_twenty_thousand_jobs_once_and_the_gro
         ]
 
         async def all_finished() -> bool:
-            await asyncio.sleep(0.2)  # a count of them all takes its time
+            await asyncio.sleep(0.2)  # a count of all of them is slow
             found = await connection.fetchval("SELECT count(*) FROM joex_private.job WHERE finished_at IS NOT NULL")
             return bool(found == _JOBS)
 

@@ -42,7 +42,7 @@ async def test_the_commit_of_the_transaction_finishes_the_job_with_its_result(
             await connection.execute("INSERT INTO own VALUES ($1)", ctx.job_id)
         committed.set()
         await go_on.wait()
-        return "what it returns is not looked at"
+        return "ignored"
 
     async with executor_inside(app, database_url) as inside:
         job_id = await client.submit("task")
@@ -98,7 +98,7 @@ async def test_what_a_task_raises_after_its_transaction_does_not_undo_it(
 async def test_a_transaction_of_a_run_that_has_lost_its_job_is_rolled_back(
     client: AnyClient, database_url: str, effects: asyncpg.Connection
 ) -> None:
-    """The job was given to somebody else meanwhile, as after a lease that ran out."""
+    """Another executor has the job meanwhile, as after the end of a lease."""
     app = joex.App()
     inside_transaction, go_on = asyncio.Event(), asyncio.Event()
     raised: list[BaseException] = []
@@ -115,7 +115,7 @@ async def test_a_transaction_of_a_run_that_has_lost_its_job_is_rolled_back(
             raise
 
     async with executor_inside(app, database_url, lease=LONG) as inside:
-        # The next heartbeat, which would see what happens here, comes much later.
+        # The next heartbeat, which would see this, comes much later.
         await eventually(lambda: effects.fetchval(_FIRST_HEARTBEAT), why="the first heartbeat is over")
         job_id = await client.submit("task")
         await inside_transaction.wait()
@@ -144,7 +144,7 @@ async def test_a_result_of_a_run_that_has_lost_its_job_is_dropped_and_its_slot_f
     async with executor_inside(app, database_url, lease=LONG, pool_size=1) as inside:
         job_id = await client.submit("task")
         await started.wait()
-        # Somebody else holds it now: no executor of this test.
+        # Another executor holds it now, which is none of this test.
         await effects.execute(
             "UPDATE joex_private.job SET lock_id = gen_random_uuid(), executor_id = 999 WHERE id = $1", job_id
         )
@@ -183,7 +183,7 @@ async def test_a_run_that_has_lost_its_job_is_interrupted_at_the_next_heartbeat(
 async def test_a_transaction_of_a_job_that_was_cancelled_is_rolled_back(
     client: AnyClient, database_url: str, effects: asyncpg.Connection
 ) -> None:
-    """The cancellation comes while its task does not look: it blocks the loop."""
+    """The cancel request comes while the task blocks the loop."""
     app = joex.App()
     inside_transaction, go_on = threading.Event(), threading.Event()
     handled: list[UUID] = []
@@ -280,7 +280,7 @@ async def test_a_submission_in_a_tasks_transaction_is_there_if_and_only_if_it_co
 async def test_long_transactions_of_some_jobs_keep_no_other_job_from_running(
     client: AnyClient, database_url: str, effects: asyncpg.Connection
 ) -> None:
-    """Ten slots, of which nine are in a transaction for as long as they like."""
+    """Ten slots, of which nine run endless transactions."""
     app = joex.App()
     go_on = asyncio.Event()
     inside_transaction = asyncio.Barrier(10)

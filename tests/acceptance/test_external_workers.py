@@ -35,7 +35,7 @@ _ENDED = re.compile(r"^(\w+) ([0-9a-f-]{36})", re.MULTILINE)
 
 @dataclass
 class Worker:
-    """A program of examples/workers, in a process group of its own, with all that it starts."""
+    """A program of examples/workers, in its own process group, with its children."""
 
     name: str
     process: Process
@@ -47,21 +47,21 @@ class Worker:
             os.killpg(self.process.pid, number)
 
     async def leave(self) -> None:
-        """Ask it to leave, and wait until it has."""
+        """Send SIGTERM, and wait for its exit."""
         self.process.terminate()
         await asyncio.wait_for(self.process.wait(), PATIENCE)
 
     async def told(self, answer: str, job: UUID) -> None:
-        """Wait until a run of this job here has got this answer at its end."""
-        await eventually(lambda: job in self.ends(answer), why=f"{self.name} is told {answer}")
+        """Wait until the end of a run of this job here has this answer."""
+        await eventually(lambda: job in self.ends(answer), why=f"{self.name} gets {answer}")
 
     def ends(self, answer: str) -> list[UUID]:
-        """The jobs whose runs here got this answer at their end."""
+        """The jobs whose runs here ended with this answer."""
         return [UUID(job) for found, job in _ENDED.findall(self.output.read_text()) if found == answer]
 
 
 class Workers:
-    """Starts workers, and kills what is left of them in the end."""
+    """Starts workers, and kills the remaining ones at the end."""
 
     def __init__(self, folder: Path, url: str, psql: Path) -> None:
         self._folder = folder
@@ -106,7 +106,7 @@ async def workers(tmp_path: Path, database_url: str, postgres: TestServer) -> As
 
 @asynccontextmanager
 async def an_executor(client: AnyClient, url: str, app_id: str, **settings: str) -> AsyncIterator[str]:
-    """An executor in a process of its own; the address of its HTTP interface."""
+    """Start an executor process; returns the address of its HTTP interface."""
     command = "joex executor --app tests.support.deliveries:app --http-address 127.0.0.1:0"
     environment = {f"JOEX_{name.upper()}": value for name, value in settings.items()}
     async with running(command, ROOT, url, "registered", JOEX_APP_ID=app_id, **environment):
@@ -117,7 +117,7 @@ async def an_executor(client: AnyClient, url: str, app_id: str, **settings: str)
 
 
 class Load:
-    """Parcels of several tenants, as submitted jobs and as jobs with ids of their own, as long as the test wants."""
+    """Parcels of several tenants, as submitted jobs and as keyed jobs, for as long as the test needs."""
 
     def __init__(self, client: AnyClient, connection: asyncpg.Connection) -> None:
         self._client = client
@@ -125,13 +125,13 @@ class Load:
         self.jobs: list[UUID] = []
 
     async def keep_up(self) -> None:
-        """Submit more where little is left."""
+        """Submit more jobs if few are left."""
         waiting = await self._connection.fetchval("SELECT count(*) FROM joex_private.job WHERE lane IS NOT NULL")
         if waiting < AT_ONCE:
             await self.submit(AT_ONCE)
 
     async def submit(self, jobs: int) -> None:
-        """Submit so many jobs."""
+        """Submit this many jobs."""
         first = len(self.jobs)
         async with self._client.acquire() as connection, connection.transaction():
             for parcel in range(first, first + jobs):
@@ -148,7 +148,7 @@ class Load:
                 self.jobs.append(job)
 
     async def delivered(self, worker: str, jobs: int) -> None:
-        """Wait until a worker has delivered so many, with work for everybody."""
+        """Wait until a worker has delivered this many, while there is work for all."""
 
         async def enough() -> bool:
             await self.keep_up()
@@ -158,12 +158,12 @@ class Load:
         await eventually(enough, why=f"{worker} delivers {jobs} parcels")
 
     async def stopped_on_the_way(self, worker: Worker) -> asyncpg.Record:
-        """Stop a worker in the middle of a run; where it is in none, it goes on, and is stopped again. The run."""
+        """Stop a worker in the middle of a run; returns the run. If it has none, let it continue, and stop it again."""
 
         async def on_the_way() -> asyncpg.Record | None:
             await self.keep_up()
             worker.send(signal.SIGSTOP)
-            # (Neither row is locked: it is in no transaction, which would be open as long as it is stopped.)
+            # (Neither row is locked, so the worker is in no transaction, which would stay open while it is stopped.)
             found = await self._connection.fetchrow(
                 """
                 SELECT d.run, d.job FROM delivery d JOIN joex_private.job j ON j.id = d.job AND j.lock_id = d.run
@@ -179,7 +179,7 @@ class Load:
         return found
 
     async def given_to_another(self, run: asyncpg.Record) -> None:
-        """Wait until somebody else has the job of a run."""
+        """Wait until another run has the job of a run."""
         asked = "SELECT lock_id IS NOT NULL AND lock_id <> $2 FROM joex_private.job WHERE id = $1"
         await eventually(lambda: self._connection.fetchval(asked, *(run["job"], run["run"])), why="another has the job")
 
@@ -217,7 +217,7 @@ async def test_executors_and_workers_in_python_and_in_a_shell_run_all_jobs_under
             killed.append(await load.stopped_on_the_way(worker))
             worker.send(signal.SIGKILL)
 
-        # Those that take their places are late: their jobs are given to others meanwhile, and they are told so.
+        # Their replacements are late: other workers have their jobs meanwhile, and they get worker_conflict.
         late = [await workers.python("python 2"), await workers.shell("shell 2", first)]
         for worker in late:
             await load.delivered(worker.name, 1)

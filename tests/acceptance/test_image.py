@@ -1,7 +1,7 @@
-"""The image of joex, as far as it can be tried without a Docker engine.
+"""The image of joex, as far as tests can run it without a Docker engine.
 
-The very script that the Dockerfile runs installs into a folder; what is installed there runs as a user without rights,
-who can't write into it.
+The script that the Dockerfile runs installs into a folder; its programs run as a user without rights, which can't write
+into the folder.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ HELM_TEST = ROOT / "charts" / "joex" / "files" / "a_job_succeeds.py"
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """Installed once; nothing below its folder may be written, nor was in the end."""
+    """Install once; check at the end that no file below its folder has changed."""
     with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
         folder = Path(made) / "joex"
         install(folder)
@@ -93,7 +93,7 @@ async def test_an_operator_of_the_image_starts_and_waits_for_its_api_server(imag
 
 @pytest.fixture
 def nowhere() -> Iterator[Path]:
-    """A kubeconfig of a cluster that is not there, for everybody to read."""
+    """A kubeconfig of a missing cluster, readable for all users."""
     with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
         Path(made).chmod(0o755)
         path = Path(made) / "kubeconfig"
@@ -132,7 +132,7 @@ async def test_the_first_process_of_a_container_ends_at_a_sigterm_before_it_has_
     async with first_process(image, *command, JOEX_DATABASE_URL=NO_SERVER, KUBECONFIG=str(nowhere)) as process:
         await until_it_minds_sigterm(process)
         assert await process.terminate() == TOLD_TO_END
-        assert process.said == "", "it was told before it did anything"
+        assert process.said == "", "the signal came before any output"
 
 
 async def test_the_first_process_of_a_container_ends_at_a_sigterm_while_it_waits_for_its_database(image: Image) -> None:
@@ -165,7 +165,7 @@ def test_the_user_of_the_image_has_a_name_and_a_group() -> None:
 
 @pytest.fixture
 async def old_certificates(nowhere: Path) -> AsyncIterator[str]:
-    """The path of a kubeconfig for an API server with certificates of an old kind. It knows nothing, and says so."""
+    """The path of a kubeconfig for an API server with certificates of an old kind. It answers 404 to each request."""
     authority = Authority(nowhere.parent / "pki", old=True)
     served = authority.server("api", "IP:127.0.0.1")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,4 +1,4 @@
-"""Executors run jobs whose types, ids and priorities are their callers' own, and put back those that are overdue."""
+"""Executors run keyed jobs, and put back overdue ones."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ def keyed(client: AnyClient) -> joex.KeyedJobs:
 
 @pytest.fixture
 async def time_out(connection: asyncpg.Connection) -> Callable[[UUID], Awaitable[None]]:
-    """Lets the time of a run be over, as soon as the database knows that its code has started."""
+    """Let a run be overdue, as soon as the database knows that its code has started."""
 
     async def let_it(job: UUID) -> None:
         async def is_running() -> bool:
@@ -201,7 +201,7 @@ async def test_a_run_that_reports_progress_is_left_alone_and_one_that_does_not_i
 async def test_a_visibility_timeout_puts_a_run_back_though_it_reports_progress(
     keyed: joex.KeyedJobs, client: AnyClient, database_url: str, time_out: Callable[[UUID], Awaitable[None]]
 ) -> None:
-    """A report would make the time of the run last for another hour."""
+    """A report would renew an activity timeout for another hour."""
     app = joex.App()
 
     @app.task(NAME)
@@ -244,7 +244,7 @@ async def test_a_task_that_hangs_again_and_again_fails_in_the_end(
 
 @pytest.fixture
 async def crowd(connection: asyncpg.Connection) -> int:
-    """More than a thousand runs of a worker that is never heard of again; they are overdue. How many they are."""
+    """More than a thousand overdue runs of a worker that has died; returns how many."""
     number = 1201
     keys = "SELECT joex_private.add($1, '\\x17' || substr(int4send(65536 + nr), 2)) FROM generate_series(1, $2) nr"
     await connection.execute(keys, NAME, number)

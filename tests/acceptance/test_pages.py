@@ -1,7 +1,7 @@
 """Readers follow the pages of docs/learn and docs/how-to word for word, and each page does what it says.
 
 The tour of docs/learn begins in a clone, in an environment in which nothing is installed. A page of docs/how-to begins
-in a folder with the examples of a clone; ``joex`` is installed, ``JOEX_DATABASE_URL`` is set, and a job has been run.
+in a folder with the examples of a clone; ``joex`` is installed, ``JOEX_DATABASE_URL`` is set, and a job has run.
 """
 
 import re
@@ -47,7 +47,7 @@ def page_id(page: Path) -> str:
     return str(page.relative_to(DOCS))
 
 
-# ---- what is run, and where
+# ---- the pages, and their tests
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture
 def clone(home: Path) -> Path:
-    """A clone of the repository. What `make` and `pip` would download is that of the tests."""
+    """A clone of the repository. Instead of downloads, `make` and `pip` use the packages of the tests."""
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -240,7 +240,7 @@ async def test_a_page_does_what_it_says(page, postgres, database_url, connection
 
 
 async def follow(shell: Shell, step: Step) -> None:
-    """Do a step of a page, unless it belongs to a cluster or to another library."""
+    """Execute a step of a page, unless it belongs to a cluster or to another library."""
     if isinstance(step, File):
         await shell.write(step.name, step.text)
     elif isinstance(step, Command) and not step.on_cluster:

@@ -1,4 +1,4 @@
-"""Periodic tasks as their users meet them: in a program, and as docs/how-to/periodic.md says."""
+"""Periodic tasks in a program, and as on docs/how-to/periodic.md."""
 
 import importlib
 import re
@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "periodic.md").read_text()
 EXECUTOR = "joex executor --app {}:app"
-MAINTENANCE = "joex.retention"  # in each of the tests' databases there is this row
+MAINTENANCE = "joex.retention"  # each of the tests' databases has this row
 PROGRAM = """
 import asyncio
 import joex
@@ -55,7 +55,7 @@ async def ids(client, owner=None):
 
 
 async def printed(command, folder, database_url):
-    """What a command prints that ends well."""
+    """Run a command that succeeds; returns its output."""
     async with started(command, folder, database_url) as (process, log):
         await eventually(lambda: process.returncode is not None, why=f"{command} has ended")
         assert process.returncode == 0, log()
@@ -75,7 +75,7 @@ async def test_an_app_brings_its_periodic_tasks_and_takes_them_away_again(tmp_pa
 
 async def test_two_apps_and_people_leave_each_others_periodic_tasks_alone(tmp_path, client, database_url):
     await client.periodic.put("a", "tick", "daily")
-    await client.periodic.put("garden:app/tick", "tick", "daily", zone="Asia/Tokyo")  # people were first here
+    await client.periodic.put("garden:app/tick", "tick", "daily", zone="Asia/Tokyo")  # a user has set this one first
     async with executor(tmp_path, database_url, "shop", '@app.periodic("daily")'):
         mine = ["a", "garden:app/tick"]
         assert await ids(client) == [*mine, MAINTENANCE, "shop:app/tick"]
@@ -130,12 +130,12 @@ async def test_the_jobs_of_a_periodic_task_come_and_the_list_shows_it(tmp_path, 
         assert (await client.periodic.get("shop:app/tick")).enabled is False
 
 
-# What the page says
+# The page
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with the programs of the page, which can be imported."""
+    """A folder with the programs of the page, as importable modules."""
     (tmp_path / "shop.py").write_text(APP)
     (tmp_path / "monday.py").write_text(CLIENT)
     monkeypatch.syspath_prepend(tmp_path)

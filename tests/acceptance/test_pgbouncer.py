@@ -1,7 +1,7 @@
-"""Behind PgBouncer in transaction mode, as it comes: each transaction has another session of the server.
+"""Behind PgBouncer in transaction mode, by its defaults: each transaction has another session of the server.
 
-There are fewer sessions than connections, and each test has several clients at work at once. Nothing tells Joex that
-there is a pooler. All holds as well where the database's default isolation is SERIALIZABLE.
+There are fewer sessions than connections, and each test has several clients at work at once. Joex has no setting
+for a pooler. The tests also pass if the database's default isolation is SERIALIZABLE.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ async def pgbouncer(postgres: TestServer) -> AsyncIterator[PgBouncer]:
 async def url(
     request: pytest.FixtureRequest, postgres: TestServer, database_name: str, pgbouncer: PgBouncer
 ) -> AsyncIterator[str]:
-    """The test's database by way of PgBouncer, with some default isolation."""
+    """The test's database through PgBouncer, with each default isolation."""
     async with postgres.administrator() as administrator:
         await administrator.execute(
             f"ALTER DATABASE {database_name} SET default_transaction_isolation = '{request.param}'"
@@ -57,7 +57,7 @@ async def url(
 
 @pytest.fixture
 async def clients(url: str) -> AsyncIterator[list[AnyClient]]:
-    """Several clients, each with connections of its own."""
+    """Several clients, each with its own connections."""
     clients = [Client(url) for _ in range(4)]
     yield clients
     for client in clients:
@@ -150,7 +150,7 @@ async def test_executors_run_jobs_and_keep_their_leases(
             states = [job.state for job in jobs if job is not None]
             assert states == ["success", "failed", "success", "success"] * 40
             assert {job.result for job in jobs if job is not None and job.task == "connection"} == {"read committed"}
-            # They go on for longer than a lease without work.
+            # They stay for longer than a lease without work.
             seen = await connection.fetch("SELECT executor_id, heartbeat_at FROM joex_private.lease ORDER BY 1")
             assert len(seen) == 2
             for executor, at in seen:
@@ -247,7 +247,7 @@ async def test_the_operator_measures_and_makes_the_jobs_of_periodic_tasks(
 async def test_the_operator_finds_the_only_executor_dead_and_its_jobs_move_on(
     url: str, client: AnyClient, connection: asyncpg.Connection, pool: asyncpg.Pool, database_url: str
 ) -> None:
-    """No executor is left that could notice."""
+    """No executor is left that could rescue its jobs."""
     effects = Effects(pool, database_url)
     await effects.prepare()
     async with running_operator(url, poll=0.2) as operator:

@@ -1,4 +1,4 @@
-"""The alerts, the dashboard and their documentation fit the metrics that there are."""
+"""The alerts, the dashboard and their documentation fit the existing metrics."""
 
 import json
 import re
@@ -23,7 +23,7 @@ SAMPLES_OF_A_HISTOGRAM = re.compile("_(bucket|sum|count)$")
 
 @pytest.fixture(scope="session")
 def promtool():
-    """Runs promtool, which must like what it is given; fails where there is none, and none can be had."""
+    """Run promtool, which must accept its input; fails if there is no promtool, and none can be downloaded."""
     found = subprocess.run([ROOT / "scripts/get_program.sh", "promtool"], check=False, capture_output=True, text=True)
     if found.returncode != 0:
         pytest.fail(f"promtool can't be had: {found.stderr}")
@@ -49,20 +49,20 @@ def queries():
 
 
 def existing():
-    """The names of all metrics, as they are queried; a histogram's without the ends of its samples' names."""
+    """The names of all metrics, as in queries; those of histograms without the suffixes of their samples."""
     pages = [metrics.render()[0].decode() for metrics in (ExecutorMetrics(slots=1, busy=lambda: 0), OperatorMetrics())]
     names = {name for page in pages for name in re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)}
     return {name for name in names if not name.endswith("_created")}
 
 
 def named(expression):
-    """The metrics that an expression asks for."""
+    """The metrics in an expression."""
     outside_of_texts = re.sub(r'"[^"]*"', '""', expression)
     return {SAMPLES_OF_A_HISTOGRAM.sub("", name) for name in NAME.findall(outside_of_texts)}
 
 
 def headings(text):
-    """The anchors of a page, as GitHub and its like make them."""
+    """The anchors of a page, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 

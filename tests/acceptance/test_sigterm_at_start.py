@@ -1,4 +1,4 @@
-"""SIGTERM while a command starts that brings up the embedded PostgreSQL: nothing of it stays behind."""
+"""SIGTERM during the start of a command that starts the embedded PostgreSQL: it leaves nothing behind."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ TOLD_TO_END = 128 + 15
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where another user can reach what is there: the embedded server is not root."""
+    """A folder that another user can reach, because the embedded server does not run as root."""
     with tempfile.TemporaryDirectory(prefix="joex-tests-embedded-", dir="/var/tmp") as made:
         Path(made).chmod(0o755)
         yield Path(made)

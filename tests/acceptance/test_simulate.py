@@ -1,4 +1,4 @@
-"""`joex simulate`, as its user meets it: on a workload, and on the trace of what real executors have done."""
+"""`joex simulate`, as its user runs it: on a workload, and on a trace of real executors."""
 
 import asyncio
 import json
@@ -42,14 +42,14 @@ async def fail(ctx) -> None:
 
 @pytest.fixture
 def joex(tmp_path: Path) -> Joex:
-    """Without a database: nothing here needs one, but the trace."""
+    """The command without a database: only the trace needs one."""
     (tmp_path / "load.yaml").write_text(WORKLOAD)
     (tmp_path / "tasks.py").write_text(TASKS)
     return Joex(tmp_path, None)
 
 
 async def simulated(joex: Joex, *arguments: str) -> str:
-    """What a simulation printed. (On a slow machine it tells on stderr how far it has come.)"""
+    """The output of a simulation. (On a slow machine it prints its progress on stderr.)"""
     answer = await joex(*arguments)
     assert answer.code == 0, answer
     return answer.out.strip()
@@ -65,7 +65,7 @@ async def test_a_workload_on_a_pool_is_told_in_tables(joex):
 
 
 async def test_the_page_shows_what_the_example_really_gives():
-    """All figures: the same seed gives the same answer."""
+    """All figures are equal, because the same seed gives the same result."""
     page = (ROOT / "docs" / "how-to" / "simulation.md").read_text()
     joex, shown = (
         Joex(ROOT, None),
@@ -162,7 +162,7 @@ async def test_jobs_that_never_run_are_told(joex):
 
 
 async def test_what_was_really_run_is_exported_and_simulated(joex, database_url, client: Client, connection):
-    """Counts, ends and settings are the same; waits are compared by the benchmark, for no test is a test of time."""
+    """Counts, ends and settings are the same; the benchmark compares waits, because no test measures time."""
     joex.environment["JOEX_DATABASE_URL"] = database_url
     await stats.set_group(connection, "heavy", "default", weight=2)
     jobs: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""`joex up`, as its user meets it: real processes on a real PostgreSQL, and no cluster."""
+"""`joex up`, as its user runs it: real processes on a real PostgreSQL, and no cluster."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ SHRINK_AT_ONCE = {"scaleDown": {"stabilizationWindowSeconds": 0}}
 
 
 def pool(name: str = "docs", *, scaling: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    """A pool as it stands in a file. An executor runs one job at a time."""
+    """A pool in the form of a file. An executor runs one job at a time."""
     given = {
         "app": APP,
         "database": {"secretName": "db"},
@@ -45,7 +45,7 @@ def periodic(name: str, of_pool: str, **spec: Any) -> dict[str, Any]:
 
 
 class Up:
-    """`joex up` on one file, in a folder of the test's own."""
+    """`joex up` on one file, in a folder of the test."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.file = folder / "pool.yaml"
@@ -81,22 +81,22 @@ class Up:
             some = (e for e in self.events[after:] if e["reason"] == reason and part in f"{e['name']} {e['message']}")
             return next(some, None)
 
-        event: dict[str, Any] = await eventually(found, why=f"{reason} {part} is told; so far: {self}")
+        event: dict[str, Any] = await eventually(found, why=f"{reason} {part} has come; so far: {self}")
         return event
 
     async def ended(self) -> int:
-        """Wait until it has ended; returns its exit code."""
+        """Wait until it has exited; returns its exit code."""
         await asyncio.wait_for(asyncio.gather(*self._reading), PATIENCE)
         return await self.process.wait()
 
     def executors(self) -> list[psutil.Process]:
-        """The processes of its executors that run; once seen, they are remembered when it has ended."""
+        """The running processes of its executors. After its exit this still knows the processes that it has seen."""
         if self.process.returncode is None:
             self._children.update(psutil.Process(self.process.pid).children())
         return [child for child in self._children if is_running(child)]
 
     async def close(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining processes."""
         executors = self.executors()
         if self.process.returncode is None:
             self.process.kill()
@@ -136,7 +136,7 @@ async def effects(pool: asyncpg.Pool, database_url: str) -> Effects:
 
 @pytest.fixture
 def environment(tmp_path: Path, effects: Effects, database_url: str) -> dict[str, str]:
-    """Locks lie in the test's own folder, so that the name is its own too."""
+    """Locks are in the test's folder, so that the name of the pool is free."""
     others = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "PG"))}
     mine = {"JOEX_DATABASE_URL": database_url, EFFECTS_URL: effects.url, "TMPDIR": str(tmp_path)}
     return {**others, **mine}
@@ -157,12 +157,12 @@ def database(pool: asyncpg.Pool) -> asyncpg.Pool:
 
 
 async def hold(client: Client, *flags: str, **options: Any) -> list[UUID | None]:
-    """Submit jobs, each of which runs until its flag is there."""
+    """Submit jobs, each of which runs until its flag is set."""
     return await client.submit_many([{"task": "hold", "args": {"flag": flag}, **options} for flag in flags])
 
 
 async def living(database: asyncpg.Pool) -> dict[str, int]:
-    """The executors that live: app-id and process id."""
+    """The living executors: app-id and process id."""
     rows = await database.fetch("SELECT app_id, pid FROM joex_private.executor WHERE left_at IS NULL")
     return {row["app_id"]: row["pid"] for row in rows}
 
@@ -233,7 +233,7 @@ async def test_a_second_signal_makes_the_executors_give_their_jobs_back(up, clie
 
 
 async def test_a_killed_executor_is_started_again_in_place_and_has_its_jobs_back_at_once(up, client, effects, database):
-    # It is not the end of the lease that gives the job back; and no other executor gets it.
+    # Not the end of the lease gives the job back, and no other executor gets it.
     await up.write(pool(lease="1h", scaling={"minReplicas": 1, "maxReplicas": 1})).start()
     (job,) = await hold(client, "go")
     first = await effects.begun(job)
@@ -254,7 +254,7 @@ async def test_an_executor_that_crashes_again_and_again_has_another_one_beside_i
     await up.write(pool(poolSize=4, mostLosses=1000, scaling={"maxReplicas": 2, "behavior": {}})).start()
     await client.submit("kill")
     await up.told("Added", "docs-0")
-    # One job calls for one executor: the second one is there for what the first one does not do while it waits.
+    # One job needs one executor: the second one runs the jobs that the first can't run while it waits.
     await up.told("Added", "docs-1")
     other = await client.submit("effect", group="another tenant")
     assert await effects.all_finished([other]) == {"success": 1}

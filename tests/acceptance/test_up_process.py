@@ -51,7 +51,7 @@ def recorder() -> Recorder:
 async def start(
     tmp_path: Path, parent_watch: ParentWatch, recorder: Recorder
 ) -> AsyncIterator[Callable[[str], SlotProcess]]:
-    """Start an executor whose app's module does this when it is imported."""
+    """Start an executor whose app's module executes this at its import."""
     started: list[SlotProcess] = []
 
     def start(code: str) -> SlotProcess:
@@ -74,7 +74,7 @@ async def test_it_is_started_again_ever_later_and_its_last_words_are_told(start,
     assert process.problem == "exit code 3: no license"
     assert recorder.lines == ["no license"] * 3
 
-    process.end(60)  # while it waits to be started again
+    process.end(60)  # while it waits for its restart
     await process.ended()
     assert recorder.has_ended
     assert len(recorder.failures) == 3

@@ -24,7 +24,7 @@ def program(tmp_path, monkeypatch):
 
 @pytest.fixture
 async def copied(connection):
-    """What was copied of each document, in order."""
+    """The copies of each document, in order."""
     await connection.execute("CREATE TABLE copy (doc text, change text, nr bigint GENERATED ALWAYS AS IDENTITY)")
 
     async def read():
@@ -35,7 +35,7 @@ async def copied(connection):
 
 
 class Source:
-    """A source of changes, two at a time. A reader may be held before it gets those from a sequence number on."""
+    """A source of changes, two at a time. A test may hold a reader back before a sequence number."""
 
     def __init__(self, *changes: str) -> None:
         self.changes = list(changes)

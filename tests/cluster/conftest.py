@@ -1,7 +1,7 @@
-"""The cluster that the tests of this folder share, and what each gets of it.
+"""The cluster that the tests of this folder share, and the fixtures of each test.
 
-A test gets a namespace of its own and may do there what it likes. One that breaks nodes adds a node for that; one that
-stops the API server starts it again.
+A test has its own namespace, for any use. A test that breaks nodes adds a node for that; a test that stops the API
+server starts it again.
 """
 
 import os
@@ -32,7 +32,7 @@ _FAILED = pytest.StashKey[bool]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Building the programs takes minutes where they are not there yet: the first test is not timed meanwhile."""
+    """Build the programs here, which may take minutes, so that this does not count as the time of the first test."""
     for item in session.items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.timeout(func_only=True))
@@ -40,7 +40,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say it at the end where these tests did not run."""
+    """Report at the end if these tests did not run."""
     if reason := config.stash.get(_NOT_RUN, ""):
         terminalreporter.section("the tier cluster was NOT run", red=True, bold=True)
         terminalreporter.line(reason)
@@ -56,7 +56,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The cluster of this session, see `tests.support.cluster`. Without one, its tests fail, or are skipped loudly."""
+    """The cluster of this session, see `tests.support.cluster`.
+
+    Without one, its tests fail, or are skipped with a warning at the end.
+    """
     config = request.config
     choice = config.getoption("--cluster", None) or os.environ.get(VARIABLE) or "auto"
     terminal = config.pluginmanager.getplugin("terminalreporter")
@@ -89,7 +92,7 @@ def _is_wanted(config: pytest.Config, choice: str) -> bool:
 
 @pytest.fixture
 def local_cluster(cluster: Cluster) -> LocalCluster:
-    """The controls of a cluster of processes; other clusters can't play what its tests play."""
+    """The controls of a cluster of processes; other clusters can't simulate these faults."""
     if cluster.local is None:
         pytest.skip(f"the cluster is of the kind {cluster.provider}; this needs one of processes: --cluster=local")
     return cluster.local
@@ -124,15 +127,15 @@ async def namespaces(request: pytest.FixtureRequest, cluster: Cluster, api: Api)
 
 @pytest.fixture
 async def namespace(namespaces: Namespaces) -> str:
-    """The name of a namespace of the test's own."""
+    """The name of a namespace for this test."""
     return await namespaces.make()
 
 
 @pytest.fixture
 async def own_node(request: pytest.FixtureRequest, local_cluster: LocalCluster, api: Api) -> AsyncIterator[LocalNode]:
-    """A node of the test's own, to be broken, with the parameter as settings of its kubelet.
+    """A node for this test, which may break it; the parameter has settings of its kubelet.
 
-    Pods come to it by its `pod_selector`.
+    Pods select it by its `pod_selector`.
     """
     name = f"node-{secrets.token_hex(4)}"
     node = local_cluster.add_node(name, **getattr(request, "param", {}))
@@ -144,7 +147,7 @@ async def own_node(request: pytest.FixtureRequest, local_cluster: LocalCluster, 
 
 @pytest.fixture
 def database_url(cluster: Cluster, postgres: TestServer, database_name: str) -> str:
-    """The URL of a database of the test's own, with the schema of Joex: for pods, and for this machine."""
+    """The URL of a database for this test, with the schema of Joex: for pods, and for this machine."""
     return cluster.database_url(postgres, database_name)
 
 

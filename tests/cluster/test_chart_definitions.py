@@ -1,6 +1,6 @@
 """The chart's CRDs: installed, upgraded and kept, over CRDs of any origin; and what its operator may do.
 
-They belong to the whole cluster, so each test begins without any, and leaves what was there before.
+They belong to the whole cluster, so each test begins without any, and restores the earlier ones.
 """
 
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ LEFT = "THE CHART HAS NOT CHANGED THE CRD"
 
 @pytest.fixture(autouse=True)
 async def no_definitions(local_cluster: LocalCluster, api: Api) -> AsyncIterator[None]:
-    """None at first; in the end those that there were, as they are in the files."""
+    """Remove the definitions; at the end restore the earlier ones from the files."""
     there = {found["metadata"]["name"] for found in await api.get_all(KIND)}
     await remove_definitions(api)
     yield
@@ -33,7 +33,7 @@ async def no_definitions(local_cluster: LocalCluster, api: Api) -> AsyncIterator
 
 
 class Release:
-    """A release of the chart without a database and a pool, whose operator has nothing to do."""
+    """A release of the chart without a database and a pool, whose operator has no pool."""
 
     def __init__(self, helm: Helm, name: str, namespace: str) -> None:
         self._helm, self._name, self._namespace = helm, name, namespace
@@ -152,7 +152,7 @@ async def test_one_that_was_removed_comes_back_with_the_next_upgrade(api: Api, h
 async def test_the_operators_account_can_do_its_work_and_no_more(
     local_cluster: LocalCluster, cluster: Cluster, api: Api, helm: Helm, namespace: str
 ) -> None:
-    """With the very requests: an apply that creates asks for other rights than one that changes."""
+    """With the operator's own requests: an apply that creates needs other rights than one that changes."""
     for name in NAMES:
         await apply_definition(api, name)
     rendered = await render(helm, f"watchNamespaces={{{namespace}}}", namespace=namespace)

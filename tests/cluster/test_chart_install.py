@@ -1,6 +1,6 @@
-"""The chart really installed, in a namespace whose pods must be restricted: its operator works under its own account.
+"""The chart installed in a namespace with restricted pods: its operator works under its own account.
 
-Whatever it does, the API server has refused it nothing: `Release.let_go` looks at that.
+The API server must never refuse its requests: `Release.let_go` checks that.
 """
 
 import asyncio
@@ -39,9 +39,11 @@ async def namespace(namespaces: Namespaces) -> str:
 
 @pytest.fixture
 async def release(cluster: Cluster, api: Api, helm: Helm, system: System) -> AsyncIterator[Release]:
-    """Not installed yet; uninstalled in the end, before the test's database goes."""
+    """A release that is not installed yet; uninstalled at the end, before the test's database is dropped."""
     if cluster.provider == "context":
-        pytest.skip("the definitions and the operator of the chart are for a whole cluster, and this one is somebody's")
+        pytest.skip(
+            "the definitions and the operator of the chart are for a whole cluster, and this one belongs to the user"
+        )
     release = Release(cluster, api, helm, system.namespace)
     yield release
     print(await release.logs())
@@ -66,7 +68,7 @@ async def test_one_command_installs_all_that_a_job_needs(api: Api, release: Rele
 async def test_a_release_of_the_chart_before_is_upgraded_with_all_that_runs(
     api: Api, helm: Helm, release: Release, system: System, tmp_path: Path
 ) -> None:
-    """There is none yet: this chart stands for it, with another number and other words in a definition."""
+    """There is no earlier chart yet: this chart with another version and another text in a definition replaces it."""
     await remove_definitions(api)
     before = await chart_before(helm, tmp_path)
     await release.install(own_database(system.manifest("first")), chart=before)
@@ -94,14 +96,14 @@ async def test_upgrades_of_the_operator_and_of_the_pool_leave_what_runs_alone(re
     at_first = await executors(system)
     assert at_first.keys() == {"first-0", "first-1"}
 
-    # The operator alone. It goes, and executors take what comes meanwhile.
+    # The operator alone. While it is replaced, executors take new jobs.
     upgrade = asyncio.create_task(release.upgrade("operator.logLevel=debug"))
     while not upgrade.done():
         assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
     await upgrade
     assert await executors(system) == at_first
 
-    # The pool. Its executors are replaced when their jobs have ended.
+    # The pool. The operator replaces its executors when their jobs have ended.
     await release.upgrade("pool.spec.poolSize=3")
     await system.until_pool(lambda pool: pool["spec"]["poolSize"] == 3 and pool["status"]["drainingReplicas"], "first")
     assert (await executors(system)).items() >= at_first.items()
@@ -117,7 +119,7 @@ async def test_upgrades_of_the_operator_and_of_the_pool_leave_what_runs_alone(re
 async def test_an_upgrade_of_image_and_pool_replaces_executors_once(
     release: Release, system: System, local_cluster: LocalCluster
 ) -> None:
-    """Any tag is there. The new operator has the new image, and the pool of its ConfigMap, before it does anything."""
+    """Each tag exists. The new operator has the new image, and the pool of its ConfigMap, before its first action."""
     first = system.manifest("first", replicas=1)
     del first["spec"]["image"]
     await release.install(own_database(first))
@@ -136,7 +138,7 @@ async def test_an_upgrade_of_image_and_pool_replaces_executors_once(
 async def test_uninstalling_takes_the_trial_away_with_its_pool_and_keeps_the_definitions(
     api: Api, release: Release, system: System
 ) -> None:
-    """The executors end though their database goes with them."""
+    """The executors exit though their database is removed with them."""
     await release.install()
     await release.until_operator()
     await api.until("deployments", "joex-postgresql", is_available(1), release.namespace)
@@ -169,7 +171,8 @@ async def test_uninstalling_ends_the_first_pool_after_its_jobs_and_leaves_other_
     await until_pods_of(system, "own")
     assert await executors(system) == of_own
 
-    # The next release takes over what is there. The last operator could not give its Lease back: its rights went first.
+    # The next release takes over the objects. The last operator could not release its Lease: its rights were deleted
+    # first.
     await release.install(values)
     [operator] = await release.until_operator()
     await api.until("leases", OPERATOR, is_held_by(operator), release.namespace)
@@ -180,7 +183,7 @@ async def test_uninstalling_ends_the_first_pool_after_its_jobs_and_leaves_other_
     await system.until_slots("own-0")
     assert await executors(system) == of_own
 
-    # Without an operator, pools can be deleted like anything else.
+    # Without an operator, users can delete pools like any object.
     await release.uninstall()
     await api.delete(POOLS, "own", release.namespace)
     await system.until_slots()
@@ -195,7 +198,7 @@ async def test_a_namespace_with_live_pools_is_deleted_within_their_grace(
 ) -> None:
     in_time = {"drain": {"timeout": "3s"}}
     values = own_database(system.manifest("first", queues=["first"], **in_time))
-    # Not the whole cluster: those rights would outlive the namespace.
+    # Not the whole cluster, because those rights would outlive the namespace.
     await release.install({**values, "watchNamespaces": [release.namespace]})
     await release.until_operator()
     await system.pool("own", queues=["own"], **in_time)
@@ -249,7 +252,7 @@ async def test_the_operator_uses_each_right_that_it_has(
     kind = {"apiVersion": "joex.dev/v1alpha1", "kind": "PeriodicTask", "metadata": {"name": "nightly"}}
     await api.apply({**kind, "spec": task}, release.namespace)
     await api.until("periodictasks", "nightly", lambda found: found and "status" in found, release.namespace)
-    for _ in range(2):  # the second time the same Events are counted up
+    for _ in range(2):  # the second time the same Events get a higher count
         assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
         await system.until_slots()
         await system.until_reason("AtZero", name="first")
@@ -262,7 +265,7 @@ async def test_the_operator_uses_each_right_that_it_has(
 
     may = await rights(api, release)
 
-    def is_all_used() -> bool:  # (the log tells of a request when it is answered: its effect is seen before)
+    def is_all_used() -> bool:  # (the log has a request when it is answered: its effect may come before)
         return may - {request.right for request in release.requests()} == ASKED_BY_THE_API_SERVER
 
     await eventually(is_all_used, why=f"each right is used, of {may}")
@@ -271,12 +274,12 @@ async def test_the_operator_uses_each_right_that_it_has(
 BEFORE = "Of the chart before."
 DEFINITION = FILES[POOLS]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 ASKED_BY_THE_API_SERVER = {
-    Right("create", "joex.dev", "joexpools"),  # for an apply, where there is no such object
+    Right("create", "joex.dev", "joexpools"),  # for an apply, if there is no such object
 }
 
 
 async def chart_before(helm: Helm, folder: Path) -> Path:
-    """The chart as a package of an earlier version, whose definition of pools reads otherwise."""
+    """The chart as a package of an earlier version, with another text in the definition of pools."""
     source = Path(shutil.copytree(CHART, folder / NAME))
     path = source / "files" / "crds" / f"{POOLS}.yaml"
     crd = yaml.safe_load(path.read_text())
@@ -287,13 +290,13 @@ async def chart_before(helm: Helm, folder: Path) -> Path:
 
 
 async def description(api: Api) -> str:
-    """What the cluster's definition of pools says about them."""
+    """The description in the cluster's definition of pools."""
     crd = await api.get(KIND, POOLS)
     return str(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"])
 
 
 async def rights(api: Api, release: Release) -> set[Right]:
-    """What the roles of a release allow."""
+    """The rights in the roles of a release."""
     cluster_role = await api.get("clusterroles", f"{release.namespace}:{OPERATOR}")
     rules = [
         rule for role in (cluster_role, await api.get("roles", OPERATOR, release.namespace)) for rule in role["rules"]
@@ -306,7 +309,7 @@ async def rights(api: Api, release: Release) -> set[Right]:
 
 
 def is_held_by(pod: Object) -> Callable[[Object], bool]:
-    """Whether the Lease is that of an operator's pod."""
+    """Whether an operator's pod holds the Lease."""
     return lambda lease: bool(lease["spec"]["holderIdentity"] == pod["metadata"]["name"])
 
 
@@ -317,7 +320,7 @@ def is_renewed(lease: Object) -> bool:
 
 
 async def hold(system: System, queue: str) -> UUID:
-    """Let a job begin that runs until there is a flag of its queue's name."""
+    """Begin a job that runs until there is a flag with its queue's name."""
     job = await system.client.submit("hold", {"flag": queue}, queue=queue)
     assert job is not None
     await system.effects.begun(job)
@@ -325,7 +328,7 @@ async def hold(system: System, queue: str) -> UUID:
 
 
 async def executors(system: System) -> dict[str, int]:
-    """The ids of the executors that live, by slot: another process is another executor."""
+    """The ids of the living executors, by slot: another process is another executor."""
     return {slot: row["id"] for slot, row in (await system.executors()).items()}
 
 

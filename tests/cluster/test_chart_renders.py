@@ -1,4 +1,4 @@
-"""What the chart makes of its values, by the real helm; and whether the real API server takes it."""
+"""The manifests of the chart, rendered by the real helm and checked by the real API server."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ EVERYTHING = [
     *("postgresql.persistence.enabled=true", "postgresql.persistence.storageClass=fast"),
 ]
 WRONG = {
-    # values: what the one message names
+    # values: the text of the one message
     "replica=2": "'replica'",
     "operator.replica=2": "at '/operator': additional properties 'replica'",
     "operator.replicas=many": "/operator/replicas",
@@ -155,7 +155,7 @@ async def test_the_operator_of_some_namespaces_has_rights_in_these_alone(helm: H
     text = await manifests(helm, "watchNamespaces={a,b}", "pool.enabled=false")
     roles = [found for found in yaml.safe_load_all(text) if found and "Role" in found["kind"]]
     places = {(found["kind"], found["metadata"].get("namespace", "the release's")) for found in roles}
-    assert 'value: "a,b"' in text  # what the operator is told
+    assert 'value: "a,b"' in text  # the operator's settings
     assert places == {(kind, place) for kind in ("Role", "RoleBinding") for place in ("a", "b", "the release's")}
 
 
@@ -164,7 +164,7 @@ async def test_without_a_first_pool_the_operator_may_make_none(helm: Helm) -> No
 
 
 def _rights(objects: dict[Key, Object]) -> dict[Any, dict[Any, str]]:
-    """Verbs by group, resource and, where it is said, name; by role and namespace; and each role is bound."""
+    """Verbs by group, resource and, if given, name; by role and namespace. Checks that each role is bound."""
     found: dict[Any, dict[Any, str]] = {}
     for (kind, name), role in objects.items():
         if kind not in ("Role", "ClusterRole"):
@@ -297,7 +297,7 @@ async def test_the_api_server_takes_everything_and_the_pods_are_restricted(
     rendered = await render(helm, *values, namespace=namespace)
     for manifest in rendered.values():
         await _try(api, manifest, namespace)
-    # Pods are admitted for an account that is there, and of a priority that the namespace may have.
+    # The API server admits pods of an existing account, and of a priority that the namespace allows.
     await api.create(rendered["ServiceAccount", "joex-operator"], namespace)
     for name, template in pod_templates(rendered).items():
         template["spec"].pop("priorityClassName", None)
@@ -306,7 +306,7 @@ async def test_the_api_server_takes_everything_and_the_pods_are_restricted(
 
 
 async def _try(api: Api, manifest: Object, namespace: str) -> None:
-    """Let the API server say whether it would take this; a field that it does not know is a fault."""
+    """Check by a dry run that the API server accepts this, without an unknown field."""
     resource, namespace_, name = await api._placed(manifest, namespace)
     options = {"dryRun": "All", "fieldValidation": "Strict", "fieldManager": "joex-tests", "force": "true"}
     await api.request("PATCH", resource.path(namespace_, name), manifest, media=APPLY_PATCH, **options)

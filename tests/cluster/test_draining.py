@@ -1,4 +1,4 @@
-"""Executors that are let go: idle ones first, never one that runs a job, and none that takes one at the last moment."""
+"""The choice of executors to drain: idle ones first, never one that runs a job, and none that is just taking one."""
 
 import random
 from uuid import UUID
@@ -34,7 +34,7 @@ async def test_those_that_start_go_before_those_that_are_idle(system: System) ->
     system.operator()
     await system.pool(replicas=2)
     await system.until_ready(2)
-    # There is no room for another pod: the one that follows this one does not start.
+    # There is no room for another pod: the successor of this one does not start.
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
     await system.api.create(quota, system.namespace)
     await system.api.until("resourcequotas", "one", lambda found: found["status"].get("used"), system.namespace)
@@ -52,18 +52,18 @@ async def test_those_that_start_go_before_those_that_are_idle(system: System) ->
 
 
 async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: System) -> None:
-    """It was idle when the operator observed it; the other one goes."""
+    """It was idle when the operator observed it; the operator removes the other one."""
     system.operator()
     await system.pool(replicas=2)
     await system.until_ready(2)
     before = await system.executors()
     both_sleep = "SELECT count(*) = 2 FROM joex_private.executor WHERE asleep_since IS NOT NULL"
     await eventually(lambda: system.db.fetchval(both_sleep), why="both have fallen asleep")
-    # Of idle executors the youngest goes first, and the one that fell asleep last is woken first.
+    # The operator removes the youngest idle executor first; a submission wakes the one first that fell asleep last.
     await system.db.execute(
         "UPDATE joex_private.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'"
     )
-    # Each take reads the timeouts of tasks, after it has said that it is under way.
+    # Each take reads the timeouts of tasks, after it has locked its executor.
     async with system.db.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE joex_private.task_timeout")
         job = await system.submit("hold", flag="go")
@@ -82,7 +82,7 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
 
 
 async def test_jobs_that_come_while_executors_go_are_safe(system: System) -> None:
-    """Nothing keeps the pool from going to zero whenever nothing runs: jobs come just then."""
+    """The pool may go to zero whenever no job runs, and jobs come just then."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -124,7 +124,7 @@ async def test_a_busy_executor_that_must_go_finishes_first(system: System) -> No
 
         await system.effects.flag(("first", "second")[slots.index(leaving)])
         await system.until_slots(staying)
-        # The one that went has taken nothing more.
+        # The removed executor has taken no more jobs.
         assert await system.db.fetchval("SELECT state::text FROM joex_private.job WHERE id = $1", waiting) == "waiting"
         await system.effects.flag("first", "second")
         assert await system.effects.all_finished([*jobs, waiting]) == {"success": 3}

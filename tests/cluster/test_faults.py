@@ -1,6 +1,6 @@
-"""Pods and nodes that go without asking: jobs move on as soon as that is safe, and no sooner.
+"""Sudden losses of pods and nodes: jobs move on as soon as that is safe, and no sooner.
 
-Where the lease is long, only what the test is about can explain that a job moves on within seconds.
+If the lease is long, only the mechanism of the test can move a job within seconds.
 """
 
 from uuid import UUID
@@ -18,7 +18,7 @@ from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 LONG, SHORT = "120s", "3s"
-"""A lease that ends in no test, and one whose end a test waits for. Other pools have the one that users have."""
+"""A lease that ends in no test, and one whose end a test waits for. Other pools have the default lease."""
 STAYS = [
     {"key": f"node.kubernetes.io/{kind}", "operator": "Exists", "effect": "NoExecute"}
     for kind in ("not-ready", "unreachable")
@@ -33,7 +33,7 @@ async def job(system: System, job_id: UUID) -> asyncpg.Record:
 
 
 async def endings(system: System, slot: str) -> list[str | None]:
-    """How the executors of a slot ended, the first one first; None: it lives."""
+    """How the executors of a slot ended, in order; None: it lives."""
     app_id = f"{system.namespace}/{slot}"
     rows = await system.db.fetch("SELECT ending FROM joex_private.executor WHERE app_id = $1 ORDER BY id", app_id)
     return [row["ending"] for row in rows]
@@ -46,14 +46,14 @@ async def until_drains(system: System, slot: str) -> None:
 
 
 def near(node: LocalNode) -> Object:
-    """What makes pods run on this node while it is there, and elsewhere without it."""
+    """An affinity that makes pods run on this node while it exists, and elsewhere without it."""
     wanted = [{"key": key, "operator": "In", "values": [value]} for key, value in node.pod_selector.items()]
     preferred = [{"weight": 100, "preference": {"matchExpressions": wanted}}]
     return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
 
 
 async def no_more_pods(system: System) -> None:
-    """The pods that are there stay; what would follow one of them is not made."""
+    """Let no further pod be made; the present ones stay."""
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     await system.api.create(quota, system.namespace)
     await system.api.until("resourcequotas", "none", lambda found: found["status"].get("used"), system.namespace)
@@ -112,7 +112,7 @@ async def test_a_pod_that_somebody_deletes_finishes_its_job(system: System) -> N
 
 @pytest.mark.parametrize("own_node", [{"restart_delay": 600.0, "most_restart_delay": 600.0}], indirect=True)
 async def test_a_job_that_kills_its_executors_takes_no_other_tenant_down(system: System, own_node: LocalNode) -> None:
-    """The first executor dies twice, and is started again in ten minutes; until then others take its place."""
+    """The first executor dies twice, and restarts after ten minutes; until then others replace it."""
     system.operator()
     await system.pool(poolSize=4, scaling={"minReplicas": 1, "maxReplicas": 3}, template=near(own_node))
     await system.pod_of("pool-0")
@@ -139,7 +139,7 @@ async def test_the_jobs_of_a_pod_that_has_ended_move_on_at_once(
     slot = await system.executor_of(held)
     pod = await system.pod_of(slot)
     pid = (await system.effects.begun(held))["pid"]
-    # Only the operator can tell: the next pod of the slot would find out by itself that the process is gone.
+    # Only the operator can report the death: the next pod of the slot would notice by itself that the process is gone.
     await no_more_pods(system)
     if how == "evicted":
         local_cluster.node_of(pod).evict(pod)
@@ -164,7 +164,7 @@ async def test_a_pod_deleted_by_force_is_not_taken_for_dead(system: System, own_
     await cordon(system, own_node)
     await system.api.delete("pods", pod["metadata"]["name"], system.namespace, grace=0)
 
-    # The pod that comes after it starts nowhere, and can find out nothing.
+    # The next pod can't start, so it can't notice it.
     def waits(pods: list[Object]) -> bool:
         return any(condition(one, "PodScheduled") == "False" for one in pods)
 
@@ -206,7 +206,7 @@ async def test_a_silent_node_that_reaches_the_database_goes_on_with_its_jobs(
 async def test_the_only_executor_died_with_its_node_and_its_jobs_move_on_by_the_lease(
     system: System, own_node: LocalNode
 ) -> None:
-    """No executor is left that could notice."""
+    """No executor is left that could rescue its jobs."""
     system.operator()
     await system.pool(lease=SHORT, template={**near(own_node), "tolerations": STAYS})
     held = await system.submit("hold", flag="go")
@@ -219,7 +219,7 @@ async def test_the_only_executor_died_with_its_node_and_its_jobs_move_on_by_the_
 
     await system.effects.begun(held, runs=2)
     assert await system.executor_of(held) == "pool-1"
-    # The slot of the lost pod goes; its pod stays until its node is back to end it.
+    # The operator removes the slot of the lost pod; the pod stays until its node is back and ends it.
     await system.until_pool(lambda pool: pool["status"]["replicas"] == 1)
     own_node.start()
     await system.until_slots("pool-1")
@@ -241,7 +241,7 @@ async def test_a_node_that_is_cut_off_from_everything_is_replaced_and_takes_noth
         run = await system.effects.begun(held)
         assert (await system.pod_of("pool-0"))["spec"]["nodeName"] == own_node.name
         await cordon(system, own_node)
-        # From now on everybody but the executor on the far node reaches the database by another way.
+        # From now on all but the executor on the far node reach the database by another way.
         await first.stop()
         await system.set_url(system.url)
         system.operator("second")

@@ -1,7 +1,7 @@
 """The chart on the image as its Dockerfile makes it.
 
 As in a real container, a program is the first process of its namespace, and its user has no rights. This user has no
-entry in passwd, and the Python is the newest one that this machine has.
+entry in passwd, and the Python is the newest one on this machine.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ from tests.support.cluster.system import POOL_LABEL, System
 from tests.support.image import AS_FIRST, AS_NOBODY, Image, install, why_no_containers
 from tests.support.waiting import PATIENCE, eventually
 
-pytestmark = pytest.mark.timeout(300)  # the first one downloads packages where no cache has them
+pytestmark = pytest.mark.timeout(300)  # the first one downloads packages that no cache has
 
 NAME = "joex-installed"
 APP = "joex.examples.documents:app"
@@ -72,7 +72,7 @@ async def test_a_pod_that_is_deleted_while_it_waits_for_its_database_ends_at_onc
 
 
 async def other_pod(system: System, before: Object) -> Object:
-    """Wait until a pod is gone, and another one is there in its place."""
+    """Wait until another pod has replaced a pod."""
 
     def is_another(found: list[Object]) -> bool:
         return len(found) == 1 and found[0]["metadata"]["uid"] != before["metadata"]["uid"]

@@ -1,4 +1,4 @@
-"""The operator as a process: its probes, its end, its settings, what it waits for, and the pools that come with it."""
+"""The operator as a process: its probes, its exit, its settings, its waits, and its bootstrap pools."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ CRDS = ("joexpools.joex.dev", "periodictasks.joex.dev")
 
 
 async def answers(operator: OperatorProcess, path: str) -> int | None:
-    """The status of a page; None: there is no answer."""
+    """The status of a page; None: no answer."""
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=1) as client:
             return (await client.get(f"{operator.address}{path}")).status_code
@@ -44,7 +44,7 @@ async def test_probes_and_metrics_tell_the_truth(system: System) -> None:
     metrics = await operator.get("/metrics")
     assert 'pool="pool"' in metrics
     assert "joex_operator_leader 1.0" in metrics
-    assert operator.log.count("operator leads") == 1, "it has not begun anew"
+    assert operator.log.count("operator leads") == 1, "it has not restarted"
     operator.pause()
     assert await answers(operator, "/healthz") is None
     operator.resume()
@@ -52,7 +52,7 @@ async def test_probes_and_metrics_tell_the_truth(system: System) -> None:
 
 
 async def until_says(operator: OperatorProcess, what: str) -> None:
-    """Wait until it says why it is not ready. (One that leads may miss its watches before its Lease.)"""
+    """Wait until it reports why it is not ready. (A leader may lose its watches before its Lease.)"""
 
     async def says() -> bool:
         return what in await operator.get("/readyz")

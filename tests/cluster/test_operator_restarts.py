@@ -1,6 +1,6 @@
-"""Whatever is away for a while, operator, API server or PostgreSQL: work goes on, and what was begun is finished.
+"""Operator, API server or PostgreSQL is away for a while: work continues, and each action that was begun is completed.
 
-What an operator remembers is in the cluster and the database, so that the next one goes on from any point.
+An operator's state is in the cluster and the database, so the next one continues from any point.
 """
 
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def retired(system: System) -> list[str]:
 
 @asynccontextmanager
 async def held_up(system: System, operator: OperatorProcess) -> AsyncIterator[None]:
-    """No operator can retire or forget a name; at the end the test kills one that is about to."""
+    """No operator can retire or forget a name; at the end of the block the test kills the one that waits for that."""
     async with system.db.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE joex_private.retired IN SHARE MODE")
         yield
@@ -75,7 +75,7 @@ async def test_a_drain_is_finished_by_the_next_operator_from_any_point(system: S
     await system.effects.begun(held)
     await killed(system, first)
 
-    # The one before could not give its Lease up; the same process would, as the next container of its pod, take it.
+    # The old operator could not release its Lease. The same process would take it, as the next container of its pod.
     system.operator()
     await system.until_slots()
     await eventually(lambda: _is_empty(system), why="the name is free again")

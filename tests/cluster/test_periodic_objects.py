@@ -104,7 +104,7 @@ async def test_a_task_waits_for_its_pool(system: System) -> None:
 async def test_a_task_that_is_made_anew_for_another_pool_leaves_no_row_behind(
     system: System,
 ) -> None:
-    """Both pools have the same database, and know it by different URLs."""
+    """Both pools have the same database, by different URLs."""
     system.operator()
     await system.set_url(f"{system.url}&application_name=other", "other")
     await system.pool()
@@ -271,7 +271,7 @@ async def test_what_only_the_operator_can_see_is_told_by_its_field_and_nothing_i
     found = await until_reason(system, reason)
     message = condition(found, "Ready", what="message")
     assert message.startswith(said)
-    assert message.endswith("; it makes no jobs until this is mended")
+    assert message.endswith("; no jobs are submitted until this is fixed")
     assert condition(found, "Ready") == "False"
     assert (await system.until_event(reason))["type"] == "Warning"
     await until_rows(system, {"nightly": False}, "enabled")

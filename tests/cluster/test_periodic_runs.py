@@ -23,7 +23,7 @@ async def apply(system: System, name: str = "ticks", **spec: Any) -> None:
 
 
 async def until_status(system: System, holds: Callable[[Object], Any], name: str = "ticks") -> Object:
-    """Wait until something holds of a status."""
+    """Wait until a condition holds for a status."""
     found: Object = await system.api.until(
         KIND, name, lambda found: found is not None and "status" in found and holds(found["status"]), system.namespace
     )
@@ -35,7 +35,7 @@ async def until_reason(system: System, reason: str, name: str = "ticks") -> Obje
 
 
 async def until_metric(operator: OperatorProcess, name: str, least: float, **labels: str) -> float:
-    """Wait until a number is so large; returns it."""
+    """Wait until a metric is this large; returns it."""
     series = name + "".join(f'{{{key}="{value}"}}' for key, value in labels.items())
 
     async def large_enough() -> float | None:
@@ -47,7 +47,7 @@ async def until_metric(operator: OperatorProcess, name: str, least: float, **lab
 
 
 async def after_looks(operator: OperatorProcess, looks: int) -> str:
-    """Wait for so many more reconciles of pools, and so of tasks; returns what was written until then."""
+    """Wait for this many more reconciles of pools, and so of tasks; returns the writes until then."""
     before = await until_metric(operator, "joex_operator_reconciles_total", 1, result="ok")
     await until_metric(operator, "joex_operator_reconciles_total", before + looks, result="ok")
     page = await operator.get("/metrics")
@@ -68,7 +68,9 @@ async def test_a_due_task_wakes_its_pool_from_zero_and_the_status_tells_of_its_j
     await apply(system, task="hold", args={"flag": "go"})
     found = await until_status(system, lambda status: status.get("lastJob", {}).get("state") == "running")
     job = found["status"]["lastJob"]["id"]
-    await until_metric(operator, "joex_periodic_decisions_total", 1, outcome="submitted")  # nobody else was there
+    await until_metric(
+        operator, "joex_periodic_decisions_total", 1, outcome="submitted"
+    )  # no other scheduler was there
     assert f"periodic task '{system.namespace}/ticks'" in operator.log
 
     found = await until_status(system, lambda status: status.get("lastOutcome") == "overlapping")
@@ -91,7 +93,7 @@ async def test_jobs_are_made_for_a_pool_that_is_to_have_no_executors(system: Sys
     system.operator()
     await system.pool(replicas=0)
     await apply(system)
-    # What is told of the first time is overwritten by what is told of the next, and may never be seen.
+    # The status of the next time overwrites that of the first, which a test may never see.
     found = await until_status(system, lambda status: status.get("lastOutcome") in ("submitted", "overlapping"))
     assert found["status"]["lastJob"]["state"] == "waiting"
     worker = await system.db.fetchval("SELECT worker FROM joex_private.periodic_task WHERE owner <> 'joex'")

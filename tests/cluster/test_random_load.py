@@ -1,4 +1,4 @@
-"""Bursts of jobs from several groups, while two pools grow and shrink all the time: no busy executor is ended."""
+"""Bursts of jobs from several groups, while two pools grow and shrink all the time: no busy executor ends."""
 
 import asyncio
 import random
@@ -60,7 +60,7 @@ def burst(dice: random.Random) -> list[NewJob]:
 
 
 async def until_next(pause: int, system: System, jobs: list[UUID | None]) -> None:
-    """Wait for nothing; or until half of the jobs are finished, or all, or the pools shrink, or they are empty."""
+    """Return at once, or wait until half of the jobs, or all, are finished, or the pools shrink, or they are empty."""
     match pause:
         case 0:
             return
@@ -75,7 +75,7 @@ async def until_next(pause: int, system: System, jobs: list[UUID | None]) -> Non
 
 
 async def until_fewer(system: System, slots: int) -> None:
-    """Wait until there are fewer Deployments than that, or none."""
+    """Wait until there are fewer Deployments than this, or none."""
 
     def fewer(found: list[Object]) -> bool:
         return len(found) < max(slots, 1)
@@ -84,7 +84,7 @@ async def until_fewer(system: System, slots: int) -> None:
 
 
 async def terminated_while_busy(address: str) -> float:
-    """What the operator counts."""
+    """The operator's count of executors that were terminated while busy."""
     answer = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{address}/metrics").read().decode())  # noqa: S310
     lines = [line for line in answer.splitlines() if line.startswith("joex_busy_executor_terminations_total")]
     assert lines

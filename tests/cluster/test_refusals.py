@@ -92,7 +92,7 @@ REFUSED: list[tuple[Object, str]] = [
 
 
 async def refusal(system: System, manifest: Object) -> str:
-    """Why the API server would refuse a pool, asked as kubectl asks; empty: it would accept it."""
+    """The reason why the API server would refuse a pool, by a dry run as in kubectl; empty: it would accept it."""
     path = f"/apis/joex.dev/v1alpha1/namespaces/{system.namespace}/joexpools"
     try:
         await system.api.request("POST", path, manifest, fieldValidation="Strict", dryRun="All")
@@ -129,7 +129,7 @@ async def test_the_database_of_a_pool_can_not_be_changed(system: System) -> None
 async def test_a_pool_with_the_wrong_secret_says_what_is_wrong_and_goes_on_when_it_is_mended(
     system: System, postgres: TestServer, database_name: str
 ) -> None:
-    """Only the operator sees it. Each fault has a pool of its own, and another pool works all the time."""
+    """Only the operator sees it. Each fault has its own pool, and another pool works all the time."""
     async with password_wanted(postgres, "guarded"):
         urls = {
             "nokey": "",
@@ -193,7 +193,7 @@ async def password_wanted(postgres: TestServer, user: str) -> AsyncIterator[None
 
 
 async def with_template(system: System, template: Object) -> None:
-    """A pool with just this template."""
+    """A pool with only this template."""
     manifest = system.manifest("broken", replicas=1)
     manifest["spec"]["template"] = template
     await system.api.apply(manifest)

@@ -1,4 +1,4 @@
-"""A changed template reaches the executors one by one, and no job is interrupted for it."""
+"""A changed template reaches the executors one by one, and interrupts no job."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ async def test_executors_are_replaced_one_by_one_and_finish_first(system: System
 
     async with Terminations(system) as terminations, numbers_ready(system) as numbers:
         await system.change(poolSize=2, template={"metadata": {"labels": {"round": "second"}}})
-        # Those that are idle come first.
+        # Idle executors come first.
         await system.api.until_all(DEPLOYMENTS, lambda found: old(found) == {busy}, system.namespace)
         await system.until_pool(lambda pool: pool["status"]["drainingReplicas"] == 1)
         assert (await system.executors())[busy]["pid"] == before[busy]["pid"]
@@ -51,10 +51,10 @@ async def test_a_template_that_fails_is_told_and_stops_at_the_first(system: Syst
     await system.change(app="tests.support.apps:nothing")
     pool = await system.until_reason("ExecutorFailing")
     assert condition(pool, "Ready") == "False"
-    told = condition(pool, "Ready", what="message")
-    assert "exit code" in told
-    assert "tests.support.apps" in told
-    assert "nothing" in told
+    message = condition(pool, "Ready", what="message")
+    assert "exit code" in message
+    assert "tests.support.apps" in message
+    assert "nothing" in message
     [kept] = await system.executors()
     assert (await system.executors())[kept]["pod_uid"] == before[kept]["pod_uid"]
     assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
@@ -62,7 +62,7 @@ async def test_a_template_that_fails_is_told_and_stops_at_the_first(system: Syst
     await system.change(app="tests.support.apps:app")
     await system.until_reason("Ready")
     await system.until_ready(2)
-    assert (await system.executors())[kept]["pod_uid"] == before[kept]["pod_uid"]  # its template is the right one again
+    assert (await system.executors())[kept]["pod_uid"] == before[kept]["pod_uid"]  # its template is valid again
 
 
 def old(deployments: list[Object]) -> set[str]:

@@ -1,4 +1,4 @@
-"""What people say about a pool: fixed numbers, bounds, suspension, deletion; and what they do to its Deployments."""
+"""Orders of users about a pool: fixed numbers, bounds, suspension, deletion; and their changes of its Deployments."""
 
 import pytest
 
@@ -75,7 +75,7 @@ async def test_a_deployment_that_somebody_scales_is_put_right(system: System) ->
 
 
 async def test_a_deployment_that_somebody_deletes_is_replaced(system: System) -> None:
-    """The job that its executor ran is finished by it, within the grace of its pod."""
+    """Its executor finishes its job, within the grace period of its pod."""
     system.operator(poll_interval="1h", resync_period="1h")
     job = await system.submit("hold", flag="go")
     await system.pool(scaling={"minReplicas": 1})
@@ -98,7 +98,7 @@ async def test_a_deleted_pool_finishes_what_it_runs(system: System, propagation:
     busy = await system.submit("hold", flag="go")
     idle = await system.submit()
     pool = await system.pool()
-    assert "finalizers" not in pool["metadata"]  # its deletion waits for nobody, should the operator be gone
+    assert "finalizers" not in pool["metadata"]  # its deletion needs no operator
     await system.effects.begun(busy)
     await system.effects.all_finished([idle])
     await system.api.delete(POOLS, "pool", system.namespace, propagation=propagation)
@@ -113,7 +113,7 @@ async def test_a_deleted_pool_finishes_what_it_runs(system: System, propagation:
 
 
 async def test_a_pool_that_is_made_again_at_once_works(system: System) -> None:
-    """While the executors of the one before it still finish what they run."""
+    """While the executors of its predecessor still finish their jobs."""
     system.operator()
     job = await system.submit("hold", flag="go")
     await system.pool(scaling={"maxReplicas": 2})

@@ -32,11 +32,11 @@ async def test_from_zero_to_the_most_and_back(system: System) -> None:
     await system.until_slots()
     await system.until_reason("AtZero")
     await system.check()
-    assert "Watcher for" not in operator.log  # so kopf begins to complain; listing anew would hide what it says
+    assert "Watcher for" not in operator.log  # so kopf begins to complain; another list would hide its messages
 
 
 async def test_submissions_wake_pools_at_zero_though_nobody_polls(system: System) -> None:
-    """Each pool serves a queue of its own, and hears of it however the job gets there."""
+    """Each pool serves its own queue, and gets a notification, however the job is submitted."""
     system.operator(poll_interval="1h", resync_period="1h")
     names = ("python", "sql", "later")
     for name in names:
@@ -135,7 +135,7 @@ async def test_two_pools_share_a_queue_and_settle(system: System) -> None:
 
     await eventually(as_many_as_jobs, why="as many executors as jobs")
     settled = {name: one["pod_uid"] for name, one in (await system.executors()).items()}
-    # Both look again, some times.
+    # Both reconcile again, a few times.
     for name in ("east", "west"):
         await looked_at(system, name)
     assert {name: one["pod_uid"] for name, one in (await system.executors()).items()} == settled
@@ -171,7 +171,7 @@ OTHER = "other-db"
 
 @pytest.fixture
 async def other_database(system: System, postgres: TestServer) -> AsyncIterator[Client]:
-    """Another database, which a secret of its own names."""
+    """Another database, with its own secret."""
     name = await postgres.create_database()
     url = system.cluster.database_url(postgres, name)
     await system.set_url(url, OTHER)
@@ -182,7 +182,7 @@ async def other_database(system: System, postgres: TestServer) -> AsyncIterator[
 
 
 async def every_submission_is_watched(system: System) -> None:
-    """The operator hears of submissions from now on."""
+    """Wait until the operator's watches are armed."""
 
     async def armed() -> bool:
         return bool(await system.db.fetchval("SELECT count(*) >= 3 FROM joex_private.watch WHERE until > now()"))
@@ -192,7 +192,7 @@ async def every_submission_is_watched(system: System) -> None:
 
 @asynccontextmanager
 async def slots_seen(system: System) -> AsyncIterator[list[set[str]]]:
-    """The uids of the Deployments that there are, after each change: however soon they go again."""
+    """The uids of the Deployments, after each change, even if they are soon gone."""
     seen: list[set[str]] = []
 
     async def watch() -> None:
@@ -211,7 +211,7 @@ async def slots_seen(system: System) -> AsyncIterator[list[set[str]]]:
 
 
 async def looked_at(system: System, name: str) -> None:
-    """Wait until the operator has reconciled a pool after a change that changes nothing."""
+    """Wait until the operator has reconciled a pool after a change without effect."""
     generation = (await system.change(name, rollout={"maxUnavailable": 2}))["metadata"]["generation"]
 
     def seen(pool: Object) -> bool:

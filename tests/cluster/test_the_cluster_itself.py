@@ -1,4 +1,4 @@
-"""The tests' own cluster is what the tests of the operator rest on: does it do what Kubernetes does?"""
+"""The tests of the operator rely on the tests' own cluster: these tests check that it works like Kubernetes."""
 
 import base64
 import doctest
@@ -54,7 +54,7 @@ while True:
 
 
 async def last_words(api: Api, name: str, namespace: str) -> Any:
-    """What a pod that has ended left as its message, in JSON."""
+    """The termination message of a pod, in JSON."""
     end = terminated(await api.until("pods", name, is_in("Succeeded", "Failed"), namespace))
     assert end
     assert end["exitCode"] == 0, end
@@ -384,8 +384,8 @@ async def test_an_image_says_what_runs_and_one_that_nobody_knows_does_not_start(
     image = {"name": "main", "args": ["$(WHO)", EVERYWHERE], "env": [{"name": "WHO", "value": "me"}]}
     await api.create(pod("known", {**image, "image": "example/echo:1"}, restartPolicy="Never"), namespace)
     await api.create(pod("unknown", {"name": "main", "image": "example/unknown:1"}), namespace)
-    [who, address] = await last_words(api, "known", namespace)
-    assert (who, address) == ("me", (await api.get("pods", "known", namespace))["status"]["podIP"])
+    [user, address] = await last_words(api, "known", namespace)
+    assert (user, address) == ("me", (await api.get("pods", "known", namespace))["status"]["podIP"])
     await api.until("pods", "unknown", waits("ErrImagePull"), namespace)
 
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL for trying that comes with the chart, really installed."""
+"""The trial PostgreSQL of the chart, installed in a cluster."""
 
 import base64
 
@@ -16,7 +16,7 @@ NAME = "joex-postgresql"
 
 
 def alone(namespace: str) -> list[str]:
-    """Values for a release whose operator has nothing to do."""
+    """Values for a release whose operator has no pool."""
     return sets("crds.install=false", "pool.enabled=false", f"watchNamespaces={{{namespace}}}")
 
 

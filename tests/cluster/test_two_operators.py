@@ -1,4 +1,4 @@
-"""Several operators: one leads by its Lease. Two that act at once only disturb each other, and no job."""
+"""Several operators: one leads by its Lease. Two that act at the same time disturb only each other, and no job."""
 
 from tests.support.cluster.system import OperatorProcess, System
 from tests.support.waiting import eventually
@@ -21,7 +21,7 @@ async def does_work(system: System) -> None:
 
 
 async def waiting(system: System, name: str) -> OperatorProcess:
-    """An operator that waits for its turn."""
+    """An operator that waits for the Lease."""
     operator = system.operator(name)
     await eventually(lambda: "probes and metrics" in operator.log)
     return operator
@@ -87,7 +87,7 @@ async def test_two_that_act_at_once_do_no_harm(system: System) -> None:
     await does_work(system)
     assert await system.db.fetchval("SELECT sum(losses) FROM joex_private.job") == 0
     assert await system.db.fetchval("SELECT max(n) FROM (SELECT count(*) AS n FROM effects GROUP BY job_id) x") == 1
-    # Three at first, and one for the last job: none was made and removed in vain.
+    # Three at first, and one for the last job: the operators made none in vain.
     assert await system.db.fetchval("SELECT array_agg(DISTINCT ending) FROM joex_private.executor") == ["left"]
     assert await system.db.fetchval("SELECT count(*) FROM joex_private.executor") == 4
     await system.check()

@@ -19,6 +19,6 @@ async def effects(pool: asyncpg.Pool, database_url: str) -> Effects:
 
 @pytest.fixture
 async def executors(effects: Effects, database_url: str) -> AsyncIterator[ExecutorProcesses]:
-    """Starts executors as processes; what is left of them is killed after the test."""
+    """Starts executors as processes, and kills the remaining ones after the test."""
     with ExecutorProcesses(effects, database_url) as processes:
         yield processes

@@ -43,7 +43,7 @@ async def test_a_job_that_ran_in_a_killed_executor_runs_again_in_another_one(
 async def test_a_job_that_was_taken_but_had_not_started_is_not_lost(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """The executor's loop is blocked by another job, so that what it has taken can't start."""
+    """The executor's loop is blocked by another job, so that the job can't start."""
     executor = await executors.start("one", pool_size=2, lease=SHORT)
     async with connection.transaction():  # both are taken at once
         blocking = await client.submit("hold.loop", {"flag": "go"}, priority="high", connection=connection)
@@ -62,7 +62,7 @@ async def test_a_job_that_was_taken_but_had_not_started_is_not_lost(
 async def test_a_job_whose_end_could_not_be_written_before_the_kill_runs_again(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """Its code has come to its end; the write of this is blocked by a lock on its row, which the rescuer meets too."""
+    """Its code has ended; a lock on the row blocks the write of the end, and also meets the rescue."""
     executor = await executors.start("one")
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)
@@ -73,10 +73,10 @@ async def test_a_job_whose_end_could_not_be_written_before_the_kill_runs_again(
         await eventually(lambda: _ended(effects, job_id))
         await eventually(lambda: _waits_for_lock(client), why="the finish waits for the row")
         await executor.kill()
-        # Its session goes on waiting until its time is over: could it write the end before that, all would be well.
+        # Its session waits until its timeout. If it could write the end before that, the job would be done.
         await eventually(lambda: _no_session_of(client, "joex one"))
         await executors.start("one")
-        # The dead executor is replaced although the row of its job can't be touched.
+        # The dead executor is replaced although the row of its job is locked.
         assert (await client.get(job_id)).state == "running"
     assert await effects.all_finished([job_id]) == {"success": 1}
     assert (await client.get(job_id)).losses == 1
@@ -102,7 +102,7 @@ async def test_a_kill_before_the_commit_undoes_the_jobs_own_writes_and_they_are_
 async def test_a_restart_in_place_reclaims_at_once(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    """The lease is an hour: only that its process is gone tells the successor that the executor is."""
+    """The lease is an hour, so the successor knows of the death only because the process is gone."""
     executor = await executors.start("one", lease="1h")
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)
@@ -117,7 +117,7 @@ async def test_a_restart_in_place_reclaims_at_once(
 async def test_a_restart_in_the_same_pod_reclaims_at_once(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """In another container of the same pod the process can't be looked up, but the pod's uid says it."""
+    """A container can't see the processes of another one, but the uid of the pod is the same."""
     executor = await executors.start("one", lease="1h", pod_uid="4711")
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)
@@ -168,14 +168,14 @@ async def test_a_poison_job_that_kills_its_executors_fails_with_a_line_that_says
 async def test_a_job_that_is_lost_beside_the_one_that_kills_its_executors_runs_alone_and_succeeds(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """Both are lost twice together. From then on each runs alone, and the losses are those of the one that kills."""
+    """Both are lost twice together. From then on each runs alone, and only the job that kills has more losses."""
     async with connection.transaction():  # both are taken at once, the innocent one first
         innocent = await client.submit("hold", {"flag": "go"}, connection=connection)
         poison = await client.submit("kill", connection=connection)
     for losses in (1, 2):
         assert await executors.launch("one", pool_size=4).exited() == -9
         both = [await client.get(job_id) for job_id in (innocent, poison)]
-        assert [job.losses for job in both] == [losses - 1] * 2  # this one's loss is found by its successor
+        assert [job.losses for job in both] == [losses - 1] * 2  # its successor finds the lost jobs
     third = executors.launch("one", pool_size=4)
     await effects.begun(innocent, pid=third.pid)
     other = await client.submit("quick", group="another tenant")
@@ -211,7 +211,7 @@ async def test_a_suspect_waits_until_all_else_has_ended_and_nothing_is_taken_bes
     run = await effects.begun(suspect)
     before = await _ended_run(effects, beside)
     assert before["ended"] <= run["started"]
-    # It is marked before its code has started.
+    # The executor marks it before its code starts.
     assert (await client.get(suspect)).state == "running"
     assert (await client.get(later)).state == "waiting"
     await effects.flag("second")
@@ -223,13 +223,13 @@ async def test_a_suspect_waits_until_all_else_has_ended_and_nothing_is_taken_bes
 async def test_what_comes_while_an_executor_runs_a_suspect_is_run_by_another_one(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """The one that runs it has slots free, and was the last to fall asleep: it would be the first to be woken."""
+    """The executor of the suspect has free slots, and was the last to fall asleep: a submission would wake it first."""
     await executors.start_all("one", "another", pool_size=4)
     async with connection.transaction():
         suspect = await client.submit("hold", {"flag": "go"}, connection=connection)
         await connection.execute("UPDATE joex_private.job SET suspect = true WHERE id = $1", suspect)
     run = await effects.begun(suspect)
-    # Else the others would wait for a heartbeat to find them.
+    # Otherwise the others would find them only at a heartbeat.
     asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor WHERE pid = $1"
     assert not await connection.fetchval(asleep, run["pid"])
     others = [await client.submit("effect") for _ in range(8)]

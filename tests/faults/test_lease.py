@@ -1,4 +1,4 @@
-"""What keeps the lease of an executor and what ends it, and that nobody runs a job whose lease is over."""
+"""What keeps and what ends the lease of an executor; and after its end the executor runs no job."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ async def test_a_job_that_takes_longer_than_several_leases_stays_with_its_execut
 async def test_a_task_that_blocks_the_loop_for_longer_than_the_lease_does_not_end_it(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """Two such executors: each would take the other's job if it thought that it was dead."""
+    """Two such executors: each would take the other's job if it declared it dead."""
     first, second = await executors.start_all("first", "second", pool_size=1, lease=SHORT)
     ids = await client.submit_many([{"task": "hold.loop", "args": {"flag": "go"}}] * 2)
     for job_id in ids:
@@ -50,7 +50,7 @@ async def test_a_task_that_blocks_the_loop_for_longer_than_the_lease_does_not_en
 async def test_a_paused_executor_loses_its_jobs_and_does_not_finish_them_when_it_goes_on(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    """Its session is still there, so others wait for several leases before they take its jobs."""
+    """Its session still exists, so other executors wait for several leases before they take its jobs."""
     victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("transaction", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
@@ -58,7 +58,7 @@ async def test_a_paused_executor_loses_its_jobs_and_does_not_finish_them_when_it
     other = await executors.start("other")
     await effects.begun(job_id, pid=other.pid)
     victim.resume()
-    # It finds that it is not believed alive any more, rolls back, and starts over.
+    # It finds that it was declared dead, rolls back, and starts over.
     await eventually(lambda: _is_another(effects, victim))
     await effects.flag("go")
     assert await effects.all_finished([job_id]) == {"success": 1}
@@ -72,7 +72,7 @@ async def test_a_paused_executor_loses_its_jobs_and_does_not_finish_them_when_it
 async def test_an_executor_that_was_paused_before_its_commit_can_not_commit_when_it_goes_on(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """All has been done in its transaction but the end when it is paused; meanwhile another one did it all."""
+    """It is paused just before the end in its transaction; meanwhile another executor runs the whole job."""
     victim = await executors.start("victim", lease=SHORT)
     job_id = await client.submit("transaction.thread", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
@@ -83,7 +83,7 @@ async def test_an_executor_that_was_paused_before_its_commit_can_not_commit_when
     await effects.flag("go")
     assert await effects.all_finished([job_id]) == {"success": 1}
     victim.resume()
-    # Its code runs in a thread, and goes on until joex.finish answers worker_conflict, or the process ends.
+    # Its code runs in a thread, and continues until joex.finish answers worker_conflict, or the process ends.
     await eventually(lambda: _is_over(effects, job_id, victim))
     assert await effects.committed() == {job_id: 1}
     job = await client.get(job_id)
@@ -94,7 +94,7 @@ async def test_an_executor_that_was_paused_before_its_commit_can_not_commit_when
 async def test_an_executor_that_was_declared_dead_exits_where_a_task_can_not_be_interrupted(
     task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """It hears of it in the answer to its next heartbeat. Its loop may be blocked by the very task."""
+    """The answer to its next heartbeat says so. The same task may block its loop."""
     victim = await executors.start("victim", pool_size=1)
     job_id = await client.submit(task, {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
@@ -147,7 +147,7 @@ async def test_code_in_a_thread_that_looks_whether_it_should_end_saves_its_execu
 async def test_an_executor_whose_code_holds_pythons_lock_is_ended_before_another_one_runs_its_job(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    """Its own threads can do nothing, so a process of its own does it, which also says what held the lock."""
+    """Its own threads are blocked, so a separate process ends it, and logs which code held the lock."""
     victim = await executors.start("victim", pool_size=1, lease=2)
     job_id = await client.submit("hold.lock")
     await effects.begun(job_id, pid=victim.pid)
@@ -171,7 +171,7 @@ async def test_the_watchdog_of_an_executor_is_replaced_when_it_dies_and_goes_whe
 
 
 async def test_an_executor_that_leaves_in_order_leaves_no_watchdog_behind(executors: ExecutorProcesses) -> None:
-    """Not even one that has ended and waits for a parent: in a container there may be no process that waits for it."""
+    """Not even a zombie: in a container there may be no process that reaps it."""
     executor = await executors.start("one")
     [watchdog] = await eventually(lambda: _children(executor.pid))
     executor.terminate()
@@ -200,7 +200,7 @@ async def test_a_pause_shorter_than_the_lease_costs_nothing(
 async def test_a_database_clock_that_is_set_forward_or_back_ends_no_living_executor(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """Each has watched the others for five leases, and so might end them though their sessions are there."""
+    """Each has observed the others for five leases, and could end them although their sessions exist."""
     await _with_a_clock_to_be_set(connection)
     all_three = await executors.start_all("first", "second", "third", pool_size=1, lease=SHORT)
     ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 3)
@@ -220,7 +220,7 @@ async def test_a_database_clock_that_is_set_forward_or_back_ends_no_living_execu
 async def test_an_executor_whose_lease_is_missing_starts_over_and_runs_its_jobs_again(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """The row was deleted by hand, say. It is its own successor, and there is no other."""
+    """For example, an administrator deleted the row. The executor is its own successor; there is no other."""
     executor = await executors.start("one", lease=SHORT)
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)
@@ -251,7 +251,7 @@ async def test_a_database_clock_that_is_set_back_keeps_no_dead_executor_alive(
 
 
 async def _with_a_clock_to_be_set(connection: asyncpg.Connection) -> None:
-    """From now on the functions of Joex tell the time by a clock that a test may set."""
+    """From now on the functions of Joex use a clock that a test may set."""
     await connection.execute("""
         CREATE TABLE public.clock AS SELECT interval '0' AS ahead;
         CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS
@@ -271,7 +271,7 @@ async def _set_clock(connection: asyncpg.Connection, seconds: float) -> None:
 
 
 async def _renews(connection: asyncpg.Connection, process: ExecutorProcess, times: int) -> None:
-    """Wait until a process has renewed its lease so many times."""
+    """Wait until a process has renewed its lease this many times."""
     seen = set()
 
     async def enough() -> bool:
@@ -288,7 +288,7 @@ async def _renews(connection: asyncpg.Connection, process: ExecutorProcess, time
 
 
 async def _runs_for(client: AnyClient, job_id: UUID, leases: int) -> None:
-    """Wait until a job has been running for so many leases of its executor."""
+    """Wait until a job has been running for this many leases of its executor."""
 
     async def long_enough() -> Any:
         async with client.acquire() as connection:
@@ -305,7 +305,7 @@ async def _runs_for(client: AnyClient, job_id: UUID, leases: int) -> None:
 
 
 async def _ends_its_lease(connection: asyncpg.Connection, victim: ExecutorProcess) -> None:
-    """The session of a paused executor ends, as where its host is lost: others need not wait for several leases."""
+    """The session of a paused executor ends, as if its host were lost: others need not wait for several leases."""
     await connection.fetch(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joex lease ' || $1",
         str(await connection.fetchval("SELECT id FROM joex_private.executor WHERE pid = $1", victim.pid)),
@@ -323,7 +323,7 @@ def _children(pid: int) -> list[int]:
 
 
 async def _is_another(effects: Effects, process: ExecutorProcess) -> bool:
-    """Whether a process has registered anew."""
+    """Whether a process has registered again."""
     return bool(await effects.executor_of(process.pid))
 
 

@@ -38,7 +38,7 @@ _SILENT_AT = (
     "pg_try_advisory_lock(",
     "LISTEN",
 )
-"""The statements of the executor's own services, and not those of tasks, which may take as long as they like."""
+"""The statements of the executor's own services, without those of tasks, which may take any time."""
 
 
 @pytest.mark.parametrize("at", [At.CUT, At.CUT_ANSWER])
@@ -48,7 +48,7 @@ async def test_a_link_that_breaks_at_a_statement_loses_no_job_and_stops_no_execu
     """At each statement of an executor in turn: as it arrives, or as its answer comes back."""
     executor = await executors.start("one", url=proxy.url, pool_size=4, lease=3)
     for number, statement in enumerate(_STATEMENTS):
-        await proxy.cut()  # so that all statements are prepared anew
+        await proxy.cut()  # so that the executor prepares all statements again
         trap = proxy.trap(statement, at)
         flag = f"flag {number}"
         held = await client.submit("hold", {"flag": flag})
@@ -67,7 +67,7 @@ async def test_a_link_that_breaks_at_a_statement_loses_no_job_and_stops_no_execu
 async def test_links_that_go_silent_at_a_statement_lose_no_job_and_stop_no_executor(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
-    """One link for each statement. Nobody tells either side, and other links work all the time."""
+    """One link for each statement. Neither side gets an error, and other links work all the time."""
     executor = await executors.start("one", url=proxy.url, pool_size=4, lease=3)
     await proxy.cut()
     traps = [
@@ -92,7 +92,7 @@ async def test_links_that_go_silent_at_a_statement_lose_no_job_and_stop_no_execu
 async def test_a_take_that_arrives_after_it_was_given_up_loses_no_job(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
-    """The network delivers it when the executor has long gone on: what it takes is unknown to the executor."""
+    """The network delivers the statement late, so the executor, which has given it up, does not know the taken jobs."""
     await executors.start("one", url=proxy.url, pool_size=1, lease=3)
     await proxy.cut()
     trap = proxy.trap("joex_private.take(", At.DELAY)
@@ -134,7 +134,7 @@ async def test_an_executor_without_a_link_ends_its_runs_before_another_one_begin
 async def test_an_executor_behind_a_silent_link_ends_its_runs_before_another_one_begins_them(
     task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
-    """The server sees its sessions as before, so others wait longer."""
+    """The server still sees its sessions, so other executors wait longer."""
     cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT)
     job_id = await client.submit(task, {"flag": "go"})
     await effects.begun(job_id, pid=cut_off.pid)
@@ -175,7 +175,7 @@ async def test_a_silent_link_delays_no_other_executor(
     executors: ExecutorProcesses,
     proxy: Proxy,
 ) -> None:
-    """What the silent one has in hand waits for its lease, and nothing else does."""
+    """The jobs of the silent executor wait for the end of its lease; no other job does."""
     cut_off = await executors.start("cut off", url=proxy.url, lease="1h")
     held = await client.submit("transaction", {"flag": "go"})
     await effects.begun(held, pid=cut_off.pid)

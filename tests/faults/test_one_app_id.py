@@ -74,7 +74,7 @@ async def test_one_that_waits_for_its_app_id_leaves_when_it_is_asked_to(
 async def test_ever_new_executors_of_one_app_id_never_run_at_the_same_time(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """Four are started; the one at work is killed, paused or asked to leave, as in a botched rollout."""
+    """The test starts four, and kills, pauses or drains the one at work, as in a botched rollout."""
     waiting = [executors.launch("one", pool_size=2) for _ in range(4)]
     ids = await client.submit_many([{"task": "effect", "group": f"g{n % 3}"} for n in range(300)])
     for do in ("kill", "terminate", "kill"):
@@ -99,7 +99,7 @@ async def _registered(effects: Effects, processes: list[ExecutorProcess]) -> Exe
 
 
 async def _leases_pass(connection: asyncpg.Connection, leases: int) -> None:
-    """Wait until the one executor has renewed its lease for so long."""
+    """Wait until the one executor has renewed its lease for this many leases."""
     since = await connection.fetchval("SELECT heartbeat_at FROM joex.executors")
 
     async def passed() -> Any:

@@ -1,6 +1,6 @@
-"""Twenty processes make the jobs of a thousand tasks that are due in each second, and some are killed (kill -9).
+"""Twenty processes submit the jobs of a thousand tasks that are due each second, while some are killed (kill -9).
 
-How soon the jobs are made is measured: `make bench ARGS=periodic`.
+`make bench ARGS=periodic` measures the delays.
 """
 
 import random
@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 TASKS, PROCESSES, EXECUTORS = 1000, 20, 2
 PERIOD = timedelta(seconds=1)
-TIMES, KILLS = 15, 11  # of each task, and of processes, until the end: at least
+TIMES, KILLS = 15, 11  # the least numbers of times of each task, and of kills
 
 # Each decision about a time, as it was made: `fire`, and `next`, the one to come.
 _RECORD = """

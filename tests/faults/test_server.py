@@ -1,6 +1,6 @@
 """PostgreSQL restarts, crashes, ends sessions, refuses statements.
 
-Jobs go on or are given back; none is lost, none runs twice at a time.
+Jobs continue or are given back; none is lost, none runs twice at a time.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def test_jobs_survive_a_restart_of_the_server(
     assert await effects.overlapping() == []
     committed = await effects.committed()
     assert committed == dict.fromkeys([running[2], *waiting], 1)
-    # A restart this short ends no lease: whatever needed no connection has run once.
+    # A restart this short ends no lease: each job that needed no connection has run once.
     assert [len(await effects.of(job_id)) for job_id in running[:2]] == [1, 1]
     assert all(executor.is_alive for executor in both)
 
@@ -39,7 +39,7 @@ async def test_jobs_survive_a_restart_of_the_server(
 async def test_executors_survive_a_server_that_is_away_for_longer_than_their_lease(
     postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    """They can't renew their leases, so they give back what can be interrupted; and are back without help."""
+    """They can't renew their leases, so they give back the jobs that they can interrupt, and recover without help."""
     both = await executors.start_all("first", "second", pool_size=3, lease=SHORT)
     running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread.polite", "transaction")]
     for job_id in running:
@@ -59,7 +59,7 @@ async def test_executors_survive_a_server_that_is_away_for_longer_than_their_lea
 async def test_an_executor_that_drains_ends_when_its_database_stays_away_for_longer_than_its_lease(
     postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    """What it could still write would not count any more: others may run its jobs when the server is back."""
+    """Its later writes would not count: other executors may run its jobs when the server is back."""
     executor = await executors.start("one")
     held = await client.submit("hold", {"flag": "go"})
     await effects.begun(held)
@@ -77,7 +77,7 @@ async def test_an_executor_that_drains_ends_when_its_database_stays_away_for_lon
 async def test_an_executor_that_starts_without_a_server_says_so_in_one_line_and_exits(
     postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    """It has taken nothing yet, and whoever started it sees what is wrong. An orchestrator starts it again."""
+    """It has taken no job yet, and its user sees the error. An orchestrator starts it again."""
     await asyncio.to_thread(postgres.stop)
     executor = executors.launch("one")
     await eventually(lambda: not executor.is_alive)
@@ -92,7 +92,7 @@ async def test_an_executor_that_starts_without_a_server_says_so_in_one_line_and_
 async def test_each_of_an_executors_connections_can_be_ended_at_any_time(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """Again and again, in turn, while it has work."""
+    """Repeatedly, in turn, while it has work."""
     executor = await executors.start("one", pool_size=5)
     held = await client.submit("hold", {"flag": "go"})
     await effects.begun(held)
@@ -119,7 +119,7 @@ async def test_each_of_an_executors_connections_can_be_ended_at_any_time(
 async def test_the_end_of_the_lease_session_alone_costs_no_job(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """The lock is free for a moment; but the lease has not run out."""
+    """The lock is free for a moment, but the lease has not ended."""
     executor, _ = await executors.start_all("one", "other")
     ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 4)
     for job_id in ids:
@@ -150,7 +150,7 @@ async def _lease_sessions(connection: asyncpg.Connection, executor: int) -> list
 async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
     function: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """With an error that nobody expects, as from a damaged page. It is no reason to give up what runs."""
+    """With an unexpected error, as from a damaged page, which is no reason to give up running jobs."""
     executor = await executors.start("one", pool_size=4)
     held = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread")]
     for job_id in held:
@@ -158,7 +158,7 @@ async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
     working = await _break(connection, function)
     ids = await client.submit_many([{"task": task} for task in ("quick", "effect", "log")])
     ids.append(await client.submit("hold", {"flag": "go"}))
-    if function == "start_many":  # of short runs no start is written
+    if function == "start_many":  # the starts of short runs are not written
         await eventually(lambda: connection.fetchval("SELECT is_called FROM met"), why=f"{function} was called")
     await effects.flag("go")
     await eventually(lambda: connection.fetchval("SELECT is_called FROM met"), why=f"{function} was called")
@@ -173,7 +173,7 @@ async def test_a_statement_that_the_server_refuses_for_a_while_is_tried_again(
 async def test_chores_that_take_for_ever_make_no_heartbeat_late_and_keep_no_other_chore_waiting(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    """As over millions of entries that vacuum can't clear, or thousands of executors that are dead."""
+    """As with millions of entries that vacuum can't remove, or thousands of dead executors."""
     await executors.start("one")
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id)

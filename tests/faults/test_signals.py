@@ -1,4 +1,4 @@
-"""What an executor is told from outside: signals, and an output that ends."""
+"""Signals to an executor, and an output that ends."""
 
 import os
 
@@ -65,7 +65,7 @@ async def test_a_second_sigterm_ends_an_executor_whose_task_does_not_react_and_i
 async def test_an_executor_whose_output_nobody_reads_any_more_goes_on(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    """Whatever collects its log lines has died. Each failing run is worth a line."""
+    """The collector of its log lines has died. Each failing run writes a line."""
     reader, writer = os.pipe()
     executor = executors.launch("one", output=writer, retries=0)
     os.close(writer)

@@ -63,7 +63,7 @@ async def _committed(effects: Effects, enough: int) -> None:
 
 
 async def _start_again(executors: ExecutorProcesses, alive: dict[str, ExecutorProcess], name: str) -> None:
-    """An executor that meets a server that is still starting gives up, and is started again by its orchestrator."""
+    """Restart executors as an orchestrator does: an executor that meets a server that is still starting exits."""
 
     async def is_registered() -> bool:
         if not alive[name].is_alive:

@@ -1,4 +1,4 @@
-"""What the tests of the store share: connections, executors, and jobs in any state."""
+"""Fixtures of the tests of the store: connections, executors, and jobs in any state."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,12 +22,12 @@ from tests.support.waiting import eventually
 FOUR_ONE = CountingScheme(4, 1)
 MOST_LOSSES = 5
 EVER = 1e9
-"""Seconds: a judge that has watched all the time."""
+"""Seconds: a judge that has observed for a long time."""
 _AGES = [leases * lease + 0.5 for lease in (6, 3600) for leases in (1, 5)]  # of the leases that tests have
 
 
 def marks(watched: float = EVER) -> list[Mark]:
-    """What a judge has observed in so many seconds, where beats are thousandths of a second before now (`silence`)."""
+    """The marks of a judge after this many seconds; beats are thousandths of a second before now (`silence`)."""
     return [Mark(age, round(-1000 * age)) for age in _AGES if age <= watched]
 
 
@@ -92,7 +92,7 @@ class Bench:
         return await runs.take(self.connection, executor, ["default"], free, scheme)
 
     async def take_one(self, executor: int) -> TakenJob:
-        """Take a job, which must be there."""
+        """Take a job; there must be one."""
         [job] = await self.take(executor)
         return job
 
@@ -101,7 +101,7 @@ class Bench:
         await runs.start_many(self.connection, [(job.id, job.lock_id, 0.0) for job in taken])
 
     async def finish(self, job: TakenJob, state: str = "success", **more: Any) -> list[str]:
-        """End a run; the answers, none where it ended as said."""
+        """End a run; returns the answers, none if it ended as said."""
         ended = runs.EndedRun(job.id, job.lock_id, state, **more)
         return [answer for _, answer in await runs.finish_many(self.connection, [ended])]
 
@@ -116,7 +116,7 @@ class Bench:
         return (await self.job(job_id)).state
 
     async def job_in(self, state: str, executor: int, **fields: Any) -> UUID:
-        """The id of a new job that has come to a state in the usual way. No other job may be runnable meanwhile."""
+        """The id of a new job that has reached a state in the usual way. No other job may be runnable meanwhile."""
         job_id = await self.submit(**fields)
         if state == "waiting":
             return job_id
@@ -130,7 +130,7 @@ class Bench:
         return job_id
 
     async def silence(self, executor: int, leases: float) -> None:
-        """Let an executor have been silent for so many of its leases."""
+        """Let an executor have been silent for this many of its leases."""
         await self.connection.execute(
             """
             UPDATE joex_private.lease l
@@ -144,7 +144,7 @@ class Bench:
     async def rescue(
         self, *, watched: float = EVER, most_losses: int = MOST_LOSSES, connection: asyncpg.Connection | None = None
     ) -> list[tuple[int, str, int]]:
-        """Rescue once, as a judge that has watched for so many seconds: (id, app-id, jobs put back) of each."""
+        """Rescue once, as a judge that has observed this many seconds: (id, app-id, jobs put back) of each."""
         return await executors.rescue(connection or self.connection, marks(watched), most_losses)
 
     async def held(self, executor: int) -> list[UUID]:
@@ -169,7 +169,7 @@ def waiting_for_a_lock() -> Callable[..., Any]:
 
 @asynccontextmanager
 async def _waiting_for_a_lock(observer: asyncpg.Connection, blocked: Awaitable[Any]) -> AsyncIterator[asyncio.Task]:
-    """Start something that must wait for a lock, or be done: the block begins when it is one or the other."""
+    """Start a call; the block begins when it waits for a lock, or is done."""
     task = asyncio.ensure_future(blocked)
     assert isinstance(task, asyncio.Task)
 
@@ -189,13 +189,13 @@ async def _waiting_for_a_lock(observer: asyncpg.Connection, blocked: Awaitable[A
 
 @pytest.fixture
 def keyed(client: Client) -> KeyedJobs:
-    """The API of jobs whose ids are the caller's own."""
+    """The API of keyed jobs."""
     return client.keyed
 
 
 @pytest.fixture
 def rows(connection: asyncpg.Connection) -> Callable[[], Awaitable[Any]]:
-    """Reads all that is stored of jobs, for comparison."""
+    """Reads all rows of jobs, for comparison."""
 
     async def read() -> Any:
         tables = [await connection.fetch(f"TABLE joex_private.{name}") for name in ("job", "task_timeout", "job_log")]

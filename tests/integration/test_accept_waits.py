@@ -1,4 +1,4 @@
-"""An accept that waits: woken by submissions, one job wakes one worker, and nothing is missed or taken for nobody."""
+"""An accept that waits: one job wakes one worker, none is missed, and none is taken for a worker that is gone."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ async def client(database_url):
 
 @pytest.fixture
 async def watched(connection):
-    """Waits until so many wait in the database."""
+    """Wait until the database has this many waiting workers."""
 
     async def is_watched(queues: int = 1) -> None:
         async def found() -> bool:
@@ -165,7 +165,7 @@ async def test_who_waits_sleeps_between_the_looks_when_those_at_another_queue_ha
         client = joex.Client(pool)
         client.connections.accept_waiters.changed = Ring()
         async with connection.transaction():
-            await connection.fetchval("SELECT pg_current_xact_id()")  # as long as this is open, there are looks
+            await connection.fetchval("SELECT pg_current_xact_id()")  # while this is open, the waiting accept polls
             gone, stays = waiting(client, "another"), waiting(client)
             await watched(2)
             gone.cancel()

@@ -1,4 +1,4 @@
-"""What lends a client's connections: one is kept for the next, and no one waits for it, or gets it spoilt."""
+"""The cache of a client's connections: it keeps one for the next caller, which never waits for it or gets it broken."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def test_a_connection_is_kept_for_the_next_and_goes_to_the_pool_soon(pool,
     assert pool.get_idle_size() == 0
     await eventually(lambda: pool.get_idle_size() == 1)
     again = await cache.borrow()
-    assert again is not borrowed  # the same session, which the pool has had meanwhile
+    assert again is not borrowed  # the same session, which was in the pool meanwhile
     assert pool.get_size() == 1
     await cache.give_back(again, may_keep=True)
 
@@ -58,7 +58,7 @@ async def test_who_waits_gets_the_next_that_is_given_back(cache):
     waiting = asyncio.create_task(cache.borrow())
     await asyncio.sleep(0)  # it begins
     await cache.give_back(one, may_keep=True)
-    assert cache._kept is None  # that is not what lets it go on, a second later
+    assert cache._kept is None  # so this does not release it a second later
     three = await asyncio.wait_for(waiting, PATIENCE)
     for borrowed in (two, three):
         await cache.give_back(borrowed, may_keep=True)
@@ -73,7 +73,7 @@ async def test_a_transaction_that_was_left_open_is_rolled_back(pool, cache):
     borrowed = await cache.borrow()
     await borrowed.execute("CREATE TABLE mine ()")
     await borrowed.execute("BEGIN; DROP TABLE mine")
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # asyncpg tells of it there
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # asyncpg reports it there
     await cache.give_back(borrowed, may_keep=True)
     assert pool.get_idle_size() == 1
     again = await cache.borrow()
@@ -91,7 +91,7 @@ async def test_one_that_is_lost_while_it_is_kept_is_not_lent(cache, connection):
         found: asyncpg.pool.PoolConnectionProxy = await cache.borrow()
         if found is not borrowed:
             return found
-        await cache.give_back(found, may_keep=True)  # the news has not come yet
+        await cache.give_back(found, may_keep=True)  # the notice has not arrived yet
         return None
 
     found = await eventually(another)

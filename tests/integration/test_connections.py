@@ -1,4 +1,4 @@
-"""Connections: how they are isolated, what they do on silent links, and where they lead."""
+"""Connections: their isolation, silent links, and addresses."""
 
 import asyncio
 import contextlib
@@ -25,13 +25,13 @@ from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
 AT_MOST = 10.0
-"""Seconds; without an end of its own each of these would wait for ever."""
+"""Seconds; without a timeout each of these calls would wait for ever."""
 LEVELS = ["repeatable read", "serializable"]
 
 
 @pytest.fixture(params=LEVELS)
 async def strict_url(request, postgres, database_name):
-    """A database whose sessions are isolated like this by default."""
+    """A database with this default isolation level."""
     async with postgres.administrator() as administrator:
         await administrator.execute(
             f"ALTER DATABASE {database_name} SET default_transaction_isolation = '{request.param}'"
@@ -41,7 +41,7 @@ async def strict_url(request, postgres, database_name):
 
 
 def client_of(database, **options) -> AnyClient:
-    """A client of one's own."""
+    """A new client."""
     return Client(database, **options)
 
 
@@ -224,7 +224,7 @@ async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypat
 
 
 async def test_a_statement_whose_argument_takes_long_to_the_server_is_left_alone(proxy, database_url, monkeypatch):
-    """The server reads it, and says that it is idle; with what is prepared already it knows of no statement yet."""
+    """While the server reads the argument of a prepared statement, it reports the session as idle."""
     monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.3)
     app, length = joex.App(), 16 * 2**20
 
@@ -298,7 +298,7 @@ NAME = "database.test"
 
 @pytest.fixture
 def resolver(monkeypatch):
-    """What names lead to; each loop asks this one."""
+    """The addresses of names; each loop asks this resolver."""
     addresses = {NAME: ["127.0.0.2", "127.0.0.1"]}
 
     async def getaddrinfo(_loop, host, port, **_options):
@@ -344,7 +344,7 @@ async def test_of_several_addresses_of_a_host_one_may_be_dead(postgres, database
 
 
 async def test_of_several_addresses_the_next_is_tried_where_the_first_starts_up(postgres, database_name, resolver):
-    """It answers, but not as it should."""
+    """The first address answers, but refuses connections."""
 
     async def start_up(reader, writer):
         await reader.read(8)  # may it be TLS?
@@ -361,7 +361,7 @@ async def test_of_several_addresses_the_next_is_tried_where_the_first_starts_up(
 
 
 async def test_a_statement_is_cancelled_at_the_address_where_it_runs(postgres, database_name, resolver):
-    """Its time limit asks the server to end it; while that one does not, the transaction can't go on."""
+    """The time limit sends a cancel request; until the server ends the statement, the transaction can't continue."""
     with dead_address(postgres.port, "says nothing"):
         connection = await connect(f"postgresql://postgres@{NAME}:{postgres.port}/{database_name}")
         transaction = connection.transaction()
@@ -378,7 +378,7 @@ async def test_a_statement_is_cancelled_at_the_address_where_it_runs(postgres, d
 
 @contextlib.asynccontextmanager
 async def tls_in_front_of(postgres, certificate: Certificate) -> AsyncIterator[int]:
-    """A port where the server is reached by TLS alone, with this certificate."""
+    """A port in front of the server that requires TLS, with this certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate.certificate, certificate.key)
 
@@ -419,7 +419,7 @@ async def test_tls_verifies_the_name_of_the_host_whatever_its_address_is(postgre
 async def test_a_statement_that_takes_long_is_left_alone_where_the_others_go_to_another_host(
     database_name, postgres, postgres_servers, monkeypatch
 ):
-    """Which server the rest of the executor has found says nothing about those of tasks."""
+    """The server of the rest of the executor may be another one than that of a task."""
     monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.05)
     elsewhere = next(postgres_servers[version] for version in VERSIONS if version != postgres.version)
     url = postgres.tcp_url(database_name)
@@ -444,7 +444,7 @@ async def test_an_executor_that_is_asked_to_drain_before_it_has_reached_its_data
 
 
 async def test_the_same_trouble_is_told_of_once_in_a_lease(proxy):
-    """Hundreds of executors lose their database together, and it comes back to what they make of that."""
+    """Hundreds of executors lose their database together: their reports must not flood the log."""
     async with executor_inside(joex.App(), proxy.url, lease=timedelta(seconds=6)) as inside:
         await proxy.refuse()
         await inside.log.wait_for(TrustEnded)

@@ -1,4 +1,4 @@
-"""Jobs that fall due: each stands in the line of its group, however many others are due before it."""
+"""Jobs that fall due: each takes its place in its group, however many others are due before it."""
 
 from collections import Counter
 from datetime import timedelta
@@ -15,7 +15,7 @@ HERD = 5_000
 
 
 async def deferred(bench, group: str, number: int = 1, *, due: timedelta, apart: timedelta = timedelta(0)) -> None:
-    """Retries of a group: when the first is due, from now, and how far apart they are."""
+    """Retries of a group: the time of the first, from now, and the interval between them."""
     await bench.connection.execute(
         """
         INSERT INTO joex_private.job (task, grp, state, due_at)
@@ -83,7 +83,7 @@ async def test_workers_are_given_due_jobs_of_the_group_that_runs_least(bench):
 
 
 async def test_an_accept_moves_no_more_due_jobs_than_it_takes(bench, another_connection):
-    """For as long as its transaction is open they are nobody else's."""
+    """Until its transaction ends, no other transaction can take them."""
     for group in ("a", "b", "c"):
         await deferred(bench, group, 10, due=ago(seconds=1))
     other = await another_connection()
@@ -109,9 +109,9 @@ async def test_due_jobs_of_a_group_that_may_not_run_keep_no_worker_from_others(b
 
 
 async def test_of_many_groups_with_more_due_jobs_than_anyone_takes_none_is_starved(bench):
-    """Many more than a call steps over, and in two minutes that are far apart.
+    """Many more groups than the steps of a call, in two minutes that are far apart.
 
-    (Chance decides where a call begins: that one of them is missed by 400 calls has a chance of 10 to the -8.)
+    (A call begins at random: the chance that 400 calls miss one of them is 10 to the -8.)
     """
     groups = 400
     await bench.connection.execute(
@@ -163,10 +163,10 @@ async def test_a_job_with_a_time_of_its_own_goes_where_its_priority_is_when_it_i
 @pytest.mark.parametrize("is_analyzed", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("groups", [1, 5_000])
 async def test_what_is_read_to_move_some_of_many_due_jobs_is_what_is_moved_and_some_steps(bench, groups, is_analyzed):
-    """Whether one group has them or thousands do; and whatever is not due."""
+    """Whether one group has them or thousands; however many jobs are not due."""
     await bench.connection.execute(
         "ALTER TABLE joex_private.job SET (autovacuum_enabled = off)"
-    )  # it would be counted too
+    )  # its reads would count too
     await bench.connection.execute(
         """
         INSERT INTO joex_private.job (grp, task, state, due_at)

@@ -1,4 +1,4 @@
-"""The events on the channel joex_events, as a program in any language hears them; and through the client."""
+"""The events on the channel joex_events, for a program in any language, and through the client."""
 
 import asyncio
 import json
@@ -31,11 +31,11 @@ class Program:
         return bool(await self.connection.fetchval("SELECT joex.subscribe('a program', $1::text::interval)", duration))
 
     async def next(self) -> dict:
-        """The next that comes."""
+        """The next event."""
         return await asyncio.wait_for(self._heard.get(), PATIENCE)
 
     async def all(self) -> list[dict]:
-        """All that has come of the transactions that have ended by now."""
+        """All events of the transactions that have ended by now."""
         await self.connection.execute("SELECT pg_notify('joex_events', '{\"event\": \"fence\"}')")
         found = []
         while (event := await self.next()) != {"event": "fence"}:
@@ -48,7 +48,7 @@ class Program:
 
 @pytest.fixture
 async def program(another_connection) -> Program:
-    """It listens, and has not subscribed."""
+    """A program that listens, and has not subscribed."""
     program = Program(await another_connection())
     await program.listen()
     return program
@@ -62,7 +62,7 @@ async def subscribed(program: Program) -> Program:
 
 @pytest.fixture
 async def me(bench):
-    """An executor, which joined before anybody subscribed."""
+    """An executor that joined before the first subscription."""
     return await bench.executor("me")
 
 
@@ -158,7 +158,7 @@ async def test_the_end_of_a_job_that_is_removed_with_its_run_is_told(bench, me, 
 
 
 async def test_an_end_in_the_tasks_own_transaction_is_told_once(bench, me, subscribed):
-    """Its executor says afterwards that the run has ended, and learns that it has ended already."""
+    """Its executor reports the end afterwards, and gets the answer that the run has ended already."""
     await bench.submit()
     taken = await bench.take_one(me)
     await bench.start(taken)
@@ -210,7 +210,7 @@ async def test_an_executor_that_joins_runs_a_job_and_leaves_is_told(database_url
 
 
 async def test_an_executor_that_is_dead_is_told_once_and_its_jobs_that_fail_for_it(bench, me, subscribed, program):
-    """One job's row is held by somebody at that time, and follows later."""
+    """Another transaction has locked the row of one job, which follows later."""
     poison, held = await bench.submit(), await bench.submit()
     await bench.take(me, 2)
     await bench.connection.execute("UPDATE joex_private.job SET losses = 100 WHERE id = $1", poison)
@@ -243,7 +243,7 @@ async def test_the_longest_names_fit(bench, subscribed):
     assert started == about(job_id, "job-started", "running", longest, task=longest, queue=longest, group=longest)
 
 
-# When, and to whom.
+# When there are notifications, and for which subscribers.
 
 
 async def test_an_event_is_told_when_its_transaction_commits_and_never_if_it_does_not(
@@ -263,7 +263,7 @@ async def test_an_event_is_told_when_its_transaction_commits_and_never_if_it_doe
     assert await subscribed.all() == []
 
 
-@pytest.mark.parametrize("subscribed_for", [None, "-1 second"], ids=["nobody", "somebody who is late"])
+@pytest.mark.parametrize("subscribed_for", [None, "-1 second"], ids=["no subscriber", "an expired subscription"])
 async def test_where_nobody_is_subscribed_no_notification_is_sent(bench, me, client, program, subscribed_for):
     if subscribed_for is not None:
         await program.subscribe(subscribed_for)
@@ -308,7 +308,7 @@ async def test_the_changes_of_very_many_jobs_fit(bench, program):
 
 
 async def test_a_transaction_whose_snapshot_is_older_than_the_subscription_tells(bench, program, another_connection):
-    """It can't see whether somebody listens."""
+    """It can't see whether there is a subscriber."""
     submitting = await another_connection()
     async with submitting.transaction(isolation="repeatable_read"):
         await submitting.fetchval("SELECT count(*) FROM joex_private.subscriber")  # takes the snapshot
@@ -319,7 +319,7 @@ async def test_a_transaction_whose_snapshot_is_older_than_the_subscription_tells
 
 async def test_a_subscription_says_whether_it_went_on_without_a_gap(program):
     assert not await program.subscribe("1 minute")  # it begins
-    assert await program.subscribe("-1 second")  # it goes on until here
+    assert await program.subscribe("-1 second")  # it lasts until here
     assert not await program.subscribe("1 minute")  # too late
 
 

@@ -1,4 +1,4 @@
-"""Executors: who lives, who may have an app-id, and what becomes of the jobs of one that does not live any more."""
+"""Executors: which are alive, which may have an app-id, and what happens to the jobs of a dead one."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ HOUR = timedelta(hours=1)
 
 
 async def rescue(bench, most_losses=5):
-    """The ids of the executors that were found dead."""
+    """Rescue; returns the ids of the executors that it declared dead."""
     return [executor for executor, _, _ in await bench.rescue(most_losses=most_losses)]
 
 
@@ -146,7 +146,7 @@ async def test_two_executors_with_different_app_ids_live_side_by_side(bench):
 async def test_a_restart_in_the_same_pod_and_a_take_of_its_predecessor_do_not_deadlock(
     bench, another_connection, waiting_for_a_lock
 ):
-    """The take holds the executor's lock and then writes its row (it is asleep no more); the restart wants both too."""
+    """The take holds the executor's lock and then writes its row (it is awake now); the restart needs both too."""
     old = await bench.executor("app", pod_uid="pod")
     await bench.submit()
     await executors.fall_asleep(bench.connection, old)
@@ -211,7 +211,7 @@ async def test_without_session_locks_only_time_judges(bench):
 
 
 async def test_silence_that_the_judge_has_not_watched_does_not_count(bench, holding):
-    """Nobody could renew while the server was away; and a clock that was set forward makes each heartbeat older."""
+    """No executor could renew while the server was away; a clock that was set forward makes each heartbeat older."""
     executor, session, held = holding
     await session.close()
     await bench.silence(executor, leases=1000)
@@ -229,7 +229,7 @@ async def test_with_its_session_there_an_executor_is_dead_when_it_was_watched_fo
 
 @pytest.mark.parametrize("step", ["31 s", "2 h", "1000 h", "-1 s", "-2 h", "-1000 h"])
 async def test_a_living_executor_is_not_dead_because_the_databases_clock_was_set(bench, holding, step):
-    """However old a heartbeat is by that clock, or how far in the future: judges do not look at it."""
+    """However old a heartbeat is by that clock, or how far in the future: judges ignore it."""
     executor, session, held = holding
     await session.close()  # (so that nothing else saves it)
     assert await executors.heartbeat(bench.connection, executor)
@@ -255,7 +255,7 @@ async def test_a_clock_that_was_set_back_keeps_no_dead_executor_alive(bench, hol
 
 
 async def test_a_heartbeat_after_a_judges_mark_saves_an_executor_and_one_before_it_does_not(bench):
-    """With ids of transactions as they are given."""
+    """With real transaction ids."""
     before, after = await bench.executor("before", locks=True), await bench.executor("after", locks=True)
     mark = Mark(3601, await take_horizon(bench.connection))
     assert await executors.rescue(bench.connection, [mark._replace(age=3600)], 5) == []
@@ -362,7 +362,7 @@ async def test_a_job_that_has_been_lost_too_often_fails_because_it_may_be_what_k
 
 
 async def lost(bench, nr, *, start=True):
-    """An executor takes all that waits, and dies; returns what it has taken."""
+    """An executor takes all waiting jobs, and dies; returns these jobs."""
     executor = await bench.executor(f"lost-{nr}")
     taken = await bench.take(executor, 10)
     if start:
@@ -540,7 +540,7 @@ async def test_a_rescue_that_meets_a_heartbeat_leaves_the_executor_alone(bench, 
 
 
 async def test_a_heartbeat_waits_for_nobody_who_has_locked_its_executors_row(bench, another_connection):
-    """As a drain of all executors does while it waits for the take of another one."""
+    """A drain of all executors locks rows while it waits for the take of another executor."""
     executor, other = await bench.executor(), await another_connection()
     await bench.connection.execute("SET lock_timeout = '1ms'")
     async with other.transaction():
@@ -549,7 +549,10 @@ async def test_a_heartbeat_waits_for_nobody_who_has_locked_its_executors_row(ben
 
 
 async def test_a_heartbeat_writes_nothing_that_submissions_read(bench):
-    """They look for sleepers. While vacuum is pinned they would walk over what each heartbeat has left."""
+    """Submissions search for sleeping executors.
+
+    While vacuum is pinned they would read the dead entries of each heartbeat.
+    """
     executor = await bench.executor()
     await executors.fall_asleep(bench.connection, executor)
     async with bench.connection.transaction():
@@ -573,7 +576,7 @@ async def test_an_executor_learns_which_of_its_runs_are_lost_and_which_are_to_be
         executor,
         [*((job.id, job.lock_id) for job in (fine, cancelled, foreign, done)), (deleted, uuid4())],
     )
-    assert set(found.lost) == {foreign.id, deleted}  # what it has just finished itself is not lost
+    assert set(found.lost) == {foreign.id, deleted}  # a job that it has just finished itself is not lost
     assert found.cancel == [cancelled.id]
 
 
@@ -613,7 +616,7 @@ async def test_a_sleeper_learns_when_the_next_job_of_its_queues_is_due(bench):
 async def test_a_sleeper_sees_that_a_transaction_that_was_open_when_it_fell_asleep_has_ended(
     bench, client, another_connection
 ):
-    """It may have submitted a job without seeing that somebody sleeps; when it has ended, one more take finds it."""
+    """It may have submitted a job without seeing the sleeper; when it has ended, one more take finds the job."""
     executor, submitter = await bench.executor(), await another_connection()
     transaction = submitter.transaction()
     await transaction.start()
@@ -650,7 +653,7 @@ async def test_a_draining_executor_takes_nothing_more_and_finishes_what_it_has(b
 async def test_an_executor_that_has_ended_does_not_hear_that_it_drains_for_it_starts_over(bench):
     executor = await bench.executor("app")
     await end(bench, executor)
-    await executors.show_drain(bench.connection, executor)  # as it says when it finds that it has ended
+    await executors.show_drain(bench.connection, executor)  # as an executor does that finds its registration ended
     assert not (await executors.check_runs(bench.connection, executor, [])).draining
 
 
@@ -703,7 +706,7 @@ async def test_when_a_drain_has_returned_no_take_that_was_under_way_can_add_jobs
 
 
 async def test_a_rescue_that_meets_a_take_leaves_no_job_with_a_dead_executor(bench, another_connection):
-    """The rescuer passes over an executor whose take is under way; when that has committed, nothing escapes it."""
+    """A rescue skips an executor whose take is under way; after the commit of the take, a rescue finds all jobs."""
     executor, taker = await bench.executor(), await another_connection()
     job_id = await bench.submit()
     await bench.silence(executor, leases=5.1)
@@ -736,7 +739,7 @@ async def test_executors_that_ended_long_ago_are_forgotten_and_others_are_not(be
 
 
 async def test_what_an_executor_holds_without_knowing_it_is_given_back_and_what_it_knows_stays(connection, bench):
-    """The answer to a take was lost with its connection: the database has handed jobs out, and nobody runs them."""
+    """The answer to a take was lost with its connection: the executor holds jobs that it does not know."""
     me = await bench.executor("me")
     ids = [await connection.fetchval("SELECT joex.submit('a')") for _ in range(3)]
     taken = await connection.fetch("SELECT id, lock_id FROM joex_private.take($1, '{default}', 3)", me)
@@ -750,7 +753,7 @@ async def test_what_an_executor_holds_without_knowing_it_is_given_back_and_what_
     ]
 
 
-# Snapshots: what is decided after waiting for a lock is decided by what is there then.
+# Snapshots: a decision after a wait for a lock is based on the rows after the wait.
 
 MUST_SEE_THE_LATEST = {
     "take": "joex_private.take($1, '{default}', 4)",
@@ -800,7 +803,7 @@ async def test_jobs_are_submitted_run_and_steered_in_transactions_of_any_isolati
 async def test_a_leave_under_an_isolation_that_sees_no_commit_it_waited_for_loses_no_job(
     bench, another_connection, waiting_for_a_lock
 ):
-    """It meets a take of its own that is just committing. The jobs were lost for ever."""
+    """It meets its own take, which is just committing. Once, the jobs were lost for ever."""
     executor, taker, leaver = await bench.executor(), await another_connection(), await another_connection()
     job_id = await bench.submit()
     await leaver.execute("SET default_transaction_isolation = 'repeatable read'")
@@ -842,7 +845,7 @@ async def test_an_accept_under_an_old_snapshot_does_not_exceed_a_limit_of_which_
 
 
 async def dead_with_jobs(bench, executors_, jobs_each):
-    """Executors that are silent for long, and hold jobs, in two queues."""
+    """Executors in two queues that have been silent for long, and hold jobs."""
     await bench.connection.execute(
         """
         WITH dead AS (
@@ -862,7 +865,7 @@ async def dead_with_jobs(bench, executors_, jobs_each):
 
 
 async def rescue_all(bench, **more):
-    """Call again and again, as executors do; returns what each call has done."""
+    """Rescue repeatedly, as executors do; returns the result of each call."""
     calls = []
     while found := await bench.rescue(**more):
         calls.append(found)
@@ -937,7 +940,7 @@ async def test_jobs_whose_rows_are_locked_keep_no_other_from_being_rescued(bench
 
 
 async def test_an_id_that_comes_again_is_not_given_to_anybody(bench):
-    """The sequence of ids was restored, or it is not replicated: rows, or jobs of rows that are gone, have them."""
+    """The sequence of ids was restored, or it is not replicated: rows, or jobs of deleted rows, have later ids."""
     alive = await bench.executor("alive")
     held = await bench.job_in("running", alive)
     gone = await bench.executor("gone")

@@ -19,7 +19,7 @@ async def submit(connection: asyncpg.Connection, *groups: str) -> None:
 
 
 async def accept(connection: asyncpg.Connection, number: int = 1) -> list[str]:
-    """The groups of the jobs that a worker is given."""
+    """The groups of the jobs that a worker accepts."""
     return [job.group for job in await worker_runs.accept(connection, "new", number, "worker", None)]
 
 
@@ -35,7 +35,7 @@ async def test_of_sixteen_workers_that_are_the_first_to_accept_each_has_one_of_s
         async with worker.transaction():
             await everyone_has_begun.wait()
             found = await accept(worker)
-            await everyone_has_begun.wait()  # nobody commits before all have accepted
+            await everyone_has_begun.wait()  # no transaction commits before all have accepted
         return found
 
     found = await asyncio.wait_for(asyncio.gather(*map(work, workers)), 60)

@@ -1,7 +1,6 @@
-"""Floors pass over what vacuum can't clear, and never over a job: late commits, jobs that come back, undone takes.
+"""Floors skip entries that vacuum can't remove, and never a job: late commits, jobs that come back, undone takes.
 
-That the very jobs are taken, whatever happens in between, is held to the specification by
-tests/property/test_take_with_floors.py.
+tests/property/test_take_with_floors.py compares takes with the specification in any order of events.
 """
 
 import pytest
@@ -24,7 +23,7 @@ async def place(bench, group="default"):
 
 
 async def drawn_and_raised(bench, *groups):
-    """Whether the floors of these groups could be raised at once, up to a number that is drawn now."""
+    """Draw a number; returns whether the floors of these groups could be raised to it at once."""
     drawn = await read_floors.draw(bench.connection)
     places = [await place(bench, group) for group in groups or ["default"]]
     return await read_floors.raise_floors(bench.connection, drawn, places)
@@ -89,7 +88,9 @@ async def test_a_submission_that_commits_late_is_not_passed_over(bench, executor
     await taken_and_finished(bench, executor, 1)
     drawn = await read_floors.draw(bench.connection)
     places = [await place(bench)]
-    assert await read_floors.raise_floors(bench.connection, drawn, places) is None  # it waits for all that write
+    assert (
+        await read_floors.raise_floors(bench.connection, drawn, places) is None
+    )  # it waits for all writing transactions
     await transaction.commit()
     assert await read_floors.raise_floors(bench.connection, drawn, places)
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
@@ -187,7 +188,7 @@ async def test_an_old_snapshot_sees_floors_and_jobs_of_its_time(bench, executor,
             *await place(bench),
         )
         assert floor <= before
-        # It may raise no floor itself: it does not see what has happened since.
+        # It may raise no floor itself, because it does not see later changes.
         assert await read_floors.raise_floors(old, await read_floors.draw(old), [await place(bench)]) is None
     assert [job.id for job in await bench.take(executor, 5)] == ids[1:]
 
@@ -262,7 +263,7 @@ async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, ex
 
 
 async def test_all_that_is_unfinished_is_counted_whatever_has_a_floor(bench, executor):
-    """In groups that have a floor, in those in between, and in other queues."""
+    """In groups with a floor, in groups between these, and in other queues."""
     for group in ("a", "b", "c", "d"):
         for _ in range(3):
             await bench.submit(group)
@@ -296,22 +297,24 @@ async def test_floors_end_when_they_are_not_needed_any_more_and_nothing_is_passe
         await old.execute("SELECT count(*) FROM joex_private.floor")
         assert not await read_floors.switch(bench.connection)
         assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor") == 0
-        assert await bench.connection.fetchval("SELECT joex_private.is_crowded()")  # what comes back is still noted
+        assert await bench.connection.fetchval(
+            "SELECT joex_private.is_crowded()"
+        )  # floors still record jobs that come back
         assert not await read_floors.switch(bench.connection)
         assert not await bench.connection.fetchval("SELECT joex_private.is_crowded()")
         await jobs.retry(bench.connection, job_id)
         assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor_exception") == 0
-        # Whoever still sees floors sees no such job.
+        # A transaction that still sees floors sees no such job.
         assert await old.fetchval("SELECT count(*) FROM joex_private.floor_of($1, $2)", *await place(bench)) == 1
         assert await old.fetchval("SELECT state::text FROM joex_private.job WHERE id = $1", job_id) == "failed"
     await bench.connection.execute("SELECT joex_private.set_floors(true)")
-    # A number that was drawn before says nothing of who has written since.
+    # An earlier number says nothing about later writers.
     assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
 
 
 async def test_floors_that_were_left_behind_are_gone_before_floors_are_on(bench, executor):
-    """Sequences may be lost in a fail-over, with logical replication."""
+    """A fail-over with logical replication may lose sequences."""
     job_id = await bench.job_in("failed", executor)
     await bench.submit()
     await taken_and_finished(bench, executor, 1)
@@ -355,7 +358,7 @@ async def test_a_truncate_after_which_seqs_begin_anew_hides_no_new_job(bench, ex
     await bench.connection.execute(f"TRUNCATE joex_private.job {way}")
     assert await bench.connection.fetchval("SELECT joex_private.floors_are_on()")
     job_id = await bench.submit()
-    # What was drawn before is worth nothing: it would be above all that comes now.
+    # An earlier number is invalid: it would be above all new jobs.
     assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
     assert await drawn_and_raised(bench)
@@ -364,7 +367,7 @@ async def test_a_truncate_after_which_seqs_begin_anew_hides_no_new_job(bench, ex
 async def test_a_floor_that_is_just_raised_while_the_table_is_truncated_is_not_above_new_jobs(
     bench, executor, another_connection, waiting_for_a_lock
 ):
-    """It waits for the table before it looks whether its number still holds."""
+    """It waits for the table before it checks whether its number is still valid."""
     for _ in range(20):
         await bench.submit()
     await bench.connection.execute("SELECT joex_private.set_floors(true)")
@@ -394,7 +397,7 @@ async def test_a_truncate_that_is_rolled_back_leaves_floors_that_hold(bench, exe
 
 @pytest.mark.parametrize("first", [1, 2], ids=["off", "on"])
 async def test_floors_that_are_switched_while_an_executor_ends_leave_no_job_with_it(bench, another_connection, first):
-    """Another session switches them whenever this one asks whether they are on: each held job is seen once."""
+    """Another session switches them whenever this one asks whether they are on: this one sees each held job once."""
     executor, other = await bench.executor(), await another_connection()
     locked, free = await bench.job_in("running", executor), await bench.job_in("running", executor)
     await bench.connection.execute(f"""

@@ -1,4 +1,4 @@
-"""The HTTP interface, against a real database and in place of a real executor one that says what it is told."""
+"""The HTTP interface, against a real database and a fake executor."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from joex.http.listening import listen
 from joex.http.server import serve
 from joex.store import executors, runs
 
-pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is
+pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
 
 HERE = "http://127.0.0.1:7878"
 JSON = {"Content-Type": "application/json"}
@@ -32,7 +32,7 @@ NOBODY = uuid4()
 
 @dataclass
 class Executor:
-    """An executor that only says what it is told, and notes what it is asked."""
+    """A fake executor: it gives prepared answers, and records the calls."""
 
     app_id: str = "host"
     phase: str = "running"
@@ -74,7 +74,7 @@ async def http(client: Client, executor: Executor) -> AsyncIterator[httpx.AsyncC
 
 @pytest.fixture
 async def nowhere() -> AsyncIterator[Client]:
-    """A client without a database, for calls that need none or must come to terms with that."""
+    """A client without a database, for calls that need none or must handle its loss."""
     async with Client("postgresql://nobody@127.0.0.1:1/nothing") as client:
         yield client
 
@@ -108,7 +108,7 @@ WAYS = ("low", "high", "low", "high")
 
 
 async def order_of_submission(client: Client, job_ids: Sequence[UUID]) -> None:
-    """Have these jobs submitted in this order, whatever order they came in."""
+    """Rewrite the order of submission of these jobs."""
     async with client.acquire() as connection:
         await connection.execute(
             """
@@ -391,7 +391,7 @@ async def test_the_state_of_the_queue_has_the_latest_lines_of_each_log(http, cli
     await end(client, done, "failed")
     state = (await http.get("/api/v1/queue/state")).json()
     found = {job["id"]: [line["message"] for line in job["log"]] for job in state["progress"] + state["completed"]}
-    ends = "failed; it is not tried again"
+    ends = "failed; no retry"
     assert found == {str(done.id): [*texts[10:59], ends], str(held.id): texts[8:58], str(silent.id): []}
     whole = (await http.get(f"/api/v1/job/{held.id}")).json()
     (shown,) = (job for job in state["progress"] if job["id"] == str(held.id))
@@ -672,7 +672,7 @@ async def test_a_method_that_is_not_served_is_refused_with_those_that_are(alone)
     assert answer.json() == {"detail": "PUT is not served here: use GET, POST"}
 
 
-# Who may
+# Authentication
 
 
 def secured(client: Client, executor: Executor) -> Any:

@@ -1,8 +1,9 @@
-"""The HTTP interface is held to its own description: each route, also one that is added tomorrow.
+"""The HTTP interface does what its own description says, for each route, including future ones.
 
-schemathesis reads the description, makes right and wrong calls of it, and judges the answers: status, headers, type and
-schema, that what is wrong is refused and what is right is not, and that nothing is changed without the token. It works
-in a process of its own, against the real server, with a real executor beside it; its choices are the same each time.
+schemathesis reads the description, makes valid and invalid calls from it, and checks the answers: status, headers, type
+and schema, that the server refuses invalid calls and accepts valid ones, and that no call changes data without the
+token. It runs in its own process, against the real server, with a real executor beside it; its choices are the same
+each time.
 """
 
 import asyncio
@@ -30,14 +31,14 @@ from tests.support import schemathesis_hooks
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, Inside, executor_inside
 
-pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is
+pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
 
 TOKEN = "s3cret"
 CHANGING = {"post", "put", "patch", "delete"}
 EXAMPLES = 10
-"""Of each kind for each route, besides those for each limit in its schema."""
+"""Calls of each kind for each route, in addition to those for each limit in its schema."""
 WITHIN = 500
-"""Seconds, of which a machine that does nothing else needs a tenth."""
+"""Seconds; an idle machine needs a tenth of them."""
 CONFIGURATION = f"""
 hooks = "{schemathesis_hooks.__file__}"
 request-timeout = 20
@@ -48,7 +49,7 @@ generation = {{ deterministic = true, max-examples = {EXAMPLES} }}
 
 
 class Face:
-    """The executor as it is, but that it only notes when it is to drain."""
+    """The real executor, except that it only records a request to drain."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -83,7 +84,7 @@ def app() -> joex.App:
 
 
 async def jobs_of_all_kinds(client: AnyClient, inside: Inside) -> None:
-    """So that the lists have something in them."""
+    """Submit jobs, so that the lists are not empty."""
     await client.submit("hold", group="acme", subject="a long one")
     await inside.log.wait_for(RunStarted)
     for job_id in (await client.submit("echo", {"text": "hello"}), await client.submit("fail", tracker="one")):
@@ -109,7 +110,7 @@ async def served(settings: Settings, client: Client, executor: Any) -> AsyncIter
 
 
 async def judge(address: str, folder: Path) -> tuple[int | None, str]:
-    """Let schemathesis judge; its exit code, and what it says."""
+    """Run schemathesis; returns its exit code and its output."""
     configuration = folder / "schemathesis.toml"
     configuration.write_text(CONFIGURATION)
     command = (sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", configuration)

@@ -1,4 +1,4 @@
-"""Workers and jobs with ids of their callers' own over HTTP, against a real database."""
+"""Workers and keyed jobs over HTTP, against a real database."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from joex.http.listening import listen
 from joex.http.server import serve
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is
+pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
 
 HERE = "http://127.0.0.1:7878"
 NOBODY = str(uuid4())
@@ -39,7 +39,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "keyed/count": {"type": "resize"},
     "keyed/active": {"type": "resize"},
 }
-"""All calls that need a body, with one that is right."""
+"""All calls that need a body, each with a valid one."""
 
 
 def api(client: Client, **settings: Any) -> Any:
@@ -52,7 +52,7 @@ def browse(api: Any) -> httpx.AsyncClient:
 
 
 class Calls:
-    """The calls of a program: a JSON body, and what is answered."""
+    """The calls of a program: a JSON body, and the answer."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
@@ -68,7 +68,7 @@ class Calls:
         return answer
 
     async def accept(self, job_type: Any = "resize", **more: Any) -> Any:
-        """A job, which must be there."""
+        """Accept a job; there must be one."""
         return await self.ok("accept", type=job_type, **more)
 
     async def add(self, job_id: Any, job_type: Any = "resize", **more: Any) -> str:
@@ -81,7 +81,7 @@ class Calls:
 
 
 def run_of(accepted: dict[str, Any]) -> dict[str, str]:
-    """What names a run."""
+    """The ids of a run."""
     return {"job": accepted["job"], "lock_id": accepted["lock_id"]}
 
 
@@ -147,7 +147,7 @@ async def test_where_there_is_nothing_to_do_the_answer_is_empty(call):
 
 
 async def test_what_a_shell_needs_comes_first(call):
-    """So that it need not read JSON: free texts, which could look like them, come later."""
+    """A shell can then find them without a JSON parser: free texts, which could look like them, come later."""
     job = await call.add('"job":"', opts={"data": {"lock_id": "no"}, "job": "no"})
     answer = await call.http.post("/api/v1/accept", json={"type": "resize"})
     lock = answer.json()["lock_id"]
@@ -277,7 +277,7 @@ async def test_a_run_asks_for_another_round(call):
 
 
 async def waits(client: Client) -> None:
-    """Wait until somebody waits for a job."""
+    """Wait until a caller waits for a job."""
     async with client.acquire() as connection:
         await eventually(lambda: connection.fetchval("SELECT count(*) > 0 FROM joex_private.watch WHERE for_workers"))
 
@@ -296,7 +296,7 @@ async def test_a_worker_that_has_waited_long_enough_hears_that_there_is_nothing(
 
 @asynccontextmanager
 async def served(client: Client) -> AsyncIterator[tuple[str, int, asyncio.Task[None]]]:
-    """A real server: only that knows when somebody hangs up."""
+    """A real server, because only that notices when a caller disconnects."""
     with listen("127.0.0.1:0") as listener:
         serving = asyncio.create_task(serve(api(client), listener))
         try:
@@ -315,7 +315,7 @@ async def test_a_worker_that_hangs_up_while_it_waits_takes_nothing(call, client)
                 f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
             )
             await waits(client)
-        await eventually(lambda: not client.connections.accept_waiters.waiting, why="nobody waits any more")
+        await eventually(lambda: not client.connections.accept_waiters.waiting, why="no caller waits any more")
         await call.add(1)
         assert (await call.accept())["attempt"] == 1
 
@@ -519,7 +519,7 @@ async def test_jobs_are_listed_and_counted_by_their_state(call):
     assert await call.ok("keyed/active", type="resize") == {"ids": [1]}
 
 
-# Who may, and trouble
+# Authentication, and trouble
 
 
 @pytest.mark.parametrize(

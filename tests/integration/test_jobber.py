@@ -16,7 +16,7 @@ from tests.support.keyed import let_time_out
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
-pytestmark = pytest.mark.postgres(18)  # what SQL does on which version is tested where the SQL is
+pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
 
 ANYTHING = [[1, {"a": None}], "a text", 7, 1.5, True, None]
 """Payloads that are no objects."""
@@ -98,7 +98,7 @@ async def test_each_type_has_a_queue_of_its_own_with_executors_of_its_own(http, 
     async with executor_inside(app_of("mail"), database_url, queues="mail") as mails:
         for _ in range(2):
             await mails.ended(await queued(http, "mail"))
-        assert (await client.get(first)).state == "waiting", "nobody serves its type"
+        assert (await client.get(first)).state == "waiting", "no executor serves its type"
         async with executor_inside(app_of("resize"), database_url, queues="resize") as resizes:
             await resizes.ended(first)
     assert ran == {"mail": ["mail", "mail"], "resize": ["resize"]}
@@ -135,7 +135,7 @@ async def test_no_report_prolongs_the_visibility_timeout(http, client):
 async def test_an_executors_run_that_takes_too_long_is_given_to_another_executor(
     http, client, connection, database_url
 ):
-    """Its time is over when it is marked as running: one that is put back before that does not count as an attempt."""
+    """The timeout ends after the run is marked as running: a job that is put back before that has no attempt."""
     app, runs = joex.App(), []
 
     @app.task("resize")
@@ -156,7 +156,7 @@ async def test_an_executors_run_that_takes_too_long_is_given_to_another_executor
 
 
 async def test_the_recoverer_looks_at_everything_overdue_not_only_at_the_first(http, client, database_url):
-    """Also at types that it does not serve; here more than it puts back at a time."""
+    """Including types that it does not serve; here more jobs than it puts back at a time."""
     types = [f"type {nr}" for nr in range(6)]
     for job_type in types:
         await client.keyed.set_timeout(job_type, visibility="1ms")

@@ -1,4 +1,4 @@
-"""Any client may send anything on any channel of the database: what is no message of Joex's is passed over."""
+"""Any client may send any text on any channel of the database: Joex ignores all messages that are not its own."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ JUNK = [
 
 @pytest.fixture
 async def quiet(caplog):
-    """Nothing may be logged: what a callback raises is, with a traceback."""
+    """Check that nothing is logged: an error in a callback is logged with a traceback."""
     yield
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
@@ -102,10 +102,10 @@ async def test_those_who_wait_for_jobs_and_events_pass_over_junk(client, connect
 async def test_an_operator_passes_over_junk(database_url, connection, send):
     class Nothing:
         def wake(self):
-            """Woken by whatever comes on the channel of periodic tasks."""
+            """Called for each message on the channel of periodic tasks."""
 
         async def close(self):
-            """It has nothing to close."""
+            """Do nothing."""
 
     heard: list[Any] = []
     nothing: Any = Nothing()

@@ -1,4 +1,4 @@
-"""Jobs whose types, ids and priorities are the caller's own: what their creators do with them, and where they show.
+"""Keyed jobs: the calls of their creators, and the views that show them.
 
 "Pending", "running" and "finished" are the words of the RFC whose API this is.
 """
@@ -22,7 +22,7 @@ from tests.integration.conftest import FOUR_ONE
 from tests.support.keyed import T, in_work, let_time_out, lose, make_due, run, same, state
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
-# Each is less than the next: in this order FoundationDB's tuple layer has them.
+# In the order of FoundationDB's tuple layer: each is less than the next.
 VALUES = [
     None,
     b"",
@@ -198,9 +198,9 @@ async def test_however_long_an_id_may_be_its_subject_fits(keyed):
 
 
 OURS = object()
-"""Stands for the lock id of the run."""
+"""A placeholder for the lock id of the run."""
 DATA = {"data": {"a": 1}}
-# What there is before, and the call.
+# The state before, and the call.
 CALLS = {
     "add": (None, "add", (2, DATA), {}),
     "accept": ("pending", "accept", (), {}),

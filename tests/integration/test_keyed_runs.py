@@ -1,4 +1,4 @@
-"""Workers with loops of their own: accept, update, finish, mutual exclusion, and runs that are not heard of in time."""
+"""Workers with their own loops: accept, update, finish, mutual exclusion, and runs that do not report in time."""
 
 import asyncio
 from contextlib import suppress
@@ -17,7 +17,7 @@ from tests.support.keyed import T, canceled, in_work, let_time_out, lose, lose_o
 
 
 async def test_without_work_there_is_none_at_once(keyed):
-    assert await keyed.accept("a type that nobody has heard of") is None
+    assert await keyed.accept("an unknown type") is None
     await keyed.add("another", 1)
     assert await keyed.accept(T) is None
 
@@ -53,7 +53,7 @@ async def test_many_who_accept_at_once_never_have_the_same_job_and_leave_none(ke
 async def test_the_first_accept_of_a_type_in_an_open_transaction_keeps_nobody_waiting(
     keyed, bench, connection, another_connection
 ):
-    """It makes the queue, and nobody sees it before the commit."""
+    """It makes the queue, which no other transaction sees before the commit."""
     for job_type in (T, "another"):
         await keyed.add(job_type, 1)
         await keyed.add(job_type, 2)
@@ -82,7 +82,7 @@ async def test_a_group_all_of_whose_jobs_others_hold_keeps_no_other_group_from_i
 
 
 async def test_an_accept_in_an_open_transaction_holds_no_job_but_its_own(keyed, connection):
-    """Also where all groups are on the same level, and any of them could be next."""
+    """Even if all groups are on the same level, and any of them could be next."""
     groups = range(4)
     for nr in (1, 2):
         for group in groups:
@@ -151,7 +151,7 @@ async def test_jobs_that_were_submitted_are_accepted_by_the_name_of_their_queue(
     assert await keyed.remove(job.type, job.id) == "ok"
 
 
-# update and finish: what a worker is told.
+# update and finish: their answers.
 
 
 async def test_an_update_changes_what_it_says_and_leaves_the_rest(keyed, client):
@@ -248,7 +248,7 @@ CONFLICTS = [lost, lost_and_accepted_again, finished, resubmitted, given_back, r
 
 
 def reports(keyed, lock_id, **more):
-    """All that a worker can say."""
+    """All reports of a worker."""
     return {
         "update": lambda: keyed.update(T, 1, {"data": {"late": True}, "priority": 9}, lock_id, **more),
         "finish": lambda: keyed.finish(T, 1, {"data": {"late": True}}, lock_id, **more),
@@ -354,12 +354,12 @@ async def write_as(keyed, connection, job, said):
 
 
 async def test_a_blocked_worker_that_comes_back_late_writes_nothing(keyed, connection):
-    """The mutual exclusion of the document: its update in the same transaction as its own writes finds out."""
+    """The mutual exclusion of the document: the update in the transaction of its own writes finds out."""
     await connection.execute("CREATE TABLE own (job text, said text)")
     await keyed.add(T, 1)
     blocked = await keyed.accept(T, worker="blocked")
     assert await write_as(keyed, connection, blocked, "a, in time") == "ok"
-    # It is blocked now, and the activity monitor gives its job to another one.
+    # It is blocked now, and the activity monitor gives its job to another worker.
     assert await lose(connection) == [("blocked", 1)]
     other = await keyed.accept(T, worker="other")
     assert await write_as(keyed, connection, other, "b") == "ok"

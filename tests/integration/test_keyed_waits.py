@@ -1,4 +1,4 @@
-"""Waiting for jobs with ids of their callers' own: for a state, for a state of the type's own, for any change."""
+"""Waiting for keyed jobs: for a state, for a state in the data, for any change."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ async def keyed(database_url):
 
 @pytest.fixture
 def subscribed(connection):
-    """Waits until somebody waits for so many jobs."""
+    """Wait until callers wait for this many jobs."""
 
     async def wait(jobs: int = 1) -> None:
         async def found() -> bool:

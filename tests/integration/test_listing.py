@@ -21,7 +21,7 @@ async def me(bench):
 
 @pytest.fixture
 def listed(bench):
-    """The ids of all jobs that a filter wants, gathered from pages of a size."""
+    """The ids of all jobs of a filter, collected from pages of this size."""
 
     async def gather(size=100, **wanted):
         ids, cursor = [], None

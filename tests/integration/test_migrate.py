@@ -1,4 +1,4 @@
-"""The schema comes up, once, whoever brings it and however many do."""
+"""The schema is installed once, however many processes migrate at the same time."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ async def empty(empty_database_url):
 
 @pytest.fixture
 def upgrade(monkeypatch):
-    """Makes a version of Joex that is newer by one number: statements that begin so are not as they were."""
+    """Make a version of Joex that is newer by one number, in which the statements with this beginning differ."""
     files = module._files
 
     def make(*beginnings):
@@ -99,7 +99,7 @@ async def test_eight_processes_may_migrate_at_once_and_one_of_them_does(empty_da
 async def test_each_definition_is_one_statement(connection):
     assert len(definitions()) > 100
     for one in definitions():
-        await connection.prepare(one.sql)  # refuses two of them
+        await connection.prepare(one.sql)  # fails if there are two
 
 
 async def test_an_upgrade_defines_anew_what_has_changed_and_nothing_else(connection, upgrade):
@@ -258,10 +258,10 @@ async def test_whoever_uses_a_database_without_the_schema_is_told_to_migrate(emp
 async def test_an_operator_that_migrates_a_database_asks_nobody_to_do_so(empty_database_url, caplog):
     class Nothing:
         def wake(self):
-            """Woken by whatever comes on the channel of periodic tasks."""
+            """Called for each message on the channel of periodic tasks."""
 
         async def close(self):
-            """It has nothing to close."""
+            """Do nothing."""
 
     nothing: Any = Nothing()
     begun: list[str] = []

@@ -1,4 +1,4 @@
-"""How the operator lets go of a database."""
+"""How the operator closes a database."""
 
 import asyncio
 from functools import partial
@@ -13,7 +13,7 @@ from joex_operator.metrics import OperatorMetrics
 
 @pytest.fixture(params=["scheduler", "database"])
 async def close(request, database_url):
-    """Closes one of the two, which has just been opened."""
+    """Closes one of the two databases, which has just been opened."""
     pool = await create_pool(database_url, most=2)
     start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
     if request.param == "scheduler":
@@ -24,7 +24,7 @@ async def close(request, database_url):
 
 
 async def test_a_cancellation_during_the_close_is_passed_on(close):
-    """A worker of the controller that lost it would wait for its next key for ever, after SIGTERM too."""
+    """A controller's worker that lost the cancellation would wait for its next key for ever, even after SIGTERM."""
     closing = asyncio.create_task(close())
     await asyncio.sleep(0)
     assert not closing.done()

@@ -1,4 +1,4 @@
-"""Periodic tasks: each time once, by whoever comes first; and nothing stands in the way of the others."""
+"""Periodic tasks: one of many schedulers decides each time once, and no task delays the others."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -43,7 +43,7 @@ class Tasks:
         return [await periodic.put(self.connection, one, owner) for one in new][-1]
 
     async def due(self, *ids, ago=timedelta(milliseconds=1)):
-        """Let the next time of tasks have come, as long ago as this; returns it."""
+        """Let tasks have become due this long ago; returns the time."""
         return await self.connection.fetchval(
             "UPDATE joex_private.periodic_task SET nextrun = clock_timestamp() - $2::interval "
             "WHERE id = ANY ($1) RETURNING nextrun",
@@ -61,15 +61,15 @@ class Tasks:
         await self.connection.execute(f"UPDATE joex_private.periodic_task SET {what} WHERE id = $1", task_id)  # noqa: S608
 
     async def read(self, **which):
-        """What is due, with the decisions about it."""
+        """The due tasks, with the decisions about them."""
         return [(one, decide(one.schedule, one.now)) for one in await periodic.due(self.connection, 200, **which)]
 
     async def fire(self, decided, worker="me"):
-        """What has become of decisions, by id."""
+        """Fire decisions; returns the outcomes, by id."""
         return {one.id: one.outcome for one in await periodic.fire(self.connection, worker, decided)}
 
     async def decide(self, worker="me"):
-        """Decide what is due; the outcomes, by id."""
+        """Decide about all due tasks; returns the outcomes, by id."""
         return await self.fire(await self.read(), worker)
 
     async def get(self, task_id="a"):
@@ -78,7 +78,7 @@ class Tasks:
         return one
 
     async def jobs(self, task_id=None):
-        """How many jobs have been made of a task, or of all."""
+        """How many jobs a task, or all of them, have submitted."""
         return await self.connection.fetchval(
             "SELECT count(*) FROM joex_private.job WHERE $1::text IS NULL OR tracker = 'periodic ' || $1", task_id
         )
@@ -94,7 +94,7 @@ def tasks(connection):
 
 @pytest.fixture
 def scheduler(pool, monkeypatch):
-    """A block with a scheduler at work, which is not woken by the end of its longest sleep; it gives its events."""
+    """A block with a running scheduler whose longest sleep does not end in a test; gives its events."""
     monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
 
     @asynccontextmanager
@@ -151,7 +151,7 @@ async def test_of_many_who_have_read_that_it_is_due_one_makes_the_job(tasks, ano
     read = [await one.read() for one in others]
     assert [len(decided) for decided in read] == [2] * 8
     answers = await asyncio.gather(*(one.fire(decided) for one, decided in zip(others, read, strict=True)))
-    # Some find that another call is under way, and are told nothing.
+    # Some calls meet another call that is under way, and return nothing.
     outcomes = [outcome for answer in answers for outcome in answer.values()]
     assert outcomes.count("submitted") == 2
     assert set(outcomes) <= {"submitted", "stale"}
@@ -314,7 +314,7 @@ async def test_the_last_time_of_an_expression_fires(tasks):
     assert await tasks.decide() == {}
 
 
-# Nobody stands in the way.
+# No scheduler or task blocks the others.
 
 
 async def test_a_row_that_is_changed_in_an_open_transaction_does_not_stop_the_others(tasks, another_connection):
@@ -344,7 +344,7 @@ async def test_hundreds_of_locked_rows_do_not_starve_the_next_one(tasks, another
 
 
 async def test_the_marks_of_a_session_that_dies_are_gone_with_it(tasks, another_connection):
-    """It has decided, and not committed: nobody else decides anything, and nobody waits for it."""
+    """It has decided, and not committed: no other session decides meanwhile, or waits for it."""
     await tasks.put_due("a", "b")
     other = Tasks(await another_connection())
     pid = await other.connection.fetchval("SELECT pg_backend_pid()")
@@ -405,7 +405,7 @@ async def test_a_row_that_holds_more_than_the_database_takes_is_told_and_stops_n
 
 
 async def test_a_row_with_arguments_over_a_limit_that_came_later_says_so(tasks):
-    await tasks.put_due("a", args={"x": Random(1).randbytes(9000).hex()})  # (nothing of it can be compressed away)
+    await tasks.put_due("a", args={"x": Random(1).randbytes(9000).hex()})  # (incompressible)
     await tasks.connection.execute("SELECT joex.set_largest('args', 8192)")
     assert await tasks.decide() == {"a": "refused"}
     assert (await tasks.get()).error.startswith("args: at most 8192 bytes; got ")
@@ -432,7 +432,7 @@ async def test_hundreds_of_rows_in_trouble_do_not_starve_the_next_one(tasks, sch
         await log.wait_for(Repeated, lambda event: event.outcome == "submitted")
     monkeypatch.setattr(periodic_scheduler, "_ASIDE_FOR", 0.2)
     async with scheduler() as log:
-        await log.wait_for(Repeated, lambda event: event.outcome == "trouble", count=600)  # they are tried again
+        await log.wait_for(Repeated, lambda event: event.outcome == "trouble", count=600)  # a scheduler retries them
         await tasks.connection.execute("DROP TRIGGER refuse ON joex_private.job")
         await log.wait_for(Repeated, lambda event: event.outcome == "submitted", count=300)
 
@@ -452,7 +452,7 @@ async def test_what_joex_could_not_read_is_not_let_into_a_row(tasks):
         NewPeriodicTask("a", "a", YEARLY, starting_deadline=timedelta(days=400_000))
 
 
-# Owners' changes, while it is due and not.
+# Changes by the owner, while the task is due and while it is not.
 
 
 async def test_what_is_changed_while_it_is_due_is_decided_as_it_is_now(tasks, bench):
@@ -520,7 +520,7 @@ async def test_putting_the_same_again_changes_nothing(tasks):
 async def test_a_task_stays_disabled_until_it_is_enabled(tasks):
     await tasks.put("a", enabled=False)
     assert await tasks.decide() == {}
-    assert await tasks.put("a", timer=MONTHLY) == "set"  # nothing is said of enabled
+    assert await tasks.put("a", timer=MONTHLY) == "set"  # enabled is not set
     assert not (await tasks.get()).enabled
     assert await tasks.put("a", timer=MONTHLY, enabled=True) == "set"
     assert await tasks.decide() == {"a": "set"}
@@ -603,7 +603,7 @@ async def test_a_run_now_that_has_not_committed_stops_no_other_task(tasks, anoth
 
 
 async def test_a_task_that_is_enabled_again_does_not_fire_a_time_again(tasks):
-    """That was decided by a clock that was fast."""
+    """A fast clock decided about that time."""
     await tasks.put("a", timer=MONTHLY)
     last = await tasks.connection.fetchval(
         "UPDATE joex_private.periodic_task SET last_run = date_trunc('month', now() + interval '100 days') "
@@ -628,7 +628,7 @@ async def test_a_time_that_was_decided_is_not_decided_again_whatever_is_in_the_r
 
 
 async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked_out_anew(tasks, scheduler):
-    """Decided by a clock that was ten years fast, as nobody's next times are."""
+    """A clock that was ten years fast had computed next times ten years away."""
     await tasks.put("a", "b", timer=MONTHLY)
     await tasks.decide()
     right = await tasks.get()
@@ -740,7 +740,7 @@ async def test_schedulers_of_whatever_number_make_each_job_once(tasks, scheduler
     assert await tasks.jobs() == 700
 
 
-# Those of an app, and Joex's own.
+# The tasks of an app, and Joex's own.
 
 
 async def test_the_periodic_tasks_of_an_app_run_in_its_executor(tasks, database_url):
@@ -772,7 +772,7 @@ async def test_an_app_that_has_fewer_tasks_than_before_removes_the_others_and_th
 
 
 async def test_executors_that_start_at_the_same_time_do_not_stand_in_each_others_way(tasks, another_connection):
-    """Of two versions of an app, which have other tasks, and the same ones in another order."""
+    """They run two versions of an app, which have different tasks, and the same ones in another order."""
     apps = App("shop"), App("shop")
     for app, names in zip(apps, ("abcd", "edcb"), strict=True):
         for name in names:

@@ -1,4 +1,4 @@
-"""Periodic tasks as people set them: with the client, and over HTTP."""
+"""Periodic tasks, set with the client and over HTTP."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -17,7 +17,7 @@ from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from joex.store import periodic
 
-MAINTENANCE = "joex.retention"  # in each of the tests' databases there is this row
+MAINTENANCE = "joex.retention"  # each of the tests' databases has this row
 OWNERS = {
     "app:shop": "change it in the code of the app",
     "kubernetes:prod": "change its PeriodicTask object",
@@ -36,7 +36,7 @@ async def http(client: Client) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def owned(connection: asyncpg.Connection, owner: str, task_id: str = "theirs") -> None:
-    """A periodic task of somebody else."""
+    """A periodic task of another owner."""
     assert await periodic.put(connection, NewPeriodicTask(task_id, "t", "daily"), owner) == "set"
 
 

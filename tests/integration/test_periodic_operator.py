@@ -1,4 +1,4 @@
-"""PeriodicTask objects and their database, without a cluster: the operator's controller over pools of no executors."""
+"""PeriodicTask objects and their database, without a cluster: the operator's controller, with empty pools."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -21,7 +21,7 @@ OURS = "SELECT {} FROM joex_private.periodic_task WHERE starts_with(owner, 'kube
 
 
 class Output:
-    """Keeps what people are told."""
+    """Keeps the events for people."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
@@ -47,7 +47,7 @@ class Fleet(ProcessFleet):
 
 
 class Operator:
-    """An operator that works on the test's database, and looks every ``poll`` seconds though it hears nothing."""
+    """An operator on the test's database, which reconciles every ``poll`` seconds even without a notification."""
 
     def __init__(self, url: str, poll: float) -> None:
         self.output = Output()
@@ -83,7 +83,7 @@ class Operator:
         self.controller.put({"apiVersion": "joex.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
 
     async def until_marked(self, connection: asyncpg.Connection, task_id: str) -> None:
-        """Wait until somebody has decided about a task."""
+        """Wait until a scheduler has decided about a task."""
         marked = "SELECT marked FROM joex_private.periodic_task WHERE id = $1"
         await eventually(lambda: connection.fetchval(marked, task_id), why=f"{task_id} is decided about")
 

@@ -19,7 +19,7 @@ STATES_IN: dict[str | int, set[str]] = {
 
 
 class Flags(NamedTuple):
-    """Which columns of a row are set."""
+    """The columns of a row that are set."""
 
     due: bool
     held: bool
@@ -29,7 +29,7 @@ class Flags(NamedTuple):
 
 
 def fits(state: str, lane: int | None, flags: Flags) -> bool:
-    """What the types of the schema say, in other words."""
+    """The rules of the schema's types, written in another way."""
     places: list[str | int] = [name for name in ("due", "held", "finished") if getattr(flags, name)]
     places += [] if lane is None else [lane]
     if len(places) != 1 or (flags.held and not flags.locked) or (flags.overdue and not flags.held):

@@ -1,6 +1,6 @@
-"""What the hot statements read at a million jobs in ten thousand groups: no more than at a thousand.
+"""The hot statements read no more at a million jobs in ten thousand groups than at a thousand jobs.
 
-PostgreSQL counts what is read; that says more than the text of a plan does, and sees into functions. No sequential scan
+PostgreSQL counts the reads, which say more than the text of a plan, and include those of functions. No sequential scan
 of the table of jobs is allowed, and no more index entries and pages than a small multiple of the batch.
 """
 
@@ -44,14 +44,14 @@ ENTRIES, PAGES = (100, 12), (400, 80)
 async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> None:
     """A fifth is finished; of the rest a fifth has high priority; one group has 100,000 jobs more than the others.
 
-    And a type of its own, with 100,000 jobs that finished long ago, and 10,000 in each lane whose priorities are times
-    to come. In the default queue 10,000 more jobs wait for theirs (due_at).
+    There is also a separate type, with 100,000 jobs that finished long ago, and 10,000 in each lane whose priorities
+    are future times. In the default queue 10,000 more jobs wait for their times (due_at).
 
-    Beside much history the server looks seldom what else is there: a backlog that has come since is not in its
-    statistics (``is_backlog_known``), and where it believes that no job waits, reading all that do seems cheap.
+    Beside much history the server analyzes the table rarely: a newer backlog is not in its statistics
+    (``is_backlog_known``), and if the server believes that no job waits, reading all waiting jobs seems cheap to it.
     """
     await connection.execute("SET synchronous_commit = off")
-    await connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")  # it would be counted too
+    await connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")  # its reads would count too
     if not is_backlog_known:
         await connection.execute("""
             INSERT INTO joex_private.job (grp, task, state, finished_at)
@@ -90,7 +90,7 @@ async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> Non
         INSERT INTO joex_private.job (grp, task, due_at)
         SELECT 'group ' || nr, 'a', now() + make_interval(days => 1, secs => nr) FROM generate_series(1, 10000) nr
     """)
-    # A log that was found empty by a vacuum, which comes when it likes, would be read as a whole.
+    # If a vacuum, which may come at any time, found the log empty, the server would read all of it.
     await connection.execute("ALTER TABLE joex_private.job_log SET (autovacuum_enabled = off)")
     await connection.execute("""
         INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
@@ -120,7 +120,7 @@ def database_with(
             await administrator.execute(empty)
         await server.drop_database(name)
 
-    with ThreadPoolExecutor(1) as thread:  # there, no test's event loop is in the way
+    with ThreadPoolExecutor(1) as thread:  # a thread has no event loop of a test
         name = thread.submit(asyncio.run, make()).result()
         yield server.url(name)
         thread.submit(asyncio.run, drop(name)).result()
@@ -134,7 +134,7 @@ def large_database_url(request: pytest.FixtureRequest, postgres_servers: TestSer
 
 @asynccontextmanager
 async def undone(url: str) -> AsyncIterator[Bench]:
-    """A database; what a test changes in it is undone."""
+    """A database in which the changes of a test are rolled back."""
     connection = await connect(url)
     transaction = connection.transaction()
     await transaction.start()
@@ -158,7 +158,7 @@ async def executor(bench: Bench) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read of the table of jobs."""
+    """The reads of the table of jobs."""
 
     scans: int
     entries: int
@@ -166,10 +166,10 @@ class Reading:
 
 
 async def read_by(bench: Bench, call: Awaitable[Any]) -> tuple[Any, Reading]:
-    """The answer of a call, and what was read for it."""
+    """The answer of a call, and its reads."""
 
     async def so_far() -> Any:
-        # The counts of the running transaction are added to those that were flushed when it began.
+        # The counts of the running transaction come on top of those that were flushed before it.
         return await bench.connection.fetchrow("""
             SELECT pg_stat_get_xact_numscans('joex_private.job'::regclass) AS scans,
                    (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
@@ -209,7 +209,7 @@ async def test_a_take_costs_as_much_as_it_takes(bench, executor, free):
 
 
 async def test_a_take_costs_the_same_again_and_again(bench, executor):
-    """Groups that run something are passed over until all run as much; finished jobs are not met again."""
+    """The take skips groups that run a job until all run as many; it does not read finished jobs again."""
     for _ in range(20):
         taken, reading = await read_by(bench, bench.take(executor, 20))
         assert len({job.group for job in taken}) == 20
@@ -345,7 +345,7 @@ async def test_deleting_old_jobs_costs_as_much_as_are_deleted(bench):
 
 
 async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
-    """And not again for each batch: failed jobs are kept for longer, and so lie before the others."""
+    """And not again for each batch: failed jobs are kept for longer, so they come before the others in the index."""
     kept = 20_000
     await bench.connection.execute(
         """
@@ -367,7 +367,7 @@ async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
 
 @pytest.mark.parametrize("is_analyzed", [False, True], ids=["no statistics", "statistics of an empty table"])
 async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, executor, is_analyzed):
-    if is_analyzed:  # as autovacuum does when it likes
+    if is_analyzed:  # as autovacuum does at any time
         await bench.connection.execute("ANALYZE joex_private.priority_turns")
     await bench.take(executor, 200)  # of groups in which both priorities wait
     await bench.connection.execute("""
@@ -400,7 +400,7 @@ async def test_noting_turns_costs_as_much_as_there_are_groups_though_statistics_
     assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.priority_turns") == 20_000
 
 
-# (Where the backlog is unknown, the server makes one plan for all pages, and each reads those before it again.)
+# (If the backlog is unknown, the server makes one plan for all pages, and each reads those before it again.)
 @pytest.mark.parametrize("large_database_url", [True], ids=["known backlog"], indirect=True)
 async def test_any_page_of_the_list_of_all_jobs_costs_as_much_as_it_shows(bench, executor):
     await bench.take(executor, 50)
@@ -420,7 +420,7 @@ async def test_a_page_of_a_queue_of_finished_jobs_or_of_a_late_cursor_costs_as_m
         (Filter(states=["success"]), finished.next),
         (Filter(queue="default", states=["waiting"]), None),
     ):
-        await list_jobs(bench.connection, wanted, cursor, 20)  # what undone takes of other tests have left is met once
+        await list_jobs(bench.connection, wanted, cursor, 20)  # dead entries of other tests' undone takes are read once
         page, reading = await read_by(bench, list_jobs(bench.connection, wanted, cursor, 20))
         assert len(page.jobs) == 20
         assert_bounded(reading, 20)
@@ -438,7 +438,7 @@ async def test_the_first_submitted_of_the_jobs_that_wait_cost_as_much_as_there_a
         assert group is None or {job.group for job in found} == {group}
         assert found == sorted(found, key=lambda job: (job.submitted_at, job.seq))
         assert reading.scans == 0
-        # An entry for each lane of a group; and those that are shown, of as many groups at worst.
+        # An entry for each lane of a group, and the entries of the shown jobs, of as many groups at worst.
         assert reading.entries <= 2 * (entries + 50 * 50)
         assert reading.pages <= 8 * (entries + 50 * 50)
 
@@ -467,7 +467,7 @@ async def test_how_slots_are_shared_costs_as_much_as_there_are_active_groups(ben
     assert (default.queue, default.active_groups, default.largest_share) == ("default", GROUPS + 1, 0.01)
     assert (keyed.queue, keyed.active_groups, keyed.largest_share) == ("keyed", 1, None)
     assert reading.scans == 0
-    # An entry for each group, those of jobs that are held, and what is dead and not cleared yet.
+    # An entry for each group, the entries of held jobs, and dead entries that vacuum has not removed.
     assert reading.entries <= 2 * GROUPS
     assert reading.pages <= 8 * GROUPS
 
@@ -481,7 +481,7 @@ async def test_the_latest_lines_of_logs_cost_as_much_as_are_shown(bench, executo
     assert_bounded(reading, 20)
 
 
-# Jobs with types, ids and priorities of their callers' own.
+# Keyed jobs.
 
 
 async def accepted(bench: Bench, number: int, queue: str = "keyed") -> list[keyed_store.KeyedRow]:
@@ -517,11 +517,11 @@ async def test_an_accept_reads_nothing_of_runs_that_are_overdue_in_other_queues(
 
 @pytest.mark.parametrize("queues", [None, ["keyed"]], ids=["all", "of a queue"])
 async def test_putting_back_what_is_overdue_costs_as_much_as_there_is(bench, queues, large_database_url):
-    vacuum = await connect(large_database_url)  # what other tests have undone lies under the ids of these jobs
+    vacuum = await connect(large_database_url)  # the ids of these jobs have dead entries of other tests
     await vacuum.execute("VACUUM joex_private.job")
     await vacuum.close()
     taken = await accepted(bench, 1000)
-    assert await timeouts.recover_overdue(bench.connection, 5) == []  # what other tests have undone is met once
+    assert await timeouts.recover_overdue(bench.connection, 5) == []  # dead entries of other tests are read once
     for batch in ([], taken[::4]):
         ids = [job.id for job in batch]
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now() WHERE id = ANY ($1)", ids)
@@ -583,13 +583,13 @@ async def test_a_look_before_a_worker_waits_costs_next_to_nothing(bench):
     assert_bounded(reading, 0)
 
 
-# Jobs that have finished while vacuum was kept from clearing them.
+# Jobs that have finished while vacuum could not remove their dead entries.
 
 PINNED, PINNED_GROUPS = 200_000, 100
 
 
 async def load_pinned(connection: asyncpg.Connection, *, is_backlog_known: bool) -> None:
-    """Jobs that have all finished under the eyes of an old transaction; then 5,000 more in half of the groups."""
+    """Jobs that have all finished while an old transaction was open; then 5,000 more in half of the groups."""
     await connection.execute("SET synchronous_commit = off")
     await connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
     await connection.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'pin'")
@@ -631,7 +631,7 @@ def pinned_database_url(request: pytest.FixtureRequest, postgres_servers: TestSe
 
 @pytest.fixture
 async def pinned(pinned_database_url: str) -> AsyncIterator[Bench]:
-    """A database in which vacuum can clear nothing, with an executor of the id 1."""
+    """A database in which vacuum can remove nothing, with an executor of the id 1."""
     async with undone(pinned_database_url) as pinned:
         yield pinned
 
@@ -642,7 +642,7 @@ async def test_a_take_walks_over_nothing_that_has_finished_though_vacuum_is_pinn
     for _ in range(3):
         taken, reading = await read_by(pinned, pinned.take(executor, free))
         assert len(taken) == free
-        assert_bounded(reading, free + PINNED_GROUPS)  # half of them have nothing, and are passed over
+        assert_bounded(reading, free + PINNED_GROUPS)  # half of the groups have no job, and are skipped
         await runs.finish_many(pinned.connection, [EndedRun(job.id, job.lock_id, "success") for job in taken])
 
 

@@ -1,4 +1,4 @@
-"""What an operator of pools asks and says: demand, slots, retirement, pods that are gone, watches."""
+"""The calls of an operator of pools: demand, slots, retirement, pods that are gone, watches."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ class TestDemand:
         other, observer, asking = await another_connection(), await another_connection(), await another_connection()
         between = other.transaction()
         await between.start()
-        await other.execute("LOCK TABLE joex_private.retired")  # the jobs are counted, the executors are not yet
+        await other.execute("LOCK TABLE joex_private.retired")  # between the count of jobs and the count of executors
         async with waiting_for_a_lock(observer, pools.demand_and_slots(asking, ["default"], MOST, "p/a-")) as looking:
             assert len(await bench.take(executor)) == 1
             await between.commit()
@@ -180,7 +180,7 @@ async def test_in_which_pods_an_executor_had_registered_whether_it_lives_or_not(
 
 
 async def test_an_executor_that_holds_a_suspect_is_full(bench) -> None:
-    """It takes nothing beside it in its first minute, so that its free slots are no capacity."""
+    """It takes no other job in the suspect's first minute, so its free slots are no capacity."""
     executor = await bench.executor("p/a-0", pool_size=4)
     await bench.submit()
     await bench.take(executor)

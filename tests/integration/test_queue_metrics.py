@@ -17,7 +17,7 @@ EVERY = 0.05
 
 
 class Noted(DatabaseMetrics):
-    """Remembers each time whether the database answered."""
+    """Records for each query whether the database answered."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)

@@ -25,7 +25,7 @@ async def me(bench):
 
 
 async def age(bench, days=8):
-    """Let all finished jobs have finished so many days ago."""
+    """Let all finished jobs have finished this many days ago."""
     await bench.connection.execute(
         "UPDATE joex_private.job SET finished_at = finished_at - make_interval(days => $1) "
         "WHERE finished_at IS NOT NULL",
@@ -129,7 +129,7 @@ async def test_ages_that_are_none_are_named(bench):
 
 
 async def test_the_turns_of_groups_without_unfinished_jobs_are_forgotten_and_those_of_others_kept(bench):
-    """Else there would be a row for ever for each group that ever was."""
+    """Otherwise each group would leave a row for ever."""
     me = await bench.executor()
     fields = [(group, priority) for group in ("waits", "held", "done") for priority in Priority]
     await jobs.submit_many(
@@ -146,7 +146,7 @@ async def test_the_turns_of_groups_without_unfinished_jobs_are_forgotten_and_tho
 
 
 async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_later(bench, me, another_connection):
-    """Neither waits for the other."""
+    """Neither transaction waits for the other."""
     await set_ages(bench)
     job_id, other = await bench.submit(), await another_connection()
     taken = await bench.take_one(me)

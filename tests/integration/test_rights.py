@@ -1,4 +1,4 @@
-"""Roles of the database that own nothing of Joex, and publications of all its tables."""
+"""Roles of the database that own no object of Joex, and publications of all its tables."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -21,7 +21,7 @@ async def login(
 ) -> AsyncIterator[Callable[[str], Awaitable[asyncpg.Connection]]]:
     """Logs in as one of two roles that may use the schema, its tables and its sequences, and no more.
 
-    Both say READ COMMITTED, as each executor and worker does that is not Joex's own.
+    Both set READ COMMITTED, as third-party executors and workers must.
     """
     async with AsyncExitStack() as stack:
         for role in ROLES:
@@ -74,7 +74,7 @@ async def test_a_role_that_may_read_alone_makes_no_queue_and_moves_no_cursor(log
 
 
 async def test_the_path_of_the_calling_role_leads_the_making_of_a_queues_sequence_nowhere(login, connection):
-    """What has the rights of another role must find nothing that the calling role has put there."""
+    """A function with the rights of its owner must not find objects of the calling role."""
     one = await login(ROLES[0])
     await connection.execute(f"CREATE SCHEMA trap AUTHORIZATION {ROLES[0]}")
     await one.execute("""
@@ -111,7 +111,7 @@ async def test_a_role_that_attaches_the_making_of_sequences_to_a_table_of_its_ow
     assert await connection.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'ring_cursor%'") == 0
 
 
-# Tables whose rows are changed or deleted must say by what a subscriber finds them.
+# A published table whose rows change needs a replica identity.
 WITHOUT_IDENTITY = """
     SELECT c.relname::text FROM pg_class c
     WHERE c.relnamespace = 'joex_private'::regnamespace AND c.relkind = 'r' AND c.relreplident <> 'f'

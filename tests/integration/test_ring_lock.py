@@ -1,4 +1,4 @@
-"""The lock of a queue's ring: whatever ends a take, no session keeps it, and one that does stops no other take."""
+"""The lock of a queue's ring: no session keeps it, however its take ends; one that does stops no other take."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ WAITS = """
 
 
 async def met(holder: asyncpg.Connection, observer: asyncpg.Connection, signal_number: int, interrupt: Any) -> None:
-    """A take that waits for the ring is granted it and interrupted at once: its process is stopped meanwhile."""
+    """A waiting take gets the lock and an interrupt at the same time, because its process is stopped meanwhile."""
     pid = await eventually(lambda: observer.fetchval(WAITS), why="the take waits for the ring")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -49,14 +49,14 @@ def is_pending(pid: int, signal_number: int) -> bool:
 
 
 async def nothing(_: object) -> None:
-    """The interrupt comes by itself; the session stays as it is."""
+    """Do nothing: the interrupt comes by itself."""
 
 
 @pytest.mark.parametrize("within", ["0", "500ms"], ids=["cancelled", "timeout"])
 async def test_a_take_that_is_interrupted_just_when_the_ring_is_granted_does_not_keep_it(
     bench, another_connection, within
 ):
-    """Between the lock and the next instruction: there no note can be taken of it."""
+    """Between the lock and the next instruction the code can't record it."""
     await bench.submit()
     executor, holder, taker = await bench.executor(), await another_connection(), await another_connection()
     await holder.execute(f"SELECT pg_advisory_lock({RING})")
@@ -82,13 +82,13 @@ NO_LIMIT = """
     ALTER FUNCTION joex_private.wait_for_ring SET lock_timeout = 0;
     CREATE TABLE other_than_new ();  -- this database serves no other test
 """
-ONE_ALARM = "SET deadlock_timeout = '10min'"  # a look for deadlocks is not what a signal is for
+ONE_ALARM = "SET deadlock_timeout = '10min'"  # the signal must not be that of the deadlock check
 
 
 async def test_an_accept_that_its_caller_cancels_just_then_does_not_leave_it_with_a_connection_of_the_pool(
     database_url, bench, another_connection
 ):
-    # A caller's own pool: what is cancelled on a connection of Joex's own ends that connection.
+    # A caller's own pool, because a cancelled statement ends a connection of Joex's own.
     pool = await asyncpg.create_pool(database_url, min_size=1, max_size=1, reset=nothing)
     await bench.submit()
     holder = await another_connection()
@@ -132,7 +132,7 @@ async def test_a_take_whose_wait_ends_just_when_the_ring_is_granted_does_not_kee
 
 
 async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go_on(bench, another_connection):
-    """Timeouts that hit anywhere: while it waits, chooses, writes, and frees the ring."""
+    """Timeouts hit at any moment: while the take waits, chooses, writes, and frees the ring."""
     executor = await bench.executor()
     await jobs.submit_many(bench.connection, [NewJob("a", group=f"g{nr % 200}") for nr in range(2000)])
     takers = [await another_connection() for _ in range(4)]
@@ -159,10 +159,12 @@ async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go
 async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_no_lock_either(
     bench, another_connection, database_url
 ):
-    """The handler is made to wait at its beginning, where the second cancellation meets it."""
+    """The test makes the handler wait at its beginning, where the second cancellation meets it."""
     await bench.submit()
     executor, gate = await bench.executor(), await another_connection()
-    taker = await asyncpg.connect(database_url)  # another one than Joex's own: those end when they are cancelled
+    taker = await asyncpg.connect(
+        database_url
+    )  # not one of Joex's own connections, which end when a statement is cancelled
     pid = taker.get_server_pid()
     await bench.connection.execute("""
         ALTER FUNCTION joex_private.free_ring RENAME TO really_free_ring;
@@ -202,7 +204,7 @@ async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_
 
 
 async def test_a_session_that_keeps_the_ring_for_ever_stops_no_take_and_no_accept(bench, another_connection, postgres):
-    """A backend that hangs, or whatever else leaves the lock with a session that is idle: the server's log names it."""
+    """For example a hung backend leaves the lock with an idle session: the server's log names it."""
     for group in ("a", "b", "c", "d"):
         await bench.submit(group)
     executor, hung = await bench.executor(), await another_connection()

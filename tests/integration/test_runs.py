@@ -1,4 +1,4 @@
-"""What an executor writes about its runs: only the run that has the job can write, and each end is written once."""
+"""The writes of an executor about its runs: only the run that has the job can write, and each end is written once."""
 
 import asyncio
 import gc
@@ -95,7 +95,7 @@ async def test_a_job_that_is_given_back_waits_at_its_old_place_and_the_run_does_
 
 @pytest.mark.parametrize("state", ["waiting", "stuck"])
 async def test_a_job_that_is_given_back_or_is_to_be_retried_wakes_who_sleeps(bench, me, another_connection, state):
-    """Others may take it; or they must learn when it is due."""
+    """Sleeping executors may take it, or must learn when it is due."""
     await bench.submit()
     taken = await bench.take_one(me)
     sleeper = await bench.executor("sleeper")
@@ -282,7 +282,7 @@ async def test_a_transaction_of_a_cancelled_run_is_told_to_roll_back_and_the_exe
 async def test_of_a_rescue_and_a_transaction_that_finishes_one_comes_first_and_the_other_sees_it(
     bench, me, another_connection
 ):
-    """Effects happen once: an open transaction that has finished its job keeps others from having it."""
+    """Effects happen once: an open transaction that has finished its job keeps other runs from it."""
     job_id = await bench.submit()
     taken = await bench.take_one(me)
     mine = await another_connection()
@@ -344,7 +344,7 @@ async def test_a_run_with_a_cancel_request_ends_cancelled_whatever_it_says(bench
     assert await bench.take(me) == []
 
 
-# Rows that others hold.
+# Rows that other transactions have locked.
 
 
 async def test_an_end_waits_only_a_moment_for_a_row_that_somebody_holds(bench, me, another_connection):
@@ -482,7 +482,7 @@ async def test_progress_that_met_a_locked_row_is_written_before_the_end_of_its_r
 async def test_a_finisher_that_ends_while_a_start_waits_for_a_locked_row_leaves_nothing_behind(
     bench, me, database_url, another_connection, monkeypatch
 ):
-    """An executor that starts over has a new one: the old one must not go on in the same loop for ever."""
+    """An executor that starts over has a new finisher: the old one must not run on in the same loop for ever."""
     await bench.submit()
     taken, other = await bench.take_one(me), await another_connection()
     tried, start_many = asyncio.Event(), runs.start_many
@@ -591,7 +591,7 @@ async def test_the_log_says_how_each_run_has_ended_after_what_it_said_itself(ben
         await bench.finish(taken, state, age=1.0, **more)
         due_at = (await bench.job(job_id)).due_at
         if attempt == 1:
-            again = f"; it is tried again at {due_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            again = f"; retry at {due_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     log = await log_of(bench, job_id)
     assert [line[:2] for line in log] == [
         (1, "debug"),
@@ -602,7 +602,7 @@ async def test_the_log_says_how_each_run_has_ended_after_what_it_said_itself(ben
         (3, "info"),
     ]
     assert log[1][2] == "failed: no luck" + again
-    assert log[3][2].startswith("failed: no luck either; it is tried again at ")
+    assert log[3][2].startswith("failed: no luck either; retry at ")
     assert log[5][2] == "succeeded: 7 pages"
 
 
@@ -610,8 +610,8 @@ async def test_the_log_says_how_each_run_has_ended_after_what_it_said_itself(ben
     "end",
     [
         ("success", {}, (1, "info", "succeeded")),
-        ("failed", {"error": "boom"}, (1, "error", "failed: boom; it is not tried again")),
-        ("failed", {"error": "boom", "exhausted": True}, (1, "error", "failed: boom; its retries are exceeded")),
+        ("failed", {"error": "boom"}, (1, "error", "failed: boom; no retry")),
+        ("failed", {"error": "boom", "exhausted": True}, (1, "error", "failed: boom; no retries left")),
         ("cancelled", {"error": "Cancel: not needed"}, (1, "warning", "cancelled: Cancel: not needed")),
         ("waiting", {}, (1, "info", "given back: this run does not count")),
     ],
@@ -705,7 +705,7 @@ async def test_a_page_of_the_log_that_is_full_leaves_its_end_to_the_next_one(ben
     ]
 
 
-# What is large.
+# Large values.
 
 
 async def test_small_arguments_come_with_a_take_and_large_ones_are_fetched_by_their_run(bench, me):
@@ -742,7 +742,7 @@ async def test_a_run_that_has_lost_its_job_is_not_given_its_arguments(bench, me)
 
 
 async def test_a_job_is_never_in_two_places_and_its_state_fits_its_place(bench):
-    """The constraints of the table hold whatever a statement does; these writes would break them."""
+    """The constraints of the table reject these writes."""
     job_id = await bench.submit()
     for wrong in (
         "due_at = now()",

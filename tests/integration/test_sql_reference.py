@@ -1,4 +1,4 @@
-"""The page of the schema `joex` and the catalogue of a database say the same."""
+"""The page of the schema `joex` agrees with the catalogue of a database."""
 
 import re
 
@@ -16,7 +16,7 @@ SIGNATURE = """
     SELECT pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result
     FROM pg_proc p WHERE p.pronamespace = $1::text::regnamespace AND p.proname = $2
 """
-# (A domain counts as the type that it restricts: clients see that one.)
+# (A domain counts as its base type, which clients see.)
 COLUMNS = """
     SELECT a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL)
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid

@@ -1,4 +1,4 @@
-"""Everything that joex says to the database is understood by it."""
+"""The database can plan each statement of Joex."""
 
 import importlib
 import pkgutil
@@ -14,8 +14,8 @@ from joex.store.statement import STATEMENTS
 for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
     importlib.import_module(module.name)
 
-# A call of each function: plpgsql looks at a statement only when it comes to it.
-# What is said before there is a schema.
+# A call of each function, because plpgsql plans a statement only when it reaches it.
+# Statements that run before there is a schema.
 MIGRATION = {
     "SELECT coalesce(max(number), 0) FROM joex_private.migration",
     "INSERT INTO joex_private.migration (number, name, definitions) VALUES ($1, $2, $3)",
@@ -39,7 +39,7 @@ async def test_every_statement_can_be_prepared_against_the_migrated_schema(conne
 
 
 async def test_no_statement_is_kept_from_the_register():
-    """A module of the store that says something unregistered would say something untested."""
+    """An unregistered statement of a module of the store would be untested."""
     registered = {" ".join(sql.split()) for sql in STATEMENTS}
     for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
         for name, value in vars(importlib.import_module(module.name)).items():
@@ -240,7 +240,7 @@ WITH_THE_OWNERS_RIGHTS = """
 async def test_functions_have_the_rights_of_the_calling_role_but_for_the_trigger_that_makes_a_queues_sequence(
     connection,
 ):
-    """Rights on the tables stay what the administrator made them: a trigger can't be called, nor attached by others."""
+    """The grants on the tables stay in force: other roles can neither call the trigger function nor attach it."""
     expected = [("make_ring_cursor", "trigger", ["search_path=pg_catalog, pg_temp"], False)]
     assert [tuple(row) for row in await connection.fetch(WITH_THE_OWNERS_RIGHTS)] == expected
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What is said about a job from outside: cancel, priority, arguments, removal, retry; and settings of groups."""
+"""Steering a job from outside: cancel, priority, arguments, removal, retry; and settings of groups."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Submission, from Python and from SQL: what was promised is stored, and what is wrong is not."""
+"""Submission, from Python and from SQL: valid jobs are stored as given, invalid ones are refused."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ class Login(BaseModel):
 
 
 class WrittenLogin(Login):
-    """One that says itself how its secret is written."""
+    """A value that defines how its secret is serialized."""
 
     hidden: SecretStr = Field(SecretStr("swordfish"), exclude=True)
 
@@ -111,7 +111,7 @@ async def test_a_job_is_there_if_and_only_if_the_callers_transaction_commits(cli
         await transaction.start()
         await connection.execute("INSERT INTO orders VALUES (1)")
         job_id = await client.submit("a", connection=connection)
-        assert await client.get(job_id) is None  # nobody else sees it yet
+        assert await client.get(job_id) is None  # no other transaction sees it yet
         await (transaction.commit() if commits else transaction.rollback())
         assert (await client.get(job_id) is not None) == commits
     assert await connection.fetchval("SELECT count(*) FROM orders") == await count(connection) == 1
@@ -515,7 +515,7 @@ async def test_names_with_quotes_and_percent_signs_are_just_names(client):
     assert {job.task, job.group, job.queue, job.tracker, job.subject} == {name}
 
 
-# The SQL face, which any language and any trigger can use.
+# The SQL interface, for any language and any trigger.
 
 
 _TOO_LARGE = {"x": "y" * 9000}
@@ -539,7 +539,7 @@ async def test_arguments_over_the_limit_are_refused_with_a_line_that_names_them_
     await connection.execute("DELETE FROM joex_private.job")
     await connection.execute("SELECT joex.set_largest('args', 8192)")
     with pytest.raises(
-        InvalidJob, match=r"^args: at most 8192 bytes; got 90\d\d: keep it elsewhere and give a reference, or"
+        InvalidJob, match=r"^args: at most 8192 bytes; got 90\d\d: store it elsewhere and pass a reference, or"
     ):
         await submit(client, _TOO_LARGE)
     assert await connection.fetchval("SELECT count(*) FROM joex_private.job") == 0
@@ -566,7 +566,7 @@ async def test_arguments_over_the_limit_are_refused_in_sql_too(connection):
 async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_are_stored_in_few_bytes(
     connection, numbers
 ):
-    """One such row would keep each list of jobs from being read."""
+    """One such row would break each list of jobs."""
     await connection.execute("CREATE TABLE document (args jsonb)")
     await connection.execute(
         "INSERT INTO document SELECT ('{\"x\": [' || repeat('1e131071,', $1) || '0]}')::jsonb", numbers
@@ -584,13 +584,13 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
         with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got \d+: keep it") as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
-    with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: keep it elsewhere"):
+    with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: store it elsewhere"):
         await connection.fetch("SELECT joex_private.add('keyed', 'two', opts => args) FROM document")
     assert [job.id for job in (await list_jobs(connection, Filter(), None, 20)).jobs] == [job_id]
 
 
 async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_within_the_limit(connection):
-    """Takes bring arguments by the bytes of their values: the text of such a job would be 10,000 times as long."""
+    """A take limits the bytes of the arguments as values: the text of such a job would be 10,000 times as long."""
     await connection.execute(
         "CREATE TABLE document AS SELECT ('{\"x\": [' || repeat('1e131071,', 100) || '0]}')::jsonb AS args"
     )
@@ -600,7 +600,7 @@ async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_w
         "INSERT INTO joex_private.job (task, args, lane) SELECT 'a', args, 2 FROM document",
     ):
         with pytest.raises(
-            asyncpg.PostgresError, match=r"^args: has numbers of too many digits \(13\d+ bytes"
+            asyncpg.PostgresError, match=r"^args: has numbers with too many digits \(13\d+ bytes"
         ) as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
@@ -725,12 +725,12 @@ async def test_an_id_that_does_not_exist_is_no_job(client):
     assert await client.log(uuid4()) == []
 
 
-# Waking: NOTIFY only when somebody sleeps, and then for sure.
+# Waking: NOTIFY only if an executor sleeps, and then always.
 
 
 @pytest.fixture
 async def heard(another_connection):
-    """The wake-ups that came so far, each as the list of executors it names; `flush` waits for all that were sent."""
+    """The wake-ups so far, each as the list of executors that it names; `flush` waits for all that were sent."""
     listener = await another_connection()
     messages: list = []
     flushed = asyncio.Event()
@@ -817,7 +817,7 @@ async def test_a_transaction_with_an_old_snapshot_notifies_in_any_case(bench, he
 
 @pytest.mark.parametrize("is_asleep", [True, False], ids=["asleep", "awake"])
 async def test_a_submission_reads_few_of_five_hundred_executors(bench, is_asleep):
-    """None who is awake, and of those who sleep as many as it may wake (heartbeats have them analyzed often)."""
+    """It reads none that is awake, and as many sleeping ones as it may wake (heartbeats cause frequent analyzes)."""
     await bench.connection.execute("ALTER TABLE joex_private.executor SET (autovacuum_enabled = off)")
     await bench.connection.execute(
         """
@@ -841,7 +841,7 @@ async def test_a_submission_reads_few_of_five_hundred_executors(bench, is_asleep
 
 
 async def test_what_was_submitted_is_not_taken_back_by_the_loss_of_its_connection(postgres, database_name, connection):
-    """The connection is lost when it has done its work, on its way back into a pool that resets it."""
+    """The connection is lost after the submission, when it returns to a pool that resets it."""
     async with Proxy(postgres.port) as proxy:
         url = postgres.tcp_url(database_name, port=proxy.port)
         async with asyncpg.create_pool(url, min_size=0) as pool, Client(pool) as client:
@@ -893,7 +893,7 @@ async def test_a_lent_connection_whose_reset_is_cancelled_is_ended(postgres, dat
 
 
 async def test_a_submission_is_the_last_that_its_session_is_asked(database_url, connection):
-    """A reset would be one more question for each."""
+    """A reset would be one more statement for each submission."""
     async with Client(database_url) as client:
         await client.submit("a")
         [asked] = await connection.fetch("SELECT query FROM pg_stat_activity WHERE application_name = 'joex client'")

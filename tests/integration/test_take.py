@@ -1,6 +1,6 @@
-"""Taking jobs: fair, jointly over all executors, and never stopped by a job that can't be taken.
+"""Taking jobs: fair, jointly over all executors, and never stopped by a job that no executor can take.
 
-The rule in full is held to its specification by tests/property/test_take_matches_specification.py.
+tests/property/test_take_matches_specification.py compares the whole rule with its specification.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from joex.store import jobs, runs, stats
 
 
 async def submit_each(bench, **counts):
-    """Submit so many jobs of each group."""
+    """Submit this many jobs of each group."""
     await jobs.submit_many(
         bench.connection, [NewJob("a", group=group) for group, count in counts.items() for _ in range(count)]
     )
@@ -198,7 +198,7 @@ async def test_a_take_that_stays_open_keeps_nobody_from_a_group_in_which_both_pr
     async with other.transaction():
         assert len(await runs.take(other, executor, ["default"], 2, CountingScheme(4, 1))) == 2
         assert len(await bench.take(executor, 3)) == 3
-    # The later one counts. What the other one has left goes with the next maintenance.
+    # The later one counts. The next maintenance removes the rows of the other.
     assert [row[0] for row in await bench.connection.fetch(position)] == [3, 4]
     await runs.forget_turns(bench.connection)
     assert [row[0] for row in await bench.connection.fetch(position)] == [4]
@@ -322,7 +322,7 @@ async def test_an_executor_that_fills_its_slots_and_leaves_work_wakes_the_next(b
 
 
 async def test_an_executor_that_fills_its_slots_from_one_queue_wakes_the_next_for_another(bench, another_connection):
-    """It may have been woken for both, and was alone to be."""
+    """The wake-up for both queues may have reached it alone."""
     await bench.submit()
     await bench.submit(queue="other")
     full, asleep = await bench.executor("full"), await bench.executor("asleep", queues=["other"])
@@ -367,7 +367,7 @@ async def test_paused_groups_by_the_thousand_stop_nobody(bench):
 
 
 async def test_groups_at_their_limit_by_the_thousand_stop_nobody(bench):
-    """Whatever is locked for a limit must not fill the server's table of locks."""
+    """The locks of limits must not fill the server's lock table."""
     executor = await bench.executor()
     await bench.connection.execute(
         """
@@ -386,7 +386,7 @@ async def test_groups_at_their_limit_by_the_thousand_stop_nobody(bench):
 
 
 async def test_a_task_that_no_executor_knows_stops_no_other_job(bench):
-    """The store hands out every job; the executor says that it does not know the task, and goes on with the next."""
+    """The store gives out every job; the executor reports the unknown task, and continues with the next job."""
     unknown = await bench.submit(task="unknown")
     known = await bench.submit(task="a")
     assert {job.id for job in await bench.take(await bench.executor(), 5)} == {unknown, known}

@@ -1,4 +1,4 @@
-"""A database that a test was done with serves another one, which must find it as if it had just been made."""
+"""A used database of a test serves another test, which must find it like a new one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The trace of finished jobs: what it says of each, and that a long one is read bit by bit."""
+"""The trace of finished jobs: its content, and reading a long one in parts."""
 
 from datetime import UTC, datetime, timedelta
 

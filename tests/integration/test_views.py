@@ -93,7 +93,7 @@ async def test_what_waits_for_its_group_does_not_make_a_queue_old(bench):
 
 
 async def hold(bench, executor, **groups):
-    """Let an executor hold so many jobs of each group; all its jobs then, of which none waits."""
+    """Let an executor hold this many jobs of each group; returns all its jobs. No job waits then."""
     for group, count in groups.items():
         for _ in range(count):
             await bench.submit(group)
@@ -101,7 +101,7 @@ async def hold(bench, executor, **groups):
 
 
 async def wait(bench, group, seconds, **fields):
-    """Submit a job that has waited for so long."""
+    """Submit a job that has waited for this long."""
     job_id = await bench.submit(group, **fields)
     await bench.connection.execute(
         "UPDATE joex_private.job SET runnable_since = clock_timestamp() - make_interval(secs => $2) WHERE id = $1",
@@ -232,7 +232,7 @@ async def test_the_view_of_jobs_shows_each_job_with_what_was_submitted(bench):
     assert (row["p"], row["s"], row["args"]) == ("high", "waiting", '{"x": 1}')
 
 
-# A column may be added at the end of a view, never taken away: dashboards build on these.
+# A later version may add columns at the end of a view, but remove none, because dashboards use them.
 COLUMNS = {
     "jobs": "id queue grp task args subject submitter tracker priority state due_at app_id attempt failures losses "
     "retries cancel_requested progress progress_message submitted_at scheduled_at started_at finished_at message "

@@ -1,4 +1,4 @@
-"""The HTTP session of the operator's watches, against a server that plays the API server."""
+"""The HTTP session of the operator's watches, against a fake API server."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -64,11 +64,11 @@ async def test_the_watches_are_live_when_the_latest_request_of_each_began_well(
     api_server: ApiServer, client: ApiClient, session: WatchSession
 ) -> None:
     http = (await session.login()).aiohttp_session
-    assert session.problem() == f"the watch on {PODS} has not begun"
+    assert session.problem() == f"the watch on {PODS} has not started"
     await get(http, client, PODS)
-    assert session.problem() == f"the watch on {PODS} has not begun", "a list is no watch"
+    assert session.problem() == f"the watch on {PODS} has not started", "a list is no watch"
     await watch(http, client, PODS)
-    assert session.problem() == f"the watch on {POOLS} has not begun"
+    assert session.problem() == f"the watch on {POOLS} has not started"
     await watch(http, client, POOLS)
     assert session.problem() is None
     api_server.status = 403
@@ -86,13 +86,13 @@ async def test_what_fails_before_the_first_watch_is_told(client: ApiClient, sess
         await get(http, client, "/apis/joex.dev/v1alpha1")
     said = session.problem()
     assert said is not None
-    assert said.startswith(f"the watch on {PODS} has not begun: Cannot connect to host 127.0.0.1:1")
+    assert said.startswith(f"the watch on {PODS} has not started: Cannot connect to host 127.0.0.1:1")
 
 
 async def test_each_request_has_the_token_of_its_moment(
     api_server: ApiServer, client: ApiClient, session: WatchSession
 ) -> None:
-    """Those of pods are files that the kubelet writes anew, and our client reads again."""
+    """The tokens of pods are files that the kubelet rewrites, and our client rereads."""
     http = (await session.login()).aiohttp_session
     await watch(http, client, PODS)
     client.configuration.api_key["BearerToken"] = "bearer second"

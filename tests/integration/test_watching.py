@@ -1,4 +1,4 @@
-"""Waiting for jobs: nothing is missed, and many who wait cost no more than one."""
+"""Waiting for jobs: no change is missed, and many waits cost no more than one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ POOL = "joex test pool"
 
 @pytest.fixture(autouse=True)
 def nothing_but_what_a_test_is_about_wakes_who_waits(monkeypatch):
-    """Jobs are looked at by themselves only when the subscription is renewed: by default, never."""
+    """Without a notification the client rechecks jobs only when it renews the subscription: here, never."""
     monkeypatch.setattr(job_watch, "_RENEW_EVERY", 3600.0)
     monkeypatch.setattr(job_watch, "_LEASE", timedelta(hours=3))
 
@@ -35,7 +35,7 @@ async def me(bench):
 
 @pytest.fixture
 async def counting(database_url) -> AsyncIterator[tuple[Client, list[str]]]:
-    """A client, and all that it asks the server."""
+    """A client, and all its statements."""
     asked: list[str] = []
 
     async def count(connection):
@@ -50,7 +50,7 @@ async def counting(database_url) -> AsyncIterator[tuple[Client, list[str]]]:
 
 @pytest.fixture
 def waiting(connection):
-    """A block that begins when somebody waits for these jobs: ``async with waiting(client.wait(a), a) as task``."""
+    """A block that begins when a caller waits for these jobs: ``async with waiting(client.wait(a), a) as task``."""
 
     @asynccontextmanager
     async def begun(waits, *job_ids):
@@ -211,7 +211,7 @@ async def test_a_text_is_no_job(bench, client):
 async def test_a_change_by_a_transaction_that_was_open_when_the_wait_began_is_not_missed(
     bench, client, waiting, another_connection, others
 ):
-    """It saw nobody who waits, so it told nobody. Nothing but looking again can find what it did."""
+    """It saw no subscriber, so it sent no notification. Only a recheck can find its change."""
     job_id, *more = [await bench.submit() for _ in range(1 + others)]
     changing = await another_connection()
     transaction = changing.transaction()
@@ -229,7 +229,7 @@ async def test_a_change_by_a_transaction_that_was_open_when_the_wait_began_is_no
 async def test_a_change_by_a_transaction_that_was_open_when_an_earlier_wait_for_the_job_gave_up_is_not_missed(
     bench, client, another_connection
 ):
-    """The client is subscribed to the job since the first wait, and the transaction has not seen that all the same."""
+    """The client has subscribed to the job since the first wait, but the transaction can't see that."""
     job_id, other = await bench.submit(), await bench.submit()
     changing = await another_connection()
     transaction = changing.transaction()
@@ -237,7 +237,7 @@ async def test_a_change_by_a_transaction_that_was_open_when_an_earlier_wait_for_
     await jobs.cancel(changing, job_id)
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
-    async with client.subscribe(other) as others:  # (the client has looked at its waits meanwhile)
+    async with client.subscribe(other) as others:  # (the client has rechecked its waits meanwhile)
         assert await _next_state(others) == "waiting"
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
@@ -246,7 +246,7 @@ async def test_a_change_by_a_transaction_that_was_open_when_an_earlier_wait_for_
 
 
 async def test_a_change_under_a_snapshot_older_than_the_subscription_is_not_missed(bench, client, another_connection):
-    """A repeatable-read transaction that has no id yet is waited for by nobody, and can't see who subscribes."""
+    """No subscriber waits for a repeatable-read transaction without an id, and that can't see the subscription."""
     job_id = await bench.submit()
     changing = await another_connection()
     transaction = changing.transaction(isolation="repeatable_read")
@@ -275,19 +275,19 @@ async def test_a_notification_that_was_lost_is_made_up_for_when_the_subscription
     job_id = await bench.submit()
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
-        await bench.connection.execute(  # tells nobody
+        await bench.connection.execute(  # sends no notification
             "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
         )
         assert await _next_state(changes) == "failed"
 
 
 async def test_a_subscription_is_renewed_in_time_however_many_waits_begin_meanwhile(bench, client, monkeypatch):
-    """The renewal looks at all jobs again, and ends the subscription to those for which nothing waits any more."""
+    """The renewal rechecks all jobs, and ends the subscription to jobs without waits."""
     monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.5)
     job_id = await bench.submit()
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
-        await bench.connection.execute(  # tells nobody
+        await bench.connection.execute(  # sends no notification
             "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
         )
         changed = asyncio.ensure_future(_next_state(changes))
@@ -542,7 +542,7 @@ async def test_a_subscriber_sees_a_job_as_it_is_and_then_each_change_until_it_is
 
 
 async def _all_is_looked_at(client, job_id):
-    """Until the watcher has looked at all that has happened. (A look that was under way may answer the first time.)"""
+    """Wait until the watcher has read all changes. (The first answer may be that of a read that was under way.)"""
     for _ in range(2):
         async with client.subscribe(job_id) as ready:
             await asyncio.wait_for(anext(ready), PATIENCE)

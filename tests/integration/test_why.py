@@ -26,7 +26,7 @@ async def set_group(bench, group: str, **settings: Any) -> None:
 
 @pytest.fixture
 async def executor(bench) -> int:
-    """One that serves the default queue, knows the task, and has four slots."""
+    """An executor that serves the default queue, knows the task, and has four slots."""
     registered = await bench.register()
     assert registered.id is not None
     return int(registered.id)

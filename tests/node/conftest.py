@@ -1,6 +1,6 @@
-"""The real node that all stories share, and what they say to it.
+"""The real node that all stories share, and their fixtures.
 
-Stories run in the order of their file, as a user would go on: the first installs, the last uninstalls.
+Stories run in the order of their file, as a user would act: the first installs, the last uninstalls.
 """
 
 import os
@@ -16,12 +16,12 @@ _TIMES = pytest.StashKey[Times]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what takes how long."""
+    """Collect durations."""
     config.stash[_TIMES] = Times()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what took how long."""
+    """Print the durations."""
     if lines := config.stash[_TIMES].lines():
         terminalreporter.section("times on the node")
         for line in lines:

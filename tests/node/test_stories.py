@@ -1,7 +1,6 @@
-"""What users and nodes do to Joex on a real node, in the order in which a user would meet it.
+"""Actions of users and nodes on a real node, in the order in which a user would meet them.
 
-All begins with the tutorial, and with the README's own commands. Each story leaves the cluster as it found it, but for
-the release.
+The stories begin with the tutorial and the commands of the README. Each story restores the cluster, except the release.
 """
 
 import asyncio
@@ -194,7 +193,7 @@ async def test_kubectl_scale_orders_a_size(story: Story) -> None:
 
 @pytest.mark.parametrize("moment", [0.0, 0.3, 0.8])
 async def test_a_pod_that_is_deleted_while_it_starts_ends_at_once(story: Story, moment: float) -> None:
-    """The moments are after its container was seen to run: before, while and after its program starts."""
+    """The moments come after the container is seen running: before, during and after the start of its program."""
     name = f"start-{moment * 10:.0f}"
     await story.pool(name, drain={"timeout": "1h"})
     story.sh(f"kubectl --namespace {JOBS} scale joexpool/{name} --replicas=1")
@@ -280,7 +279,7 @@ async def test_an_upgrade_and_a_rollback_interrupt_nothing(story: Story) -> None
 
 
 async def test_the_database_comes_back_and_so_do_the_pools(story: Story) -> None:
-    """The trial database has no volume: with its container, not its pod, it keeps what it has."""
+    """The trial database has no volume: it keeps its data if its container restarts, not its pod."""
     await story.pool("again", scaling={"minReplicas": 1})
     await story.pod("again")
     pods = await story.api.get_all("pods", "default", labels="app.kubernetes.io/component=postgresql")
@@ -301,7 +300,7 @@ async def test_uninstalling_leaves_nothing_that_hangs(story: Story) -> None:
 
 
 def has_ended(pod: Object) -> bool:
-    """Whether a pod is done, as that of helm test, which stays for its log."""
+    """Whether a pod has completed, as that of helm test, which stays for its log."""
     return pod["status"].get("phase") in ("Succeeded", "Failed")
 
 

@@ -86,7 +86,7 @@ class Sides:
         assert self.ring.has_work == bool(everything)
 
 
-# A visit under way is cut by the end of the free slots, goes on, and is over on the second level.
+# A visit is cut by the end of the free slots, continues, and ends on the second level.
 @example(
     [Group(3, low=list(range(9)), weight=3), Group(4, low=[10, 11, 12])],
     Cursor(3, 1),

@@ -1,6 +1,6 @@
-"""What fairness means, held against its specification, core/fairness.py.
+"""The properties of fairness, checked on its specification, core/fairness.py.
 
-The statement in the database is held to the same specification in test_take_matches_specification.py.
+test_take_matches_specification.py compares the statement in the database with the same specification.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ frees = st.integers(1, 40)
 
 
 def services(groups, cursor, batches, scheme=FOUR_ONE):
-    """The groups served, batch by batch, where each batch is finished before the next one is taken."""
+    """The served groups, batch by batch; each batch is finished before the next take."""
     for free in batches:
         running = [g.running for g in groups]
         jobs, cursor = take(groups, cursor, free, scheme)
@@ -145,7 +145,7 @@ def test_jobs_taken_one_at_a_time_go_round_robin_by_weight(weights, cursor):
     groups = [group(place, weight=weight) for place, weight in enumerate(weights)]
     rounds = 3
     served = [place for [place] in services(groups, cursor, [1] * sum(weights) * (rounds + 1))]
-    # The visit that was under way may be shorter; from the next group on each has as many services as its weight.
+    # The first visit may be shorter; from the next group on each has as many services as its weight.
     start = next((nr for nr in range(1, len(served)) if served[nr] != served[nr - 1]), 0)
     assert Counter(served[start : start + rounds * sum(weights)]) == {
         place: rounds * weight for place, weight in enumerate(weights)

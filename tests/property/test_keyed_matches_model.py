@@ -1,4 +1,4 @@
-"""Jobs with ids of the callers' own behave as a small model of them says, whatever is done to them in any order."""
+"""Keyed jobs behave like a small model of them, under any sequence of calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from joex.store import timeouts
 TYPES = ("a", ("a", 1))
 RETRIES = 1
 
-# What happens. A run is told by its number, counted back from the latest; it may have ended, or lost its job, long ago.
+# The steps. A number identifies a run, counted back from the latest; it may have ended, or lost its job, long ago.
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Add:
 
 @dataclass(frozen=True)
 class Say:
-    """remove, cancel or resubmit, by somebody who is not the worker."""
+    """remove, cancel or resubmit, by a client that is not the worker."""
 
     what: str
     type: int
@@ -63,7 +63,7 @@ class GiveBack:
 
 @dataclass(frozen=True)
 class Lose:
-    """These runs' workers are never heard of again, and the activity monitor looks."""
+    """These runs' workers die, and the activity monitor recovers their jobs."""
 
     runs: list[int]
 
@@ -101,7 +101,7 @@ plans = st.tuples(st.lists(adds, max_size=6), st.lists(steps, max_size=40)).map(
 
 @dataclass
 class Job:
-    """A job. ``place``: where it stands among those of its priority; ``run``: the number of the run that has it."""
+    """A job. ``place``: its place among those of its priority; ``run``: the number of the run that has it."""
 
     place: int
     state: str = "pending"
@@ -121,7 +121,7 @@ class Job:
 
 
 class Model:
-    """What the documentation says."""
+    """The behaviour in the documentation."""
 
     def __init__(self) -> None:
         self.jobs: dict[tuple[int, int], Job] = {}
@@ -164,7 +164,7 @@ class Model:
             job.state, job.is_due, job.place, job.failures, job.cancel = "pending", True, self.place(), 0, False
 
     def accept(self, step: Accept) -> int | None:
-        """The id of the job, which has a run now."""
+        """The id of the accepted job, which has a run now."""
         line = [
             (not job.is_retry, job.priority, job.place, job_id)
             for (job_type, job_id), job in self.jobs.items()
@@ -242,7 +242,7 @@ class Model:
         job.resubmit = job.resubmit or opts.get("resubmit", False)
 
 
-# The two, side by side.
+# Model and database, side by side.
 
 
 class Sides:
@@ -333,7 +333,7 @@ class Sides:
             assert await self.keyed.active(job_type) == active
 
     async def accept_all(self) -> None:
-        """What still waits comes in the order of the model."""
+        """Accept all waiting jobs, which come in the order of the model."""
         await self.step(MakeDue())
         for number in range(len(TYPES)):
             for _ in range(4 + 1):
@@ -347,7 +347,7 @@ def _seen(job: Any) -> tuple[Any, ...]:
 
 @pytest.fixture
 async def database(client: Client, connection: asyncpg.Connection) -> Callable[[], Any]:
-    """Makes both sides, with nothing in them."""
+    """Makes both sides, empty."""
     await connection.execute("SET synchronous_commit = off")
     keyed = KeyedJobs(client.connections, retries=RETRIES, retry_delay=timedelta(hours=1), retry_jitter=0)
 
@@ -359,7 +359,7 @@ async def database(client: Client, connection: asyncpg.Connection) -> Callable[[
 
 
 def settings_of(examples: int) -> settings:
-    # The fixtures may serve all examples: each begins with empty tables.
+    # All examples may share the fixtures, because each begins with empty tables.
     return settings(max_examples=examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

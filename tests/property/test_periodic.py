@@ -1,4 +1,4 @@
-"""Decisions about periodic tasks, whatever the clock does, held against a model that knows all times of a timer."""
+"""Decisions about periodic tasks under any clock, compared with a model that knows all times of a timer."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -24,13 +24,13 @@ PERIODS = {f"*:*:0/{seconds}": timedelta(seconds=seconds) for seconds in (1, 5, 
 
 deadlines = st.none() | st.timedeltas(timedelta(0), 2 * DAY)
 steps = st.timedeltas(-3 * DAY, 3 * DAY) | st.timedeltas(-2 * SECOND, 40 * SECOND)
-"""By how much the clock goes on, or back, until somebody looks again."""
+"""How far the clock moves, forward or back, until the next decision."""
 looks = st.lists(st.tuples(steps, st.booleans()), min_size=1, max_size=30)
-"""Steps, and whether the next time is to be worked out anew before: an owner has changed something."""
+"""Steps, and whether the owner has changed the task before, so that its next time is computed again."""
 
 
 class Row:
-    """A row, and what joex_private.fire_periodic makes of decisions about it."""
+    """A row, with the effects of joex_private.fire_periodic on it."""
 
     def __init__(self, timer: str, deadline: timedelta | None) -> None:
         self.timer, self.deadline = timer, deadline
@@ -48,7 +48,7 @@ class Row:
         self.nextrun, self.is_over = None, False
 
     def look(self, now: datetime) -> Decision | None:
-        """Decide, where it is due, or has no next time."""
+        """Decide, if the task is due, or has no next time."""
         if self.is_over or (self.nextrun is not None and self.nextrun > now):
             return None
         decision = decide(self.schedule, now)

@@ -1,4 +1,4 @@
-"""The memory of windows, held against a plain one that forgets nothing."""
+"""The memory of windows, compared with a plain one that forgets nothing."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,14 +16,14 @@ delays = st.floats(0.01, 30).map(lambda seconds: round(seconds, 2))
 
 @given(st.lists(st.tuples(delays, st.integers(0, 9)), min_size=1, max_size=80))
 def test_the_largest_size_lately_is_never_forgotten_early_nor_kept_for_long(steps):
-    """The pool has 10 executors all the time, and fewer are wanted."""
+    """The pool has 10 executors all the time, and needs fewer."""
     marks: tuple[Mark, ...] = ()
     now, wanted_at = START, [(START, 10)]
     for delay, wanted in steps:
         now = round(now + delay, 2)
         wanted_at.append((now, wanted))
         marks, largest, until = largest_lately(marks, size=10, wanted=wanted, now=now, window=WINDOW)
-        # The present size counts as wanted until the first step, not until START.
+        # The present size counts as desired until the first step, not until START.
         seen = [(at, n) for at, n in [(wanted_at[1][0], 10), *wanted_at[1:]]]
         assert largest >= max(n for at, n in seen if at > now - WINDOW)
         assert largest <= max(n for at, n in seen if at >= now - WINDOW - SLACK)

@@ -22,7 +22,7 @@ pods = st.integers(0, 1000)
 
 
 class Pool(RuleBasedStateMachine):
-    """Whatever happens, in whatever order."""
+    """Any events, in any order."""
 
     @initialize(least=st.integers(0, 2), most=st.integers(2, 6), pool_size=st.sampled_from([1, 2, 5]))
     def begin(self, least, most, pool_size):
@@ -34,7 +34,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(done=st.integers(0, 12), later=st.integers(0, 3))
     def operator_looks_and_is_cut_off(self, done, later):
-        """It acts on what it saw a little ago, and may be killed between any two actions."""
+        """It acts on slightly old observations, and may be killed between any two actions."""
         self.look(done, later)
 
     @rule(seconds=st.integers(1, 8))
@@ -46,13 +46,13 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: self.decisions)
     @rule(age=st.integers(0, 9))
     def an_operator_that_was_stopped_goes_on(self, age):
-        """It carries out what it decided some time ago, and does not know that another one leads by now."""
+        """It carries out an old decision, and does not know that another operator leads now."""
         for action in self.decisions[-1 - age % len(self.decisions)].actions:
             self.world.apply(action)
 
     def look(self, done=None, later=0):
         seen = self.world.observe()
-        # Nothing but what is stored is known: a step may be that of an operator that has just started.
+        # Only stored state is known: a step may be that of an operator that has just started.
         stored = History.from_dict(self.history.to_dict())
         plan = decide(self.world.pool, seen, stored, self.world.now)
         self.history = plan.sizing.history
@@ -87,7 +87,7 @@ class Pool(RuleBasedStateMachine):
     def the_database_goes_or_returns(self):
         self.world.database_is_up = not self.world.database_is_up
 
-    # People.
+    # Users.
 
     @rule(template=st.sampled_from(["1", "2", "3"]))
     def the_template_changes(self, template):
@@ -118,7 +118,7 @@ class Pool(RuleBasedStateMachine):
         spec = self.world.pool.spec.model_copy(update=changes)
         self.world.pool = replace(self.world.pool, spec=spec)
 
-    # What always holds.
+    # Invariants.
 
     @precondition(lambda self: hasattr(self, "world"))
     @invariant()
@@ -135,7 +135,7 @@ class Pool(RuleBasedStateMachine):
         created = sum(type(action).__name__ == "CreateSlot" for action in plan.actions)
         assert not created or there + created <= plan.sizing.most
 
-    # How it ends.
+    # The end.
 
     def teardown(self):
         if not hasattr(self, "world"):
@@ -167,7 +167,7 @@ class Pool(RuleBasedStateMachine):
         assert [slot.phase for slot in seen.slots] == [Phase.IDLE] * wanted, "just what is wanted, and nothing else"
         assert all(slot.template == seen.template for slot in seen.slots), "with the present template"
         assert all(slot.replicas == 1 for slot in seen.slots)
-        assert not self.world.retired, "nothing is left of those that went"
+        assert not self.world.retired, "removed executors leave nothing behind"
 
     def assert_deletion_ends(self):
         world = self.world

@@ -1,4 +1,4 @@
-"""Whatever the jobs and the pools: in a simulation no job is lost, and no slot is free while there is work for it."""
+"""With any jobs and pools, a simulation loses no job, and has no free slot while there is work for it."""
 
 from collections import Counter
 from dataclasses import replace
@@ -70,7 +70,7 @@ def made(groups, some):
 
 
 class Watched(Simulation):
-    """Checks everything before time goes on."""
+    """Checks all invariants before time moves on."""
 
     looked_at = 0.0
 

@@ -1,4 +1,4 @@
-"""`take` in the database and core/fairness.py choose the same jobs in the same order, whatever the situation."""
+"""`take` in the database and core/fairness.py choose the same jobs in the same order, in any situation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from joex.core.priority_turns import CountingScheme
 from joex.store import runs
 
 QUEUE = "default"
-NEVER = -(2**63)  # the cursor of a queue that nothing was ever taken from
+NEVER = -(2**63)  # the cursor of a queue before its first take
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """A group before the first take: its settings, jobs that another executor holds, and where its counting stands."""
+    """A group before the first take: its settings, jobs that another executor holds, and its counting scheme."""
 
     name: str
     weight: int
@@ -31,14 +31,14 @@ class GroupPlan:
 
 @dataclass(frozen=True)
 class Take:
-    """Take so many jobs."""
+    """Take this many jobs."""
 
     free: int
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Finish some of the jobs that are held: those at these places of the list of all held ones."""
+    """Finish some held jobs: those at these places of the list of all held jobs."""
 
     which: list[int]
 
@@ -52,7 +52,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens, one after the other. The cursor is at a group (by number), with so many services given there."""
+    """The steps, in order. The cursor is at a group (by number), after this many services there."""
 
     groups: list[GroupPlan]
     cursor: tuple[int, int] | None
@@ -219,7 +219,7 @@ class Sides:
 
 @pytest.fixture
 async def sides(connection):
-    """Two executors of the queue: one that takes, and one that holds what others hold."""
+    """Two executors of the queue: one that takes, and one that holds the jobs of other executors."""
     await connection.execute("SET synchronous_commit = off")
     ids = [
         await connection.fetchval(
@@ -233,7 +233,7 @@ async def sides(connection):
     return connection, *ids
 
 
-# The fixtures may serve all examples: each begins with empty tables.
+# All examples may share the fixtures, because each begins with empty tables.
 one_database = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
@@ -241,9 +241,9 @@ def plain_group(name: str, weight: int = 1, held: int = 0) -> GroupPlan:
     return GroupPlan(name, weight, paused=False, max_running=None, held=held, turn=0)
 
 
-# Situations that chance meets rarely: a group whose visit is under way is served again in a later pass of the same
+# Situations that random plans meet rarely: a group whose visit is under way is served again in a later pass of the same
 # call, after groups that had too few jobs; there are more idle groups than free slots; groups with large weights have
-# fewer jobs than turns, so that the free slots reach groups further on, but no second turn of anybody; nor of a group
+# fewer jobs than turns, so that the free slots reach groups further on, but no second turn of any group; nor of a group
 # whose visit has ended meanwhile.
 VISIT_IN_A_LATER_PASS = Plan(
     [plain_group("000", weight=2, held=1), plain_group("00", weight=2), plain_group("0")],

@@ -1,7 +1,7 @@
-"""With floors, too, the database takes the very jobs that the specification takes: nothing is passed over.
+"""With floors too, the database takes the same jobs as the specification, and skips none.
 
-Between the takes floors are drawn and raised, while another transaction writes jobs and ends when it likes; jobs are
-put back, retried, and change their priority below the floors; takes are undone; floors go off and on.
+Between the takes a session draws and raises floors, while another transaction writes jobs and ends at any time; jobs
+are put back, retried, and change their priority below the floors; takes are rolled back; floors go off and on.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Raise:
-    """Raise the floors of some groups, up to the number that was drawn last, if that may be."""
+    """Raise the floors of some groups, up to the number that was drawn last, if that is allowed."""
 
     which: list[int]
 
@@ -54,21 +54,21 @@ class Switch:
 
 @dataclass(frozen=True)
 class PutBack:
-    """Put back some of the jobs that are held."""
+    """Put back some held jobs."""
 
     which: list[int]
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Some of the jobs that are held fail, and are due again at once."""
+    """Some held jobs fail, and are due again at once."""
 
     which: list[int]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Some jobs that wait change their priority."""
+    """Some waiting jobs change their priority."""
 
     which: list[int]
 
@@ -82,7 +82,7 @@ class UndoneTake:
 
 @dataclass(frozen=True)
 class Late:
-    """A transaction that stays open puts back some jobs that are held, and submits others."""
+    """A transaction that stays open puts back some held jobs, and submits others."""
 
     which: list[int]
     jobs: list[tuple[int, int, int]]
@@ -119,7 +119,7 @@ def plans_with_floors(draw):
 
 
 class SidesWithFloors(Sides):
-    """The database with floors, and the specification, which knows nothing of them."""
+    """The database with floors, and the specification, which has no floors."""
 
     def __init__(self, connection, me: int, other: int, late) -> None:
         super().__init__(connection, me, other)
@@ -241,7 +241,9 @@ class SidesWithFloors(Sides):
             self.late_new: list[tuple[int, tuple[int, int, int]]] = []
         back = self._some_held(which)
         await self.late.execute("SELECT joex_private.put_back($1, 0, NULL, NULL)", await self._ids(back))
-        self.held = [seq for seq in self.held if seq not in back]  # nobody else may touch them: they are locked
+        self.held = [
+            seq for seq in self.held if seq not in back
+        ]  # they are locked, so no other transaction may touch them
         self.late_back |= back
         if new:
             # (the lock first, and then the numbers, as in each statement that submits)

@@ -1,4 +1,4 @@
-"""Timers, held against a walk over every minute, and against what any timer is to be."""
+"""Timers, compared with a walk over every minute, and with the properties of any timer."""
 
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -12,8 +12,8 @@ from joex.core.timers import Timer
 
 ZONES = (
     "UTC", "Europe/Zurich", "America/New_York", "America/Santiago", "America/Havana", "Australia/Lord_Howe",
-    # Where systemd and cronsim err: summer time that is not on the hour, of two hours, or in winter; a day left out;
-    # changes of half an hour and of three hours that are no summer time.
+    # The errors of systemd and cronsim: summer time that is not on the hour, of two hours, or in winter; a skipped day;
+# changes of half an hour and of three hours that are no summer time.
     "America/St_Johns", "Antarctica/Troll", "Europe/Dublin", "Pacific/Apia", "America/Caracas", "Antarctica/Casey",
 )  # fmt: skip
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -23,7 +23,7 @@ FIRST, LAST = datetime(1990, 1, 1, tzinfo=UTC), datetime(2024, 12, 1, tzinfo=UTC
 
 @st.composite
 def lists(draw, first, last):
-    """What stands for a unit, and the values that are meant."""
+    """The text of a unit, and its values."""
     if draw(st.booleans()):
         return "*", set(range(first, last + 1))
     texts, values = [], set()
@@ -47,7 +47,7 @@ def weekdays(draw):
 
 @st.composite
 def events(draw):
-    """A calendar event of whole minutes, and whether it means a wall clock time."""
+    """A calendar event of whole minutes, and whether it is a wall clock time."""
     names, wanted_weekdays = draw(weekdays())
     months, wanted_months = draw(lists(1, 12))
     is_from_end = draw(st.booleans())
@@ -71,7 +71,7 @@ def events(draw):
 
 @st.composite
 def seconds(draw):
-    """Seconds with one digit after the point, and the tenths that are meant."""
+    """Seconds with one decimal digit, and their tenths."""
     texts, tenths = [], set()
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, 589))
@@ -84,7 +84,7 @@ def seconds(draw):
 
 @st.composite
 def cron_lines(draw):
-    """A cron line, whether it means a wall clock time, and whether it has a star for minute or hour."""
+    """A cron line, whether it is a wall clock time, and whether it has a star for minute or hour."""
     fields = [draw(lists(*unit)) for unit in ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))]
     texts, (minutes, hours, days, months, wanted_weekdays) = zip(*fields, strict=True)
     is_possible = texts[2] == "*" or min(days) < 30
@@ -127,7 +127,7 @@ def minutes_from(start, days):
 
 
 def agree(found, expected, end):
-    """Whether a time is the one that was found by walking; the walk ends somewhere."""
+    """Whether a time is the one that the walk found; the walk has an end."""
     return found == expected if expected is not None and expected < end else found is None or found >= end
 
 
@@ -151,7 +151,7 @@ def test_a_calendar_event_meets_fractions_of_seconds(made, microseconds):
 
 
 def first_pass(wall, zone):
-    """The first instant of a wall clock time, or that at which clocks go on after a gap."""
+    """The first instant of a wall clock time, or the end of the gap in which it lies."""
     while wall_clock(at := wall.replace(tzinfo=zone).astimezone(UTC), zone) != wall:
         wall += MINUTE
     return at

@@ -1,4 +1,4 @@
-"""Values of the tuple layer: their bytes order as they do, and each form gives the value back."""
+"""Values of the tuple layer: their bytes sort as the values do, and each form gives the value back."""
 
 import math
 import struct
@@ -33,7 +33,7 @@ values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4).map(tupl
 
 
 def nested(depth):
-    """So many tuples within each other."""
+    """This many nested tuples."""
     value: tuple[object, ...] = ()
     for _ in range(depth - 1):
         value = (value,)
@@ -71,7 +71,7 @@ def test_a_value_comes_back_from_its_name(value):
     | st.builds(lambda value: tuples.to_name("type", tuples.to_name("type", value)), values)
 )
 def test_each_text_is_the_name_of_one_value(text):
-    """Of any queue and task: jobs that were submitted there have a type, by which they are found again."""
+    """Of any queue and task: submitted jobs have a type, by which callers can find them."""
     assume("\0" not in text)
     assert tuples.to_name("type", tuples.from_name(text)) == text
 

@@ -1,1 +1,1 @@
-"""What the tests share."""
+"""Code that the tests share."""

@@ -1,9 +1,9 @@
-"""Tasks for whole executor processes, which write down what they do in tables of their own; and how tests read these.
+"""Tasks for whole executor processes, which record their runs in their own tables; and how tests read these.
 
 A task writes past Joex: on connections of its own, straight to the server (``JOEX_TEST_EFFECTS_URL``), so that a test
 sees what its code does while the executor's own links are cut. A run is one row of ``effects``, with its start and its
-end; a job that runs twice at a time shows as two rows that overlap. A task that is to wait does so until a row appears
-in ``flags``, so that tests can hold a job in a phase.
+end; a job that runs twice at a time shows as two rows that overlap. A task that waits does so until a row appears in
+``flags``, so that tests can hold a job in a phase.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from tests.support.waiting import PATIENCE, eventually
 
 EFFECTS_URL = "JOEX_TEST_EFFECTS_URL"
 ENDS = "JOEX_TEST_ENDS"
-"""A folder where a process notes the ends of its runs too: one that is killed may not have written them yet."""
+"""A folder in which a process also records the ends of its runs, in case it dies before it writes them to the table."""
 
 _TABLES = """
 CREATE TABLE flags (name text PRIMARY KEY);
@@ -51,11 +51,11 @@ TROUBLE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Inter
 app = joex.App()
 
 AnyClient: TypeAlias = Any
-"""A `joex.Client`, for tests: they know that there is a job where they ask for it."""
+"""A `joex.Client` for tests, which know that a job exists when they read it."""
 
 
 class Effects:
-    """What the tasks did, for the tests."""
+    """The records of the tasks, for the tests."""
 
     def __init__(self, pool: asyncpg.Pool, url: str) -> None:
         self._pool = pool
@@ -67,7 +67,7 @@ class Effects:
         await self._pool.execute(_TABLES)
 
     async def flag(self, *names: str) -> None:
-        """Let the tasks go on that wait for these flags."""
+        """Release the tasks that wait for these flags."""
         await self._pool.executemany(
             "INSERT INTO flags VALUES ($1) ON CONFLICT DO NOTHING", [(name,) for name in names]
         )
@@ -86,7 +86,7 @@ class Effects:
         pid: int | None = None,
         timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
     ) -> asyncpg.Record:
-        """Wait until so many runs of a job have begun (in this executor); returns the last of them."""
+        """Wait until this many runs of a job have begun (in this executor); returns the last of them."""
 
         async def enough() -> asyncpg.Record | None:
             found = [run for run in await self.of(job_id) if pid in (None, run["pid"])]
@@ -113,16 +113,16 @@ class Effects:
         return {row[0]: row[1] for row in rows}
 
     async def executor_of(self, pid: int) -> int | None:
-        """The executor that lives in a process."""
+        """The executor of a process."""
         found: int | None = await self._pool.fetchval(
             "SELECT max(id) FROM joex_private.executor WHERE pid = $1 AND left_at IS NULL", pid
         )
         return found
 
     async def end_of(self, pid: int, at: datetime | None = None) -> None:
-        """This process does not exist any more, and so its runs have ended: as it has noted, or then (now).
+        """Record the end of a process: its runs have ended at the times in its folder, or now.
 
-        That is also true of those whose start is not written yet: the server may have it still before it.
+        This includes runs whose start is not in the table yet, because the server may still execute that statement.
         """
         at = at or datetime.now(UTC)
         notes = self.ends and self.ends / str(pid)
@@ -142,7 +142,7 @@ class Effects:
         *,
         why: str = "",
     ) -> dict[str, int]:
-        """Wait until these jobs are finished; returns how many ended in which state."""
+        """Wait until these jobs are finished; returns how many ended in each state."""
         ids = list(job_ids)
 
         async def states() -> dict[str, int] | None:
@@ -271,21 +271,21 @@ def leave_thread(ctx: joex.Context) -> None:
     sys.exit(1)
 
 
-# How they write.
+# How the tasks write.
 
 
 @asynccontextmanager
 async def _recorded(ctx: joex.Context) -> AsyncIterator[None]:
     begin = _begin(ctx)
     try:
-        await _execute(*begin)  # it may be written though it is interrupted
+        await _execute(*begin)  # the write may have succeeded though it was interrupted
         yield
     finally:
         _ends.put(begin[1])
 
 
 class _EndWriter:
-    """Writes the ends of runs in a thread of its own: no run waits with its end until the server is there."""
+    """Writes the ends of runs in a separate thread, so that no run waits for the server."""
 
     def __init__(self) -> None:
         self._ends: queue.Queue[tuple[UUID, datetime]] = queue.Queue()

@@ -1,4 +1,4 @@
-"""Commands as the documentation says them, against the test's database."""
+"""Commands of the documentation, run against the test's database."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE, eventually
 
 
 async def done(command: str, folder: Path, url: str, **environment: str) -> None:
-    """Run a command to its end, which must be a good one."""
+    """Run a command to its end; it must succeed."""
     async with started(command, folder, url, **environment) as (process, log):
         assert await asyncio.wait_for(process.wait(), PATIENCE) == 0, log()
 
@@ -24,7 +24,7 @@ async def done(command: str, folder: Path, url: str, **environment: str) -> None
 async def started(
     command: str, folder: Path, url: str, **environment: str
 ) -> AsyncIterator[tuple[Process, Callable[[], str]]]:
-    """A command in a folder and a process of its own, and what it has printed. In the end it is asked to leave."""
+    """A command in its own folder and process, and its output. At the end it gets a SIGTERM."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "PG", "DJANGO_"))}
     ours = {"JOEX_DATABASE_URL": url, "JOEX_HTTP_ADDRESS": "", **environment}
     module = shlex.split(command.removeprefix("python -m "))
@@ -47,7 +47,7 @@ async def started(
 
 @asynccontextmanager
 async def running(command: str, folder: Path, url: str, ready: str, **environment: str) -> AsyncIterator[str]:
-    """A command that stays, from when it has printed what matches ``ready`` on; gives what matched."""
+    """A command that keeps running; the block begins when its output matches ``ready``, and gets the match."""
     async with started(command, folder, url, **environment) as (process, log):
         await eventually(lambda: re.search(ready, log()) or process.returncode is not None, why=f"{command} is ready")
         found = re.search(ready, log())

@@ -1,8 +1,8 @@
-"""Executors that deliver parcels beside workers that are no executors (examples/workers), and what all of them note.
+"""Executors that deliver parcels beside workers without an executor (examples/workers), and the table that both write.
 
-A run is a row of ``delivery``: when it began, and when it ended. Both are written only by who has the job at this
-moment: in the transaction of an update, or of the end of the run. So a job that two runs had at a time shows as two
-rows that overlap, however late and slow a worker was.
+A run is a row of ``delivery``: when it began, and when it ended. Only the run that has the job writes
+them: in the transaction of an update, or of the end of the run. So a job that two runs had at a time shows as two rows
+that overlap, however late and slow a worker was.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ OVERLAPPING = """
 """
 EXECUTOR = "executor"
 
-# What a shell runs for each job, with $PSQL; it is told the end of its run by worker.sh.
+# The command of worker.sh for each job, with $PSQL; worker.sh ends its run.
 COMMAND = """
 fenced() { "$PSQL" "$DATABASE" -qc "$1 AND joex.update('$JOEX_JOB', '$JOEX_LOCK_ID') = 'ok'"; }
 seconds=$(sed -n 's/.*"seconds":\\([0-9.]*\\).*/\\1/p')

@@ -1,8 +1,8 @@
-"""The image of joex without a Docker engine: what its Dockerfile installs, and how its containers start.
+"""The image of joex without a Docker engine: its installation, and the start of its containers.
 
-The very script that the Dockerfile runs installs into a folder, with the newest Python that this machine has. What is
-installed there runs as a user without rights, with no entry in ``/etc/passwd``; and, where asked for, as the first
-process of a PID namespace, to which the kernel sends no signal that it does not handle.
+The script that the Dockerfile runs installs into a folder, with the newest Python of this machine. The programs there
+run as a user without rights and without an entry in ``/etc/passwd``; and, on request, as the first process of a PID
+namespace, to which the kernel sends no signal that the process does not handle.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tests.support.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "65532"
-# The Python of these tests may lie where only root may look, so one right is left: to read whatever there is.
+# Only root may have access to the folder of the tests' Python, so the user keeps one right: to read all files.
 AS_NOBODY = [
     *("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"),
     *("--bounding-set", "-all,+dac_read_search"),
@@ -34,7 +34,7 @@ AS_FIRST = ["unshare", "--pid", "--fork", "--mount-proc"]
 """The first process of a namespace; it is the only child of the process that is started."""
 
 _LAST_STAGE = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
-# What the Dockerfile sets beside PATH.
+# The variables that the Dockerfile sets beside PATH.
 ENVIRONMENT = dict(re.findall(r"^(?:ENV|   ) (\w+)=([^$\s]+)(?: \\)?$", _LAST_STAGE, re.MULTILINE))
 _NEWEST = 20
 
@@ -43,7 +43,7 @@ Tree = dict[str, tuple[int, int, int]]
 
 @cache
 def newest_python() -> str:
-    """The newest Python that runs: on the PATH, or one of pyenv's; the one of these tests where there is no other."""
+    """The newest Python that runs: on the PATH, or one of pyenv's; otherwise the Python of these tests."""
     installed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     for minor in range(_NEWEST, sys.version_info.minor, -1):
         name = f"python3.{minor}"
@@ -55,7 +55,7 @@ def newest_python() -> str:
 
 @cache
 def why_no_containers() -> str:
-    """Why there can be no `AS_FIRST` and `AS_NOBODY` here; empty where there can."""
+    """Why this machine can't have `AS_FIRST` and `AS_NOBODY`; empty if it can."""
     command = [*AS_FIRST, *AS_NOBODY, "true"]
     if os.geteuid() == 0 and _runs(command):
         return ""
@@ -70,20 +70,20 @@ def _runs(command: list[str]) -> bool:
 
 
 def install(folder: Path) -> None:
-    """Install what the image has. It takes a minute where no cache has the packages."""
+    """Install the content of the image. It takes a minute if no cache has the packages."""
     script = ROOT / "scripts" / "install_image.sh"
     subprocess.run(["sh", script, folder], env={**os.environ, "PYTHON": newest_python()}, check=True)
 
 
 class Image:
-    """What the image has in it, and how its containers start."""
+    """The content of the image, and the start of its containers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.variables = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", **ENVIRONMENT}
 
     async def start(self, *command: str, **environment: str) -> Process:
-        """Start a command as a container of the image does, with a file system that can't be written."""
+        """Start a command as a container of the image does, with a read-only file system."""
         return await self._start(AS_NOBODY if os.geteuid() == 0 else [], command, environment)
 
     async def start_first(self, *command: str, **environment: str) -> "FirstProcess":
@@ -114,7 +114,7 @@ class Image:
 
     @asynccontextmanager
     async def executor(self, **environment: str) -> AsyncIterator[Process]:
-        """An executor that has registered. Killed in the end, if it is still there."""
+        """An executor that has registered; killed at the end, if it still runs."""
         process = await self.start("joex", "executor", "--app", "joex.examples.documents:app", **environment)
         assert process.stdout is not None
         try:
@@ -144,7 +144,7 @@ class FirstProcess:
         self.said = ""
 
     async def begun(self) -> None:
-        """Wait until it runs the container's program: what comes before has other signals."""
+        """Wait until it runs the container's program: the program before that has other signal handlers."""
 
         def runs() -> bool:
             assert self._outer.returncode is None, "it has ended"
@@ -155,7 +155,7 @@ class FirstProcess:
 
     @property
     def minds_sigterm(self) -> bool:
-        """Whether the kernel delivers SIGTERM, now or later."""
+        """Whether the kernel delivers SIGTERM to it, now or later."""
         try:
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         except OSError:
@@ -187,8 +187,8 @@ class FirstProcess:
     async def close(self) -> None:
         """Kill it if it has not exited."""
         if self._outer.returncode is None:
-            # With it ends all of its namespace. (To kill the outer one would not do: the wish to be killed with its
-            # parent is lost where a process becomes another user.)
+            # The whole namespace ends with it. (To kill the outer process would not suffice: a process that becomes
+            # another user loses its parent-death signal.)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid or self._outer.pid, signal.SIGKILL)
         await self._outer.communicate()

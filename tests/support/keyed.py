@@ -1,4 +1,4 @@
-"""Jobs with ids of the caller's own, for tests: brought into a state, and let run out of time."""
+"""Keyed jobs for tests: brought into a state, or past their timeout."""
 
 import struct
 from typing import Any
@@ -10,7 +10,7 @@ from joex import KeyedJobs
 from joex.store import timeouts
 
 T = "replication"
-"""A type."""
+"""A type of jobs."""
 MOST_LOSSES = 5
 
 
@@ -24,7 +24,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 async def let_time_out(connection: asyncpg.Connection, *ids: UUID) -> None:
-    """Let the time of all runs (or of these jobs') be over."""
+    """Let all runs (or those of these jobs) be overdue."""
     await connection.execute(
         "UPDATE joex_private.job SET overdue_at = clock_timestamp() WHERE overdue_at IS NOT NULL "
         "AND ($1 OR id = ANY ($2))",
@@ -34,7 +34,7 @@ async def let_time_out(connection: asyncpg.Connection, *ids: UUID) -> None:
 
 
 async def lose(connection: asyncpg.Connection, *ids: UUID) -> list[tuple[str, int]]:
-    """Let the time of runs be over, and the monitor look."""
+    """Let runs be overdue, and recover them."""
     await let_time_out(connection, *ids)
     return await timeouts.recover_overdue(connection, MOST_LOSSES)
 
@@ -73,6 +73,6 @@ async def canceled(keyed: KeyedJobs) -> Any:
 
 
 async def lose_once(keyed: KeyedJobs, connection: asyncpg.Connection) -> None:
-    """Accept a job, and never be heard of again."""
+    """Accept a job, and never report."""
     assert await keyed.accept(T) is not None
     await lose(connection)

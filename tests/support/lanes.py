@@ -1,18 +1,18 @@
 """All tests, in lanes side by side: ``python -m tests.support.lanes``, which ``make test`` runs.
 
-Most of the time a test waits, for a lease that runs out or a process that starts: one lane computes while others wait.
-Each lane is a session of pytest of its own, with its own servers, folders and ports. All lanes know all tests. A lane
+Most of the time a test waits, for the end of a lease or the start of a process: one lane computes while others wait.
+Each lane is a separate session of pytest, with its own servers, folders and ports. All lanes collect all tests. A lane
 takes the next file that no lane has taken (it makes the file ``NAME.taken`` in a folder that they share), until none is
-left, so that all lanes end at about the same time. Two kinds of files are not for any lane at any moment:
+left, so that all lanes end at about the same time. Two kinds of files have restrictions:
 
-- Those of the tier cluster are for one lane, which has the cluster, once the programs of that are built: in the
-  background, which takes minutes the first time.
-- Those with a test that is marked ``heavy`` run one at a time, and not beside that build.
+- Two lanes, each with its own cluster, run the files of the tier cluster (one lane would need more than half of all
+  time), after the programs of the cluster have been built: in the background, which takes minutes the first time.
+- Files with a test that is marked ``heavy`` run one at a time, and not beside that build.
 
-Both come as early as they may, for of each kind one lane at a time runs them all; the others come tier by tier.
+Files of both kinds run as early as possible, because few lanes run them; the others follow tier by tier.
 
-A line tells of each file that is done, with its failures: a lane may be ended by a test. What pytest has to say of
-skips and durations comes at the end, lane after lane, and then a line for each tier.
+Each finished file gets a line at once, with its failures, because a test may end its lane. The skips and durations of
+pytest come at the end, lane after lane, and then a line for each tier.
 """
 
 import fcntl
@@ -36,6 +36,7 @@ import pytest
 from tests.support.processes import die_with_parent
 
 LANES = min(4, (os.cpu_count() or 1) + 1)
+CLUSTERS = ("cluster 1", "cluster 2")
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster")
 
 _FOLDER = "JOEX_TEST_LANES"
@@ -45,7 +46,7 @@ _PAUSE = 0.1
 _ROOT = Path(__file__).parents[2]
 
 
-# A lane: what pytest is told by `-p tests.support.lanes`.
+# A lane: the plugin of pytest that `-p tests.support.lanes` loads.
 
 
 class Share:
@@ -70,11 +71,11 @@ class Share:
                         yield name, self._left.pop(name)
                         break
             else:
-                time.sleep(_PAUSE)  # what is left waits for a heavy one, or for the build
+                time.sleep(_PAUSE)  # the remaining files wait for a heavy one, or for the build
 
     def _take(self, name: str, locks: ExitStack) -> bool:
         is_of_cluster, is_heavy = (_is(self._left[name], mark) for mark in ("cluster", "heavy"))
-        is_for_another = is_of_cluster and not self._has_cluster and self._is_taken("cluster")
+        is_for_another = is_of_cluster and not self._has_cluster and all(map(self._is_taken, CLUSTERS))
         if is_for_another or self._is_taken(name):
             del self._left[name]
             return False
@@ -83,7 +84,7 @@ class Share:
         if (is_heavy or is_of_cluster) and not self._lock(_BUILD, locks):
             return False
         if is_of_cluster and not self._has_cluster:
-            self._has_cluster = self._make_taken("cluster")
+            self._has_cluster = any(map(self._make_taken, CLUSTERS))
         return (not is_of_cluster or self._has_cluster) and self._make_taken(name)
 
     def _is_taken(self, name: str) -> bool:
@@ -110,13 +111,13 @@ class Share:
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run this lane's share of the tests."""
     if session.testsfailed:
-        return None  # not all could be collected: pytest says so
+        return None  # the collection failed: pytest reports it
     folder = Path(os.environ[_FOLDER])
     for name, items in Share(folder, session.items):
         _outcomes.clear()
         _failures.clear()
         started = time.monotonic()
-        # After the last one, what belongs to the file is torn down, and what belongs to the session is kept.
+        # After the last test of a file, pytest tears down the fixtures of the file, and keeps those of the session.
         for item, after in zip(items, [*items[1:], session], strict=True):
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             if session.shouldstop:
@@ -130,7 +131,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             "failures": _failures,
         }
         _write(_path(folder, name, "done"), result)
-    session.config.option.tbstyle = "no"  # what has failed was told with its file
+    session.config.option.tbstyle = "no"  # failures were reported with their file
     return True
 
 
@@ -139,7 +140,7 @@ _failures: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep how a test has ended; one that fails in its fixtures too counts twice."""
+    """Keep the result of a test; one that also fails in its fixtures counts twice."""
     if report.when == "call" or not report.passed:
         _outcomes[report.outcome] += 1
     if report.failed:
@@ -149,13 +150,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_teststatus() -> Generator[None, tuple[str, str, Any], tuple[str, str, Any]]:
-    """No dots: a line tells of each file."""
+    """No dots, because each file gets a line."""
     category, _, word = yield
     return category, "", word
 
 
 def _is(items: Sequence[pytest.Item], mark: str) -> bool:
-    """Whether a file has a test that is marked so."""
+    """Whether a file has a test with this mark."""
     return any(item.get_closest_marker(mark) for item in items)
 
 
@@ -164,17 +165,17 @@ def _path(folder: Path, name: str, kind: str) -> Path:
 
 
 def _write(path: Path, what: Any) -> None:
-    """Write a file that others read: what they find is whole."""
+    """Write a file atomically, because other lanes read it."""
     aside = path.with_name(f"{path.name} {os.getpid()}")
     aside.write_text(json.dumps(what))
     aside.replace(path)
 
 
-# What starts the lanes.
+# The process that starts the lanes.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all tests (of what pytest is told to take by the arguments); the exit code is 0 if all passed."""
+    """Run all tests (the arguments may select some, as in pytest); the exit code is 0 if all passed."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []  # it prints to a file
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.support.lanes"]
     command = [*pytest, "-q", "-o", "console_output_style=classic", "-rfEs", "--durations=10", *colour, *arguments]
@@ -193,11 +194,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: None, **environment: str) -> list[int]:
-    """Run commands side by side, tell what they have printed one after the other, and return their exit codes.
+    """Run commands side by side, print their outputs one after the other, and return their exit codes.
 
     Each has a session of its own: Ctrl-C at the terminal reaches neither them nor what they have started. This process
-    passes it on to the commands alone, and each ends what it has started; a second Ctrl-C too. However this process
-    ends, the commands end.
+    passes it on to the commands only, and each ends its children; so does a second Ctrl-C. However this process ends,
+    the commands end.
     """
     with ExitStack() as files:
         lanes: list[tuple[subprocess.Popen, BinaryIO]] = []
@@ -237,7 +238,7 @@ def _start(command: Sequence[str], output: BinaryIO, environment: dict[str, str]
 
 
 def _start_build(folder: Path) -> subprocess.Popen:
-    """Build the cluster's programs; whatever of it runs holds the lock, by a file that it has inherited."""
+    """Build the cluster's programs; each process of the build holds the lock, by an inherited file."""
     with (folder / _BUILD).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-m", "tests.support.cluster.build"]
@@ -251,7 +252,7 @@ def _start_build(folder: Path) -> subprocess.Popen:
 
 
 def _tell(folder: Path, told: set[str]) -> None:
-    """A line for each file that is done and was not told of yet."""
+    """Print a line for each newly finished file."""
     for path in sorted(folder.glob("*.done"), key=lambda path: path.stat().st_mtime):
         if path.name not in told:
             told.add(path.name)
@@ -262,7 +263,7 @@ def _tell(folder: Path, told: set[str]) -> None:
 
 
 def _summary(folder: Path, codes: Sequence[int]) -> int:
-    """A line for each tier, and what went wrong; returns the exit code."""
+    """Print a line for each tier, and the failures; returns the exit code."""
     results = [json.loads(path.read_text()) for path in folder.glob("*.done")]
     for tier in (*TIERS, "other"):
         tests: Counter[str] = Counter()

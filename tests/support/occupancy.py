@@ -1,7 +1,7 @@
-"""Who holds the slots: jobs that last until the test ends them, run by real executors, one step at a time.
+"""Occupancy of slots: jobs that last until the test ends them, run by real executors, one step at a time.
 
-No job ends by itself, so that what the slots hold is the same however quick or slow the machine is: once all slots are
-full, nothing moves until the next step.
+No job ends by itself, so the content of the slots does not depend on the speed of the machine: once all slots are full,
+nothing changes until the next step.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Stage:
         self._flags = map("end {}".format, itertools.count(1))
 
     async def submit(self, **jobs: int) -> None:
-        """Submit so many jobs of each group, in one transaction."""
+        """Submit this many jobs of each group, in one transaction."""
         await self._client.submit_many(
             [
                 {"task": "hold", "args": {"flag": next(self._flags)}, "group": group}
@@ -50,7 +50,7 @@ class Stage:
         )
 
     async def start(self, *slots: int) -> None:
-        """Start executors with so many slots each, called ``0``, ``1`` and so on."""
+        """Start executors with this many slots each, called ``0``, ``1`` and so on."""
         await asyncio.gather(*(self.executors.start(str(number), pool_size=size) for number, size in enumerate(slots)))
 
     async def held(self) -> list[Held]:
@@ -62,7 +62,7 @@ class Stage:
         return [Held(*row) for row in rows]
 
     async def full(self, slots: int, *, without: frozenset[UUID] = frozenset()) -> list[Held]:
-        """Wait until so many slots are full, with other jobs than these. Work is there, so that none may stay free."""
+        """Wait until this many slots are full, with other jobs than these. There is work, so no slot may stay free."""
 
         async def enough() -> list[Held] | None:
             held = await self.held()
@@ -72,7 +72,7 @@ class Stage:
         return found
 
     async def shares(self, slots: int) -> dict[str, int]:
-        """Wait until so many slots are full; how many each group holds."""
+        """Wait until this many slots are full; returns how many each group holds."""
         return by_group(await self.full(slots))
 
     async def end(self, *jobs: Held) -> None:
@@ -80,7 +80,7 @@ class Stage:
         await self._effects.flag(*(job.flag for job in jobs))
 
     async def step(self, ends: str | Held, *, slots: int) -> dict[str, int]:
-        """Let a job (of a group: its oldest) end, and wait until its slot is full again; what each group holds then."""
+        """Let a job (of a group: its oldest) end, and wait until its slot is full again; returns the shares then."""
         job = ends if isinstance(ends, Held) else next(job for job in await self.full(slots) if job.group == ends)
         await self.end(job)
         return by_group(await self.full(slots, without=frozenset([job.id])))

@@ -1,9 +1,9 @@
-"""The pages of the documentation as programs: what a reader writes into files, enters into a shell, and sees.
+"""The pages of the documentation as programs: the files that a reader writes, the commands, and their output.
 
 A fenced block is classified by its language, the word behind it, and its first line:
 
-``console``: commands behind ``$``, each followed by what it prints, where the page shows that. ``console cluster``: the
-same on a cluster; tests/node runs them. ``console foreign``, ``python foreign``: of another library, for comparison.
+``console``: commands behind ``$``, each followed by its output, if the page shows it. ``console cluster``: the same on
+a cluster; tests/node runs them. ``console foreign``, ``python foreign``: of another library, for comparison.
 ``python``, ``yaml``, ``dockerfile``, ``toml`` whose first line is ``# NAME``: a file of this name. A ``python`` block
 without a name continues the file before it. A ``yaml`` block without one is a JoexPool or a PeriodicTask. ``sql``:
 statements for the database of Joex. Anything else in these languages is an error, so that no example goes untested.
@@ -27,7 +27,7 @@ _EXAMPLES = frozenset({"console", "python", "sql", "yaml", "dockerfile", "toml",
 
 
 class UnclassifiedError(Exception):
-    """No test would run a block; the message says where it stands."""
+    """No test would run a block; the message has its place."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class File:
 
 @dataclass(frozen=True)
 class Command:
-    """A command that the reader enters, and what the page shows of its output: None where it shows nothing."""
+    """A command that the reader enters, and its output on the page; None: the page shows none."""
 
     text: str
     shown: str | None
@@ -73,7 +73,7 @@ Step = File | Command | Manifest | Statements | Foreign
 
 
 def pages(folder: str) -> list[Path]:
-    """The pages of a folder of docs/: in the order of its table of contents, where that names them."""
+    """The pages of a folder of docs/, in the order of its table of contents if that names them."""
     index = DOCS / folder / "index.md"
     named = [line for toctree in _TOCTREE.findall(index.read_text()) for line in toctree.split() if line[0] != ":"]
     found = [DOCS / folder / f"{name}.md" for name in named if "*" not in name]
@@ -81,7 +81,7 @@ def pages(folder: str) -> list[Path]:
 
 
 def steps(page: Path) -> list[Step]:
-    """What a reader does who follows a page from its beginning to its end.
+    """The steps of a reader, from the beginning of a page to its end.
 
     Raises:
         UnclassifiedError: it has a block that can't be classified.
@@ -102,7 +102,7 @@ def steps(page: Path) -> list[Step]:
 
 
 def files(page: Path) -> dict[str, str]:
-    """The files of a page, as they are in its end."""
+    """The files of a page, as they are at its end."""
     return {step.name: step.text for step in steps(page) if isinstance(step, File)}
 
 
@@ -113,7 +113,7 @@ def console(page: Path) -> list[Command]:
 
 
 def _step(language: str, kind: str, block: str, before: Sequence[Step]) -> Sequence[Step]:
-    """What a block asks of the reader; nothing: it can't be classified."""
+    """The step of a block; None: it can't be classified."""
     match language, kind:
         case (("console" | "python"), "foreign"):
             return [Foreign(language, block)]
@@ -159,7 +159,7 @@ def commands(block: str, *, on_cluster: bool = False) -> Iterator[Command]:
     yield Command(text, shown or None, on_cluster)
 
 
-# ---- what a command prints, against what the page shows
+# ---- the output of a command, compared with the page
 
 _VARYING = (
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{4,8}(-[0-9a-f]{4})?\.\.\."), "ID"),
@@ -172,16 +172,16 @@ _EMBEDDED = re.compile(r"^joex: no database URL is given: .*\n", re.MULTILINE)
 
 
 def is_as_shown(printed: str, shown: str) -> bool:
-    """Whether a command has printed what the page shows, but for ids, times, durations and the width of columns.
+    """Whether the output is that of the page, except ids, times, durations and the width of columns.
 
-    ``...`` stands for anything within a line, and for any lines where a line has nothing else. The line that names the
-    embedded server may be left out.
+    ``...`` matches any text within a line, and any lines if a line has nothing else. The page may omit the line that
+    names the embedded server.
     """
     if not _EMBEDDED.search(shown):
         printed = _EMBEDDED.sub("", printed)
     pattern = re.compile("".join(_pattern(line) for line in _plain(shown)))
     lines = _plain(printed)
-    # kubectl exec sends the two outputs of a command on in any order, so its notes may also come first.
+    # kubectl exec forwards stdout and stderr in any order, so notes on stderr may also come first.
     notes = [line for line in lines if line.startswith("joex: ")]
     last = [*(line for line in lines if line not in notes), *notes]
     return any(pattern.fullmatch("".join(f"{line}\n" for line in order)) for order in (lines, last))

@@ -14,8 +14,8 @@ from tests.support.processes import die_with_parent
 from tests.support.waiting import eventually
 
 _ROOT = Path(__file__).parents[2]
-# In turn: each transaction gets another session of the server. All else is as PgBouncer has it; above all it refuses a
-# parameter at the start of a connection that it does not know.
+# Round robin: each transaction gets another session of the server. All other settings are the defaults; above all,
+# PgBouncer refuses an unknown startup parameter of a connection.
 _SETTINGS = """
 [databases]
 * = host=127.0.0.1 port={server} user=postgres
@@ -33,10 +33,10 @@ logfile = {folder}/log
 
 
 class PgBouncer:
-    """A pooler with so few sessions of the server for each database that its clients change between them all the time.
+    """A pooler with few sessions of the server for each database, so that its clients change sessions all the time.
 
     Attributes:
-        port: where it listens.
+        port: on which it listens.
     """
 
     def __init__(self, server: TestServer, *, sessions: int) -> None:
@@ -47,7 +47,7 @@ class PgBouncer:
         self._process: subprocess.Popen | None = None
 
     def url(self, database: str) -> str:
-        """Where to connect."""
+        """The URL of a database, through the pooler."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{quote(database)}"
 
     async def __aenter__(self) -> Self:

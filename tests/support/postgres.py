@@ -1,10 +1,10 @@
-"""PostgreSQL servers for the tests: made for one session of tests, and gone with it however it ends.
+"""PostgreSQL servers for the tests: made for one session of tests, and removed with it, however it ends.
 
-The servers come out of the wheel that `make demo` uses. Each has a template database with the schema of Joex, from
-which a test's own database is copied. They listen on a unix socket and on TCP (for proxies in between).
+The servers come from the wheel that `make demo` uses. Each has a template database with the schema of Joex, from which
+tests copy their databases. They listen on a unix socket and on TCP (for proxies).
 
-All tests hold whatever the default isolation is: ``JOEX_TEST_ISOLATION="repeatable read" make test-integration``, and
-``serializable``, run them on servers that have it.
+All tests pass at any default isolation level: ``JOEX_TEST_ISOLATION="repeatable read" make test-integration``, and
+``serializable``, run them on servers with that default.
 """
 
 import itertools
@@ -35,9 +35,9 @@ VERSIONS = (16, 18)
 TEMPLATE = "joex_template"
 
 _DISK, _MEMORY = "/var/tmp", "/dev/shm"  # noqa: S108 - what is made there is no one else's
-_ROOM = 8 * 2**30  # bytes: several times what the servers of all tests have come to
+_ROOM = 8 * 2**30  # bytes: several times the size that the servers of all tests have reached
 
-# fsync protects from the end of the machine, not from that of the server: what was committed survives
+# fsync protects from a crash of the machine, not of the server: committed data survives
 # `stop("immediate")` and kill -9 without it.
 _SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -56,7 +56,7 @@ _OTHERS = """
     SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
-# The tables that are not as they were made: TRUNCATE makes each and its indexes anew, and most tests touch a few only.
+# The tables that have changed: TRUNCATE rebuilds each and its indexes, and most tests touch only a few.
 _EMPTY = r"""
     DO $$ DECLARE name text; touched text; BEGIN
         SELECT string_agg(c.oid::regclass::text, ', ') INTO touched FROM pg_class c
@@ -79,7 +79,7 @@ _QUIET = """
     INSERT INTO joex_private.periodic_task (id, owner, enabled, task, timer)
     VALUES ('joex.retention', 'joex', false, 'joex.retention', 'yearly')
 """
-# All that a test can have changed in a database but its rows.
+# All changes of a test to a database, except rows.
 _SHAPE = r"""
     SELECT md5(string_agg(line, ' ' ORDER BY line)) FROM (
         SELECT format('%s %s %s', oid::regclass, relkind, reloptions) FROM pg_class
@@ -117,9 +117,9 @@ class Network:
 
 
 class TestServer:
-    """A server of one version. It is started when it is made; `close` stops it and removes its data."""
+    """A server of one version. The constructor starts it; `close` stops it and removes its data."""
 
-    __test__ = False  # pytest: not a class of tests
+    __test__ = False  # tells pytest that this is not a class of tests
 
     def __init__(self, version: int, *, settings: str = "") -> None:
         self.version = version
@@ -148,15 +148,15 @@ class TestServer:
             raise
 
     def url(self, database: str = "postgres") -> str:
-        """Where to connect, by the unix socket."""
+        """The URL of a database, by the unix socket."""
         return f"postgresql://postgres@/{quote(database)}?host={self.folder}&port={self.port}"
 
     def tcp_url(self, database: str = "postgres", *, port: int | None = None) -> str:
-        """Where to connect by TCP; ``port`` may be that of a proxy."""
+        """The URL of a database, by TCP; ``port`` may be that of a proxy."""
         return f"postgresql://postgres@127.0.0.1:{port or self.port}/{quote(database)}"
 
     def url_in(self, network: Network, database: str = "postgres") -> str:
-        """Where to connect from another network, for which the server is restarted when it is first asked for."""
+        """The URL of a database for clients in another network; the first call restarts the server for that network."""
         if network not in self._networks:
             self._networks.append(network)
             with (self.data / "postgresql.conf").open("a") as file:
@@ -183,7 +183,7 @@ class TestServer:
 
     @property
     def log(self) -> str:
-        """What the server has logged."""
+        """The server's log."""
         return (self.folder / "log").read_text(errors="replace")
 
     def start(self) -> None:
@@ -218,10 +218,10 @@ class TestServer:
         *,
         may_be_kept: bool = True,
     ) -> None:
-        """Keep a migrated database for the next test, emptied; or drop it where it can't be made like new.
+        """Empty a migrated database for the next test, or drop it if it can't be made like new.
 
-        Most tests leave a database like new but for its rows, and to empty it costs a fraction of making another. A
-        session costs some of that too: what is to be checked before is checked in this one.
+        Most tests leave a database like new except for its rows, and emptying it costs a fraction of making another. A
+        session is expensive too, so this one also runs the checks before.
         """
         async with self.administrator(name) as connection:
             if check is not None:
@@ -237,13 +237,13 @@ class TestServer:
             await self.drop_database(name)
 
     async def drop_database(self, name: str) -> None:
-        """Drop a database, whoever is connected to it."""
+        """Drop a database, and end its sessions."""
         async with self.administrator() as administrator:
             await administrator.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     @asynccontextmanager
     async def administrator(self, database: str = "postgres") -> AsyncIterator[asyncpg.Connection]:
-        """A connection of the superuser, by default to no test's database."""
+        """A connection of the superuser, by default to a database of no test."""
         connection = await asyncpg.connect(self.url(database))
         try:
             yield connection
@@ -251,7 +251,7 @@ class TestServer:
             await connection.close()
 
     def close(self) -> None:
-        """Stop the server and remove its data. The guard does it, as it would if this process were killed."""
+        """Stop the server and remove its data. The guard does this, as it does if this process is killed."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         self._guard.wait(60)
@@ -297,7 +297,7 @@ class TestServer:
 
 
 class TestServers:
-    """The servers of a session of tests, each made when it is first asked for."""
+    """The servers of a session of tests, each made on first use."""
 
     __test__ = False
 
@@ -316,17 +316,17 @@ class TestServers:
 
 
 def _base() -> str:
-    """Where the folders of servers are made: in memory, where there is room for them.
+    """The folder for the folders of servers: in memory, if there is room.
 
-    A database is some three hundred files, and to empty a table is to remove its files and make new ones. ext4 does not
-    give the place of a file that was removed lately to a new one, and most of that time goes into looking for another.
+    A database has about three hundred files, and emptying a table removes its files and makes new ones. ext4 does not
+    reuse the inode of a file that was removed lately, and spends most of that time on the search for another.
     """
     has_room = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM
     return _MEMORY if has_room and psutil.virtual_memory().available >= _ROOM else _DISK
 
 
 def free_port() -> int:
-    """A port that is free, and stays so."""
+    """A port that is free, and stays free."""
     # Below the range from which the kernel gives ports to clients, so that the port is still free after a restart.
     while True:
         port = random.randrange(20_000, 32_000)

@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 SHORT = 3.0
 """Seconds: a lease for tests that wait for its end. A machine that stalls for a second does not end it, and interrupted
-runs have six tenths of a second to end, or their executor exits. Other tests have the lease that users have."""
+runs have six tenths of a second to end, or their executor exits. Other tests have the default lease."""
 
 
 class ExecutorProcess:
@@ -49,7 +49,7 @@ class ExecutorProcess:
 
     @property
     def log(self) -> str:
-        """What it has printed."""
+        """Its output."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
@@ -64,11 +64,11 @@ class ExecutorProcess:
         return self._process.poll()
 
     def pause(self) -> None:
-        """Stop it in the middle of what it does (SIGSTOP): it keeps its connections, and says nothing."""
+        """Stop it at once (SIGSTOP): it keeps its connections, and sends nothing."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on as if nothing had been (SIGCONT)."""
+        """Let it continue (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     def terminate(self) -> None:
@@ -76,8 +76,8 @@ class ExecutorProcess:
         self._process.send_signal(signal.SIGTERM)
 
     async def kill(self) -> None:
-        """Kill it (SIGKILL); it does not exist any more when this returns."""
-        # From here on it does nothing. The next one may be at work before anybody here has seen that it has exited.
+        """Kill it (SIGKILL); it no longer exists when this returns."""
+        # From here on it does nothing. The next one may be at work before the tests notice its exit.
         self._killed_at = datetime.now(UTC)
         self._process.send_signal(signal.SIGKILL)
         await self.exited()
@@ -105,7 +105,7 @@ class ExecutorProcess:
 
 
 class ExecutorProcesses:
-    """Starts executors, and kills what is left of them at its end."""
+    """Starts executors, and kills the remaining ones at its end."""
 
     def __init__(self, effects: Effects, url: str, **settings: Any) -> None:
         self._effects = effects
@@ -150,7 +150,7 @@ class ExecutorProcesses:
     def launch(
         self, app_id: str, *, url: str | None = None, output: int | None = None, **settings: Any
     ) -> ExecutorProcess:
-        """Start an executor, without waiting. ``output``: a file descriptor for what it prints, instead of its log."""
+        """Start an executor, without waiting. ``output``: a file descriptor for its output, instead of its log."""
         settings = {**self._settings, **settings, "app_id": app_id, "database_url": url or self._url}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
         environment |= {f"JOEX_{name.upper()}": str(value) for name, value in settings.items()}
@@ -176,5 +176,5 @@ class ExecutorProcesses:
 
 
 def die_with_parent() -> None:
-    """In the new process: be killed when the tests are, so that none stays behind."""
+    """Called in the new process: the kernel kills it with the tests, so that none stays behind."""
     _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -19,7 +19,7 @@ from tests.support.waiting import EventLog
 _numbers = itertools.count(1)
 
 LONG = timedelta(hours=1)
-"""As a lease: nothing happens because of a heartbeat while a test runs."""
+"""A lease so long that no heartbeat matters while a test runs."""
 
 
 class Inside:
@@ -40,7 +40,7 @@ class Inside:
 async def executor_inside(
     app: App, url: str, *, log: EventLog | None = None, registered: bool = True, **settings: Any
 ) -> AsyncIterator[Inside]:
-    """Run an executor for the time of a block; it is made to leave at the end. What it raises ends the block."""
+    """Run an executor for the duration of a block, and drain it at the end. An error of the executor ends the block."""
     log = EventLog() if log is None else log
     given = {"app_id": f"inside-{next(_numbers)}", "http_address": "", "pool_size": 4, "retry_delay": 0, **settings}
     executor = Executor(app, Settings(**given), url, emit=log)

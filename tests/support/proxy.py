@@ -1,8 +1,8 @@
 """A TCP proxy in front of PostgreSQL, for tests that cut links.
 
-A link can be cut (both sides see it end), frozen (both sides see nothing: what is sent does not arrive, and nobody is
-told, as where a cable is pulled) or refused. A trap does it to a link at a statement: at the moment when a client
-prepares it, or with the answer to its first execution.
+A link can be cut (both sides see it end), frozen (no data
+arrives and neither side gets an error, as with a pulled cable) or refused. A trap does this to a link at a statement:
+when a client prepares it, or with the answer to its first execution.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ _SMALL = 100_000
 
 
 class At(enum.Enum):
-    """What a trap does to a link, and when."""
+    """The effect of a trap on a link, and its moment."""
 
     FREEZE = enum.auto()  # the statement does not arrive, and the link is silent from then on
     CUT = enum.auto()  # the statement does not arrive, and the link ends
     FREEZE_ANSWER = enum.auto()  # the statement is executed, its answer does not arrive, and the link is silent
     CUT_ANSWER = enum.auto()  # the statement is executed, its answer does not arrive, and the link ends
-    DELAY = enum.auto()  # the statement arrives when the link thaws, even if the client has given it up by then
+    DELAY = enum.auto()  # the statement arrives when the link thaws, even if the client has given up by then
 
 
 class Trap:
-    """What happens to the next link on which a client sends a text."""
+    """The effect on the next link on which a client sends a text."""
 
     def __init__(self, text: str, at: At) -> None:
         self.text = text.encode()
@@ -37,10 +37,10 @@ class Proxy:
     """Forwards to a port of this host.
 
     Attributes:
-        port: where it listens itself.
-        url: a database, by way of it.
+        port: on which the proxy listens.
+        url: of a database, through the proxy.
         slowness: seconds that each piece (of 64 KiB at most) takes to the server.
-        large_answers: while this is clear, an answer of the server crawls: what is beyond its first 100 kB waits.
+        large_answers: while this is clear, an answer of the server stops after its first 100 kB.
     """
 
     def __init__(self, target: int) -> None:
@@ -65,35 +65,35 @@ class Proxy:
         await self.refuse()
 
     async def accept(self) -> None:
-        """Take connections (again), on the same port."""
+        """Accept connections (again), on the same port."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
-        """Cut all links, and take no more connections."""
+        """Cut all links, and accept no more connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
         await self.cut()
 
     async def cut(self) -> None:
-        """End all links. New ones are made."""
+        """End all links. Clients can open new ones."""
         for link in list(self._links):
             link.cut()
         await asyncio.gather(*(link.ended.wait() for link in list(self._links)))
 
     def freeze(self) -> None:
-        """Forward nothing any more, on no link, old or new."""
+        """Stop forwarding, on old and new links."""
         self._frozen = True
         self.freeze_links()
 
     def freeze_links(self) -> None:
-        """Forward nothing any more on the links of this moment, for good; new ones work."""
+        """Stop forwarding for good on the present links; new ones work."""
         for link in self._links:
             link.flow.clear()
 
     def thaw(self) -> None:
-        """Forward all again, what was sent meanwhile first."""
+        """Forward again, beginning with the data that was held back."""
         self._frozen = False
         for link in self._links:
             link.flow.set()
@@ -120,7 +120,7 @@ class Proxy:
             link.ended.set()
 
     def sprung(self, data: bytes) -> Trap | None:
-        """The trap that this data springs."""
+        """The trap that this data triggers."""
         for trap in self._traps:
             if trap.text in data:
                 self._traps.remove(trap)
@@ -137,7 +137,7 @@ class _Link:
         self.ended = asyncio.Event()
         self._proxy = proxy
         self._cut = asyncio.Event()
-        self._answer_trap: Trap | None = None  # sprung; waits for the statement's execution
+        self._answer_trap: Trap | None = None  # triggered; waits for the statement's execution
         self._is_executed = False
         self._answered = 0  # bytes since the client sent something
 
@@ -155,7 +155,7 @@ class _Link:
             asyncio.ensure_future(self._cut.wait()),
         ]
         try:
-            # When the client has closed, the server still gets what was sent before that, and closes then.
+            # When the client has closed, the server still gets the data that was sent before, and closes then.
             await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
@@ -195,7 +195,7 @@ class _Link:
 
     def _watch_statement(self, data: bytes) -> None:
         if self._answer_trap is not None:
-            self._is_executed = True  # the client sends nothing more than this before it has the answer
+            self._is_executed = True  # the client sends nothing else before it has the answer
             if self._answer_trap.at is At.DELAY:
                 self._spring(self._answer_trap, freeze=True)
                 self._answer_trap = None

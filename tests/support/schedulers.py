@@ -1,4 +1,4 @@
-"""Processes that do nothing but make the jobs of periodic tasks."""
+"""Processes that only submit the jobs of periodic tasks."""
 
 import asyncio
 import multiprocessing
@@ -13,13 +13,13 @@ from joex.store.database import connect, create_pool
 from tests.support.processes import die_with_parent
 from tests.support.waiting import PATIENCE
 
-# They are started by the dozen: forked off a process that has imported this module, and does nothing else.
+# Tests start dozens of them: they fork from a process that has only imported this module.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([__name__])
 
 
 class RepeaterProcesses:
-    """Starts schedulers, and kills what is left of them at its end."""
+    """Starts schedulers, and kills the remaining ones at its end."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -53,7 +53,7 @@ def _repeat(url: str) -> None:
 
 
 async def repeat(url: str) -> None:
-    """Make jobs until killed, and hear of changes as executors do."""
+    """Submit jobs until killed, and listen for changes as executors do."""
     pool = await create_pool(url, most=2, name="joex scheduler", for_services=True)
     scheduler = PeriodicScheduler(pool, f"process {os.getpid()}", lambda _event: None)
     listener = await connect(url, name="joex scheduler listens")

@@ -1,4 +1,4 @@
-"""A shell that commands of a page are entered into, one after the other, as a reader does."""
+"""A shell that executes the commands of a page one after the other, as a reader does."""
 
 import asyncio
 import itertools
@@ -16,16 +16,16 @@ from tests.support.postgres import free_port
 from tests.support.waiting import PATIENCE, eventually
 
 _STAYS = re.compile(r"(\w+=\S+ )*(joex (executor|up)|uvicorn|python \S+ runserver|\S*worker\.sh)\b")
-"""Commands that go on until they are stopped: a reader gives them a terminal of their own."""
+"""Commands that run until they are stopped: a reader gives each its own terminal."""
 _IS_READY = re.compile(r"registered|Loaded|Uvicorn running|Quit the server|^ok ")
 _LONGEST = 5 * PATIENCE
 
 
 class Shell:
-    """bash, in a folder and with an environment of its own.
+    """bash, in its own folder and with its own environment.
 
     A command that fails fails the test, unless the page shows what it prints. ``left_out`` are programs whose work is
-    done already. Ports 7878 and 8000 of the pages are others here, because another test may have those.
+    done already. The shell replaces the ports 7878 and 8000 of the pages, because another test may use those.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str], *left_out: str) -> None:
@@ -50,14 +50,14 @@ class Shell:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End what the page has left running."""
+        """End the commands that the page has left running."""
         started = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         await asyncio.to_thread(_end, started)
-        await self._process.wait()  # and until all that it has started has closed its output
+        await self._process.wait()  # and until all its children have closed their output
 
     async def follow(self, command: Command) -> None:
-        """Run a command of a page, and compare what it prints with what the page shows."""
+        """Run a command of a page, and compare its output with the page."""
         text, shown = command.text, command.shown
         for port, ours in self._ports.items():
             text, shown = text.replace(port, ours), shown and shown.replace(port, ours)
@@ -73,14 +73,14 @@ class Shell:
             assert is_as_shown(printed, shown), f"$ {text}printed\n{printed}\nand the page shows\n{shown}"
 
     async def write(self, name: str, text: str) -> None:
-        """Write a file in the folder in which the shell is."""
+        """Write a file in the current folder of the shell."""
         _, folder = await self.run("pwd")
         path = Path(folder.strip()) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
     async def run(self, text: str) -> tuple[int, str]:
-        """Run a command, and return its exit code and what it has printed."""
+        """Run a command, and return its exit code and its output."""
         end = uuid.uuid4().hex
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -95,7 +95,7 @@ class Shell:
         return int(code), printed
 
     async def _leave_running(self, text: str, shown: str | None) -> None:
-        """Start a command that stays, and wait until it is ready and has printed what the page shows."""
+        """Start a command that keeps running, and wait until it is ready and has printed the output of the page."""
         name = f".terminal-{next(self._terminals)}"
         code, folder = await self.run("pwd")
         assert code == 0

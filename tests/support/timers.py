@@ -1,4 +1,4 @@
-"""What systemd-analyze said of calendar events, as scripts/judge_timers.py records it."""
+"""Answers of systemd-analyze about calendar events, as recorded by scripts/judge_timers.py."""
 
 import gzip
 import json
@@ -14,20 +14,20 @@ RECORD = Path(__file__).resolve().parent.parent / "unit" / "timers.jsonl.gz"
 
 
 class Answer(NamedTuple):
-    """What is said of one expression."""
+    """The answer about one expression."""
 
     normal: str
     elapses: list[datetime | None]
-    """In whole seconds, as the judge prints them; None, the last one: there is no more."""
+    """In whole seconds, as the judge prints them; None, as the last one: there is no more."""
 
 
 class Round(NamedTuple):
-    """What is said in one zone, from one time on."""
+    """The answers in one zone, from one time on."""
 
     zone: str
     base: datetime
     answers: dict[str, Answer | None]
-    """By expression. None: it is refused."""
+    """By expression. None: the judge refuses it."""
 
 
 def write_record(judge: str, rounds: Iterable[Round]) -> None:
@@ -64,7 +64,7 @@ def _from_line(line: str) -> Round:
 
 
 def differences(told: Round) -> Iterator[str]:
-    """Where the code says something else."""
+    """The differences between the code and the judge."""
     for expression, answer in told.answers.items():
         ours = _ours(expression, told, len(answer.elapses) if answer else 0)
         if ours != answer:

@@ -1,4 +1,4 @@
-"""Waiting for what a test expects: for events where there are some, else for conditions in the database."""
+"""Waiting for the expectations of a test: for events if there are any, otherwise for conditions in the database."""
 
 import asyncio
 import inspect
@@ -10,8 +10,8 @@ from joex.core.events import Event
 E = TypeVar("E", bound=Event)
 
 PATIENCE = 90.0
-"""Seconds after which a test gives up and fails: many, for a machine that does other things too. No test is faster or
-slower because of it."""
+"""Seconds after which a test gives up and fails: many, because the machine may be busy. It makes no test
+faster or slower."""
 
 
 async def eventually(
@@ -20,10 +20,9 @@ async def eventually(
     *,
     why: str = "",
 ) -> Any:
-    """Ask again and again until the answer is true, and return it. For conditions that no event tells of.
+    """Poll until the answer is true, and return it. For conditions without an event.
 
-    The short pause between two questions is the one place where tests sleep; the deadline does nothing but fail the
-    test.
+    Tests sleep nowhere else than in the short pause between two polls; the deadline only fails the test.
 
     Raises:
         AssertionError: it was not true in time.
@@ -42,7 +41,7 @@ async def eventually(
 class EventLog:
     """Keeps all events of an executor, and lets a test wait for one: a `joex.core.events.Emit`.
 
-    An event that came before a test began to wait for it counts, so that there is nothing to miss; ``after`` (the
+    An event that came before a test began to wait for it counts, so a test can't miss it; ``after`` (the
     length of `events` at some moment) leaves the earlier ones out.
     """
 
@@ -60,7 +59,7 @@ class EventLog:
         return [event for event in kept if predicate is None or predicate(event)]
 
     def behind(self, event: Event) -> int:
-        """What ``after`` must be for events that came after this one."""
+        """The value of ``after`` for events that came after this one."""
         return 1 + next(place for place, found in enumerate(self.events) if found is event)
 
     async def wait_for(
@@ -75,7 +74,7 @@ class EventLog:
         """Wait for the ``count``-th event of a kind that fulfils the predicate, and return it.
 
         Raises:
-            AssertionError: it did not come in time; the message has all that came.
+            AssertionError: it did not come in time; the message lists all events.
         """
         try:
             async with asyncio.timeout(timeout):

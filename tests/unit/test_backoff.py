@@ -1,4 +1,4 @@
-"""When a failed job is tried again."""
+"""The delay before the retry of a failed job."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks: what is fair, what is better, and what a page is made of."""
+"""The arithmetic of the benchmarks: fairness, advantages, and the parts of the page."""
 
 import doctest
 

@@ -1,4 +1,4 @@
-"""The chart's files agree with each other and with the project. What helm makes of them: see the tier cluster."""
+"""The chart's files agree with each other and with the project. The tier cluster tests the rendering by helm."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "joex"
 FREE = ("pool.spec", "metrics.grafanaDashboard.labels", "postgresql.resources", "operator.resources")
-"""Where the keys are those of others: of a pool, of Kubernetes."""
+"""Values whose keys are defined elsewhere: by a pool, by Kubernetes."""
 
 
 def test_the_chart_is_for_the_version_of_the_project() -> None:
@@ -34,7 +34,7 @@ def test_each_value_is_documented_and_no_other() -> None:
 
 
 def _documented(row: str) -> Iterator[str]:
-    """The values of a row; one that begins with a dot is a neighbour of the first."""
+    """The values of a row; a value that begins with a dot has the parent of the first."""
     first, *others = re.findall(r"`([\w.]+)`", row.split("|")[1])
     yield first
     for other in others:
@@ -42,7 +42,7 @@ def _documented(row: str) -> Iterator[str]:
 
 
 def _known(schema: dict[str, Any], path: str) -> Iterator[str]:
-    """The values that a schema has, down to where the keys are free; and it is strict all the way."""
+    """The values of a schema, down to free keys. Checks that the schema is strict on the way."""
     if "properties" not in schema or path in FREE:
         yield path
         return

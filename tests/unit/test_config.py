@@ -1,4 +1,4 @@
-"""Settings: where they come from, and what is said about a wrong one."""
+"""Settings: their sources, and the messages about wrong ones."""
 
 import os
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""First-in-first-out, computed: what the demo compares itself with."""
+"""The computed first-in-first-out, with which the demo compares itself."""
 
 import math
 

@@ -13,7 +13,7 @@ MODULES = [
     module.name
     for package in (joex, joex_operator)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    if not module.name.endswith("__main__")  # importing it is running it
+    if not module.name.endswith("__main__")  # importing it runs it
 ]
 
 

@@ -1,4 +1,4 @@
-"""The tree of errors, and what foreign errors become."""
+"""The tree of errors, and the translation of foreign errors."""
 
 import inspect
 import re

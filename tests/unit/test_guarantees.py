@@ -1,4 +1,4 @@
-"""What docs/why/guarantees.md and docs/why/behaviours.md name is there: tests, and places."""
+"""The tests and places that docs/why/guarantees.md and docs/why/behaviours.md name exist."""
 
 import re
 from pathlib import Path

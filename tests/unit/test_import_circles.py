@@ -1,4 +1,7 @@
-"""No two modules import each other, not even through others or for annotations: import contracts see packages only."""
+"""No two modules import each other, not even through others or for annotations.
+
+(Import contracts check only packages.)
+"""
 
 import graphlib
 

@@ -1,4 +1,4 @@
-"""What a submission must fulfil before it may travel to the database."""
+"""The checks of a submission before it goes to the database."""
 
 from datetime import UTC, datetime
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What `make test` relies on: lanes side by side run each test once, say what came of it, and end when they are to."""
+"""The lanes of `make test`: side by side they run each test once, report the results, and end on request."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from typing import BinaryIO, TextIO
 
 import pytest
 
-from tests.support.lanes import LANES, TIERS
+from tests.support.lanes import CLUSTERS, LANES, TIERS
 from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ import sys
 from tests.support.lanes import run
 print(*run([[sys.executable, "-uc", code] for code in sys.argv[1:]]))
 """
-# As pytest does, it goes on to its end after Ctrl-C, until it is let go. The pipe is open for as long as it lives.
+# Like pytest, it continues after Ctrl-C, until the test releases it. The pipe is open while it lives.
 UNTIL_CTRL_C = """
 import signal, sys
 pipe, go = open({pipe!r}, "w"), open({go!r}, "rb", buffering=0)
@@ -50,7 +50,7 @@ def pipe(tmp_path: Path) -> str:
 
 @pytest.fixture
 def go(tmp_path: Path) -> Iterator[BinaryIO]:
-    """Where a byte lets one of them go; open for reading too, so that nobody waits for the other side to open it."""
+    """A pipe in which a byte releases one of them; open for reading too, so that no open waits for the other side."""
     with Path(fifo(tmp_path / "go")).open("r+b", buffering=0) as go:
         yield go
 
@@ -67,7 +67,7 @@ def running(first: str, second: str) -> Iterator[subprocess.Popen]:
 def running_until_ctrl_c(pipe: str, go: BinaryIO) -> Iterator[tuple[subprocess.Popen, TextIO]]:
     first = UNTIL_CTRL_C.format(pipe=pipe, go=go.name, name="first", code=2)
     second = UNTIL_CTRL_C.format(pipe=pipe, go=go.name, name="second", code=4)
-    # Open for writing here as well until both have it open, so that reading does not end before.
+    # Open for writing here too until both have opened it, so that reading does not end before.
     with running(first, second) as process, Path(pipe).open("r+b", buffering=0) as here, Path(pipe).open() as lines:
         assert [lines.readline(), lines.readline()] == ["ready\n", "ready\n"]
         here.close()
@@ -85,7 +85,7 @@ def test_what_the_second_prints_comes_after_all_of_the_first_and_both_tell_how_t
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_lets_both_end_what_is_theirs(pipe, go, number):
     with running_until_ctrl_c(pipe, go) as (process, lines):
-        os.killpg(process.pid, number)  # all that a terminal would send it to
+        os.killpg(process.pid, number)  # all processes to which a terminal would send it
         assert [lines.readline(), lines.readline()] == ["ending\n", "ending\n"]
         go.write(b"!!")
         assert process.communicate(timeout=PATIENCE)[0].splitlines() == [
@@ -99,13 +99,13 @@ def test_they_are_killed_with_the_one_that_runs_them(pipe, go):
     with running_until_ctrl_c(pipe, go) as (process, lines):
         process.kill()
         assert process.communicate(timeout=PATIENCE)[0] == ""
-        assert list(lines) == []  # read to the end, which is when none of them has it open
+        assert list(lines) == []  # read to the end, which comes when none of them has it open
 
 
 # The tests of a project, whose tiers are markers as here.
 
 SETTINGS = "\n    ".join(["[pytest]\nmarkers =", "heavy", *TIERS])
-# What the lanes note: when each test runs, and where; and when what a session shares ends.
+# The record of the lanes: when and where each test runs, and when session fixtures end.
 CONFTEST = """
 import json, os, pathlib, time
 import pytest
@@ -137,7 +137,7 @@ def test_it(note, meet, number):
 
 
 class Project:
-    """Files of tests, and what they have noted."""
+    """Files of tests, and their record."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -152,7 +152,7 @@ class Project:
         )
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        # With nothing on the PATH to build the programs of a cluster with.
+        # Without a compiler on the PATH, so that no lane builds the programs of a cluster.
         return subprocess.run(
             [sys.executable, "-m", "tests.support.lanes", "-c", self._folder / "pytest.ini", self._folder],
             env={**os.environ, "PATH": str(self._folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
@@ -176,10 +176,10 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def test_each_test_runs_once_those_of_the_cluster_in_one_lane_and_heavy_files_one_after_the_other(project):
+def test_each_test_runs_once_those_of_the_cluster_in_some_lanes_and_heavy_files_one_after_the_other(project):
     for nr in range(6):
         project.file(f"unit_{nr}", "unit", code="meet()")
-        # (A test that takes a moment: two that ran side by side would be seen to overlap.)
+        # (Each test takes a moment, so that two that ran side by side would overlap.)
         project.file(f"heavy_{nr}", "faults", "heavy", code="time.sleep(0.02)")
         project.file(f"cluster_{nr}", "cluster", code="time.sleep(0.02)")
     done = project.run()
@@ -190,12 +190,12 @@ def test_each_test_runs_once_those_of_the_cluster_in_one_lane_and_heavy_files_on
         (f"test_{kind}_{nr}", number) for kind in ("unit", "heavy", "cluster") for nr in range(6) for number in range(2)
     )
     assert len({lane for lane, *_ in runs}) > 1
-    assert len({lane for lane, file, *_ in runs if "cluster" in file}) == 1
+    assert len({lane for lane, file, *_ in runs if "cluster" in file}) <= len(CLUSTERS) < LANES
     for file in {file for _, file, *_ in runs}:
         assert len({lane for lane, name, *_ in runs if name == file}) == 1
     heavy = sorted((began, ended) for _, file, _, began, ended in runs if "heavy" in file)
     assert all(ended <= began for (_, ended), (began, _) in pairwise(heavy))
-    # What a session shares lasts until its lane ends.
+    # Session fixtures last until their lane ends.
     closed = [note[0] for note in project.notes() if note[1] == "closed"]
     assert sorted(closed) == sorted({lane for lane, *_ in runs})
     told = re.findall(r"^\S*test_(\w+)\.py: 2 passed, \d+ s$", done.stdout, re.MULTILINE)
@@ -210,7 +210,8 @@ def test_what_fails_what_is_skipped_and_what_ends_its_lane_is_told(project):
     project.file("good", "unit")
     project.file("bad", "unit", code="assert number == 1, 'broken'")
     project.file("left_out", "faults", code="pytest.skip('there is no moon')")
-    project.file("deadly", "cluster", code="os._exit(75)")
+    for nr in range(len(CLUSTERS)):
+        project.file(f"deadly_{nr}", "cluster", code="os._exit(75)")
     project.file("orphan", "cluster")
     done = project.run()
     assert done.returncode == 1
@@ -219,7 +220,7 @@ def test_what_fails_what_is_skipped_and_what_ends_its_lane_is_told(project):
     assert "AssertionError: broken" in done.stdout
     assert "there is no moon" in done.stdout
     lost = re.findall(r"^test: \S*test_(\w+).py: NOT finished$", done.stdout, re.MULTILINE)
-    assert lost == ["deadly", "orphan"], done.stdout
+    assert lost == ["deadly_0", "deadly_1", "orphan"], done.stdout
     assert re.search(r"^test: lane \d: exit code 75$", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("test: NOT passed\n")
 
@@ -234,5 +235,5 @@ def test_a_file_that_can_not_be_collected_fails_all_lanes(project):
 
 
 def test_the_tiers_are_those_that_there_are():
-    """But for the one that is run only where it is asked for by its name."""
+    """Except the one that runs only by its name."""
     assert {*TIERS, "node"} == {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))}

@@ -1,4 +1,4 @@
-"""The order of a lease's times, and what a judge of other executors has watched."""
+"""The order of a lease's times, and the observation of other executors by a judge."""
 
 from datetime import timedelta
 
@@ -26,7 +26,10 @@ def test_however_long_its_lease_an_executor_looks_after_others_in_time():
 
 
 class Judge:
-    """A judge that asks every two seconds; an answer takes a hundredth of a second. An id is given each second."""
+    """A judge that asks every two seconds; an answer takes a hundredth of a second.
+
+    The server assigns an id each second.
+    """
 
     def __init__(self) -> None:
         self.observed = Observation(2.0)
@@ -34,7 +37,7 @@ class Judge:
         self.ahead = 0
 
     def watch(self, seconds: float, *, every: float = 2.0, trip: float = 0.01) -> float:
-        """Ask for so long; for how long it has watched, then."""
+        """Ask for this long; returns how long the judge has observed then."""
         until = self.now + seconds
         while self.now < until:
             self.now += every
@@ -56,7 +59,7 @@ def test_when_the_session_breaks_or_an_answer_takes_too_long_the_observation_sta
     assert judge.observed.marks == []
     assert judge.watch(2) == 0
     assert judge.watch(60) > 50
-    assert judge.watch(1, trip=5) == 0  # nobody knows when in that time the database was away
+    assert judge.watch(1, trip=5) == 0  # the judge can't know when in that time the database was away
     assert judge.watch(60) > 50
     judge.now += 5  # the judge itself was stopped
     assert judge.watch(2) == 0
@@ -87,7 +90,7 @@ def test_a_judge_knows_no_mark_for_longer_than_it_has_it_and_one_about_as_old_as
     kept = {mark.id for mark in observed.marks}
     last = len(steps) - 1
     assert {number for number in range(max(0, last - 15), last) if received[number] < asked} <= kept
-    for number in range(last - 15):  # an eighth older, at most, than any mark that was ever there
+    for number in range(last - 15):  # an eighth older, at most, than any mark that it ever had
         assert any(one <= number and number - one <= (last - one) / 8 for one in kept)
 
 

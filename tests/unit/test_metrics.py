@@ -14,7 +14,7 @@ from joex.observe.metrics import Metrics
 from joex.runtime import job_log_writer
 
 ACME = "2"
-"""The bucket of the group of most jobs here."""
+"""The bucket of the group of most jobs in these tests."""
 
 
 def job(task="mail.send", queue="default", waited=0.0, group="acme"):
@@ -77,7 +77,7 @@ def test_however_many_groups_there_are_their_waits_are_measured_in_eight_buckets
     counts = {n: value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket=str(n)) for n in range(8)}
     sums = [value(metrics, "joex_job_wait_seconds_sum", queue="default", group_bucket=str(n)) for n in range(8)]
     assert sum(counts.values()) == 1001
-    assert min(counts.values()) > 90  # a bucket has its eighth of them, or nearly
+    assert min(counts.values()) > 90  # a bucket has about an eighth of them
     assert value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket="8") is None
     assert sums == [0, 0, 0, 90_000.0, 0, 0, 0, 0]
 

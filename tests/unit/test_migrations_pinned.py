@@ -1,9 +1,9 @@
 """A change of the SQL functions reaches existing databases only with a new numbered migration.
 
-`.venv/bin/python -m tests.unit.test_migrations_pinned` renews the pin below. As long as no version was released, it may
-be renewed under the same number; from the first release on, each change of `store/sql/*.sql` needs a numbered file in
-`store/migrations/` (it may hold no more than a comment), because `joex migrate` installs the functions anew only when a
-number was added.
+`.venv/bin/python -m tests.unit.test_migrations_pinned` renews the pin below. Until the first release, it may do so
+under the same number; from the first release on, each change of `store/sql/*.sql` needs a numbered file in
+`store/migrations/` (it may hold no more than a comment), because `joex migrate` reinstalls the functions only if there
+is a new number.
 """
 
 import re
@@ -12,14 +12,14 @@ from pathlib import Path
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "6ab5c987a0d189b4"
+DIGEST = "942c97c2f95ee26b"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():
     found = (migrations()[-1].name, functions_digest())
     assert found == (NEWEST, DIGEST), (
-        "store/sql/*.sql or store/migrations/ has changed. Databases that exist install the functions anew only when a "
-        "number was added: add store/migrations/NNNN_*.sql (a comment is enough), then renew the pin with "
+        "store/sql/*.sql or store/migrations/ has changed. Existing databases reinstall the functions only for a new "
+        "number: add store/migrations/NNNN_*.sql (a comment is enough), then renew the pin with "
         "'.venv/bin/python -m tests.unit.test_migrations_pinned'."
     )
 

@@ -1,4 +1,4 @@
-"""What becomes of a job when a run of it ends."""
+"""The outcome of a job after the end of a run."""
 
 from datetime import timedelta
 

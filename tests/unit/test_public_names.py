@@ -66,7 +66,7 @@ def test_another_name_is_missing_as_in_any_module():
 
 
 def test_the_command_line_handles_sigterm_before_it_imports_anything_that_takes_long():
-    """Whatever is imported before `joex.cli.main` is called delays it: see joex/cli/sigterm.py."""
+    """Imports before the call of `joex.cli.main` delay it: see joex/cli/sigterm.py."""
     looks = "import sys, joex.cli; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", looks], capture_output=True, text=True, check=True)
     loaded = set(ast.literal_eval(done.stdout))

@@ -1,4 +1,4 @@
-"""The files that the commands of README and docs name are there, and the secret that they copy is the chart's."""
+"""The files in the commands of README and docs exist, and the secret that they copy is the chart's."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The arithmetic that the benchmarks judge fairness by."""
+"""The arithmetic by which the benchmarks judge fairness."""
 
 import math
 

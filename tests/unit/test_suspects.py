@@ -1,4 +1,4 @@
-"""A runner holds a suspect back until nothing else runs, and takes nothing beside it."""
+"""A runner holds a suspect back until no other job runs, and takes no job beside it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,11 +32,11 @@ def taken(*, suspect: bool, args: str | None = "{}") -> TakenJob:
 
 
 class Slots:
-    """A runner of four slots, with what it said. Ends are not written until a test says so."""
+    """A runner of four slots, with its reports. A test decides when ends are written."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, UUID]] = []
-        self.marking: Any = lambda: True  # what the database answers to a mark
+        self.marking: Any = lambda: True  # the answer of the database to a mark
         self.room = asyncio.Event()
         nothing: Any = None
         self.runner = Runner(
@@ -63,7 +63,7 @@ class Slots:
         return [what for what, job_id in self.said if job_id == job.id]
 
     async def settled(self) -> None:
-        """Let all go on that can (nothing here waits for anything outside of the loop)."""
+        """Run the loop until all tasks wait (none waits for anything outside of the loop)."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -116,7 +116,7 @@ async def test_a_suspect_starts_when_the_ends_of_all_others_are_written_and_no_s
 async def test_a_suspect_that_others_wait_for_starts_beside_them_after_a_time_and_lets_them_in(
     slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run may wait for the job of another one: for ever, if the suspect waits for that run."""
+    """A run may wait for another job: for ever, if the suspect waits for that run."""
     monkeypatch.setattr(runner, "_ALONE_FOR", 0.05)
     other = slots.start(suspect=False)
     suspect = slots.start(suspect=True)
@@ -149,7 +149,7 @@ async def test_a_suspect_that_was_lost_while_it_waited_does_not_start(slots: Slo
 
 
 async def test_a_suspect_that_can_not_be_marked_is_given_back(slots: Slots) -> None:
-    """Unmarked it could kill any number of executors."""
+    """Without the mark it could kill any number of executors."""
 
     def fail() -> bool:
         raise JoexError("the database is away")

@@ -1,4 +1,4 @@
-"""Tasks: how they are registered, and how their arguments are checked."""
+"""Tasks: their registration, and the checks of their arguments."""
 
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -212,7 +212,7 @@ def test_dataclasses_can_be_arguments():
 
 
 class Recorder:
-    """A client that keeps what it is given."""
+    """A client that records submissions."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

@@ -1,4 +1,4 @@
-"""Timers: what they read, how they write it, and when they are due."""
+"""Timers: parsing, normal forms, and due times."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -29,7 +29,7 @@ def elapses(text, after, zone="UTC", count=3):
 
 
 def test_calendar_events_are_what_systemd_says_they_are():
-    """Read or refused, their normal forms and their next times: see scripts/judge_timers.py."""
+    """Accepted or refused, their normal forms and their next times: see scripts/judge_timers.py."""
     rounds = list(read_record())
     assert sum(len(told.answers) for told in rounds) > 5000
     assert [line for told in rounds for line in differences(told)] == []
@@ -164,9 +164,9 @@ def test_a_calendar_event_elapses_when_it_says(text, after, expected):
 @pytest.mark.parametrize(
     ("text", "after", "expected"),
     [
-        # the judge leaves out the first of January
+        # the judge omits the first of January
         ("*-*-1/11", "2025-12-23 12:00", ["2026-01-01 00:00", "2026-01-12 00:00"]),
-        # the judge goes on at 01:00:00.7
+        # the judge continues at 01:00:00.7
         ("*:*:0/0.7", "2025-01-01 00:59:59.65", ["2025-01-01 01:00", "2025-01-01 01:00:00.700000"]),
         # the judge refuses it
         ("*-*~8,28", "2025-01-05", ["2025-01-24 00:00", "2025-02-01 00:00"]),
@@ -185,7 +185,7 @@ def test_fractions_of_seconds_stay_in_the_normal_form_where_the_judge_writes_a_s
 @pytest.mark.parametrize(
     ("text", "zone", "after", "expected"),
     [
-        # Zurich, 30 March 2025: 02:00 to 03:00 is left out, at 01:00 in UTC.
+        # Zurich, 30 March 2025: clocks skip 02:00 to 03:00, at 01:00 in UTC.
         ("02:30", "Europe/Zurich", "2025-03-29 00:00", ["2025-03-29 01:30", "2025-03-31 00:30", "2025-04-01 00:30"]),
         ("2..3:30", "Europe/Zurich", "2025-03-30 00:00", ["2025-03-30 01:30", "2025-03-31 00:30", "2025-03-31 01:30"]),
         ("*:0/30", "Europe/Zurich", "2025-03-30 00:00", ["2025-03-30 00:30", "2025-03-30 01:00", "2025-03-30 01:30"]),
@@ -202,7 +202,7 @@ def test_fractions_of_seconds_stay_in_the_normal_form_where_the_judge_writes_a_s
             "2024-10-05 15:00",
             ["2024-10-05 15:30", "2024-10-05 15:31", "2024-10-05 15:32"],
         ),
-        # The day that Samoa left out.
+        # The day that Samoa skipped.
         ("12:00", "Pacific/Apia", "2011-12-29 00:00", ["2011-12-29 22:00", "2011-12-30 22:00", "2011-12-31 22:00"]),
         # No summer time, and a gap that does not begin with the hour: the judge errs.
         ("2:45", "America/Caracas", "2007-12-08 12:00", ["2007-12-09 06:45", "2007-12-10 07:15", "2007-12-11 07:15"]),
@@ -254,7 +254,7 @@ def test_a_cron_line_is_due_when_it_says(text, after, expected):
 @pytest.mark.parametrize(
     ("text", "zone", "after", "expected"),
     [
-        # A certain time that is left out comes when clocks go on, one that is shown twice comes once.
+        # A fixed time that clocks skip comes at the end of the gap; one that they show twice comes once.
         ("30 2 * * *", "Europe/Zurich", "2025-03-29 12:00", ["2025-03-30 01:00", "2025-03-31 00:30"]),
         (
             "0,30 2,3 * * *",
@@ -275,7 +275,7 @@ def test_a_cron_line_is_due_when_it_says(text, after, expected):
         ),
         ("20 * * * *", "Europe/Zurich", "2025-10-26 00:45", ["2025-10-26 01:20", "2025-10-26 02:20"]),
         ("0 * * * *", "Europe/Zurich", "2025-10-26 00:45:00.5", ["2025-10-26 01:00", "2025-10-26 02:00"]),
-        # Havana leaves out the first hour of the day: the second is there.
+        # Havana skips the first hour of the day; the second exists.
         ("* 1 * * *", "America/Havana", "2024-03-10 00:00", ["2024-03-10 05:00", "2024-03-10 05:01"]),
         # St. John's went back at one minute past midnight.
         ("2 */5 * * *", "America/St_Johns", "2007-11-04 03:07", ["2007-11-04 03:32", "2007-11-04 08:32"]),

@@ -31,12 +31,12 @@ _CLAIMERS, _CLAIM_BATCH, _CONNECTIONS = 2, 500, 20
 
 @dataclass
 class Noop:
-    """Nothing."""
+    """Do nothing."""
 
 
 @dataclass
 class Stamp:
-    """Tell how late it is."""
+    """Print how late the job starts."""
 
     sent: float
 

@@ -1,8 +1,8 @@
 """Joex, by its public interface.
 
 - Submission: `Client.submit_many` (one statement per 1,000 jobs), and `Client.submit` for one. Groups are always given.
-- Work: `joex executor` with the pool size asked for and without the HTTP interface, which the peers' workers have not.
-- Fairness is how it works: there is nothing to set, so --fair changes nothing.
+- Work: `joex executor` with the pool size asked for and without the HTTP interface, which the peers lack.
+- Fairness is always on and has no setting, so --fair changes nothing.
 - History: finished jobs stay (7 days by default), with their times, results and attempts.
 """
 
@@ -50,11 +50,11 @@ class _Joex:
     async def producer(self, url: str, *, fair: bool) -> AsyncIterator[_Producer]:  # noqa: ARG002 - nothing to set
         async with joex.Client(url) as client:
             async with client.acquire():
-                pass  # it is connected, and will use this connection again and again
+                pass  # it is connected now, and reuses this connection
             yield _Producer(client)
 
     async def work(self, url: str, slots: int, *, fair: bool) -> None:  # noqa: ARG002 - likewise
-        """The executor tells about the jobs itself: its tasks print to the same stdout."""
+        """Run an executor, whose tasks print the lines about the jobs to the same stdout."""
         stop = stop_signal()
         flags = ["--pool-size", str(slots), "--http-address", ""]
         process = await asyncio.create_subprocess_exec(

@@ -11,13 +11,13 @@ _tasks = Tasks()
 
 @app.task("noop")
 async def noop(ctx: joex.Context) -> None:
-    """Nothing."""
+    """Do nothing."""
     await _tasks.noop()
 
 
 @app.task("stamp")
 async def stamp(ctx: joex.Context, sent: float) -> None:
-    """Tell how late it is."""
+    """Print how late the job starts."""
     await _tasks.stamp(sent)
 
 

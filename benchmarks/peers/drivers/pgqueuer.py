@@ -1,10 +1,10 @@
 """PgQueuer, after its guide "Performance Tuning".
 
 - Driver: asyncpg (twice as fast as psycopg in its own benchmark); a single connection for the worker ("always use a
-  direct asyncpg connection for the QueueManager"), uvloop, as its own command has it; autovacuum tuned (`pgq autovac`).
+  direct asyncpg connection for the QueueManager"), uvloop, as in its own command; autovacuum tuned (`pgq autovac`).
 - Submission: `Queries.enqueue`, with lists for a batch.
 - Work: batches of half the slots, at most 500 (a batch may be no larger than half of what may run at a time).
-  For no-op jobs the race gives it so many slots that the limit never holds back.
+  For no-op jobs the race gives it so many slots that this limit never applies.
 - --fair: it knows entry points, not groups. Ten entry points, groups dealt over them by number, each with a share of
   the slots that it may not exceed (`concurrency_limit`, in the database, over all workers). Slots of an idle entry
   point stay idle. Without it: one entry point, first in, first out.

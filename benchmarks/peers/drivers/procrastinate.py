@@ -5,9 +5,9 @@
 - Work: one `run_worker_async` with `concurrency` = slots, LISTEN and NOTIFY on, a pool that lets it write the ends of
   several jobs at once. It fetches jobs one by one.
 - --fair: it knows queues and locks, not groups. Ten queues, groups dealt over them by number, and one worker per queue
-  with a tenth of the slots in the same process, as its guide has it for kinds of jobs that must not keep each other
-  waiting. Slots of an idle queue stay idle. (A lock per group would let each group run one job at a time; the fetch
-  then looks at each waiting job of a locked group in turn, which lasts too long with thousands of them.)
+  with a tenth of the slots in the same process, as its guide suggests for kinds of jobs that must not delay each
+  other. Slots of an idle queue stay idle. (A lock per group would let each group run one job at a time; the fetch
+  then reads each waiting job of a locked group in turn, which takes too long with thousands of them.)
 - History: finished jobs stay, with their events (`delete_jobs="never"`, its default).
 """
 
@@ -47,7 +47,7 @@ class _Producer:
         return f"part {part_of(job.group)}" if self.fair else "default"
 
 
-# It warns of an app in the main module, whose tasks others could not import; here each process makes its own.
+# It warns of an app in the main module, because other processes can't import its tasks; here each makes its own.
 logging.getLogger("procrastinate").setLevel(logging.ERROR)
 
 

@@ -1,4 +1,4 @@
-"""What the drivers in Python have in common: the commands, and the lines that they answer.
+"""The common part of the drivers in Python: the commands, and the lines that they print.
 
     DRIVER version                           {"version": ..., "runtime": ...}
     DRIVER setup                             makes the schema; {"setup": true}
@@ -9,7 +9,7 @@
     DRIVER plan FILE --parallel [--fair]     submits FILE, [[at, group, ms], ...]; {"submitted": n, "seconds": s}
     DRIVER pending                           {"pending": n}: jobs that are not finished
 
-Times are Unix seconds. The database is in DATABASE_URL; what is not JSON goes to stderr.
+Times are Unix seconds. The database is in DATABASE_URL; all other output goes to stderr.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Producer(Protocol):
     """A connection that submits."""
 
     async def submit(self, jobs: Sequence[Submission]) -> None:
-        """Submit these in one transaction, in the system's fastest documented way for so many."""
+        """Submit these jobs in one transaction, in the system's fastest documented way for this number."""
 
 
 class Driver(Protocol):
-    """What a driver brings; everything else is the same for all."""
+    """The part of a driver that differs between systems."""
 
     async def version(self) -> str:
         """The version of the system."""
@@ -75,7 +75,7 @@ def tell(**line: Any) -> None:
 
 
 class Tasks:
-    """The three tasks, and what is told about their runs."""
+    """The three tasks, and the lines about their runs."""
 
     def __init__(self) -> None:
         self._started = 0.0
@@ -84,7 +84,7 @@ class Tasks:
         self._report: asyncio.TimerHandle | None = None
 
     async def noop(self) -> None:
-        """Nothing; told are the first start and how many have returned, every now and then."""
+        """Do nothing; print the first start, and now and then how many have returned."""
         self._at = time.time()
         self._started = self._started or self._at
         self._done += 1
@@ -96,11 +96,11 @@ class Tasks:
         tell(started=self._started, done=self._done, at=self._at)
 
     async def stamp(self, sent: float) -> None:
-        """Tell how long ago it was submitted."""
+        """Print how long ago the job was submitted."""
         tell(late=time.time() - sent)
 
     async def sleep(self, group: str, ms: float, sent: float) -> None:
-        """Hold a slot, and tell when."""
+        """Hold a slot, and print when."""
         start = time.time()
         await asyncio.sleep(ms / 1000)
         tell(group=group, sent=sent, start=start, end=time.time())
@@ -187,7 +187,7 @@ async def _trickle(driver: Driver, url: str, jobs: int, pause: float) -> None:
 
 
 async def _plan(driver: Driver, url: str, plan: list[tuple[float, str, float]], parallel: int, *, fair: bool) -> None:
-    """Submit each job of the plan when its time has come; whichever submitter is free takes the next."""
+    """Submit each job of the plan at its time, with any free submitter."""
     todo = iter(plan)
 
     async def send(producer: Producer) -> None:

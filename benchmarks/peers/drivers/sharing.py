@@ -1,9 +1,9 @@
-"""How groups are dealt over the queues of a system that knows no groups but serves several queues."""
+"""Spreads groups over the queues of a system that has queues but no groups."""
 
 from __future__ import annotations
 
 PARTS = 10
-"""Queues for all groups. The race's plan with ten groups gives each a queue of its own: the best case."""
+"""Queues for all groups. The race with ten groups gives each its own queue: the best case."""
 
 
 def part_of(group: str) -> int:

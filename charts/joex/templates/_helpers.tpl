@@ -49,7 +49,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* What the pod security standard "restricted" requires of each container, and a read-only root. */}}
+{{/* The requirements of the pod security standard "restricted" on each container, and a read-only root. */}}
 {{- define "joex.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
@@ -80,7 +80,7 @@ true
 
 {{/*
 The secret with the database's URL. Each source has a secret of its own, because a pool can't change its secret while its
-executors drain by means of their database; another URL in the same secret would go unnoticed.
+executors still need their database to drain; another URL in the same secret would go unnoticed.
 */}}
 {{- define "joex.databaseSecret" -}}
 {{- if .Values.database.existingSecret -}}
@@ -96,7 +96,7 @@ executors drain by means of their database; another URL in the same secret would
 {{ ternary .Values.database.existingSecretKey "url" (ne .Values.database.existingSecret "") }}
 {{- end -}}
 
-{{/* How a CRD was made that exists and is not of this release: (list . "name"). */}}
+{{/* The origin of an existing CRD that another release or tool has made: (list . "name"); empty if there is none. */}}
 {{- define "joex.isForeign" -}}
 {{- $root := index . 0 -}}
 {{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" (index . 1) -}}

@@ -40,7 +40,7 @@ def joex(
 ) -> None:
     """Run a fair job executor on PostgreSQL, and submit, manage and watch its jobs."""
     if with_version:
-        _print_version(as_json=False)
+        version()
         raise typer.Exit
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -48,10 +48,6 @@ def joex(
 
 def version(*, as_json: AsJson = False) -> None:
     """Print the version of Joex."""
-    _print_version(as_json=as_json)
-
-
-def _print_version(*, as_json: bool) -> None:
     from joex import __version__  # noqa: PLC0415 - this package belongs to it, and is imported by it in turn
 
     if as_json:

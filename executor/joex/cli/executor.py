@@ -20,6 +20,7 @@ from joex.client.client import Client
 from joex.config import Settings, load_settings
 from joex.core.lease import Lease
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
+from joex.http.listening import listen
 from joex.store.database import connect, create_pool
 from joex.store.migrate import check_schema
 from joex.task import App
@@ -46,7 +47,7 @@ _OF_A_RUN = 25  # objects
 def executor(
     *,
     app: Annotated[str, typer.Option(metavar="MODULE:APP", help="The joex.App with the tasks, e.g. shop.tasks:app.")],
-    flags: dict[str, str],
+    flags: dict[str, str | None],
 ) -> None:
     """Run jobs.
 
@@ -76,7 +77,7 @@ async def _run(app: App, settings: Settings, url: str) -> None:
         _log.warning("the app has no tasks: each job that this executor takes gets stuck, and fails after its retries")
     await _check(settings, url)
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(_listening(settings))
+        listener = stack.enter_context(listen(settings.http_address)) if settings.http_address else None
         if listener is not None:
             settings = settings.model_copy(update={"http_address": _address(listener)})
         metrics = Metrics(slots=settings.pool_size, busy=lambda: len(running.running()))
@@ -118,17 +119,6 @@ async def _try(settings: Settings, url: str) -> None:
         await check_schema(connection)
     finally:
         await connection.close()
-
-
-@contextmanager
-def _listening(settings: Settings) -> Iterator[socket.socket | None]:
-    if not settings.http_address:
-        yield None
-        return
-    from joex.http.listening import listen  # noqa: PLC0415 - not all executors serve HTTP
-
-    with listen(settings.http_address) as listener:
-        yield listener
 
 
 def _address(listener: socket.socket) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "APP-ID", "STATE", "JOBS", "POOL", "QUEUES", "HOST", "PID", "HTTP", "VERSION", "UP", "SILENT", "REGISTRATION",
 )  # fmt: skip
-_LOOK_EVERY = 0.5
+_POLL_EVERY = 0.5
 """Seconds between two polls of ``drain --wait``."""
 
 
@@ -34,11 +34,7 @@ def executors(
 
     SILENT is the time since the last heartbeat.
     """
-
-    async def work(connection: Connection) -> list[Executor]:
-        return await list_executors(connection, ended=ended)
-
-    found = with_connection(database_url, work)
+    found = with_connection(database_url, lambda connection: list_executors(connection, ended=ended))
     if as_json:
         print_json(found)
     elif found:
@@ -99,7 +95,7 @@ async def _wait_until_left(connection: Connection, asked: dict[int, str]) -> Non
         for gone in waited_for.keys() - living:
             say(f"{waited_for.pop(gone)} has exited")
         if waited_for:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_POLL_EVERY)
 
 
 def _row(e: Executor) -> tuple[object, ...]:

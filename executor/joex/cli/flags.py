@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -21,24 +21,20 @@ _PANEL = "Settings: a flag, or JOEX_<FLAG> in the environment, or a key of joex.
 def with_settings(
     command: Callable[..., None], model: type[BaseSettings] = Settings, panel: str = _PANEL
 ) -> Callable[..., None]:
-    """Add a flag for each setting to a command, and pass the given ones to it as ``flags``.
+    """Add a flag for each setting to a command, and pass them to it as ``flags`` (None: not given).
 
-    The flags are strings: `load_settings` parses them like environment variables, and names a wrong one.
+    The flags are strings: `joex.config.load` parses them like environment variables, and names a wrong one.
     """
 
     def run(**values: Any) -> None:
-        command(**{name: value for name, value in values.items() if name not in names}, flags=_given(values, names))
+        flags = {name: values.pop(name) for name in model.model_fields}
+        command(**values, flags=flags)
 
-    names = set(model.model_fields)
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
     parameters = [*own, *(_flag(name, field, panel) for name, field in model.model_fields.items())]
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
-
-
-def _given(values: Mapping[str, Any], names: set[str]) -> dict[str, str]:
-    return {name: value for name, value in values.items() if name in names and value is not None}
 
 
 def _flag(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:

@@ -35,18 +35,14 @@ def groups(
 ) -> None:
     """List the groups, or change their settings.
 
-    Lists groups with unfinished jobs, the largest first, and groups with settings of their own. BUCKET is the label
+    Lists groups with unfinished jobs, the largest first, and groups that have settings. BUCKET is the label
     group_bucket of metrics.
     """
     if context.invoked_subcommand is not None:
         if queue is not None or as_json or database_url is not None:
             raise ConfigError(f"groups {context.invoked_subcommand}: give its options after it")
         return
-
-    async def work(connection: Connection) -> list[GroupStats]:
-        return await _list(connection, queue, limit + 1)
-
-    found = with_connection(database_url, work)
+    found = with_connection(database_url, lambda connection: _list(connection, queue, limit + 1))
     if as_json:
         print_json(found[:limit])
     elif found:

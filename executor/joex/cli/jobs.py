@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,10 +12,7 @@ from joex.cli.options import AsJson, DatabaseUrl, Limit, OfGroup, OfQueue, OfTas
 from joex.cli.output import ago, note, print_json, print_table, say
 from joex.core.job import State
 from joex.store.jobs import Job
-from joex.store.listing import Filter, Page, check_cursor, list_jobs
-
-if TYPE_CHECKING:
-    from joex.store.statement import Connection
+from joex.store.listing import Filter, check_cursor, list_jobs
 
 _COLUMNS = ("ID", "STATE", "TASK", "GROUP", "QUEUE", "PRIO", "TRY", "DONE", "AGE", "SUBJECT")
 _STATES = f"In this state only: {', '.join(State)}. May be repeated."
@@ -41,11 +38,7 @@ def jobs(
     """
     check_cursor(after)
     wanted = Filter(queue, group, task, state)
-
-    async def work(connection: Connection) -> Page:
-        return await list_jobs(connection, wanted, after, limit)
-
-    page = with_connection(database_url, work)
+    page = with_connection(database_url, lambda connection: list_jobs(connection, wanted, after, limit))
     if as_json:
         print_json(page.jobs)
     elif page.jobs:

@@ -1,11 +1,15 @@
-"""Options that several commands share."""
+"""Options that several commands share, and their values."""
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Annotated, TypeAlias
 from uuid import UUID
 
 import typer
+
+from joex.core.duration import parse_duration
+from joex.errors import ConfigError
 
 DatabaseUrl: TypeAlias = Annotated[
     str | None,
@@ -23,3 +27,19 @@ OfQueue: TypeAlias = Annotated[str | None, typer.Option("--queue", metavar="NAME
 OfGroup: TypeAlias = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")]
 OfTask: TypeAlias = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only this task.")]
 Limit: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Show at most this many.")]
+
+
+def time_or_duration(flag: str, expected: str, text: str) -> datetime | timedelta:
+    """Parse a time with its zone, or a duration. ``expected``: the meaning of a duration, for the message.
+
+    Raises:
+        ConfigError: it is neither; the message names the flag.
+    """
+    try:
+        moment = datetime.fromisoformat(text) if "-" in text else parse_duration(text)  # no duration has a '-'
+    except ValueError:
+        moment = None
+    if moment is None or (isinstance(moment, datetime) and moment.tzinfo is None):
+        example = "a time with its zone, such as 2026-01-31T03:00:00Z"
+        raise ConfigError(f"{flag}: expected {expected}, or {example}; got {text!r}")
+    return moment

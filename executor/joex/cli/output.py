@@ -40,12 +40,12 @@ def print_json(value: object) -> None:
 
 
 def print_json_line(value: object) -> None:
-    """Print a JSON value on a line of its own, at once: for streams."""
+    """Print a JSON value as one line, at once: for streams."""
     print_json_lines([value])
 
 
 def print_json_lines(values: Iterable[object]) -> None:
-    """Print JSON values, each on a line of its own, and all of them at once."""
+    """Print JSON values, a line each, and all of them at once."""
     sys.stdout.writelines(json.dumps(value, default=_json_value, ensure_ascii=False) + "\n" for value in values)
     sys.stdout.flush()
 

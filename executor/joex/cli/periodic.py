@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated, TypeAlias
 
@@ -192,18 +191,13 @@ def _change(database_url: str | None, task_id: str, done: str, work: Callable[[C
     Raises:
         JoexError: there is no such task, or it has another owner.
     """
-    with _forcible():
-        if not with_client(database_url, work):
-            raise _no_such(task_id)
-    say(f"{task_id} {done}")
-
-
-@contextmanager
-def _forcible() -> Iterator[None]:
     try:
-        yield
+        is_found = with_client(database_url, work)
     except NotYours as error:
         raise NotYours(f"{error}; or add --force") from error
+    if not is_found:
+        raise _no_such(task_id)
+    say(f"{task_id} {done}")
 
 
 async def _get(client: Client, task_id: str) -> PeriodicTask:
@@ -228,7 +222,7 @@ def _row(task: PeriodicTask) -> tuple[object, ...]:
 
 
 def _facts(task: PeriodicTask) -> list[tuple[str, str]]:
-    """Return the fields of a periodic task, without those that it does not have."""
+    """Return the fields of a periodic task that have a value."""
     time = _next(task)
     facts: dict[str, object] = {
         "id": task.id,

@@ -19,7 +19,7 @@ from joex.core.job import State
 from joex.errors import JoexError
 from joex.store.jobs import Job, LogEntry
 
-_LOOK_EVERY = 0.5
+_POLL_EVERY = 0.5
 """Seconds between two polls of ``logs --follow``."""
 
 
@@ -80,7 +80,6 @@ async def get_job(client: Client, job_id: UUID) -> Job:
 
     Raises:
         JoexError: there is none with this id.
-
     """
     job = await client.get(job_id)
     if job is None:
@@ -114,11 +113,11 @@ async def _follow(client: Client, job_id: UUID) -> AsyncIterator[LogEntry]:
             note(f"the job is finished: {job.state}{error}")
             return
         was_finished = is_finished
-        await asyncio.sleep(_LOOK_EVERY)
+        await asyncio.sleep(_POLL_EVERY)
 
 
 def _facts(job: Job) -> list[tuple[str, str]]:
-    """Return the fields of a job, without those that it does not have."""
+    """Return the fields of a job that have a value."""
     took = (job.finished_at - job.started_at).total_seconds() if job.started_at and job.finished_at else None
     facts: dict[str, object] = {
         "id": job.id,
@@ -146,11 +145,10 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         "result": None if job.result is None else json.dumps(job.result, ensure_ascii=False),
         "error": job.error,
     }
-    return [(name, _fact(name, value)) for name, value in facts.items() if value is not None]
-
-
-def _fact(name: str, value: object) -> str:
-    return str(value) if name == "error" else shown(value)  # an error may have many lines
+    # An error may have many lines.
+    return [
+        (name, str(value) if name == "error" else shown(value)) for name, value in facts.items() if value is not None
+    ]
 
 
 def _line(line: LogEntry) -> str:

@@ -13,7 +13,7 @@ from joex.cli.database import with_client, with_connection
 from joex.cli.options import AsJson, DatabaseUrl
 from joex.cli.output import iso, make_table, print_json, print_json_line, print_table, say, span
 from joex.cli.trace import print_trace
-from joex.cli.watch import display, looks, read_seconds
+from joex.cli.watch import display, read_seconds, repeated
 from joex.errors import ConfigError
 from joex.store.stats import QueueStats, Shares, finished_between, now, shared_queue_stats
 
@@ -63,7 +63,7 @@ def stats(
     if seconds is not None and not watch:
         raise ConfigError("stats: SECONDS goes with --watch")
     if watch:
-        every = read_seconds("stats", "2" if seconds is None else seconds)
+        every = read_seconds("2" if seconds is None else seconds)
         with_client(database_url, lambda client: _watch(client, every, as_json=as_json))
         return
     queues = with_connection(database_url, shared_queue_stats)
@@ -88,7 +88,7 @@ def _check(*, trace: bool, watch: bool, **of_trace: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Snapshot:
     """The queues at a time of the database's clock, and the jobs finished per second since the last refresh."""
 
     at: datetime
@@ -96,7 +96,7 @@ class _Look:
     ended: dict[str, float] | None
 
     @classmethod
-    async def take(cls, connection: Connection, last: _Look | None) -> _Look:
+    async def take(cls, connection: Connection, last: _Snapshot | None) -> _Snapshot:
         """Read the queues."""
         at, queues = await now(connection), await shared_queue_stats(connection)
         if last is None:
@@ -113,14 +113,14 @@ class _Look:
 
 
 async def _watch(client: Client, every: float, *, as_json: bool) -> None:
-    last: _Look | None = None
+    last: _Snapshot | None = None
 
-    async def look(connection: Connection) -> _Look:
+    async def read(connection: Connection) -> _Snapshot:
         nonlocal last
-        last = await _Look.take(connection, last)
+        last = await _Snapshot.take(connection, last)
         return last
 
-    found = looks(client, look, every)
+    found = repeated(client, read, every)
     if as_json:
         async for one in found:
             print_json_line(_as_json(one))
@@ -130,21 +130,21 @@ async def _watch(client: Client, every: float, *, as_json: bool) -> None:
             show(_block(one))
 
 
-def _as_json(look: _Look) -> dict[str, object]:
-    queues = [{**dataclasses.asdict(q), "ended_per_second": look.rate(q.queue)} for q in look.queues]
-    return {"at": look.at, "queues": queues}
+def _as_json(snapshot: _Snapshot) -> dict[str, object]:
+    queues = [{**dataclasses.asdict(q), "ended_per_second": snapshot.rate(q.queue)} for q in snapshot.queues]
+    return {"at": snapshot.at, "queues": queues}
 
 
-def _block(look: _Look) -> RenderableType:
+def _block(snapshot: _Snapshot) -> RenderableType:
     from rich.console import Group  # noqa: PLC0415 - slow to import, and --json does not need it
     from rich.text import Text  # noqa: PLC0415
 
-    rows = [(*_row(queue), look.rate(queue.queue)) for queue in look.queues]
+    rows = [(*_row(queue), snapshot.rate(queue.queue)) for queue in snapshot.queues]
     columns = (*_COLUMNS, "ENDED/S")
     block: list[RenderableType] = [make_table(columns, rows, numbers=columns[1:]) if rows else _NOTHING]
-    if shared := _shares(look.queues):
+    if shared := _shares(snapshot.queues):
         block += ["", make_table(_SHARE_COLUMNS, shared, numbers=_SHARE_COLUMNS[1:-1])]
-    return Group(Text(iso(look.at)), *block)
+    return Group(Text(iso(snapshot.at)), *block)
 
 
 def _row(q: QueueStats) -> tuple[object, ...]:

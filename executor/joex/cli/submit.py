@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
@@ -13,10 +12,9 @@ from uuid import UUID
 import typer
 
 from joex.cli.database import with_client
-from joex.cli.options import DatabaseUrl
+from joex.cli.options import DatabaseUrl, time_or_duration
 from joex.cli.output import note, print_json, say
 from joex.client.client import Client
-from joex.core.duration import parse_duration
 from joex.core.job import Priority, State
 from joex.errors import ConfigError, JoexError
 
@@ -50,6 +48,7 @@ def submit(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Submit a job, and print its id."""
+    begin = None if not_before is None else time_or_duration("--not-before", "a delay, such as '10m'", not_before)
     fields: dict[str, Any] = {
         "args": _arguments(args, args_file, arg or ()),
         "group": group,
@@ -57,7 +56,7 @@ def submit(
         "priority": priority,
         "subject": subject,
         "submitter": submitter,
-        "not_before": None if not_before is None else _when(not_before),
+        "not_before": begin,
         "tracker": tracker,
         "retries": retries,
     }
@@ -143,21 +142,3 @@ def _read(file: str) -> str:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--args-file {file}: {error}") from error
-
-
-def _when(text: str) -> datetime | str:
-    """Read a time with its zone, or check a delay and leave it as it is."""
-    try:
-        if "-" in text:  # no delay has one
-            moment = datetime.fromisoformat(text)
-            if moment.tzinfo is not None:
-                return moment
-        else:
-            parse_duration(text)
-            return text
-    except ValueError:
-        pass
-    raise ConfigError(
-        f"--not-before: expected a delay, such as '10m', or a time with its zone, such as 2026-01-31T03:00:00Z; "
-        f"got {text!r}"
-    )

@@ -12,9 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from joex.cli.database import with_connection
+from joex.cli.options import time_or_duration
 from joex.cli.output import print_json_lines
-from joex.core.duration import parse_duration
-from joex.errors import ConfigError
 from joex.store.trace import traced
 
 if TYPE_CHECKING:
@@ -45,18 +44,8 @@ def read_since(text: str, now: datetime) -> datetime:
     Raises:
         ConfigError: it is neither.
     """
-    try:
-        if "-" not in text:  # no duration has one
-            return now - parse_duration(text)
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise ConfigError(
-            f"--since: expected how long ago, such as '24h', or a time with its zone, such as 2026-01-31T03:00:00Z; "
-            f"got {text!r}"
-        )
-    return moment
+    given = time_or_duration("--since", "how long ago, such as '24h'", text)
+    return given if isinstance(given, datetime) else now - given
 
 
 def _anonymous() -> Callable[[str], str]:

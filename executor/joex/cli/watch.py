@@ -23,29 +23,28 @@ T = TypeVar("T")
 _SHORTEST = 0.1
 
 
-def read_seconds(command: str, text: str) -> float:
+def read_seconds(text: str) -> float:
     """Return the seconds between two refreshes.
 
     Raises:
         ConfigError: it is not a duration, or too short.
-
     """
     try:
         seconds = parse_duration(text).total_seconds()
     except ValueError as error:
-        raise ConfigError(f"{command} --watch: {error}") from error
+        raise ConfigError(f"stats --watch: {error}") from error
     if seconds < _SHORTEST:
-        raise ConfigError(f"{command} --watch: expected {_SHORTEST} seconds or more; got {text!r}")
+        raise ConfigError(f"stats --watch: expected {_SHORTEST} seconds or more; got {text!r}")
     return seconds
 
 
-async def looks(client: Client, look: Callable[[Connection], Awaitable[T]], every: float) -> AsyncIterator[T]:
+async def repeated(client: Client, query: Callable[[Connection], Awaitable[T]], every: float) -> AsyncIterator[T]:
     """Yield the result of each query. If the database goes away meanwhile, print one line and keep trying."""
     is_first, is_lost = True, False
     while True:
         try:
             async with client.using() as connection:
-                found = await look(connection)
+                found = await query(connection)
         except DatabaseUnavailable as error:
             if is_first:
                 raise

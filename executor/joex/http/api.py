@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import Depends, FastAPI
-from fastapi.routing import APIRoute
 
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
@@ -48,7 +47,7 @@ def create_api(
         description=_ABOUT,
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=_operation_id,
+        generate_unique_id_function=lambda route: route.name,  # the name of the function in generated clients
         dependencies=[Depends(refuse_unknown_parameters)],
         responses=problems(400),
     )
@@ -80,8 +79,3 @@ class _Api(FastAPI):
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
         return schema
-
-
-def _operation_id(route: APIRoute) -> str:
-    """The name of the function in generated clients."""
-    return route.name

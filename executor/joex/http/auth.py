@@ -21,7 +21,7 @@ from joex.http.errors import problem
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
-_MEND = "set JOEX_API_TOKEN, and send it as 'Authorization: Bearer ...'"
+_FIX = "set JOEX_API_TOKEN, and send it as 'Authorization: Bearer ...'"
 
 
 class AuthMiddleware:
@@ -85,12 +85,12 @@ def _not_local(scope: Scope, headers: Headers) -> str | None:
     """Why a call is not from a program on this machine; None: it is."""
     client, host = scope.get("client"), headers.get("host", "")
     if client is None or not _is_loopback(client[0]) or any(name in headers for name in _PROXIED):
-        return f"without a token, this executor serves calls that change something on loopback only: {_MEND}"
+        return f"without a token, this executor serves calls that change something on loopback only: {_FIX}"
     if not _is_loopback(_name(host)):
-        return f"without a token, the host must be localhost, 127.0.0.1 or [::1]; got {host!r}: {_MEND}"
+        return f"without a token, the host must be localhost, 127.0.0.1 or [::1]; got {host!r}: {_FIX}"
     origin = headers.get("origin")
     if origin is not None and _authority(origin) != host.lower():
-        return f"without a token, a web page of another site ({origin!r}) may not change anything here: {_MEND}"
+        return f"without a token, a web page of another site ({origin!r}) may not change anything here: {_FIX}"
     return None
 
 

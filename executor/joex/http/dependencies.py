@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, HTTPException, Query, Request, Security, params, status
 from fastapi.security import HTTPBearer
 
 from joex.client.client import Client
-from joex.http.errors import cut, problems
+from joex.http.errors import Answers, cut, problems
 from joex.http.executor_protocol import ExecutorProtocol
 from joex.http.models import Name
 
@@ -55,10 +55,10 @@ async def refuse_unknown_parameters(request: Request) -> None:
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            mend = f"known are {', '.join(known)}" if known else "this call has none"
-            raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{cut(name)}: there is no such parameter: {mend}")
+            fix = f"known are {', '.join(known)}" if known else "this call has none"
+            raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{cut(name)}: there is no such parameter: {fix}")
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def refusals(*statuses: int) -> Answers:
     """The documented errors of a call that changes something: those of `joex.http.auth`, and its own."""
     return problems(401, 403, 413, 415, *statuses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,6 +30,10 @@ _MEANINGS = {
 }
 
 
+Answers: TypeAlias = dict[int | str, dict[str, Any]]
+"""The documentation of answers, by their status."""
+
+
 class Problem(BaseModel):
     """Why a call failed."""
 
@@ -43,7 +47,7 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
     return JSONResponse({"detail": text}, status, headers)
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int) -> Answers:
     """The documentation of the errors that a call can answer with."""
     return {status: {"model": Problem, "description": _MEANINGS[status]} for status in statuses}
 

@@ -47,7 +47,7 @@ async def info_version(executor: TheExecutor) -> Version:
     return Version(_VERSION, executor.app_id)
 
 
-@routes.post("/api/v1/notify", dependencies=CHANGING, responses=refusals(400, 503))
+@routes.post("/api/v1/notify", dependencies=CHANGING, responses=refusals(503))
 async def notify(
     executor: TheExecutor,
     client: TheClient,

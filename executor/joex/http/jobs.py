@@ -19,7 +19,7 @@ from joex.http.models import MOST_AT_ONCE, ArgsBody, JobberBody, JobBody, Name, 
 from joex.store.jobs import Job, LogEntry
 from joex.store.listing import Filter, check_cursor, list_jobs
 
-routes = APIRouter(tags=["jobs"])
+routes = APIRouter(tags=["jobs"], responses=problems(503))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class JobberAnswer(BaseModel):
     "/api/v1/jobs",
     status_code=status.HTTP_201_CREATED,
     dependencies=CHANGING,
-    responses=refusals(400, 503)
+    responses=refusals()
     | {200: {"model": Submitted, "description": "Skipped: an unfinished job has the same tracker"}},
 )
 async def submit_job(body: JobBody, client: TheClient, response: Response) -> Submitted:
@@ -90,12 +90,7 @@ async def submit_job(body: JobBody, client: TheClient, response: Response) -> Su
     return Submitted(job_id, skipped=job_id is None)
 
 
-@routes.post(
-    "/api/v1/jobs/many",
-    status_code=status.HTTP_201_CREATED,
-    dependencies=CHANGING,
-    responses=refusals(400, 503),
-)
+@routes.post("/api/v1/jobs/many", status_code=status.HTTP_201_CREATED, dependencies=CHANGING, responses=refusals())
 async def submit_jobs(
     body: Annotated[list[JobBody], Body(max_length=MOST_AT_ONCE)], client: TheClient
 ) -> SubmittedMany:
@@ -103,7 +98,7 @@ async def submit_jobs(
     return SubmittedMany(await client.submit_many([_checked(nr, one) for nr, one in enumerate(body)]))
 
 
-@routes.get("/api/v1/jobs", responses=problems(400, 503))
+@routes.get("/api/v1/jobs")
 async def read_jobs(
     client: TheClient,
     *,
@@ -114,14 +109,14 @@ async def read_jobs(
     cursor: Annotated[str | None, Query(description="the 'next' of the previous page", max_length=4000)] = None,
     limit: Limit = 100,
 ) -> JobPage:
-    """List jobs: running ones, runnable ones group by group, those that are not due yet, and finished ones."""
+    """List jobs: running ones, runnable ones group by group, jobs that are not due yet, and finished ones."""
     check_cursor(cursor)
     async with client.using() as connection:
         page = await list_jobs(connection, Filter(queue, group, task, state), cursor, limit)
     return JobPage(page.jobs, page.next)
 
 
-@routes.get("/api/v1/job/{job_id}", responses=problems(400, 404, 503))
+@routes.get("/api/v1/job/{job_id}", responses=problems(404))
 async def read_job(
     client: TheClient,
     job_id: UUID,
@@ -135,7 +130,7 @@ async def read_job(
         return JobAndLog(job, await client.log(job_id, after=after, connection=connection))
 
 
-@routes.get("/api/v1/job/{job_id}/why", responses=problems(400, 404, 503))
+@routes.get("/api/v1/job/{job_id}/why", responses=problems(404))
 async def why_not(client: TheClient, job_id: UUID) -> list[WhyNot]:
     """Explain why a job is not running: the reasons that block it, then its place in line."""
     reasons = await client.why(job_id)
@@ -147,7 +142,7 @@ async def why_not(client: TheClient, job_id: UUID) -> list[WhyNot]:
 @routes.post(
     "/api/v1/job/{job_id}/cancel",
     dependencies=CHANGING,
-    responses=refusals(400, 404, 409, 503) | {202: {"model": Cancelled, "description": "Its run is asked to end"}},
+    responses=refusals(404, 409) | {202: {"model": Cancelled, "description": "Its run is asked to end"}},
 )
 async def cancel_job(client: TheClient, job_id: UUID, response: Response) -> Cancelled:
     """Cancel a job."""
@@ -162,7 +157,7 @@ async def cancel_job(client: TheClient, job_id: UUID, response: Response) -> Can
     return Cancelled("cancelled")
 
 
-@routes.post("/api/v1/job/{job_id}/priority", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
+@routes.post("/api/v1/job/{job_id}/priority", dependencies=CHANGING, responses=refusals(404, 409))
 async def change_priority(client: TheClient, job_id: UUID, body: PriorityBody) -> Done:
     """Change the priority of a waiting job."""
     if not await client.set_priority(job_id, body.priority):
@@ -170,7 +165,7 @@ async def change_priority(client: TheClient, job_id: UUID, body: PriorityBody) -
     return Done(f"the priority is {body.priority}")
 
 
-@routes.post("/api/v1/job/{job_id}/args", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
+@routes.post("/api/v1/job/{job_id}/args", dependencies=CHANGING, responses=refusals(404, 409))
 async def change_args(client: TheClient, job_id: UUID, body: ArgsBody) -> Done:
     """Replace all arguments of a waiting job."""
     if not await client.set_args(job_id, body.args):
@@ -178,7 +173,7 @@ async def change_args(client: TheClient, job_id: UUID, body: ArgsBody) -> Done:
     return Done("the arguments are changed")
 
 
-@routes.delete("/api/v1/job/{job_id}", dependencies=CHANGING, responses=refusals(400, 404, 503))
+@routes.delete("/api/v1/job/{job_id}", dependencies=CHANGING, responses=refusals(404))
 async def delete_job(client: TheClient, job_id: UUID) -> Done:
     """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
     if await client.remove(job_id) == "not_found":
@@ -186,7 +181,7 @@ async def delete_job(client: TheClient, job_id: UUID) -> Done:
     return Done("the job is removed now, or when its run has ended")
 
 
-@routes.post("/api/v1/job/{job_id}/retry", dependencies=CHANGING, responses=refusals(400, 404, 409, 503))
+@routes.post("/api/v1/job/{job_id}/retry", dependencies=CHANGING, responses=refusals(404, 409))
 async def retry_job(client: TheClient, job_id: UUID) -> Done:
     """Run a failed or cancelled job again, or a stuck one now."""
     if not await client.retry(job_id):
@@ -195,14 +190,10 @@ async def retry_job(client: TheClient, job_id: UUID) -> Done:
 
 
 @routes.post(
-    "/jobber/queue",
-    tags=["jobber"],
-    status_code=status.HTTP_201_CREATED,
-    dependencies=CHANGING,
-    responses=refusals(400, 503),
+    "/jobber/queue", tags=["jobber"], status_code=status.HTTP_201_CREATED, dependencies=CHANGING, responses=refusals()
 )
 async def submit_by_type(body: JobberBody, client: TheClient) -> JobberAnswer:
-    """Submit a job as Jobber does: the type names the task, and a queue of its own."""
+    """Submit a job as Jobber does: the type names both the task and the queue."""
     job_id = await client.submit(body.type, body.args, queue=body.type)
     return JobberAnswer.model_validate({"job-id": job_id})
 

@@ -5,7 +5,7 @@ Ids may be any values, so they are in the body, and all calls are POST.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request, Response, status
@@ -17,12 +17,12 @@ from joex.client.keyed_jobs import KeyedJobs
 from joex.client.keyed_model import JobState, KeyedJob, keyed_job
 from joex.errors import JobExists
 from joex.http.dependencies import CHANGING, TheClient, refusals
-from joex.http.errors import Problem, problem
+from joex.http.errors import Answers, Problem, problem
 from joex.http.values import Shown
 from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
 
-routes = APIRouter(tags=["keyed jobs"])
+routes = APIRouter(tags=["keyed jobs"], dependencies=CHANGING, responses=refusals(503))
 
 
 async def _jobs(request: Request) -> KeyedJobs:
@@ -100,12 +100,11 @@ class ActiveIds(BaseModel):
     ids: list[Shown]
 
 
-_Documented: TypeAlias = dict[int | str, dict[str, Any]]
-_CONFLICT: _Documented = {
+_CONFLICT: Answers = {
     409: {"model": Refusal, "description": "The run has lost its job, or must stop: the answer says which"}
 }
-_NOT_FOUND: _Documented = {404: {"model": Refusal, "description": "There is no such job"}}
-RUN_REFUSALS = refusals(400, 503) | _CONFLICT
+_NOT_FOUND: Answers = {404: {"model": Refusal, "description": "There is no such job"}}
+RUN_REFUSALS = refusals() | _CONFLICT
 """The documented errors of a call that a run makes."""
 
 _WORDS = {
@@ -142,8 +141,7 @@ async def named(client: Client, body: JobNameBody) -> tuple[Any, Any] | None:
     "/api/v1/keyed/add",
     status_code=status.HTTP_201_CREATED,
     response_model=Added,
-    dependencies=CHANGING,
-    responses=refusals(400, 503) | {409: {"model": Problem, "description": "The type has a job with this id"}},
+    responses={409: {"model": Problem, "description": "The type has a job with this id"}},
 )
 async def add_job(body: AddBody, jobs: TheJobs) -> Added | Response:
     """Add a job. It stays until you remove it, even when it is finished."""
@@ -162,30 +160,21 @@ async def add_job(body: AddBody, jobs: TheJobs) -> Added | Response:
     return Added(job=job)
 
 
-@routes.post(
-    "/api/v1/keyed/remove", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
-)
+@routes.post("/api/v1/keyed/remove", response_model=Ok, responses=_NOT_FOUND)
 async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
     """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
     name = await named(client, body)
     return answered("not_found" if name is None else await jobs.remove(*name))
 
 
-@routes.post(
-    "/api/v1/keyed/cancel", response_model=Ok, dependencies=CHANGING, responses=refusals(400, 503) | _NOT_FOUND
-)
+@routes.post("/api/v1/keyed/cancel", response_model=Ok, responses=_NOT_FOUND)
 async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
     """Cancel a job: it is finished now, or when its run has stopped. It stays, and you can resubmit it."""
     name = await named(client, body)
     return answered("not_found" if name is None else await jobs.cancel(*name))
 
 
-@routes.post(
-    "/api/v1/keyed/resubmit",
-    response_model=Ok,
-    dependencies=CHANGING,
-    responses=refusals(400, 503) | _NOT_FOUND | _CONFLICT,
-)
+@routes.post("/api/v1/keyed/resubmit", response_model=Ok, responses=_NOT_FOUND | _CONFLICT)
 async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
     """Run a job once more. A running job runs again when its run ends; the run itself may ask for it."""
     name = await named(client, body)
@@ -194,13 +183,7 @@ async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient) -> 
     return answered(await jobs.resubmit(*name, body.lock_id))
 
 
-@routes.post(
-    "/api/v1/keyed/get",
-    response_model=ShownJob,
-    response_model_exclude_unset=True,
-    dependencies=CHANGING,
-    responses=refusals(400, 503) | _NOT_FOUND,
-)
+@routes.post("/api/v1/keyed/get", response_model=ShownJob, response_model_exclude_unset=True, responses=_NOT_FOUND)
 async def get_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> ShownJob | Response:
     """Read a job."""
     name = await named(client, body)
@@ -210,13 +193,7 @@ async def get_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> 
     return _shown(job)
 
 
-@routes.post(
-    "/api/v1/keyed/list",
-    response_model=JobsOfType,
-    response_model_exclude_unset=True,
-    dependencies=CHANGING,
-    responses=refusals(400, 503),
-)
+@routes.post("/api/v1/keyed/list", response_model=JobsOfType, response_model_exclude_unset=True)
 async def list_keyed_job(body: ListBody, jobs: TheJobs) -> JobsOfType:
     """List the jobs of a type in the order of their ids."""
     after = {"after": body.after} if "after" in body.model_fields_set else {}
@@ -224,14 +201,14 @@ async def list_keyed_job(body: ListBody, jobs: TheJobs) -> JobsOfType:
     return JobsOfType(jobs=[_shown(job) for job in found[: body.limit]], more=len(found) > body.limit)
 
 
-@routes.post("/api/v1/keyed/count", dependencies=CHANGING, responses=refusals(400, 503))
+@routes.post("/api/v1/keyed/count")
 async def count_keyed_job(body: CountBody, jobs: TheJobs) -> Counts:
     """Count the jobs of a type."""
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     return Counts(**await jobs.count(body.type, **limit))
 
 
-@routes.post("/api/v1/keyed/active", dependencies=CHANGING, responses=refusals(400, 503))
+@routes.post("/api/v1/keyed/active")
 async def list_active_jobs(body: TypeBody, jobs: TheJobs) -> ActiveIds:
     """List the ids of the running jobs of a type."""
     return ActiveIds(ids=await jobs.active(body.type))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Annotated, NoReturn
 from uuid import UUID
 
 from fastapi import APIRouter, HTTPException, Path, Query, status
@@ -19,16 +19,18 @@ from joex.client.periodic import check_timer
 from joex.core.duration import format_duration
 from joex.errors import InvalidJob, NotYours
 from joex.http.dependencies import CHANGING, Done, Limit, TheClient, refusals
-from joex.http.errors import Problem, problems
+from joex.http.errors import Answers, Problem, problems
 from joex.http.models import Body, Name, WorkBody
 from joex.store.periodic import PeriodicTask
 
 routes = APIRouter(tags=["periodic tasks"])
 
 _TIMERS = ["Mon..Fri 08:00", "*:0/10", "30 2 * * 1-5"]
-_Documented: TypeAlias = dict[int | str, dict[str, Any]]
-_NOT_FOUND: _Documented = {404: {"model": Problem, "description": "There is no such periodic task."}}
-_NOT_YOURS: _Documented = {409: {"model": Problem, "description": "It has another owner, which the detail names."}}
+_NOT_FOUND: Answers = {404: {"model": Problem, "description": "There is no such periodic task."}}
+_NOT_YOURS: Answers = {409: {"model": Problem, "description": "It has another owner, which the detail names."}}
+_NOT_RUN: Answers = {
+    409: {"model": Problem, "description": "Its last job is not finished; or it belongs to Joex, and creates no jobs."}
+}
 _FORCE = "; or add any_owner=true"
 
 Id = Annotated[Name, Path(description="its id, which may contain slashes")]
@@ -95,7 +97,7 @@ class TimerBody(Body):
     zone: str = Field("UTC", description="the time zone of a timer that names none", examples=["Europe/Zurich"])
 
 
-@routes.get("/api/v1/periodic", responses=problems(400, 503))
+@routes.get("/api/v1/periodic", responses=problems(503))
 async def list_periodic_tasks(
     client: TheClient,
     owner: Annotated[Name | None, Query(description="only of this owner")] = None,
@@ -108,7 +110,7 @@ async def list_periodic_tasks(
     return TaskPage(page, page[-1].id if len(found) > limit else None)
 
 
-@routes.get("/api/v1/periodic/{task_id:path}", responses=problems(400, 503) | _NOT_FOUND)
+@routes.get("/api/v1/periodic/{task_id:path}", responses=problems(503) | _NOT_FOUND)
 async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
     """Read a periodic task."""
     task = await client.periodic.get(task_id)
@@ -117,7 +119,7 @@ async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
     return _shown(task)
 
 
-@routes.put("/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(400, 503) | _NOT_YOURS)
+@routes.put("/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_YOURS)
 async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) -> Done:
     """Create a periodic task, or replace the one with this id."""
     with _owned():
@@ -126,9 +128,7 @@ async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) 
 
 
 @routes.patch(
-    "/api/v1/periodic/{task_id:path}",
-    dependencies=CHANGING,
-    responses=refusals(400, 503) | _NOT_FOUND | _NOT_YOURS,
+    "/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
 )
 async def enable_periodic_task(
     client: TheClient, task_id: Id, body: EnabledBody, *, any_owner: AnyOwner = False
@@ -143,9 +143,7 @@ async def enable_periodic_task(
 
 
 @routes.delete(
-    "/api/v1/periodic/{task_id:path}",
-    dependencies=CHANGING,
-    responses=refusals(400, 503) | _NOT_FOUND | _NOT_YOURS,
+    "/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
 )
 async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: AnyOwner = False) -> Done:
     """Remove a periodic task; its jobs stay."""
@@ -160,14 +158,7 @@ async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: Any
     "/api/v1/periodic/{task_id:path}",
     status_code=status.HTTP_201_CREATED,
     dependencies=CHANGING,
-    responses=refusals(400, 503)
-    | _NOT_FOUND
-    | {
-        409: {
-            "model": Problem,
-            "description": "Its last job is not finished; or it belongs to Joex, and creates no jobs.",
-        }
-    },
+    responses=refusals(503) | _NOT_FOUND | _NOT_RUN,
 )
 async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
     """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled."""
@@ -180,7 +171,7 @@ async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
     return Ran(job)
 
 
-@routes.post("/api/v1/calevent/check", dependencies=CHANGING, responses=refusals(400))
+@routes.post("/api/v1/calevent/check", dependencies=CHANGING, responses=refusals())
 def check_calendar_event(body: TimerBody) -> TimerAnswer:
     """Explain a timer, with its next times. A wrong timer gets an answer too, without success."""
     try:
@@ -192,12 +183,12 @@ def check_calendar_event(body: TimerBody) -> TimerAnswer:
 
 
 @contextmanager
-def _owned(mend: str = "") -> Iterator[None]:
+def _owned(fix: str = "") -> Iterator[None]:
     """Answer for a periodic task of another owner."""
     try:
         yield
     except NotYours as error:
-        raise HTTPException(status.HTTP_409_CONFLICT, f"{error}{mend}") from error
+        raise HTTPException(status.HTTP_409_CONFLICT, f"{error}{fix}") from error
 
 
 def _shown(task: PeriodicTask) -> ShownTask:

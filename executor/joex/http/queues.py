@@ -20,7 +20,7 @@ from joex.store.jobs import Job, LogEntry, latest_log
 from joex.store.listing import Filter, list_held, list_jobs, list_queued
 from joex.store.stats import GroupSetting, GroupStats, QueueStats
 
-routes = APIRouter(tags=["queues"])
+routes = APIRouter(tags=["queues"], responses=problems(503))
 
 _ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
 _LINES = 50
@@ -38,7 +38,7 @@ class JobWithLog(Job):
 class QueueState:
     """The state of the queue at a time, ``now``, as Docspell orders it.
 
-    ``progress``: the jobs that executors hold, in the order in which they started, then those that are about to start;
+    ``progress``: the jobs that executors hold, in the order in which they started, and then jobs about to start;
     ``queued``: waiting jobs, the oldest first; ``completed``: finished jobs, the latest first.
     """
 
@@ -50,7 +50,7 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups with unfinished jobs, the largest first, and groups with settings of their own."""
+    """Groups with unfinished jobs, the largest first, and groups that have settings."""
 
     groups: list[GroupStats]
     settings: list[GroupSetting]
@@ -70,7 +70,7 @@ class Stats:
     queues: list[QueueStats]
 
 
-@routes.get("/api/v1/queue/state", responses=problems(400, 503))
+@routes.get("/api/v1/queue/state")
 async def queue_state(
     client: TheClient, queue: QueueFilter = None, group: GroupFilter = None, limit: Limit = 50
 ) -> QueueState:
@@ -85,14 +85,14 @@ async def queue_state(
     return QueueState(now, progress, waiting, completed)
 
 
-@routes.get("/api/v1/stats", responses=problems(503))
+@routes.get("/api/v1/stats")
 async def queue_stats(client: TheClient) -> Stats:
     """Count the unfinished jobs of each queue, and show how its groups share the slots."""
     async with client.using() as connection:
         return Stats(await stats.shared_queue_stats(connection))
 
 
-@routes.get("/api/v1/groups", responses=problems(400, 503))
+@routes.get("/api/v1/groups")
 async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit = 100) -> Groups:
     """List groups: their unfinished jobs and their settings."""
     async with client.using() as connection:
@@ -101,7 +101,7 @@ async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit
         )
 
 
-@routes.post("/api/v1/groups/{group:path}", dependencies=CHANGING, responses=refusals(400, 503))
+@routes.post("/api/v1/groups/{group:path}", dependencies=CHANGING, responses=refusals())
 async def set_group(client: TheClient, group: Annotated[Name, Path()], body: GroupBody) -> Done:
     """Change the settings of a group in a queue; they apply at once."""
     async with client.using() as connection:
@@ -111,7 +111,7 @@ async def set_group(client: TheClient, group: Annotated[Name, Path()], body: Gro
     return Done(f"the settings of group {group!r} in queue {body.queue!r} are changed")
 
 
-@routes.get("/api/v1/executors", responses=problems(400, 503))
+@routes.get("/api/v1/executors")
 async def list_executors(
     client: TheClient,
     *,

@@ -42,8 +42,8 @@ async def serve(api: FastAPI, listener: socket.socket) -> None:
     finally:
         api.state.closing.set()
         server.should_exit = True
-        # Also where this is cancelled again: a socket that is closed while the loop still has it in its selector would
-        # give its number to the next connection, which then hears nothing.
+        # Also when this is cancelled again: a socket that is closed while the loop still has it in its selector would
+        # give its number to the next connection, which would then get no events.
         while not serving.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([serving])

@@ -127,7 +127,7 @@ class AddBody(TypeBody):
     id: Value = Field(description="its id, unique within the type")
     opts: NewOpts = Field(default_factory=NewOpts)
     group: Name | None = Field(None, description="the tenant; null: all jobs of the type are one group")
-    queue: Name | None = Field(None, description="the queue; null: the type has one of its own")
+    queue: Name | None = Field(None, description="the queue; null: a separate queue for the type")
     subject: Text | None = Field(None, description="what the job is about; Joex only shows it; null: its id")
     submitter: Text = Field("", description="the submitter; Joex only shows it")
 

@@ -23,7 +23,7 @@ from joex.store import keyed, runs
 from joex.store.errors import translated
 from joex.store.statement import Connection
 
-routes = APIRouter(tags=["workers"])
+routes = APIRouter(tags=["workers"], responses=problems(503))
 
 _ENDED = ("success", "failed", "stuck")
 
@@ -58,7 +58,7 @@ class Timeouts(BaseModel):
     response_model=Accepted,
     response_model_exclude_unset=True,
     dependencies=CHANGING,
-    responses=refusals(400, 503) | {204: {"description": "There is no job now"}},
+    responses=refusals() | {204: {"description": "There is no job now"}},
 )
 async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accepted | Response:
     """Take the next job of a type, to run it yourself.
@@ -130,13 +130,13 @@ async def give_back_job(body: RunBody, jobs: TheJobs, client: TheClient) -> Ok |
     return answered("worker_conflict" if name is None else await jobs.give_back(*name, body.lock_id))
 
 
-@routes.get("/api/v1/timeouts", responses=problems(503))
+@routes.get("/api/v1/timeouts")
 async def list_timeouts(jobs: TheJobs) -> Timeouts:
     """List the timeouts of types."""
     return Timeouts(timeouts=[_timeout(one) for one in await jobs.timeouts()])
 
 
-@routes.post("/api/v1/timeouts", dependencies=CHANGING, responses=refusals(400, 503))
+@routes.post("/api/v1/timeouts", dependencies=CHANGING, responses=refusals())
 async def set_timeout(body: TimeoutBody, jobs: TheJobs) -> Done:
     """Set when Joex puts back runs of a type, so that others may take the jobs. Applies to runs that begin later."""
     await jobs.set_timeout(body.type, activity=body.activity, visibility=body.visibility)

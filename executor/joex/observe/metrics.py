@@ -87,8 +87,8 @@ class Metrics:
         )
         self._repeated = self._counter(
             "joex_periodic_decisions",
-            "Times at which a periodic task was due, by what this executor made of it: submitted, started (Joex's "
-            "own work), overlapping (its job before is not finished), late (missed by more than its starting "
+            "Times at which a periodic task was due, by what this executor decided: submitted, started (Joex's "
+            "own work), overlapping (its previous job is not finished), late (missed by more than its starting "
             "deadline), refused, trouble (tried again).",
             "outcome",
         )

@@ -29,7 +29,6 @@ _INT32 = 2**31
 
 _TIME = {"type": "string", "format": "date-time"}
 _COUNT = {"type": "integer", "format": "int32"}
-_CONDITION_STATUS = ("True", "False", "Unknown")
 
 
 def pool_crd() -> dict[str, Any]:
@@ -71,9 +70,8 @@ def periodic_crd() -> dict[str, Any]:
             _column("Timer", "string", ".spec.timer", "when it submits a job"),
             _column("Zone", "string", ".spec.timeZone", "time zone of the timer", wide=True),
             _column("Suspended", "boolean", ".spec.suspend", "whether it submits no jobs"),
-            _column(
-                "Next", "string", ".status.nextRun", "when it is due next"
-            ),  # kubectl shows a future date as invalid
+            # No date: kubectl shows one in the future as invalid.
+            _column("Next", "string", ".status.nextRun", "when it is due next"),
             _column("Last", "date", ".status.lastRun", "how long ago it was due last"),
             _column("Outcome", "string", ".status.lastOutcome", "outcome of that time"),
             _column("Job", "string", ".status.lastJob.state", "state of the latest job", wide=True),
@@ -169,7 +167,7 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> di
 
 
 def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with its references resolved. Keywords beside a reference are of this field, and win."""
+    """The schema with its references resolved. Keywords beside a reference belong to the field itself, and win."""
     flat = dict(schema)
     if "anyOf" in flat:
         (only,) = [option for option in flat.pop("anyOf") if option != {"type": "null"}]
@@ -208,7 +206,7 @@ _CONDITIONS = {
         "required": ["type", "status", "lastTransitionTime", "reason", "message"],
         "properties": {
             "type": {"type": "string", "maxLength": 316},
-            "status": {"type": "string", "enum": list(_CONDITION_STATUS)},
+            "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
             "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
             "lastTransitionTime": _TIME,
             "reason": {"type": "string", "minLength": 1, "maxLength": 1024},

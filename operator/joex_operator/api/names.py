@@ -71,20 +71,15 @@ def selector(pool: str) -> str:
     return f"{POOL_LABEL}={pool}"
 
 
-def pool_labels(pool: str) -> dict[str, str]:
-    """The labels of all objects of a pool."""
+def slot_labels(pool: str, index: int) -> dict[str, str]:
+    """The labels of a slot's Deployment and pods."""
     return {
         "app.kubernetes.io/name": "joex",
         "app.kubernetes.io/component": "executor",
         "app.kubernetes.io/instance": pool,
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
-        POOL_LABEL: pool,
+        **slot_selector(pool, index),
     }
-
-
-def slot_labels(pool: str, index: int) -> dict[str, str]:
-    """The labels of a slot's Deployment and pods."""
-    return {**pool_labels(pool), SLOT_LABEL: slot_name(pool, index)}
 
 
 def slot_selector(pool: str, index: int) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""Executors on Kubernetes: the only room that speaks to the Kubernetes API.
+"""Executors on Kubernetes: the only package that uses the Kubernetes API.
 
 ::
 
     command.py  settings.py -> operator.py (one process)         probes.py  /healthz /readyz /metrics
     leader_election.py  the Lease                                bootstrap_pools.py  the chart's pools
-    kopf_watches.py     watches, and a list of everything now and then -> cache.py
+    kopf_watches.py     watches, and a periodic list of everything -> cache.py
     watch_session.py    the HTTP session of those watches
     fleet.py            `joex_operator.control.fleet.Fleet` on top of cache.py, secrets.py, event_recorder.py
     kubernetes_api.py   requests and their errors

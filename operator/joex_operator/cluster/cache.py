@@ -60,7 +60,7 @@ class Indexer(Generic[Observed]):
         return one
 
     def drop(self, body: Body) -> Observed:
-        """Remove a deleted object; returns its last state."""
+        """Remove a deleted object; returns its last state. Its uid is kept, so that an older list can't revive it."""
         now = time.monotonic()
         self._dropped[body["metadata"]["uid"]] = now
         while len(self._dropped) > _MOST_REMEMBERED or next(iter(self._dropped.values())) < now - _REMEMBERED_FOR:
@@ -73,7 +73,7 @@ class Indexer(Generic[Observed]):
         return self._by_pool.get((namespace, pool), {}).values()
 
     def replace(self, bodies: Iterable[Body], listed_at: int, namespace: str) -> set[Key]:
-        """Take the list of all objects of a namespace ("": of all) at a version; returns the pools that changed."""
+        """Apply a list of all objects of a namespace ("": of the cluster) at a version; returns the changed pools."""
         changed, there = set(), set()
         for body in bodies:
             key = _key(body)

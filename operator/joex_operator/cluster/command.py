@@ -7,14 +7,15 @@ import logging
 from functools import partial
 
 from joex.cli.flags import with_settings
+from joex.config import load
 from joex.observe.log_lines import capture_logging
-from joex_operator.cluster.settings import OperatorSettings, load_operator_settings
+from joex_operator.cluster.settings import OperatorSettings
 
 _PANEL = "Settings: a flag, or JOEX_OPERATOR_<FLAG> in the environment"
 
 
 @partial(with_settings, model=OperatorSettings, panel=_PANEL)
-def operator(*, flags: dict[str, str]) -> None:
+def operator(*, flags: dict[str, str | None]) -> None:
     """Run the Kubernetes operator, which adds and removes executors.
 
     It watches JoexPool and PeriodicTask objects and the queues of their databases. Of several operators one leads.
@@ -23,7 +24,7 @@ def operator(*, flags: dict[str, str]) -> None:
 
     from joex_operator.cluster.operator import run  # noqa: PLC0415 - kopf and kubernetes are slow to import
 
-    settings = load_operator_settings(flags)
+    settings = load(OperatorSettings, flags)
     capture_logging(settings)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     # In a thread kopf warns that it handles no signals, as intended.

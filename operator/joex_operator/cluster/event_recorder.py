@@ -6,11 +6,12 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from joex_operator.api.names import API_VERSION, FIELD_MANAGER
 from joex_operator.api.objects import Ref
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
+from joex_operator.cluster.kubernetes_api import ApiError, Conflict, KubernetesApi, NotFound, path_of
 from joex_operator.decide.events import Event
 
 _log = logging.getLogger("joex.operator")
@@ -46,12 +47,8 @@ class EventRecorder:
         while len(self._counts) > _MOST_REMEMBERED:
             self._counts.popitem(last=False)
         if count > 1:
-            try:
+            with suppress(NotFound):  # the API server deletes Events after an hour
                 await self._api.patch(path_of(ref.namespace, "events", name), {"count": count, "lastTimestamp": now})
-            except ApiError as error:
-                if not error.is_missing:  # the API server deletes Events after an hour
-                    raise
-            else:
                 return
         await self._create(ref, event, name, message, now)
 
@@ -77,8 +74,5 @@ class EventRecorder:
             "reportingComponent": FIELD_MANAGER,
             "reportingInstance": self._identity,
         }
-        try:
+        with suppress(Conflict):  # another process has written it before
             await self._api.create(path_of(ref.namespace, "events"), body)
-        except ApiError as error:
-            if not error.is_conflict:  # another process has written it before
-                raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from joex_operator.api.names import FIELD_MANAGER, SLOT_LABEL
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.cluster.cache import Body, Cache, Key, version
 from joex_operator.cluster.event_recorder import EventRecorder
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
+from joex_operator.cluster.kubernetes_api import Conflict, KubernetesApi, NotFound, path_of
 from joex_operator.cluster.secrets import Secrets
 from joex_operator.control.fleet import FleetError
 from joex_operator.decide import manifests, observed
@@ -17,6 +18,8 @@ from joex_operator.decide.events import Event
 from joex_operator.decide.slots import Slot
 
 _PATHS = {"JoexPool": "joexpools", "PeriodicTask": "periodictasks"}
+_GONE = (NotFound, Conflict)
+"""The errors when the object is gone, or another one has its name: each change names the uid that it is meant for."""
 
 
 class ClusterFleet:
@@ -51,9 +54,7 @@ class ClusterFleet:
             made: Body = await self._api.create(
                 path_of(pool.namespace, "deployments"), manifest, fieldManager=FIELD_MANAGER
             )
-        except ApiError as error:
-            if not error.is_conflict:
-                raise
+        except Conflict:
             made = await self._find_own(pool, manifest["metadata"]["name"])
         self.cache.deployments.put(made)
 
@@ -68,36 +69,22 @@ class ClusterFleet:
     async def delete(self, pool: Pool, slot: str, uid: str) -> None:
         """See `Fleet.delete`. In the foreground: the Deployment goes after its pods."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Foreground"}
-        try:
+        with suppress(*_GONE):
             left = await self._api.delete(path_of(pool.namespace, "deployments", slot), options)
-        except ApiError as error:
-            if not (error.is_missing or error.is_conflict):
-                raise
-            return
-        if left.get("kind") == "Deployment":
-            self.cache.deployments.put(left)
+            if left.get("kind") == "Deployment":
+                self.cache.deployments.put(left)
 
     async def update(self, pool: Pool, slot: str, uid: str) -> None:
         """See `Fleet.update`."""
         body = {"metadata": {"uid": uid}, "spec": {"replicas": 1}}
-        try:
-            changed = await self._api.patch(
-                path_of(pool.namespace, "deployments", slot), body, fieldManager=FIELD_MANAGER
-            )
-        except ApiError as error:
-            if not (error.is_missing or error.is_conflict):
-                raise
-            return
-        self.cache.deployments.put(changed)
+        path = path_of(pool.namespace, "deployments", slot)
+        with suppress(*_GONE):
+            self.cache.deployments.put(await self._api.patch(path, body, fieldManager=FIELD_MANAGER))
 
     async def is_clear(self, pool: Pool, slot: str) -> bool:
         """See `Fleet.is_clear`."""
-        try:
+        with suppress(NotFound):
             await self._api.get(path_of(pool.namespace, "deployments", slot))
-        except ApiError as error:
-            if not error.is_missing:
-                raise
-        else:
             return False
         pods = await self._api.get(path_of(pool.namespace, "pods"), labelSelector=f"{SLOT_LABEL}={slot}")
         return all(observed.pod(body).has_ended for body in pods["items"])
@@ -118,11 +105,8 @@ class ClusterFleet:
         """See `Fleet.set_status`."""
         body = {"metadata": {"uid": ref.uid}, "status": _merge_patch(self.status(ref), status)}
         path = f"{path_of(ref.namespace, _PATHS[ref.kind], ref.name)}/status"
-        try:
+        with suppress(*_GONE):
             self.keep_status(await self._api.patch(path, body, fieldManager=FIELD_MANAGER))
-        except ApiError as error:
-            if not (error.is_missing or error.is_conflict):  # it is gone, or another object has its name
-                raise
 
     def keep_status(self, body: Body) -> bool:
         """Cache the status of an object from the API server; False: the cache has a newer version."""

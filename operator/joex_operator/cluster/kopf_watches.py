@@ -2,7 +2,7 @@
 
 It has kopf's event handlers only: other handlers write annotations and finalizers into the objects, and a finalizer
 blocks the deletion of a namespace when the operator goes first. kopf runs only while this operator leads, in a thread
-with an event loop of its own: when kopf ends, it cancels every task of its loop that is younger than itself.
+with its own event loop: when kopf ends, it cancels every task of its loop that is younger than itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import kopf
 from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
 from joex_operator.cluster.cache import version
 from joex_operator.cluster.fleet import ClusterFleet
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, Object, describe, path_of
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, Object, describe, path_of
 from joex_operator.cluster.watch_session import WatchSession
 from joex_operator.control.controller import PERIODIC, POOL, Controller
 from joex_operator.decide.observed import ObservedDeployment, ObservedPod
@@ -34,7 +34,7 @@ _STREAM = 600
 """Seconds after which each watch is renewed. The API server takes whole numbers only."""
 _TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)
 """Seconds between tries to reach the API server. A longer back-off would outlast most outages."""
-_LOOK_FOR_CRDS_EVERY = 2.0
+_CHECK_CRDS_EVERY = 2.0
 
 
 class KopfWatches:
@@ -73,17 +73,14 @@ class KopfWatches:
         """Wait until the API server serves the CRDs, which the chart may install at the same time."""
         logged = False
         while True:
-            try:
+            with suppress(NotFound):
                 known = await self._api.get(f"/apis/{GROUP}/{VERSION}")
                 if {one["name"] for one in known["resources"]} >= set(_OBJECTS):
                     return
-            except ApiError as error:
-                if not error.is_missing:
-                    raise
             if not logged:
                 logged = True
                 _log.warning("waiting for the CRDs of %s/%s: kubectl apply -f crds/", GROUP, VERSION)
-            await asyncio.sleep(_LOOK_FOR_CRDS_EVERY)
+            await asyncio.sleep(_CHECK_CRDS_EVERY)
 
     async def run(self) -> None:
         """Watch until cancelled.
@@ -111,12 +108,12 @@ class KopfWatches:
             why = "kopf has stopped"
             try:
                 asyncio.run(self._run_kopf(hand_over, stop))
-            except Exception as error:  # noqa: BLE001 - after any error the operator begins anew
+            except Exception as error:  # noqa: BLE001 - after any error the operator starts over
                 why = f"{type(error).__name__}: {describe(error)}"
                 _log.debug("kopf has failed", exc_info=True)
             finally:
                 with suppress(RuntimeError):  # the operator's loop has ended
-                    loop.call_soon_threadsafe(_settle, ended, why)
+                    loop.call_soon_threadsafe(ended.set_result, why)
 
         threading.Thread(target=run, name="joex kopf", daemon=True).start()
         return ended
@@ -187,11 +184,6 @@ class KopfWatches:
         manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
         if self._fleet.keep_status(manifest):  # a list may come after a newer event
             self._controller.put({key: value for key, value in manifest.items() if key != "status"})
-
-
-def _settle(future: asyncio.Future[str], why: str) -> None:
-    if not future.done():
-        future.set_result(why)
 
 
 def _handlers(session: WatchSession, hand_over: Callable[[str, kopf.RawEvent], None]) -> kopf.OperatorRegistry:

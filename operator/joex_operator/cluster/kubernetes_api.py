@@ -21,37 +21,26 @@ MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
 _WITHIN = 30.0
-_NOT_FOUND, _CONFLICT, _TOO_MANY, _LEAST_ERROR = 404, 409, 429, 400
+_TOO_MANY, _LEAST_ERROR = 429, 400
 _MOST_TRIES, _LONGEST_PAUSE = 4, 5.0
 """An API server that is busy, or that begins to serve a new kind, answers 429 with Retry-After."""
-
-
 _STRICT = range(79, 95)
 """OpenSSL's error codes of its strict mode for certificates, such as 92: a CA certificate without key usage."""
 
 
 class ApiError(FleetError):
-    """The API server refused a request, or is unreachable.
+    """The API server refused a request, or is unreachable."""
 
-    Attributes:
-        code: the HTTP status; 0: no answer came.
-        reason: the API server's word, such as ``AlreadyExists``.
-    """
 
-    def __init__(self, message: str, code: int = 0, reason: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
+class NotFound(ApiError):
+    """There is no such object."""
 
-    @property
-    def is_missing(self) -> bool:
-        """Whether there is no such object."""
-        return self.code == _NOT_FOUND
 
-    @property
-    def is_conflict(self) -> bool:
-        """Whether the object exists already, or has changed since it was read."""
-        return self.code == _CONFLICT
+class Conflict(ApiError):
+    """The object exists already, has changed since it was read, or has another uid than the request names."""
+
+
+_ERRORS: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict}
 
 
 class KubernetesApi:
@@ -98,7 +87,9 @@ class KubernetesApi:
             status, text, again_in = await self._send(method, path, query, body, headers)
         answer = _read(text)
         if status >= _LEAST_ERROR or answer is None:
-            raise _refusal(method, path, status, answer or {"message": text.decode(errors="replace")})
+            answer = answer or {"message": text.decode(errors="replace")}
+            message = " ".join(str(answer.get("message") or answer).split())
+            raise _ERRORS.get(status, ApiError)(f"{method} {path}: {message}")
         return answer
 
     async def _send(
@@ -135,11 +126,6 @@ def _read(text: bytes) -> Object | None:
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None
-
-
-def _refusal(method: str, path: str, code: int, answer: Mapping[str, Any]) -> ApiError:
-    message = " ".join(str(answer.get("message") or answer).split())
-    return ApiError(f"{method} {path}: {message}", code, str(answer.get("reason", "")))
 
 
 def path_of(namespace: str, kind: str, name: str = "") -> str:

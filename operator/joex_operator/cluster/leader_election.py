@@ -1,8 +1,8 @@
 """Leader election by a Lease: one operator leads, the others stand by.
 
 The algorithm is that of client-go: the leader renews the Lease; a standby that sees it unchanged for its whole
-duration, by the clock of its own process, may take it; a leader that can't renew it steps down before that. Safety does
-not depend on it, because each action is idempotent: two leaders would only disturb each other.
+duration, by its own clock, may take it; a leader that can't renew it steps down before that. Safety does not depend on
+it, because each action is idempotent: two leaders would only disturb each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from joex_operator.cluster.cache import Body
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
+from joex_operator.cluster.kubernetes_api import ApiError, Conflict, KubernetesApi, NotFound, path_of
 
 _log = logging.getLogger("joex.operator")
 
@@ -44,7 +44,7 @@ class LeaderElection:
         self._answered_at: float | None = None
         self._error = ""
         self.is_standby = False
-        """Another operator leads."""
+        """Whether another operator leads."""
 
     def problem(self) -> str | None:
         """Why the Lease was neither read nor renewed lately, in one line; None: it was."""
@@ -55,7 +55,7 @@ class LeaderElection:
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait until this operator leads, and run ``work`` while it does; returns when it leads no more.
 
-        Raises what ``work`` raises. At the end it releases the Lease, so that a standby need not wait for its end.
+        Raises what ``work`` raises. At the end it releases the Lease, so that a standby need not wait until it expires.
         """
         while not await self._try():  # noqa: ASYNC110 - the Lease is in the API server
             await asyncio.sleep(_TRY_EVERY)
@@ -100,11 +100,12 @@ class LeaderElection:
             elif self._is_free(lease):
                 body = {**lease, "spec": self._spec(lease.get("spec") or {})}
                 self._held = await self._api.replace(path_of(self._namespace, "leases", self._name), body)
+        except Conflict:
+            pass  # another operator was faster
         except ApiError as error:
-            if not error.is_conflict:  # another operator was faster
-                self._error = str(error)
-                _log.warning("the Lease: %s", error)
-                return False
+            self._error = str(error)
+            _log.warning("the Lease: %s", error)
+            return False
         self._answered_at = time.monotonic()
         self.is_standby = self._held is None
         return self._held is not None
@@ -112,10 +113,8 @@ class LeaderElection:
     async def _read(self) -> Body | None:
         try:
             return await self._api.get(path_of(self._namespace, "leases", self._name))
-        except ApiError as error:
-            if error.is_missing:
-                return None
-            raise
+        except NotFound:
+            return None
 
     def _is_free(self, lease: Body) -> bool:
         spec = lease.get("spec") or {}

@@ -33,11 +33,11 @@ _log = logging.getLogger("joex.operator")
 _FIRST_RESYNC_AFTER = 10.0
 """Seconds until the first resync: the watches never report deletions from before they began."""
 _QUERY_EVERY = 15.0
-_BEGIN_AGAIN_IN = 2.0
+_START_OVER_IN = 2.0
 _LONGEST_RECONCILE = 300.0
 _CONNECTIONS = 20
 _STOP_WITHIN = 7.0
-"""Seconds after SIGTERM: the release of the Lease may take five of them."""
+"""Seconds from SIGTERM to the exit: the release of the Lease may take five of them."""
 _LONGEST_UNREADY = 600.0
 """Seconds after which an operator that is not ready asks for a restart. After this time the kubelet restarts a
 container without a back-off."""
@@ -73,8 +73,8 @@ class Operator:
                     await self._election.lead(self._work)
                 except (FleetError, ExceptionGroup) as error:
                     self._failure = _one_line(error)
-                    _log.error("beginning anew: %s", self._failure)
-                await asyncio.sleep(_BEGIN_AGAIN_IN)
+                    _log.error("starting over: %s", self._failure)
+                await asyncio.sleep(_START_OVER_IN)
 
     def health(self) -> str | None:
         """Why a restart would help, in one line; None: it would not. A blocked event loop does not even answer."""
@@ -94,7 +94,7 @@ class Operator:
         return wrong
 
     def _not_at_work(self) -> str | None:
-        before = f"; it began anew after {self._failure}" if self._failure else ""
+        before = f"; it started over after {self._failure}" if self._failure else ""
         if self._watches is None:
             return None if self._election.is_standby or not before else f"does not lead{before}"
         if self._listed_at is None:
@@ -158,17 +158,17 @@ async def run(settings: OperatorSettings) -> None:
     async with _connected(settings) as client:
         running = asyncio.create_task(Operator(settings, client).run())
         loop = asyncio.get_running_loop()
-        told = asyncio.Event()
+        stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told.set)
-        waiting = asyncio.create_task(told.wait())
+            loop.add_signal_handler(number, stop.set)
+        waiting = asyncio.create_task(stop.wait())
         await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
         for task in (running, waiting):
             task.cancel()
         await asyncio.wait([running], timeout=_STOP_WITHIN)
         if not running.done():
-            # A cancellation that some library has swallowed: the loop's own end cancels all tasks once more.
-            _log.error("still at work %.0f s after the order to end: %s", _STOP_WITHIN, _where(asyncio.all_tasks()))
+            # A library has swallowed the cancellation. At its end, the loop cancels all tasks once more.
+            _log.error("still running %.0f s after the signal to stop: %s", _STOP_WITHIN, _where(asyncio.all_tasks()))
         elif not running.cancelled():
             running.result()
 

@@ -8,7 +8,7 @@ import time
 
 from joex.core.url import check_database_url
 from joex_operator.api.objects import Pool
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, path_of
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, path_of
 from joex_operator.control.fleet import UrlUnknown
 
 _KEPT_FOR = 300.0
@@ -32,9 +32,9 @@ class Secrets:
         field = f"spec.database: secret {ref.secret_name!r}"
         try:
             data = await self._read(pool.namespace, ref.secret_name)
+        except NotFound as error:
+            raise UrlUnknown("SecretMissing", f"{field} does not exist in namespace {pool.namespace!r}") from error
         except ApiError as error:
-            if error.is_missing:
-                raise UrlUnknown("SecretMissing", f"{field} does not exist in namespace {pool.namespace!r}") from error
             raise UrlUnknown("SecretUnreadable", f"{field}: {error}") from error
         if ref.secret_key not in data:
             self._forget(pool)

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from joex.config import Duration, split_address
-from joex.errors import ConfigError
+from joex.config import Address, Duration, Names
 
-PREFIX = "JOEX_OPERATOR_"
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-
-def _names(value: object) -> object:
-    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 class OperatorSettings(BaseSettings):
     """All settings."""
 
-    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        env_prefix="JOEX_OPERATOR_", extra="forbid", frozen=True
+    )
 
     namespace: str = Field("", description="namespace of the Lease; empty: that of the operator's pod, or 'default'")
-    namespaces: Annotated[list[str], NoDecode, BeforeValidator(_names)] = Field(
-        [], description="namespaces to watch, separated by commas; empty: the whole cluster"
-    )
+    namespaces: Names = Field([], description="namespaces to watch, separated by commas; empty: the whole cluster")
     image: str = Field("joex:latest", min_length=1, description="image of executors whose pool names none")
-    http_address: str = Field("127.0.0.1:7879", description="host:port of probes and metrics; empty: serve none")
+    http_address: Address = Field("127.0.0.1:7879", description="host:port of probes and metrics; empty: serve none")
     identity: str = Field("", description="name of this operator in the Lease; empty: its host's name")
     lease_name: str = Field("joex-operator", min_length=1, description="name of the Lease for leader election")
     poll_interval: Duration = Field(timedelta(seconds=15), description="reconcile each pool at least this often")
@@ -46,13 +38,6 @@ class OperatorSettings(BaseSettings):
     )
     log_format: str = Field("console", pattern="^(console|json)$", description="console or json")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
-
-    @field_validator("http_address")
-    @classmethod
-    def _check_address(cls, value: str) -> str:
-        if value and split_address(value) is None:
-            raise ValueError("expected host:port, such as 127.0.0.1:7879 or [::1]:7879")
-        return value
 
     @field_validator("poll_interval", "resync_period")
     @classmethod
@@ -72,25 +57,3 @@ class OperatorSettings(BaseSettings):
     def own_identity(self) -> str:
         """The name of this operator. In a pod it is the pod's: after a restart it need not wait for its own Lease."""
         return self.identity or socket.gethostname()
-
-
-def load_operator_settings(flags: Mapping[str, Any]) -> OperatorSettings:
-    """Read the settings from flags and the environment.
-
-    Raises:
-        ConfigError: one line that names the invalid setting and what is expected.
-    """
-    given = {name: value for name, value in flags.items() if value is not None}
-    try:
-        return OperatorSettings(**given)
-    except ValidationError as error:
-        raise ConfigError("; ".join(_problem(problem, given) for problem in error.errors())) from error
-
-
-def _problem(problem: Any, flags: Mapping[str, Any]) -> str:
-    name = str(problem["loc"][0])
-    variable = PREFIX + name.upper()
-    in_environment = any(key.upper() == variable for key in os.environ)
-    where = variable if in_environment and name not in flags else "--" + name.replace("_", "-")
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if "got" in message else f"{where}: {message}; got {problem['input']!r}"

@@ -45,7 +45,7 @@ class WatchSession:
             if wrong := self._wrong.get(path):
                 return f"the watch on {path}: {wrong}"
             if path not in self._live:
-                return f"the watch on {path} has not begun" + (f": {self._failure}" if self._failure else "")
+                return f"the watch on {path} has not started" + (f": {self._failure}" if self._failure else "")
         return None
 
     async def login(self) -> kopf.AiohttpSession:

@@ -39,7 +39,7 @@ POOL, PERIODIC = "JoexPool", "PeriodicTask"
 
 
 class Key(NamedTuple):
-    """What is reconciled at once: a pool, or (without a name) all periodic tasks of a namespace."""
+    """The unit of a reconcile: a pool, or (without a name) all periodic tasks of a namespace."""
 
     kind: str
     namespace: str
@@ -84,7 +84,7 @@ class Controller:
     def put(self, manifest: Mapping[str, Any]) -> None:
         """Add an object, or replace one that has changed."""
         ref = reference(manifest)
-        key, before = Key(ref.kind, ref.namespace, ref.name), None
+        key = Key(ref.kind, ref.namespace, ref.name)
         before, self._objects[key] = self._objects.get(key), manifest
         # A changed status, which this operator writes itself, is no reason to reconcile.
         if before is not None and _desired_state(before) == _desired_state(manifest):
@@ -127,7 +127,7 @@ class Controller:
         return time.monotonic() - min(self._under_way.values(), default=time.monotonic())
 
     async def run(self) -> None:
-        """Reconcile what is due."""
+        """Reconcile each key when it is due, until cancelled."""
         try:
             await self._queue.run(self._reconcile, _WORKERS)
         finally:

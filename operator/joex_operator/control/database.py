@@ -1,7 +1,6 @@
 """The databases of the pools: one set of connections for each URL, however many pools use it.
 
-In each database in use the operator submits the jobs of periodic tasks, because its pools may have no executor that
-would.
+In each database in use the operator submits the jobs of periodic tasks, because its pools may have no running executor.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from joex.core.lease import Mark, Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.notifications.listener import Listener
-from joex.store import periodic, pools, stats
+from joex.store import periodic, pools
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import NO_MESSAGE
 from joex.store.horizon import horizon
 from joex.store.migrate import check_schema, migrate
-from joex.store.stats import QueueStats, Shares
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.metrics import database_name
@@ -38,7 +36,7 @@ _log = logging.getLogger("joex.operator")
 _CONNECTIONS = 4
 _LISTEN_AGAIN_IN = 1.0
 _ASK_EVERY = 2.0
-_LINK_WITHIN = 10.0
+_CONNECT_WITHIN = 10.0
 _TRY_AGAIN_IN = 1.0
 
 OnNotification = Callable[[str, str], None]
@@ -91,7 +89,7 @@ class Database:
         """A connection to the database, which has this version's schema.
 
         Raises:
-            JoexError: `database_problem` explains it in a condition's words.
+            JoexError: `database_problem` turns it into the reason and the message of a condition.
         """
         self._fail_fast()
         before = self._outage
@@ -101,7 +99,7 @@ class Database:
                 yield connection
             self._outage = None
         except SchemaError:
-            self._is_prepared = False  # the database was created anew
+            self._is_prepared = False  # the database was dropped and created again
             raise
         except DatabaseUnavailable as error:
             self._outage, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
@@ -113,7 +111,7 @@ class Database:
         return self._observed.marks
 
     def periodic_changed(self) -> None:
-        """Let the scheduler compute anew what is due: periodic tasks have changed, or may have."""
+        """Make the scheduler compute again what is due: periodic tasks have changed, or may have."""
         if self._scheduler is not None:
             self._scheduler.wake()
 
@@ -123,26 +121,16 @@ class Database:
         if self._outage is not None:
             if now < self._try_again_at:
                 raise DatabaseUnavailable(str(self._outage)) from self._outage
-            self._try_again_at = now + _LINK_WITHIN
+            self._try_again_at = now + _CONNECT_WITHIN
 
     def _fail_with_others(self, before: DatabaseUnavailable | None) -> None:
         """Fail a caller that waited for a connection while another one found the database down."""
         if self._outage is not None and self._outage is not before:
             raise DatabaseUnavailable(str(self._outage)) from self._outage
 
-    async def queue_stats(self) -> list[QueueStats]:
-        """The statistics of all queues. With millions of jobs this takes seconds."""
-        async with self._stats_connection() as connection:
-            return await stats.queue_stats(connection)
-
-    async def queue_shares(self) -> list[Shares]:
-        """How the groups of each queue share its slots. With very many groups this takes seconds."""
-        async with self._stats_connection() as connection:
-            return await stats.queue_shares(connection)
-
     @asynccontextmanager
-    async def _stats_connection(self) -> AsyncIterator[Connection]:
-        """A connection of its own with a long timeout, for slow statements."""
+    async def stats_connection(self) -> AsyncIterator[Connection]:
+        """A separate connection with a long timeout, for slow statements."""
         connection = await connect(self._url, name="joex operator stats", within=60.0)
         try:
             yield connection
@@ -157,7 +145,7 @@ class Database:
             if not self._is_prepared:
                 await self._prepare()
                 self._is_prepared = True
-            if self._is_closed:  # while this one connected
+            if self._is_closed:  # `close` was called while this one connected
                 self._pool.terminate()
                 raise DatabaseUnavailable("no pool uses this database any more")
             if self._scheduler is None:
@@ -178,7 +166,7 @@ class Database:
     async def _listen(self) -> None:
         """Listen for notifications and observe the executors' heartbeats, until cancelled.
 
-        A transaction pooler passes no notifications on: behind one the operator polls, and observes as elsewhere.
+        A transaction pooler passes no notifications on: behind one the operator polls. It observes heartbeats anyway.
         """
         logged = ""
         while True:
@@ -192,20 +180,20 @@ class Database:
             await asyncio.sleep(_LISTEN_AGAIN_IN)
 
     async def _listen_once(self) -> None:
-        connection = await connect(self._url, name="joex operator listen", within=_LINK_WITHIN)
+        connection = await connect(self._url, name="joex operator listen", within=_CONNECT_WITHIN)
         try:
             listener = Listener(connection, asyncio.Event())
             await listener.start()
             if not listener.is_pooled:
                 await listener.listen(pools.CHANNEL, self._on_pool_message)
-                await listener.listen(periodic.CHANNEL, self._on_periodic_message)
+                await listener.listen(periodic.CHANNEL, lambda _: self.periodic_changed())
                 self._on_notification("all", "")
                 self.periodic_changed()
             while not listener.is_lost:
                 sent = time.monotonic()  # this statement also notices a broken connection
                 mark = await horizon(connection)
                 self._observed.answered(sent, time.monotonic(), mark)
-                with suppress(DatabaseUnavailable):  # a session that has ended without an error is no trouble yet
+                with suppress(DatabaseUnavailable):  # the session has ended: connect again, without a warning
                     await listener.woken(asyncio.get_running_loop().time() + _ASK_EVERY)
         finally:
             self._observed.break_off()
@@ -218,9 +206,6 @@ class Database:
             return
         for kind, name in message:
             self._on_notification(kind, name)
-
-    def _on_periodic_message(self, _payload: str) -> None:
-        self.periodic_changed()
 
 
 class Databases:

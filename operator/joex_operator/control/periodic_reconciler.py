@@ -34,7 +34,6 @@ from joex_operator.decide.status import periodic_status, with_conditions
 
 _PAGE = 1000
 
-
 _Answer: TypeAlias = dict[str, PeriodicTask | DatabaseProblem] | DatabaseProblem
 """Rows by their ids, each with its problem where the database refused it; or why the database can't be read."""
 
@@ -77,9 +76,8 @@ class PeriodicReconciler:
         urls, problems = await self._urls(pools)
         known = self._known_urls.get(namespace, {}) | urls
         self._known_urls[namespace] = {name: url for name, url in known.items() if name in pools}
-        gone = {
-            name: url for name, url in known.items() if name not in pools
-        }  # their rows are removed, if the database answers
+        # The rows of pools that are gone are removed, if their database answers.
+        gone = {name: url for name, url in known.items() if name not in pools}
         here: dict[str, dict[str, list[DesiredRow]]] = {}
         for name, url in (urls | gone).items():
             here.setdefault(url, {})[name] = [one for one in desired if one.pool == name and name not in gone]

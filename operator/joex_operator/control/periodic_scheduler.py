@@ -1,4 +1,4 @@
-"""The operator's scheduler of periodic tasks: it submits their jobs even where no executor runs that would."""
+"""The operator's scheduler of periodic tasks: it submits their jobs even while no executor runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("joex.operator")
 
-_BEGIN_AGAIN_IN = 1.0
+_START_OVER_IN = 1.0
 _BAD = ("refused", "trouble")
 
 
@@ -40,7 +40,7 @@ class SchedulerService:
         self._running = asyncio.create_task(self._run())
 
     def wake(self) -> None:
-        """Compute anew what is due: a periodic task may have changed."""
+        """Compute again what is due: a periodic task may have changed."""
         self._scheduler.wake()
 
     async def close(self) -> None:
@@ -54,7 +54,7 @@ class SchedulerService:
                 await self._scheduler.run()
             except Exception as error:  # noqa: BLE001 - no error here stops the reconcilers
                 _log.error("periodic tasks in %s: a bug in Joex", self._database, exc_info=error)
-            await asyncio.sleep(_BEGIN_AGAIN_IN)
+            await asyncio.sleep(_START_OVER_IN)
 
     def _emit(self, event: Event) -> None:
         match event:

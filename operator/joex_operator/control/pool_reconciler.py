@@ -1,7 +1,7 @@
 """The reconcile of a pool: observe, decide, store what the next reconcile must remember, act, record Events.
 
-`plan.decide` makes the plan and is pure; this module does what surrounds it. A reconcile may be cut off after any
-step: the next one, by this operator or by another, finds what is left to do.
+`plan.decide` makes the plan and is pure; this module gathers its input and carries the plan out. A reconcile may be
+interrupted after any step: the next one, by this operator or by another, does the rest.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ class PoolReconciler:
             if can_grow and watch.wants_arming(time.monotonic()):
                 arming = pools.watch(connection, name, spec.queues, watch.length)
                 watch.armed(time.monotonic(), await announce(connection, arming, **PAUSES))
-            if watch.recheck is not None:  # before the query of the demand, which then sees what they submitted
+            # Before the query of the demand, which then sees the jobs of these transactions.
+            if watch.recheck is not None:
                 watch.settle(time.monotonic(), await oldest_transaction(connection))
             # Where no executor is left, only the operator notices that the last one has died.
             while await executors.rescue(connection, database.marks, spec.most_losses):
@@ -178,7 +179,7 @@ class PoolReconciler:
             raise failed[0]
 
     async def _execute(self, pool: Pool, action: Action, database: Database | None) -> bool:
-        """Carry out an action. False: there was nothing to do, or not any more."""
+        """Carry out an action. False: there was nothing left to do."""
         match action:
             case CreateSlot(index, _):
                 await self._fleet.create(pool, index)
@@ -186,15 +187,8 @@ class PoolReconciler:
                 await self._fleet.delete(pool, slot, uid)
             case UpdateSlot(slot, uid):
                 await self._fleet.update(pool, slot, uid)
-            case _:
-                if database is None:
-                    return False
-                return await self._tell_database(pool, action, database)
-        return True
-
-    async def _tell_database(self, pool: Pool, action: AskDrain | ForgetSlot | ReportGone, database: Database) -> bool:
-        """Carry out an action on the database."""
-        match action:
+            case _ if database is None:
+                return False
             case AskDrain(slot, only_if_idle, _):
                 async with database.connection() as connection:
                     answer = await pools.retire(connection, app_id(pool.namespace, slot), only_if_idle=only_if_idle)
@@ -207,7 +201,7 @@ class PoolReconciler:
             case ReportGone(pod_uid):
                 async with database.connection() as connection:
                     self._metrics.decisions.reclaimed(await pools.pod_gone(connection, pod_uid, pool.spec.most_losses))
-                return True
+        return True
 
     def _count_latency(self, pool: Pool, done: Sequence[Action]) -> None:
         notified_at = self._watch(pool).notified_at

@@ -1,6 +1,6 @@
 """Queries the statistics of the queues at intervals: with ten million jobs a count takes seconds.
 
-How groups share the slots is a query of its own, as quick with ten million jobs as with few.
+How groups share the slots is a separate query, which is as quick with ten million jobs as with few.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import time
 from collections.abc import Awaitable, Callable
 
 from joex.errors import JoexError
+from joex.store import stats
 from joex_operator.control.database import Database, Databases
 from joex_operator.metrics.databases import DatabaseMetrics, database_name
 
 _log = logging.getLogger("joex.operator")
 
 _SHARE = 50
-"""A query runs for at most one part in so many of the time: one that takes a second runs every 50 seconds."""
+"""A query runs for at most a fiftieth of the time: one that takes a second runs every 50 seconds."""
 
 
 async def refresh_queue_metrics(databases: Databases, metrics: DatabaseMetrics, every: float) -> None:
-    """Query all databases in use until cancelled, ``every`` so many seconds if the queries are quick."""
+    """Query all databases in use until cancelled, every ``every`` seconds, or less often if a query is slow."""
     running: dict[str, list[asyncio.Task[None]]] = {}
     try:
         while True:
@@ -29,7 +30,7 @@ async def refresh_queue_metrics(databases: Databases, metrics: DatabaseMetrics, 
             for url in running.keys() - opened.keys():
                 _cancel(running.pop(url))
                 metrics.forget(database_name(url))
-            for url in opened.keys() - running.keys():  # tasks of its own: a database that hangs delays no other
+            for url in opened.keys() - running.keys():  # separate tasks: a database that hangs delays no other
                 running[url] = [
                     asyncio.create_task(_query_at_intervals(query, opened[url], metrics, every))
                     for query in (_count, _share)
@@ -59,7 +60,8 @@ async def _query_at_intervals(
 
 async def _count(database: Database, metrics: DatabaseMetrics) -> bool:
     try:
-        metrics.queues(database.name, await database.queue_stats())
+        async with database.stats_connection() as connection:
+            metrics.queues(database.name, await stats.queue_stats(connection))
     except (JoexError, OSError) as error:
         _log.debug("counting the jobs in %s: %s", database.name, error)
         metrics.reachable(database.name, value=False)
@@ -70,7 +72,8 @@ async def _count(database: Database, metrics: DatabaseMetrics) -> bool:
 
 async def _share(database: Database, metrics: DatabaseMetrics) -> bool:
     try:
-        metrics.shares(database.name, await database.queue_shares())
+        async with database.stats_connection() as connection:
+            metrics.shares(database.name, await stats.queue_shares(connection))
     except (JoexError, OSError) as error:  # the counts alone say whether the database answers
         _log.debug("asking how slots are shared in %s: %s", database.name, error)
         metrics.shares(database.name, [])

@@ -24,7 +24,7 @@ class Condition:
 
 
 _MISTAKES = ("InvalidURL", "SecretKeyMissing", "SecretMissing", "SecretUnreadable", "UrlUnknown")
-"""Reasons that a user mends in the cluster, so that Ready, which users read first, has them too."""
+"""Reasons that a user can fix in the cluster, so that Ready, which users read first, has them too."""
 
 
 def conditions(pool: Pool, observed: ObservedPool, plan: Plan, failure: str = "") -> list[Condition]:
@@ -40,7 +40,7 @@ def conditions(pool: Pool, observed: ObservedPool, plan: Plan, failure: str = ""
 
 
 def refused(error: SpecError) -> Condition:
-    """The condition of an invalid object: the operator changes nothing of it until a user mends it."""
+    """The condition of an invalid object: the operator changes nothing of it until a user fixes it."""
     return Condition("Ready", "False", error.reason, str(error), bad=True)
 
 
@@ -69,7 +69,7 @@ def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Cond
     if len(ready(observed.slots)) < needed:
         return Condition(name, "False", "Starting", "executors are starting")
     if is_rolling_out:
-        return Condition(name, "True", "RollingOut", "executors with the template before are being replaced")
+        return Condition(name, "True", "RollingOut", "executors with the previous template are being replaced")
     if target == 0:
         return Condition(name, "True", "AtZero", "there is no work, and so no executor")
     return Condition(name, "True", "Ready", "its executors take jobs")
@@ -121,10 +121,14 @@ def _able_to_scale(observed: ObservedPool, plan: Plan, failure: str) -> Conditio
         slow = f"{', '.join(plan.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
         return Condition(name, "True", "DrainSlow", slow, bad=True)
     if sizing.waiting and sizing.wanted is not None and sizing.wanted < sizing.target:
-        return Condition(name, "True", "ScaleDownStabilized", "it shrinks when less has been enough for long enough")
+        return Condition(
+            name, "True", "ScaleDownStabilized", "it shrinks once fewer have sufficed for the stabilization window"
+        )
     if sizing.waiting:
-        return Condition(name, "True", "ScaleUpStabilized", "it grows when more has been wanted for long enough")
-    return Condition(name, "True", "ReadyForNewScale", "nothing holds it up")
+        return Condition(
+            name, "True", "ScaleUpStabilized", "it grows once more have been wanted for the stabilization window"
+        )
+    return Condition(name, "True", "ReadyForNewScale", "nothing delays a change of size")
 
 
 def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
@@ -133,9 +137,11 @@ def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Conditio
     scaling = pool.spec.scaling
     created = sum(isinstance(action, CreateSlot) for action in plan.actions)
     if draining(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
-        return Condition(name, "True", "WaitingForDrain", "executors that drain take up the room until they are gone")
+        return Condition(
+            name, "True", "WaitingForDrain", "draining executors count against the maximum until they are gone"
+        )
     if crashing(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
-        return Condition(name, "True", "ExecutorsCrashing", "executors that crash take up the room", bad=True)
+        return Condition(name, "True", "ExecutorsCrashing", "crashing executors count against the maximum", bad=True)
     match sizing.limit:
         case Limit.MOST:
             most = f"the work calls for more than maxReplicas ({scaling.max_replicas})"

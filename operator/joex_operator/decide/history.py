@@ -41,7 +41,7 @@ class History:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any] | None) -> History:
-        """Read what `to_dict` wrote. An invalid history reads as empty: its windows begin anew."""
+        """Read what `to_dict` wrote. An invalid history reads as empty: its windows start over."""
         stored = stored or {}
         try:
             below, above, changes = (_marks(stored.get(name, ())) for name in ("below", "above", "changes"))

@@ -13,7 +13,7 @@ from joex_operator.decide.slots import Slot
 _TERMINAL = ("Succeeded", "Failed")
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _LONGEST = 300
-_RESTARTS = 2  # before the second a container has waited
+_RESTARTS = 2  # from the second on, the kubelet waits before it restarts a container
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ObservedPod:
     """The parts of a pod that matter.
 
     Attributes:
-        has_ended: none of its containers runs or will run, by its node's word.
+        has_ended: none of its containers runs or will run, as its node reports.
         deleting: it is being deleted.
         lost: its node does not answer.
         problem: why it does not start.
@@ -84,7 +84,7 @@ def pod(body: Mapping[str, Any]) -> ObservedPod:
         has_ended=_has_ended(body),
         deleting="deletionTimestamp" in metadata,
         lost=_is_lost(status),
-        problem=_problem(status),
+        problem=next(_problems(status), None),
         crashing=_is_crashing(status),
     )
 
@@ -151,11 +151,11 @@ def _has_ended(body: Mapping[str, Any]) -> bool:
     status = body.get("status", {})
     if status.get("phase") in _TERMINAL:
         return True
+    if "deletionTimestamp" not in body["metadata"]:
+        return False
     containers = status.get("containerStatuses") or []
-    # Deleted before the scheduler placed it: nothing has ever run.
-    never_ran = "deletionTimestamp" in body["metadata"] and not body["spec"].get("nodeName")
-    if "deletionTimestamp" not in body["metadata"] or not containers:
-        return never_ran
+    if not containers:  # deleted; if the scheduler had not placed it, nothing has ever run
+        return not body["spec"].get("nodeName")
     return all("terminated" in one.get("state", {}) for one in containers)
 
 
@@ -174,10 +174,6 @@ def _is_crashing(status: Mapping[str, Any]) -> bool:
         or (one.get("restartCount", 0) >= _RESTARTS and not one.get("ready"))
         for one in executors
     )
-
-
-def _problem(status: Mapping[str, Any]) -> str | None:
-    return next(_problems(status), None)
 
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:

@@ -113,10 +113,10 @@ def with_next_run(row: PeriodicTask, now: datetime) -> PeriodicTask:
 def condition(desired: DesiredRow, row: PeriodicTask | DatabaseProblem | None) -> Condition:
     """The condition Ready of an object: whether a scheduler submits its jobs.
 
-    ``row``: its row by now, `with_next_run`; None: the database has none; or why the database can't be read.
+    ``row``: its present row, `with_next_run`; None: the database has none; or why the database can't be read.
     """
     if desired.error is not None:
-        said = "; it makes no jobs until this is mended" if isinstance(row, PeriodicTask) else ""
+        said = "; no jobs are submitted until this is fixed" if isinstance(row, PeriodicTask) else ""
         return Condition(_READY, "False", desired.error.reason, f"{desired.error}{said}", bad=True)
     if isinstance(row, DatabaseProblem):
         return Condition(_READY, "Unknown", row.reason, row.message, bad=True)
@@ -137,8 +137,8 @@ def _of_row(row: PeriodicTask) -> Condition:
     if row.error is not None:
         return Condition(_READY, "False", "Refused", row.error, bad=True)
     if row.nextrun is None:
-        return Condition(_READY, "True", "NeverDue", "spec.timer: no such time is to come", bad=row.last_run is None)
-    return Condition(_READY, "True", "Stored", "the database has it, and its jobs are made as its timer says")
+        return Condition(_READY, "True", "NeverDue", "spec.timer: it is never due again", bad=row.last_run is None)
+    return Condition(_READY, "True", "Stored", "the database has it: its jobs are submitted when its timer is due")
 
 
 def _news_in(row: PeriodicTask, now: datetime, poll: float) -> float:

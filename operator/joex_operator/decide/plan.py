@@ -1,7 +1,7 @@
 """Plans for pools: from the spec and the observed state of a pool to actions.
 
 Level-based: a plan depends on the observed state, not on what happened, so an operator may make it at any time,
-twice, or right after its start. The actions of a plan may be cut off after any of them: the next plan has what is left.
+twice, or right after its start. It may be interrupted after any action of a plan: the next plan has the rest.
 A slot is deleted only when the database says that its app-id is retired (see `slots`), with two exceptions, which the
 user orders: `Why.DRAIN_TIMEOUT` and `Why.UNREACHABLE`.
 """
@@ -101,7 +101,7 @@ def _load(observed: ObservedPool) -> Load:
 
 
 def _surplus(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
-    """Drain surplus slots. One observed idle that has taken a job by now stays: the next plan decides anew."""
+    """Drain surplus slots. One that was observed idle and has taken a job since stays: the next plan decides again."""
     staying = takers(observed.slots)
     if len(staying) <= sizing.target:
         return []

@@ -1,8 +1,8 @@
 """The desired number of executors of a pool: by demand, as HorizontalPodAutoscaler computes it, or by a user's order.
 
 The demand is the runnable and running jobs, divided by the slots of an executor. Starting executors count as ready, so
-that the same jobs never call for two. Draining executors take no jobs: those that they finish call for no new executor,
-but keep the pool from shrinking further, because more jobs may follow them::
+that the same jobs never call for two. Draining executors take no jobs: the jobs that they finish call for no new
+executor, but keep the pool from shrinking further, because more jobs may follow them::
 
     need = (runnable + running on executors that take jobs) / slots      grow, where there are fewer
     keep = (runnable + running anywhere)                    / slots      shrink, where there are more
@@ -115,7 +115,7 @@ def most_counted(spec: JoexPoolSpec) -> int:
 
 
 def _blind(scaling: Scaling, load: Load, history: History, now: float) -> Sizing:
-    """Hold; grow to the minimum, and later to the fallback. Windows begin anew when the demand is known again."""
+    """Hold; grow to the minimum, and later to the fallback. Windows start over when the demand is known again."""
     since = now if history.unknown_since is None else history.unknown_since
     remembered = History(changes=history.changes, unknown_since=since)
     target = max(load.takers, scaling.min_replicas)
@@ -217,13 +217,15 @@ def _lowest(policy: ScalingPolicy, start: int) -> int:
 
 def longest_period(scaling: Scaling) -> int:
     """The longest period of a policy, for which the history keeps changes. 0: there is no policy."""
-    behavior = scaling.behavior
-    return max((p.period_seconds for p in behavior.scale_up.policies + behavior.scale_down.policies), default=0)
+    return max(_periods(scaling), default=0)
 
 
 def _next_freed(scaling: Scaling, history: History, now: float) -> float | None:
     """When a change leaves the period of a policy next."""
-    behavior = scaling.behavior
-    periods = {policy.period_seconds for policy in behavior.scale_up.policies + behavior.scale_down.policies}
-    ends = [at + period for at, _ in history.changes for period in periods]
+    ends = [at + period for at, _ in history.changes for period in _periods(scaling)]
     return min((end for end in ends if end > now), default=None)
+
+
+def _periods(scaling: Scaling) -> set[int]:
+    behavior = scaling.behavior
+    return {policy.period_seconds for policy in behavior.scale_up.policies + behavior.scale_down.policies}

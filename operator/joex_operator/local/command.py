@@ -1,10 +1,11 @@
 """The command ``joex up``: the pools of a file, as processes of this machine.
 
-It imports what it needs when it runs, because ``joex --help`` imports this module.
+It imports what is slow to import when it runs, because ``joex --help`` imports this module.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from joex.cli.database import database
 from joex.cli.options import DatabaseUrl
+from joex.config import load_settings
+from joex.core.url import check_database_url
+from joex.errors import ConfigError
 
 if TYPE_CHECKING:
     from joex_operator.local.files import Documents
@@ -45,9 +50,6 @@ def up(
     The files have the format of a cluster's manifests. SIGHUP reads them again.
     At SIGTERM or Ctrl-C all executors finish their jobs and leave. At a second one they give their jobs back at once.
     """
-    import asyncio  # noqa: PLC0415
-
-    from joex.config import load_settings  # noqa: PLC0415
     from joex.observe.log_lines import capture_logging  # noqa: PLC0415
     from joex_operator.local.files import read_files  # noqa: PLC0415
     from joex_operator.local.lock import only_one  # noqa: PLC0415
@@ -76,8 +78,6 @@ def up(
 
 
 def _namespace(name: str | None) -> str:
-    from joex.errors import ConfigError  # noqa: PLC0415
-
     given = name if name is not None else socket.gethostname() or "localhost"
     if re.fullmatch(_NAME, given) is None:
         raise ConfigError(f"--name: expected letters, digits, '.', '_' and '-', at most 63; got {given!r}")
@@ -85,9 +85,6 @@ def _namespace(name: str | None) -> str:
 
 
 def _urls(databases: Sequence[str]) -> dict[str, str]:
-    from joex.core.url import check_database_url  # noqa: PLC0415
-    from joex.errors import ConfigError  # noqa: PLC0415
-
     urls = {}
     for given in databases:
         secret, equals, url = given.partition("=")
@@ -103,9 +100,7 @@ def _urls(databases: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _default(configured: str | None, documents: Documents, urls: Mapping[str, str]) -> Iterator[str | None]:
-    """The URL of all databases without one of their own. The embedded server starts only if a pool needs it."""
-    from joex.cli.database import database  # noqa: PLC0415
-    from joex.errors import ConfigError  # noqa: PLC0415
+    """The URL of all databases that have none in ``urls``. The embedded server starts only if a pool needs it."""
     from joex_operator.api.spec import JoexPoolSpec  # noqa: PLC0415
 
     specs = [document.spec for document in documents.values()]

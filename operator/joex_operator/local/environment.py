@@ -70,22 +70,11 @@ def template_hash(pool: Pool) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def unused(spec: JoexPoolSpec) -> list[str]:
+def unused(spec: JoexPoolSpec) -> Iterator[str]:
     """The fields that have no effect on a local process."""
-    image = [] if spec.image is None else ["spec.image"]
-    return [*image, *_unused(spec.template)]
-
-
-def _values(template: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for variable in _containers(template).get(EXECUTOR, {}).get("env") or []:
-        value = variable.get("value", "")
-        if not isinstance(value, str):
-            raise SpecError(f"{_CONTAINER}.env: {variable['name']}: expected a text; got {value!r}")
-        if "valueFrom" not in variable:
-            yield variable["name"], value
-
-
-def _unused(template: Mapping[str, Any]) -> Iterator[str]:
+    if spec.image is not None:
+        yield "spec.image"
+    template = spec.template
     yield from (f"spec.template.{key}" for key in template if key != "spec")
     yield from (f"spec.template.spec.{key}" for key in template.get("spec") or {} if key != "containers")
     for name, container in _containers(template).items():
@@ -96,6 +85,15 @@ def _unused(template: Mapping[str, Any]) -> Iterator[str]:
         for variable in container.get("env") or []:
             if "valueFrom" in variable:
                 yield f"{_CONTAINER}.env[{variable['name']}].valueFrom"
+
+
+def _values(template: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for variable in _containers(template).get(EXECUTOR, {}).get("env") or []:
+        value = variable.get("value", "")
+        if not isinstance(value, str):
+            raise SpecError(f"{_CONTAINER}.env: {variable['name']}: expected a text; got {value!r}")
+        if "valueFrom" not in variable:
+            yield variable["name"], value
 
 
 def _containers(template: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TextIO
 
 from joex.cli.output import print_json_line, printable, say
 from joex_operator.decide.events import Event
@@ -30,7 +29,7 @@ class ConsoleOutput:
 
     def log_line(self, slot: str, line: str) -> None:
         """Print a line of an executor."""
-        _write(sys.stderr, f"{slot} | {printable(line)}")
+        _write(f"{slot} | {printable(line)}")
 
 
 class JsonOutput:
@@ -47,10 +46,10 @@ class JsonOutput:
     def log_line(self, slot: str, line: str) -> None:
         """Print a line of an executor."""
         del slot
-        _write(sys.stderr, line)
+        _write(line)
 
 
-def _write(stream: TextIO, line: str) -> None:
+def _write(line: str) -> None:
     with suppress(*_BROKEN):
-        stream.write(f"{line}\n")
-        stream.flush()
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -124,9 +124,8 @@ class SlotProcess:
     async def _run(self) -> str:
         """Run the process once, to its end; returns how it ended."""
         self._last_line = ""
-        reader, writer = (
-            os.pipe()
-        )  # not asyncio's own, which would delay the end of the process to the end of its output
+        # Not a pipe of asyncio, for which a process ends only when its output does.
+        reader, writer = os.pipe()
         try:
             self._process = await self._start(writer)
         except OSError as error:

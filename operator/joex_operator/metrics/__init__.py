@@ -25,7 +25,7 @@ __all__ = ["OperatorMetrics", "database_name"]
 
 
 class OperatorMetrics:
-    """All metrics of an operator, in a registry of its own; here those that concern several of its parts."""
+    """All metrics of an operator, in a separate registry. The methods here feed several parts of it."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

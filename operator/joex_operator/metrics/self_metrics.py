@@ -36,8 +36,8 @@ class SelfMetrics(Collector):
         )
         self._repeated = Counter(
             "joex_periodic_decisions",
-            "Times at which a periodic task was due, by what this operator made of it: submitted, overlapping (its "
-            "job before is not finished), late (missed by more than its starting deadline), refused, trouble (tried "
+            "Times at which a periodic task was due, by what this operator decided: submitted, overlapping (its "
+            "previous job is not finished), late (missed by more than its starting deadline), refused, trouble (tried "
             "again).",
             ("outcome",),
             registry=registry,

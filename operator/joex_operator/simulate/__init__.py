@@ -1,7 +1,7 @@
-"""``joex simulate``: what a pool and its policy would make of a load, before you pay for it.
+"""``joex simulate``: how a pool and its policy would handle a load, before you pay for it.
 
 Nothing is decided here. `fair_queue` takes jobs as `joex.core.fairness` does, `joex.core.outcome` says what becomes of
-a run, and `joex_operator.decide` how many executors there are. This room adds the time that passes in between.
+a run, and `joex_operator.decide` how many executors there are. This package adds the time between these decisions.
 
 ::
 

@@ -1,6 +1,6 @@
 """The command ``joex simulate``: try a pool and its policy on a trace or a workload.
 
-It imports what it needs when it runs, because ``joex --help`` imports this module.
+It imports what is slow to import when it runs, because ``joex --help`` imports this module.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from joex.cli.options import AsJson
+from joex.cli.output import note, print_json
+from joex.core.duration import parse_duration
+from joex.errors import ConfigError
+from joex_operator.simulate.clock import Timing
 
 if TYPE_CHECKING:
-    from joex_operator.simulate.clock import Timing
     from joex_operator.simulate.jobs import Jobs
     from joex_operator.simulate.policies import Policy
     from joex_operator.simulate.report import Report
@@ -58,7 +62,9 @@ def simulate(
         str, typer.Option(metavar="DURATION", help="Time for which a job holds its slot beyond its run.")
     ] = "5ms",
     price: Annotated[float | None, typer.Option(min=0, help="Price of an executor for an hour.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the chance in a workload. Default: the file's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the random numbers in a workload. Default: the file's.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most so many groups; --json has all.")] = 10,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot waits and executors: .svg, .png or .pdf.")
@@ -69,9 +75,7 @@ def simulate(
 
     The functions that decide in production choose the jobs, their retries and the sizes. No task runs.
     """
-    from joex.cli.output import print_json  # noqa: PLC0415
     from joex_operator.simulate import plot as plots  # noqa: PLC0415
-    from joex_operator.simulate.clock import Timing  # noqa: PLC0415
     from joex_operator.simulate.output import show  # noqa: PLC0415
 
     timing = Timing(start_up=_seconds("--start-up", start_up), overhead=_seconds("--overhead", overhead))
@@ -89,7 +93,6 @@ def simulate(
 
 
 def _policies(jobs: Jobs, files: list[Path], compare: list[Path], executors: list[int], pool_size: int) -> list[Policy]:
-    from joex.errors import ConfigError  # noqa: PLC0415
     from joex_operator.simulate.policies import of_files, of_size  # noqa: PLC0415
 
     if not (files or executors or compare):
@@ -102,8 +105,6 @@ def _policies(jobs: Jobs, files: list[Path], compare: list[Path], executors: lis
 
 
 def _read(source: str, seed: int | None) -> Jobs:
-    from joex.errors import ConfigError  # noqa: PLC0415
-
     path = Path(source)
     jobs = _read_workload(path, seed) if path.suffix in _WORKLOADS else _read_trace(path)
     if not jobs:
@@ -112,9 +113,6 @@ def _read(source: str, seed: int | None) -> Jobs:
 
 
 def _read_workload(path: Path, seed: int | None) -> Jobs:
-    from random import Random  # noqa: PLC0415
-
-    from joex.errors import ConfigError  # noqa: PLC0415
     from joex_operator.local.files import load_yaml  # noqa: PLC0415
     from joex_operator.simulate.generate import generate  # noqa: PLC0415
     from joex_operator.simulate.workload import parse_workload  # noqa: PLC0415
@@ -130,7 +128,6 @@ def _read_workload(path: Path, seed: int | None) -> Jobs:
 
 
 def _read_trace(path: Path) -> Jobs:
-    from joex.errors import ConfigError  # noqa: PLC0415
     from joex_operator.simulate.trace import read_trace  # noqa: PLC0415
 
     try:
@@ -152,8 +149,6 @@ def _simulate(policy: Policy, jobs: Jobs, timing: Timing, price: float | None) -
 
 def _progress(policy: str, jobs: int) -> Callable[[int], None]:
     """Report the progress of a simulation every few seconds."""
-    from joex.cli.output import note  # noqa: PLC0415
-
     reported = time.monotonic()
 
     def report_progress(come: int) -> None:
@@ -166,9 +161,6 @@ def _progress(policy: str, jobs: int) -> Callable[[int], None]:
 
 
 def _seconds(flag: str, text: str) -> float:
-    from joex.core.duration import parse_duration  # noqa: PLC0415
-    from joex.errors import ConfigError  # noqa: PLC0415
-
     try:
         duration = parse_duration(text)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """The simulation: jobs arrive, start, end and retry; pools are reconciled; executors start and leave.
 
-Everything that happens later is an event on a heap; the functions that decide in production decide what comes of it. No
-chance is involved: the same jobs and pools give the same result.
+Each later step is an event on a heap; the functions that decide in production decide its outcome. Nothing is random:
+the same jobs and pools give the same result.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from datetime import timedelta
 from heapq import nlargest
 from itertools import count
 from math import inf
+from operator import attrgetter
 
 from joex.core.job import State
 from joex_operator.api.objects import Pool
@@ -101,7 +102,7 @@ class Simulation:
         pools = self._pools_of[queue]
         sleepers = [sleeper for pool in pools for sleeper in pool.sleepers(most)]
         if len(pools) > 1:
-            sleepers = nlargest(most, sleepers, key=_fell_asleep)
+            sleepers = nlargest(most, sleepers, key=attrgetter("asleep"))
         for executor in sleepers:
             if not executor.is_woken:
                 executor.is_woken = True
@@ -248,7 +249,3 @@ class Simulation:
     def _leave(self, executor: SimulatedExecutor) -> None:
         executor.pool.leave(executor, self._clock.now)
         self._plan_reconcile(executor.pool, self._clock.now)  # there may be room for another executor
-
-
-def _fell_asleep(executor: SimulatedExecutor) -> int:
-    return executor.asleep

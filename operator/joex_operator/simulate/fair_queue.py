@@ -25,7 +25,7 @@ class Lane(enum.IntEnum):
 
 
 class FairQueue:
-    """The groups of a queue, each at a place of its own, and the cursor.
+    """The groups of a queue, each at its own place, and the cursor.
 
     Jobs are numbers: the smaller one comes first. The three lanes of each group are heaps. Callers may change a group
     (its weight, its limit, its pause), and must call `settle` afterwards.

@@ -1,4 +1,4 @@
-"""Generates the jobs of a workload: arrivals, durations, failures. Chance is an argument."""
+"""Generates the jobs of a workload: arrivals, durations, failures. The random generator is an argument."""
 
 from __future__ import annotations
 

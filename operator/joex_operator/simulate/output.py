@@ -9,6 +9,7 @@ from joex_operator.simulate.report import GroupReport, PoolReport, Report, Waits
 
 _WAITS = ("MEAN", "P50", "P95", "P99", "MAX")
 _POOLS = ("EXECUTORS", "MIN", "MAX", "STARTED", "REMOVED", "IN USE", "HOURS")
+_MONEY = ",.2f"
 
 
 def show(reports: Sequence[Report], most: int) -> None:
@@ -28,7 +29,8 @@ def _show_one(one: Report, most: int) -> None:
     was = [("as it was", None, one.was, None)] if one.was is not None else []
     queues = [(queue.queue, queue.waits.runs, queue.waits, queue.jain) for queue in one.queues]
     total = [("all", one.waits.runs, one.waits, None)] if len(queues) > 1 else []
-    rows = [(name, _count(runs), *_spans(waits), _ratio(jain)) for name, runs, waits, jain in [*queues, *total, *was]]
+    lines = [*queues, *total, *was]
+    rows = [(name, _known(runs, ","), *_spans(waits), _known(jain, ".3f")) for name, runs, waits, jain in lines]
     _print(("QUEUE", "RUNS", *_WAITS, "JAIN"), rows, texts=1)
     _show_groups(one, most)
     _print(("POOL", *_POOLS, "COST"), map(_pool, one.pools, _costs(one)), texts=1)
@@ -51,7 +53,7 @@ def _print_groups(groups: Iterable[GroupReport], *, with_was: bool) -> None:
         was = (span(group.was.p95) if group.was else None,) if with_was else ()
         waits = _spans(group.waits)
         rows.append(
-            (group.group, group.queue, group.weight, _count(group.waits.runs), *waits, *was, _percent(group.slot_share))
+            (group.group, group.queue, group.weight, f"{group.waits.runs:,}", *waits, *was, _percent(group.slot_share))
         )
     columns = ("GROUP", "QUEUE", "WEIGHT", "RUNS", *_WAITS, *(("WAS P95",) if with_was else ()), "OF SLOTS")
     _print(columns, rows, texts=2)
@@ -65,14 +67,15 @@ def _compare(reports: Sequence[Report]) -> None:
         jains = [queue.jain for queue in one.queues if queue.jain is not None]
         largest = sum(pool.executors_max for pool in one.pools)
         mean = sum(pool.executors_mean for pool in one.pools)
-        size = (f"{mean:,.1f}", largest, _percent(one.utilisation), f"{one.executor_hours:,.1f}", _cost(one.cost))
-        rows.append((one.policy, *_spans(one.waits), _ratio(min(jains, default=None)), *size))
+        hours, cost = f"{one.executor_hours:,.1f}", _known(one.cost, _MONEY)
+        size = (f"{mean:,.1f}", largest, _percent(one.utilisation), hours, cost)
+        rows.append((one.policy, *_spans(one.waits), _known(min(jains, default=None), ".3f"), *size))
     _print(("POLICY", *_WAITS, "JAIN", "EXECUTORS", "MAX", "IN USE", "HOURS", "COST"), rows, texts=1)
 
 
 def _pool(pool: PoolReport, cost: float | None) -> tuple[object, ...]:
     size = (f"{pool.executors_mean:,.1f}", pool.executors_min, pool.executors_max, pool.started, pool.removed)
-    return (pool.pool, *size, _percent(pool.utilisation), f"{pool.executor_hours:,.1f}", _cost(cost))
+    return (pool.pool, *size, _percent(pool.utilisation), f"{pool.executor_hours:,.1f}", _known(cost, _MONEY))
 
 
 def _costs(one: Report) -> list[float | None]:
@@ -93,17 +96,9 @@ def _cancelled(one: Report) -> str:
     return f", {one.cancelled:,} cancelled" if one.cancelled else ""
 
 
-def _count(number: int | None) -> str | None:
-    return None if number is None else f"{number:,}"
-
-
-def _ratio(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3f}"
+def _known(value: float | None, form: str) -> str | None:
+    return None if value is None else format(value, form)
 
 
 def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 or not share else f"{share:.1%}"  # noqa: PLR2004 - two digits that count
-
-
-def _cost(cost: float | None) -> str | None:
-    return None if cost is None else f"{cost:,.2f}"

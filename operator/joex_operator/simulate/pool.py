@@ -75,8 +75,8 @@ class SimulatedPool:
         self._pool = pool
         self._executors: dict[int, SimulatedExecutor] = {}
         self._history = History()
-        self._held = 0  # jobs, on executors that take more
-        self._leaving = 0  # jobs, on those that drain
+        self._held = 0  # jobs of executors that take more
+        self._leaving = 0  # jobs of draining executors
         self._draining = 0  # executors
         self._asleep: list[tuple[int, SimulatedExecutor]] = []
 

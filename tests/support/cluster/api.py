@@ -55,7 +55,7 @@ class Api(Connection):
         """An object, or a part of it.
 
         Raises:
-            ApiError: code 404 where there is none.
+            ApiError: code 404: there is none.
         """
         return await self.request("GET", (await self._resource(kind)).path(namespace, name, part))
 
@@ -76,7 +76,7 @@ class Api(Connection):
         grace: int | None = None,
         propagation: str = "Background",
     ) -> None:
-        """Delete an object; nothing happens where it does not exist."""
+        """Delete an object, if it exists."""
         options = {"propagationPolicy": propagation, **({} if grace is None else {"gracePeriodSeconds": grace})}
         try:
             await self.request("DELETE", (await self._resource(kind)).path(namespace, name), options)
@@ -94,7 +94,7 @@ class Api(Connection):
         timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
         why: str = "",
     ) -> Any:
-        """Watch an object until the predicate is true of it, and return it; of None, where there is no such object.
+        """Watch an object until the predicate is true of it, and return it; None stands for a missing object.
 
         Raises:
             AssertionError: it did not become true in time; the message has the object as it was last.
@@ -120,7 +120,7 @@ class Api(Connection):
         timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
         why: str = "",
     ) -> list[Object]:
-        """Watch objects of a kind until the predicate is true of all that there are, and return them.
+        """Watch objects of a kind until the predicate is true of the list of all, and return them.
 
         Raises:
             AssertionError: it did not become true in time; the message has the objects as they were last.

@@ -19,7 +19,7 @@ _POLICY = {
 
 
 class Right(NamedTuple):
-    """What a request wants to be allowed to."""
+    """The right that a request needs."""
 
     verb: str
     group: str
@@ -39,7 +39,7 @@ class Request:
 
     @classmethod
     def of(cls, event: dict[str, Any]) -> Self:
-        """What an event of the log tells of; a request for no object has its path for a resource."""
+        """The request of an event of the log; a request without an object has its path as resource."""
         about = event.get("objectRef", {})
         resource = about.get("resource", event["requestURI"])
         part = f"/{about['subresource']}" if about.get("subresource") else ""
@@ -48,7 +48,7 @@ class Request:
 
 
 class AuditLog:
-    """The log of a cluster in a folder. A request is in it before its answer is sent."""
+    """The log of a cluster in a folder. The server writes a request before it sends the answer."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "log" / "audit.json"
@@ -57,7 +57,7 @@ class AuditLog:
 
     @property
     def arguments(self) -> list[str]:
-        """For the API server."""
+        """The arguments of the API server."""
         return [f"--audit-log-path={self._path}", f"--audit-policy-file={self._policy}"]
 
     def requests(self, account: str, namespace: str) -> list[Request]:

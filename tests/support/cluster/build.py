@@ -1,7 +1,7 @@
-"""The programs of a cluster: those of `KUBEBUILDER_ASSETS` where they fit, else built.
+"""The programs of a cluster: those of `KUBEBUILDER_ASSETS` if they fit, otherwise built ones.
 
-``python -m tests.support.cluster.build`` makes them ready, in the background of other tests for instance; whoever needs
-them meanwhile waits for that build.
+``python -m tests.support.cluster.build`` builds them, for example in the background of other tests; tests that need
+them wait for that build.
 """
 
 import os
@@ -25,7 +25,7 @@ KUBERNETES = GoModule(
 KUBERNETES_NODE = replace(
     KUBERNETES, packages={name: f"k8s.io/kubernetes/cmd/{name}" for name in ("kubelet", "kube-proxy", "kubectl")}
 )
-"""What a real node needs besides: the tier ``node`` builds it."""
+"""More programs for a real node, which the tier ``node`` builds."""
 HELM = GoModule(
     "helm", "helm.sh/helm/v3", {"helm": "helm.sh/helm/v3/cmd/helm"}, ("helm.sh/helm/v3/internal/version.version",)
 )
@@ -53,7 +53,7 @@ def control_plane(report: Report = report_on_stderr) -> Programs:
 
 
 def helm(report: Report = report_on_stderr) -> Path:
-    """Helm: the version that the tests are pinned to, else what is installed where that can't be built.
+    """Helm: the pinned version, or the installed one if the build fails.
 
     Raises:
         BuildError: there is none, and it can't be built.
@@ -68,9 +68,9 @@ def helm(report: Report = report_on_stderr) -> Path:
 
 
 def _assets(report: Report) -> dict[str, Path]:
-    """The programs in the folder that setup-envtest made: etcd and kube-apiserver, at most all.
+    """The programs in the folder that setup-envtest made: at least etcd and kube-apiserver.
 
-    Components that are built may be of the version of the API server or one minor version older, not newer.
+    The components that we build may have the version of the API server or one minor version less, not more.
     """
     folder = os.environ.get("KUBEBUILDER_ASSETS")
     if not folder:
@@ -96,7 +96,7 @@ def _minor(version: str) -> int:
 
 
 def main() -> int:
-    """Make all programs ready; the exit code says whether they are."""
+    """Build all programs; returns the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # with the compiler that is at work
     try:
         control_plane()

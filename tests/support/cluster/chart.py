@@ -10,7 +10,7 @@ from tests.support.cluster.helm import Helm
 
 CHART = Path(__file__).parents[3] / "charts" / "joex"
 OLDEST = "1.30.0"
-"""The oldest Kubernetes that the chart is for."""
+"""The oldest Kubernetes that the chart supports."""
 
 Key = tuple[str, str]
 """Kind and name."""
@@ -35,7 +35,7 @@ async def manifests(helm: Helm, *pairs: str, release: str = "joex", namespace: s
 
 
 async def render(helm: Helm, *pairs: str, release: str = "joex", namespace: str = "prod") -> dict[Key, Object]:
-    """The same as objects, by kind and name. Raises as `manifests`."""
+    """The manifests as objects, by kind and name. Raises as `manifests`."""
     text = await manifests(helm, *pairs, release=release, namespace=namespace)
     objects: list[Any] = [found for found in yaml.safe_load_all(text) if found]
     keyed = {(found["kind"], found["metadata"]["name"]): found for found in objects}

@@ -1,4 +1,4 @@
-"""A program of the control plane: started with its log in a file, stopped, and started again the same."""
+"""A program of the control plane: started with its log in a file, stopped, and restarted in the same way."""
 
 import os
 import subprocess
@@ -36,11 +36,11 @@ class Component:
 
     @property
     def log(self) -> str:
-        """What it has logged, in all its runs."""
+        """Its log, of all its runs."""
         return self._log.read_text(errors="replace")
 
     def start(self) -> None:
-        """Start it. In a session of its own, so that Ctrl-C does not reach it: what it serves must end first."""
+        """Start it, in its own session, so that Ctrl-C does not reach it: its clients must end first."""
         assert not self.is_running
         environment = {
             "PATH": os.environ["PATH"],
@@ -60,10 +60,10 @@ class Component:
             )
 
     def wait_until(self, ready: Callable[[], bool], patience: float) -> None:
-        """Wait until something is true, as long as there is a process.
+        """Wait until a condition is true, while the process runs.
 
         Raises:
-            StartError: it did not come true.
+            StartError: it did not become true.
         """
         deadline = time.monotonic() + patience
         while not ready():
@@ -74,7 +74,7 @@ class Component:
             time.sleep(_PAUSE)
 
     def stop(self, grace: float = 2.0) -> None:
-        """Ask it to end, and kill it if it has not done so after the grace; 0 kills at once."""
+        """Send SIGTERM, and SIGKILL after the grace; 0 kills at once."""
         if self._process is None:
             return
         if grace > 0:

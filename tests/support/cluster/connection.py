@@ -1,4 +1,4 @@
-"""Requests to a Kubernetes API by path, and watches that survive whatever happens to the API."""
+"""Requests to a Kubernetes API by path, and watches that survive failures of the API."""
 
 import asyncio
 import json
@@ -101,7 +101,7 @@ class Connection:
                 yield json.loads(line)
 
     async def states(self, path: str, **parameters: str) -> AsyncGenerator[list[Object], None]:
-        """All objects under a path, again after each change, whatever happens to the API meanwhile."""
+        """All objects under a path, again after each change, across failures of the API."""
         while True:
             try:
                 listed = await self.request("GET", path, **parameters)

@@ -1,4 +1,4 @@
-"""The control plane of Kubernetes as processes: RBAC on, an authority of its own, ready in seconds."""
+"""The control plane of Kubernetes as processes: with RBAC and its own authority, ready in seconds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,10 @@ _NO_ENDPOINTS = ",-endpoints-controller,-endpointslice-controller,-endpointslice
 
 @dataclass(frozen=True)
 class Timing:
-    """How fast the control plane takes notice of a failed node. Kubernetes itself waits 50 and 300 seconds."""
+    """How fast the control plane detects a failed node. Kubernetes itself waits 50 and 300 seconds."""
 
     node_silence: int = 8
-    """Seconds without a sign of life, after which a node is not ready. Nodes give one each second."""
+    """Seconds without a report, after which a node is not ready. Nodes report each second."""
     eviction: int = 10
     """Seconds on such a node, after which a pod is deleted, unless it tolerates more."""
 
@@ -31,8 +31,8 @@ class Timing:
 class ControlPlane:
     """etcd, kube-apiserver, kube-controller-manager and kube-scheduler in a folder. A guard ends the processes.
 
-    Services have the upper half of the addresses of a network, such as ``127.20``. On loopback no endpoints are made of
-    them, since the API takes none there. ``address``: where pods with a network of their own reach the API server.
+    Services have the upper half of the addresses of a network, such as ``127.20``. On loopback they have no endpoints,
+    because the API refuses these there. ``address``: at which pods with their own network reach the API server.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ControlPlane:
         self.scheduler = self._scheduler(programs)
 
     def start(self) -> None:
-        """Start all, and wait until pods can be made.
+        """Start all, and wait until the API accepts pods.
 
         Raises:
             StartError: a program does not get ready.
@@ -64,7 +64,7 @@ class ControlPlane:
         self.etcd.wait_until(lambda: "true" in self._answer(f"{self._etcd_url}/health"), PATIENCE)
         self.api_server.start()
         self.wait_for_api()
-        # Not sooner: where the API server needs ten seconds to get ready, the controller manager gives up.
+        # Not sooner: if the API server needs ten seconds to get ready, the controller manager gives up.
         self.controller_manager.start()
         self.scheduler.start()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
@@ -75,13 +75,13 @@ class ControlPlane:
         self.api_server.wait_until(lambda: self._answer(f"{self.server}/readyz") == "ok", PATIENCE)
 
     def stop_api(self, grace: float = 2.0) -> None:
-        """Stop the API server. It hangs on to its watches: after the grace it is killed; 0 kills it at once."""
+        """Stop the API server. It keeps its watches open, so the grace ends with SIGKILL; 0 kills it at once."""
         self.api_server.stop(grace)
 
     def start_api(self) -> None:
         """Start the API server again, on the same port, and wait until it is ready.
 
-        The controllers are started anew. They would find it again by themselves, but wait ever longer between tries.
+        This restarts the controllers, because they would wait ever longer between their tries to connect.
         """
         self.api_server.start()
         self.wait_for_api()
@@ -101,7 +101,7 @@ class ControlPlane:
         self._http.close()
 
     def kubeconfig_for(self, user: str, *groups: str) -> Path:
-        """A kubeconfig file for a user of this cluster, known by a certificate."""
+        """A kubeconfig file for a user of this cluster, with a certificate."""
         certificate = self._authority.client(user, *groups)
         shown = {"client-certificate": str(certificate.certificate), "client-key": str(certificate.key)}
         access = Access(self.server, {"certificate-authority": str(self._authority.own.certificate)}, shown)
@@ -127,7 +127,7 @@ class ControlPlane:
             return ""
 
     def _etcd(self, programs: Programs) -> Component:
-        # Without fsync: what it stores survives the end of the server, not of the machine.
+        # Without fsync: data survives a crash of the server, not of the machine.
         peers = f"http://127.0.0.1:{free_port()}"
         return Component(
             self._folder,
@@ -209,7 +209,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             f"--secure-port={free_port()}",
             *_tls(own),
-            "--authentication-skip-lookup=true",  # it starts before what it would look up is there
+            "--authentication-skip-lookup=true",  # it starts before the objects that it would look up exist
             "--leader-elect=false",
             "--profiling=false",
         ]

@@ -1,4 +1,4 @@
-"""The definitions of Joex's objects (CRDs), of which a cluster has one set for all tests."""
+"""The definitions of Joex's objects (CRDs); all tests of a cluster share them."""
 
 from functools import partial
 
@@ -15,23 +15,23 @@ NAMES = sorted(FILES)
 
 
 async def remove_definitions(api: Api) -> None:
-    """Remove those that there are, with all their objects everywhere."""
+    """Remove the present definitions, with all their objects in all namespaces."""
     there = {found["metadata"]["name"] for found in await api.get_all(KIND)}
     for name in there.intersection(NAMES):
-        # While its storage is being made, the API server can't delete the objects; and it tries again late.
+        # While the API server makes the storage of a kind, it can't delete the objects, and it retries late.
         await eventually(partial(_is_listed, api, name), why=f"{name} is served")
         await api.delete(KIND, name)
         await api.until(KIND, name, lambda found: found is None)
 
 
 async def apply_definition(api: Api, name: str) -> None:
-    """Apply one by hand, as it is in its file."""
+    """Apply a definition from its file, as a user does."""
     await api.apply(FILES[name])
     await api.until(KIND, name, is_served)
 
 
 def is_served(found: Object | None) -> bool:
-    """Whether there can be objects of a definition."""
+    """Whether the API serves the objects of a definition."""
     conditions = (found or {}).get("status", {}).get("conditions") or []
     return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 

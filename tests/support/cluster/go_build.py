@@ -1,7 +1,7 @@
-"""Builds programs out of Go modules, once per machine, into a cache outside the tree.
+"""Builds programs from Go modules, once per machine, into a cache outside the tree.
 
-What is built and of which versions stands in ``go/NAME/go.mod`` and ``go.sum``; their digest names the folder in the
-cache, so that a change builds anew. Builds are nice: tests may run beside them.
+``go/NAME/go.mod`` and ``go.sum`` name the programs and versions; their digest names the folder in the cache, so that a
+change causes a new build. Builds run at low priority (nice), because tests may run beside them.
 """
 
 import contextlib
@@ -38,16 +38,16 @@ def report_on_stderr(line: str) -> None:
 
 @dataclass(frozen=True)
 class GoModule:
-    """A folder with a ``go.mod`` and what is built from it."""
+    """A folder with a ``go.mod``, and the programs built from it."""
 
     name: str
-    version_of: str  # the module whose version is that of the programs
+    version_of: str  # the module with the version of the programs
     packages: dict[str, str]  # program -> package
     version_variables: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
-        """Where its go.mod is."""
+        """The folder of its go.mod."""
         return MODULES / self.name
 
     @property
@@ -59,7 +59,7 @@ class GoModule:
 
     @property
     def cache(self) -> Path:
-        """Where its programs are kept."""
+        """The folder of its programs."""
         digest = hashlib.sha256()
         for name in ("go.mod", "go.sum"):
             digest.update((self.folder / name).read_bytes())
@@ -87,7 +87,7 @@ class GoModule:
         return {program: self.cache / program for program in wanted}
 
     def _build(self, go: str, program: str, report: Report) -> None:
-        # Built aside and renamed: what is in the cache is whole.
+        # Build aside and rename, so that the cache has only complete builds.
         aside = self.cache / f".{program}.building"
         flags = ["-ldflags", " ".join(["-s", "-w", *(f"-X {name}={self.version}" for name in self.version_variables)])]
         command = ["nice", "-n", "19", go, "build", *_FLAGS, *flags, "-o", str(aside), self.packages[program]]
@@ -103,7 +103,7 @@ def _counting(report: Report, number: int, count: int) -> Report:
 
 
 def cache_folder() -> Path:
-    """Where this user's programs for the tests are kept."""
+    """The folder of this user's programs for the tests."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "joex"
 
@@ -116,7 +116,7 @@ def _go() -> str:
 
 
 def _run(command: list[str], folder: Path, still_running: Callable[[], None]) -> None:
-    # GOWORK: the module stands alone, whatever folder this checkout lies in.
+    # GOWORK: ignore a workspace of a folder above this checkout.
     environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
     deadline = time.monotonic() + _BUILD_LIMIT
     with tempfile.TemporaryFile("w+") as output:

@@ -1,4 +1,4 @@
-"""Helm, as the tests call it: as the administrator of the tests' cluster, with nothing of the user's own."""
+"""Helm, as the tests call it: as the administrator of the tests' cluster, without the user's configuration."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ class Helm:
         return out.decode()
 
     def close(self) -> None:
-        """Remove what helm has kept."""
+        """Remove the files of helm."""
         self._home.cleanup()
 
     def _environment(self) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""What ``joex`` is in the containers of the local cluster: the program itself, on loops that know the services' names.
+"""``joex`` in the containers of the local cluster: the program itself, on loops that resolve the services' names.
 
-There is no DNS, and the kubelet puts addresses of services for their names only where it starts a container. But the
+There is no DNS, and the kubelet replaces names of services by addresses only when it starts a container. But the
 operator reads the URLs of databases in secrets, through the API. In a pod of a real cluster the resolver would find the
-names; here the loop does, in ``JOEX_TEST_HOSTS``, a file like ``/etc/hosts`` that `service_proxy.py` writes. Other
+names; here the loop does, from ``JOEX_TEST_HOSTS``, a file like ``/etc/hosts`` that `service_proxy.py` writes. Other
 names go the usual way. It runs by its path, since a container's PYTHONPATH need not have the tests; `local.py` puts it
 on the PATH.
 """
@@ -18,10 +18,10 @@ from joex.cli import main
 
 
 class Loop(uvloop.Loop):
-    """The loop of Joex, which knows the addresses of services."""
+    """The loop of Joex, which also resolves the names of services."""
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        """As that of any loop."""
+        """Resolve the names of services from the file, all others as usual."""
         return await super().getaddrinfo(_addresses().get(host, host), port, **options)
 
 

@@ -1,12 +1,12 @@
 """A cluster of containers, by kind: its node runs the image of joex, built from this checkout.
 
-Wanted: a Docker engine that answers, and ``kind`` on the PATH. The cluster is called ``joex-tests``. One that exists is
-used and kept: ``kind create cluster --name joex-tests`` before many runs saves the time of its start. One that was made
-here is deleted at the end.
+It needs a running Docker engine, and ``kind`` on the PATH. The cluster is called ``joex-tests``. The tests use and keep
+an existing one: ``kind create cluster --name joex-tests`` before many runs saves the time of its start. They delete one
+that they have made.
 
-Pods reach the tests' PostgreSQL by this machine's address in the network of kind's containers, its gateway. That wants
-an engine that runs on this machine itself, on Linux, and no firewall in between. It has not been run yet: there was no
-Docker where it was written.
+Pods reach the tests' PostgreSQL by this machine's address in the network of kind's containers, its gateway. That needs
+an engine on this machine itself, on Linux, without a firewall between them. This module has not run yet: its authors
+had no Docker.
 """
 
 import ipaddress
@@ -65,7 +65,7 @@ class KindCluster:
             report(f"kind loads {IMAGE} and {own}")
             _run("kind", "load", "docker-image", IMAGE, own, "--name", NAME)
             for node in _run("kind", "get", "nodes", "--name", NAME).split():
-                report(f"{node} pulls {trial}")  # now, for no test waits so long
+                report(f"{node} pulls {trial}")  # now, because no test waits that long
                 _run("docker", "exec", node, "crictl", "pull", trial)
             self.network = _network()
         except BaseException:
@@ -80,7 +80,7 @@ class KindCluster:
 
 
 def _images_of_the_chart() -> tuple[str, str]:
-    """Those of joex and of the PostgreSQL for trying, as the chart names them by default."""
+    """The images of joex and of the trial PostgreSQL, by the chart's default names."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     return f"{values['image']['repository']}:{version}", values["postgresql"]["image"]

@@ -1,4 +1,4 @@
-"""Kubeconfig files: written for a cluster of our own, and read, of any cluster, one context at a time."""
+"""Kubeconfig files: written for the tests' own clusters, and read for any cluster, one context at a time."""
 
 import base64
 import json
@@ -20,14 +20,14 @@ class KubeconfigError(Exception):
 
 @dataclass(frozen=True)
 class Access:
-    """Where an API is, and how to speak to it."""
+    """The address of an API, and the credentials for it."""
 
     server: str
     cluster: dict[str, Any] = field(default_factory=dict)
     user: dict[str, Any] = field(default_factory=dict)
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Trusts the cluster's authority, and shows the user's certificate."""
+        """A context that trusts the cluster's authority, and presents the user's certificate."""
         authority = _content(self.cluster, "certificate-authority")
         context = ssl.create_default_context(cadata=authority.decode() if authority else None)
         if self.cluster.get("insecure-skip-tls-verify"):
@@ -41,7 +41,7 @@ class Access:
         return context
 
     def token(self) -> str | None:
-        """The user's token, if that is how the user is known. Tokens in files change: ask for each request."""
+        """The user's token, if the user authenticates by one. Tokens in files change, so read it for each request."""
         if path := self.user.get("tokenFile"):
             return Path(path).read_text().strip()
         if "exec" in self.user:
@@ -70,7 +70,7 @@ def document(access: Access) -> dict[str, Any]:
 
 
 def read(*paths: Path, context: str | None = None) -> Access:
-    """What a context (None: the current one) of one or more kubeconfigs says; where they disagree, the first is right.
+    """The settings of a context (None: the current one) in one or more kubeconfigs; the first wins.
 
     Raises:
         KubeconfigError: there is no such context.
@@ -91,7 +91,7 @@ def read(*paths: Path, context: str | None = None) -> Access:
 
 
 def paths_of_user() -> list[Path]:
-    """The kubeconfigs of the user who runs the tests."""
+    """The kubeconfigs of the tests' user."""
     named = [Path(part) for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     return named or [Path.home() / ".kube" / "config"]
 

@@ -26,7 +26,7 @@ _TIMING = Timing()
 
 
 class LocalCluster:
-    """Started when it is made; `close`, or the end of this process, ends all of it and removes its folder."""
+    """The constructor starts it; `close`, or the end of this process, ends all of it and removes its folder."""
 
     def __init__(self, programs: Programs, timing: Timing = _TIMING) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="joex-tests-cluster-", dir="/var/tmp"))
@@ -61,7 +61,7 @@ class LocalCluster:
         return node
 
     def drop_node(self, name: str) -> None:
-        """Let a node crash, and forget it. Its object in the API is for the caller to delete."""
+        """Let a node crash, and forget it. The caller deletes its object in the API."""
         self.nodes.pop(name).crash()
 
     def node_of(self, pod: Mapping[str, Any]) -> LocalNode:
@@ -69,18 +69,18 @@ class LocalCluster:
         return self.nodes[pod["spec"]["nodeName"]]
 
     def log(self, pod: Mapping[str, Any], container: str = "") -> str:
-        """What a container (the first, where none is named) has printed, in all its lives."""
+        """The log of a container (by default the first), of all its runs."""
         name = container or pod["spec"]["containers"][0]["name"]
         path = self.folder / "nodes" / pod["spec"].get("nodeName", "") / pod["metadata"]["uid"] / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def set_image(self, name: str, image: Image) -> None:
-        """Say what an image runs: for containers that are started from now on."""
+        """Configure an image, for containers that start from now on."""
         self._images[name] = image
         images.write(self.folder / "images.json", self._images)
 
     def repair(self) -> None:
-        """Put in order what a test that failed may have left: an API server that is stopped, a node that is silent."""
+        """Repair the leftovers of a failed test: a stopped API server, a silent node."""
         if not self.control_plane.api_server.is_running:
             self.control_plane.start_api()
         node = self.nodes[FIRST_NODE]
@@ -94,7 +94,7 @@ class LocalCluster:
         self._hosts.touch()
         program = self.folder / "bin" / "joex"
         program.parent.mkdir()
-        # -P: the folder of the file does not come before what is installed.
+        # -P: the folder of the file does not come before installed packages.
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P "{_HERE / "joex_program.py"}" "$@"\n')
         program.chmod(0o755)
         path = os.pathsep.join([str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]])

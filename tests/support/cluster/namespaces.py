@@ -19,7 +19,7 @@ class Namespaces:
         self._made: list[str] = []
 
     async def make(self, labels: Mapping[str, str] | None = None) -> str:
-        """A new namespace, in which pods can be made at once; returns its name."""
+        """A new namespace, in which tests can make pods at once; returns its name."""
         name = f"test-{secrets.token_hex(4)}"
         metadata = {"name": name, "labels": dict(labels or {})}
         await self._api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
@@ -30,12 +30,12 @@ class Namespaces:
         return name
 
     async def delete(self) -> None:
-        """Delete them all. It is not waited for: that takes seconds."""
+        """Delete them all, without waiting, because that takes seconds."""
         for name in self._made:
             await self._api.delete("namespaces", name)
 
     async def tell(self) -> str:
-        """What is in them, for people who look for the reason of a failure."""
+        """Their content, for people who debug a failure."""
         told = []
         for name in self._made:
             for pod in await self._api.get_all("pods", name):

@@ -1,4 +1,4 @@
-"""The tests' side of a node that runs processes: how it is started, and what can go wrong with it."""
+"""The tests' side of a node that runs processes: its start, and its failures."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.support.waiting import PATIENCE
 _ROOT = Path(__file__).parents[3]
 
 Pod = Mapping[str, Any]
-"""A pod, as the API gives it."""
+"""A pod, as the API returns it."""
 
 
 class LocalNode:
@@ -52,7 +52,7 @@ class LocalNode:
 
     @property
     def pod_selector(self) -> dict[str, str]:
-        """The ``nodeSelector`` of pods that are to run here."""
+        """The ``nodeSelector`` of pods for this node."""
         return {"kubernetes.io/hostname": self.name}
 
     @property
@@ -62,11 +62,11 @@ class LocalNode:
 
     @property
     def kubelet_log(self) -> str:
-        """What the kubelet has complained about."""
+        """The kubelet's log."""
         return (self._folder / "kubelet.log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start the node, or start it again after a crash: then its pods' containers are started anew."""
+        """Start the node, or start it again after a crash: then it restarts the containers of its pods."""
         assert not self.is_running, f"the node {self.name} runs"
         with (self._folder / "kubelet.log").open("a") as log:
             self._process = subprocess.Popen(
@@ -82,7 +82,7 @@ class LocalNode:
         self._order("ping")
 
     def silence(self) -> None:
-        """Cut the node off from the API: it says nothing and hears nothing, and its processes go on."""
+        """Cut the node off from the API; its processes continue."""
         self._order("silence")
 
     def resume(self) -> None:
@@ -90,7 +90,7 @@ class LocalNode:
         self._order("resume")
 
     def crash(self) -> None:
-        """Let the machine die: all its processes are killed at once, and nobody says so."""
+        """Let the machine crash: all its processes die at once, without a report to the API."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -100,15 +100,15 @@ class LocalNode:
         kill_marked(self._mark)
 
     def kill(self, pod: Pod, container: str = "", *, out_of_memory: bool = False) -> None:
-        """Kill a container (the first, where none is named) as the kernel does, for want of memory for instance."""
+        """Kill a container (by default the first) as the kernel does, for example when memory is short."""
         self._order("kill", pod=pod["metadata"]["uid"], container=container, out_of_memory=out_of_memory)
 
     def evict(self, pod: Pod, message: str = "The node was low on resource: memory.", grace: float = 0) -> None:
-        """End a pod for the node's sake. Its object stays, as failed, with the reason Evicted."""
+        """Evict a pod. Its object stays, as failed, with the reason Evicted."""
         self._order("evict", pod=pod["metadata"]["uid"], message=message, grace=grace)
 
     def pid(self, pod: Pod, container: str = "") -> int:
-        """The process of a container, the first where none is named."""
+        """The process of a container, by default the first."""
         pid: int | None = self._order("pid", pod=pod["metadata"]["uid"], container=container)
         if pid is None:
             raise LookupError(f"the container has no process now: {pod['metadata']['name']}")

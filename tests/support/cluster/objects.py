@@ -1,4 +1,4 @@
-"""Objects that tests make, and what they ask about objects."""
+"""Objects that tests make, and questions about objects."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def python(code: str, **more: Any) -> Object:
 
 
 def up(code: str, **more: Any) -> Object:
-    """A container that runs Python, and is ready as long as there is a file ``/state/up``."""
+    """A container that runs Python, and is ready while the file ``/state/up`` exists."""
     return python(code, volumeMounts=[AT_STATE], readinessProbe=IS_UP, **more)
 
 
@@ -60,7 +60,7 @@ def is_ready(found: Object | None) -> bool:
 
 
 def is_available(replicas: int) -> Callable[[Object | None], bool]:
-    """Whether so many pods of a deployment are available."""
+    """Whether this many pods of a deployment are available."""
     return lambda found: bool((found or {}).get("status", {}).get("availableReplicas", 0) == replicas)
 
 
@@ -87,5 +87,5 @@ def waits(reason: str) -> Callable[[Object | None], bool]:
 
 
 def restarted(times: int) -> Callable[[Object | None], bool]:
-    """Whether a pod is ready after so many restarts of its first container."""
+    """Whether a pod is ready after this many restarts of its first container."""
     return lambda found: is_ready(found) and bool(container_status(found)["restartCount"] == times)

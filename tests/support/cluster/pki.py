@@ -1,4 +1,4 @@
-"""Certificates of a cluster: an authority of its own, and what it signs. Made by openssl, 3.0 or newer."""
+"""Certificates of a cluster: its authority, and the certificates that it signs, made by openssl 3.0 or newer."""
 
 import subprocess
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class SigningKey:
 class Authority:
     """Signs certificates into a folder.
 
-    ``old``: without key usage and key identifiers, as some clusters have them; Python refuses them from 3.13 on.
+    ``old``: without key usage and key identifiers, as in some clusters; Python refuses these from 3.13 on.
     """
 
     def __init__(self, folder: Path, *, old: bool = False) -> None:

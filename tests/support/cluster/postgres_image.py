@@ -1,8 +1,8 @@
 """Plays the official image of PostgreSQL in the local cluster: ``python -m tests.support.cluster.postgres_image``.
 
-Like the image it reads POSTGRES_USER, POSTGRES_PASSWORD, POSTGRES_DB and PGDATA; makes the database where there is none
-yet; asks for the password over the network; and takes SIGTERM for the order to end its sessions and to stop. The server
-comes out of the wheel that `tests.support.postgres` uses. It listens on the pod's address alone, without a socket.
+Like the image it reads POSTGRES_USER, POSTGRES_PASSWORD, POSTGRES_DB and PGDATA; makes the database if there is none
+yet; requires the password over the network; and on SIGTERM ends its sessions and stops. The server comes from the wheel
+that `tests.support.postgres` uses. It listens on the pod's address alone, without a socket.
 """
 
 import os
@@ -36,7 +36,7 @@ _BY_PASSWORD = "\nhost all all all scram-sha-256\n"
 
 
 def postgres_image() -> Image:
-    """What the image runs, with the programs of PostgreSQL on the PATH: probes call pg_isready."""
+    """The image, with the programs of PostgreSQL on the PATH, because probes call pg_isready."""
     library = PostgresServer(Path("/nowhere"), cleanup_mode=None, postgres_version=VERSIONS[-1])
     path = os.pathsep.join([str(library.bin_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {"PATH": path, "PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -55,7 +55,7 @@ class Database:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """As the environment says it."""
+        """Read the settings from the environment."""
         user = os.environ.get("POSTGRES_USER", "postgres")
         return cls(
             user=user,
@@ -76,7 +76,7 @@ class Server:
         self._user = library.system_user
 
     def prepare(self) -> None:
-        """Make the database, unless a container before this one has."""
+        """Make the database, unless an earlier container has made it."""
         database = self._database
         database.data.mkdir(exist_ok=True)
         if self._user is not None:  # the cluster runs as root, the server can't
@@ -89,7 +89,7 @@ class Server:
             file.flush()
             if self._user is not None:
                 shutil.chown(file.name, self._user)
-            # The password is asked of local connections too, for here all connections are local.
+            # Local connections need the password too, because all connections are local here.
             options = ("--no-sync", "--no-locale", "--encoding=UTF8", "--auth=scram-sha-256", f"--pwfile={file.name}")
             self._run("initdb", *options, "-U", database.user)
         with (database.data / "postgresql.conf").open("a") as settings:
@@ -123,7 +123,7 @@ class Server:
 
 
 def _open_the_way_to(data: Path) -> None:
-    """Let another user traverse the folders above, but not list them."""
+    """Let another user traverse the folders above it, but not list them."""
     for folder in data.parents:
         if folder.stat().st_uid == os.geteuid():
             folder.chmod(folder.stat().st_mode | 0o111)

@@ -1,7 +1,7 @@
-"""Processes that can not be left behind, and ports for them.
+"""Processes that can't stay behind, and ports for them.
 
-Every process of a cluster carries the cluster's folder in its environment, and hands it on to its own children. So all
-can be found, whoever their parent is by now. A guard ends them when the tests end, however they end.
+Every process of a cluster has the cluster's folder in its environment, and its children inherit it. So the tests can
+find them all, whatever their present parent is. A guard ends them when the tests end, in any way.
 """
 
 import os
@@ -16,7 +16,7 @@ MARK = "JOEX_TEST_CLUSTER"
 NODE_MARK = "JOEX_TEST_NODE"
 
 # Reads until the other end of its standard input is closed, which the kernel does when the tests' process ends; then
-# kills all that carries the mark, until nothing does, and removes the folder.
+# kills all processes with the mark, until there is none, and removes the folder.
 _GUARD = """
 import os, shutil, signal, sys, time
 mark, folder = sys.argv[1:]
@@ -48,7 +48,7 @@ class Guard:
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-I", "-c", _GUARD, f"{MARK}={folder}", str(folder)]
-        # In a session of its own, so that Ctrl-C does not reach it.
+        # In its own session, so that Ctrl-C does not reach it.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
 
     def close(self) -> None:
@@ -59,13 +59,16 @@ class Guard:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that carry ``NAME=value`` in the environment they were started with; those that ended have none."""
+    """The processes that were started with ``NAME=value`` in their environment.
+
+    (Ended processes have no environment.)
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 environment = (entry / "environ").read_bytes()
-            except OSError:  # it is gone, or not ours
+            except OSError:  # the process is gone, or not ours
                 continue
             if mark.encode() in environment.split(b"\0"):
                 found.append(int(entry.name))
@@ -73,7 +76,7 @@ def marked(mark: str) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process exists and has not ended; one that ended may wait for its parent to take notice."""
+    """Whether a process exists and has not ended; an ended process may still wait for its parent."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -90,7 +93,7 @@ def only_child(pid: int) -> int:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes that carry a mark, and those that they start meanwhile."""
+    """Kill all processes with a mark, and the processes that these start meanwhile."""
     while pids := marked(mark):
         for pid in pids:
             try:
@@ -100,7 +103,7 @@ def kill_marked(mark: str) -> None:
 
 
 def free_port() -> int:
-    """A free port, below the range from which the kernel gives ports to clients."""
+    """A free port, below the kernel's range for clients."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Where the tests' cluster comes from: processes of this machine, kind, or a context that the user named outright."""
+"""The providers of the tests' cluster: processes of this machine, kind, or a context that the user named explicitly."""
 
 import os
 import tempfile
@@ -19,12 +19,12 @@ IMAGE_VARIABLE = "JOEX_TEST_IMAGE"
 
 
 class Unavailable(Exception):
-    """There can be no such cluster here; the message says what it wants."""
+    """This machine can't have such a cluster; the message says what is missing."""
 
 
 @dataclass
 class Cluster:
-    """A cluster for tests, whatever it is made of."""
+    """A cluster for tests, of any provider."""
 
     provider: str
     """``local``, ``kind`` or ``context``."""
@@ -34,18 +34,18 @@ class Cluster:
     image: str
     """The image of joex in this cluster; empty: none was given."""
     network: Network | None = None
-    """The one by which pods reach this machine; None where they reach it as this machine does itself."""
+    """The network by which pods reach this machine; None: they reach it as this machine does itself."""
     local: LocalCluster | None = None
-    """The controls of nodes and of the control plane, where this is a cluster of processes."""
+    """The controls of nodes and of the control plane, if this is a cluster of processes."""
     close: Callable[[], None] = lambda: None
     _resources: Resources = field(default_factory=Resources)
 
     def database_url(self, server: TestServer, name: str) -> str:
-        """The URL of a tests' database, for pods and for this machine."""
+        """The URL of a test's database, for pods and for this machine."""
         return server.url(name) if self.network is None else server.url_in(self.network, name)
 
     async def log(self, api: Api, pod: Object, container: str = "") -> str:
-        """What a container of a pod has printed, the first where none is named; or why that can't be told."""
+        """The log of a container of a pod, by default the first; or why it can't be read."""
         if self.local is not None:
             return self.local.log(pod, container)
         metadata = pod["metadata"]
@@ -64,7 +64,7 @@ def make(choice: str, report: Report) -> Cluster:
     """Create the requested cluster: ``auto``, ``local``, ``kind``, ``context`` or ``context:NAME``.
 
     Raises:
-        Unavailable: it can't be had here.
+        Unavailable: this machine can't have it.
     """
     name, _, context = choice.partition(":")
     makers = {"auto": _auto, "local": _local, "kind": _kind, "context": lambda told: _context(context, told)}

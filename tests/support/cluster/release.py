@@ -18,13 +18,13 @@ OPERATOR = "joex-operator"
 """The operator's Deployment, service account and Lease."""
 _REFUSED = (401, 403)
 _ENDS_WITHIN = 20.0
-"""Seconds: well before its grace is over, and it would be killed."""
+"""Seconds: well before the end of its grace period, when the kubelet would kill it."""
 
 
 def own_database(pool: Object) -> dict[str, Any]:
-    """Values for the database of the tests, and for a first pool, given as a `System.manifest`."""
+    """Values for the database of the tests, and for a first pool in the form of a `System.manifest`."""
     spec = {key: value for key, value in pool["spec"].items() if key != "database"}
-    spec["scaling"] = {"minReplicas": 0, **spec["scaling"]}  # the chart's own pool has one at least
+    spec["scaling"] = {"minReplicas": 0, **spec["scaling"]}  # the chart's own pool has at least one
     return {
         "database": {"existingSecret": SECRET},
         "pool": {"name": pool["metadata"]["name"], "spec": spec},
@@ -50,12 +50,12 @@ class Release:
         self._is_there = True
 
     async def upgrade(self, *pairs: str) -> None:
-        """Upgrade it to this chart with some other values, and wait until the operator is the new one."""
+        """Upgrade it to this chart with some other values, and wait for the new operator."""
         await self._run("upgrade", NAME, CHART, "--reset-then-reuse-values", *sets(*pairs))
         await self.until_operator()
 
     async def test(self) -> str:
-        """What ``helm test`` says.
+        """Run ``helm test``; returns its output.
 
         Raises:
             HelmError: it failed.
@@ -63,13 +63,13 @@ class Release:
         return await self._run("test", NAME)
 
     def let_go(self) -> None:
-        """From now on it may be removed, with the operator's rights. So far the operator was refused nothing."""
+        """Check that the operator was refused nothing so far; from now on the release may go, with its rights."""
         refused = [request for request in self.requests()[self._asked_before :] if request.code in _REFUSED]
         assert refused == [], refused
         self._is_there = False
 
     async def uninstall(self) -> None:
-        """Uninstall it, if it is there, and wait until the operator has ended by itself."""
+        """Uninstall it, if it is installed, and wait until the operator has ended by itself."""
         if self._is_there:
             self.let_go()
             await self._run("uninstall", NAME)
@@ -91,12 +91,12 @@ class Release:
         return await self._api.until_all("pods", no_other, self.namespace, labels=OPERATORS)
 
     async def logs(self) -> str:
-        """What the operators that there are have printed."""
+        """The output of the present operators."""
         pods = await self._api.get_all("pods", self.namespace, labels=OPERATORS)
         return "\n".join([await self._cluster.log(self._api, pod) for pod in pods])
 
     def requests(self) -> list[Request]:
-        """What the operator has asked the API server; nothing where that keeps no log for us."""
+        """The operator's requests to the API server; empty if that keeps no log for the tests."""
         local = self._cluster.local
         return local.control_plane.audit_log.requests(OPERATOR, self.namespace) if local else []
 

@@ -24,7 +24,7 @@ class Resource:
     namespaced: bool
 
     def path(self, namespace: str | None = None, name: str = "", part: str = "") -> str:
-        """Where objects of the kind are, or one object, or a part of it."""
+        """The path of the objects of the kind, of one object, or of a part of it."""
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         place = f"namespaces/{namespace}/" if namespace and self.namespaced else ""
         return "/".join(step for step in (f"{base}/{place}{self.plural}", name, part) if step)
@@ -34,13 +34,13 @@ class Resource:
 class Resources:
     """The kinds known so far; shared by the clients of a cluster.
 
-    A kind that is not known is looked for anew, for some seconds: new custom resources take a moment to be served.
+    A client asks again for an unknown kind, for some seconds: the API needs a moment to serve new custom resources.
     """
 
     _known: dict[str, Resource] = field(default_factory=dict)
 
     async def find(self, name: str, request: Request) -> Resource:
-        """The resource with a name: kind or plural, with the group after a dot where it is needed.
+        """The resource with a name: kind or plural, with the group after a dot if needed.
 
         Raises:
             LookupError: the API does not serve it.
@@ -52,7 +52,7 @@ class Resources:
             if tries:
                 await asyncio.sleep(_PAUSE)
             tries += 1
-            for root in ("/apis", "/api"):  # the core group last: its names win
+            for root in ("/apis", "/api"):  # the core group last, so that its names win
                 for group in (await request("GET", root, accept=_DISCOVERY))["items"]:
                     self._learn(group)
         return self._known[name.lower()]

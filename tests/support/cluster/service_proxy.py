@@ -1,8 +1,8 @@
 """Services of the local cluster: a process that listens on their addresses and forwards to pods that are ready.
 
-``python -m tests.support.cluster.service_proxy KUBECONFIG HOSTS``. It looks at pods itself: the API refuses endpoints
-on loopback, where the local cluster's pods are. In the file HOSTS it writes the services' names and addresses, as in
-``/etc/hosts``, for `joex_program.py`.
+``python -m tests.support.cluster.service_proxy KUBECONFIG HOSTS``. It reads the pods itself, because the API refuses
+endpoints on loopback, where the local cluster's pods are. In the file HOSTS it writes the services' names and
+addresses, as in ``/etc/hosts``, for `joex_program.py`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _CHUNK = 65536
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a service: where it is, and which port of which pods serves it."""
+    """A port of a service: its address, and the port of the pods that serve it."""
 
     address: Address
     namespace: str
@@ -47,7 +47,7 @@ def ports(service: Object) -> list[Port]:
 
 
 def backends(port: Port, pods: list[Object]) -> list[Address]:
-    """Where connections to a service's port may go now."""
+    """The present backends of a service's port."""
     found = []
     for pod in pods:
         metadata, status = pod["metadata"], pod.get("status", {})
@@ -75,7 +75,7 @@ def _number(target: int | str, pod: Object) -> int | None:
 
 
 class ServiceProxy:
-    """Listens for all services there are."""
+    """Listens for all services."""
 
     def __init__(self, connection: Connection, hosts: Path) -> None:
         self._connection = connection
@@ -115,7 +115,7 @@ class ServiceProxy:
     async def _listen(self, port: Port) -> None:
         try:
             self._servers[port] = await asyncio.start_server(self._forwarder(port), *port.address)
-        except OSError as error:  # a port below 1024 wants root
+        except OSError as error:  # a port below 1024 needs root
             self._refused.add(port)
             print(f"{port}: {error}", file=sys.stderr, flush=True)
 
@@ -123,7 +123,7 @@ class ServiceProxy:
         async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 there, back = await asyncio.open_connection(*random.choice(backends(port, self._pods)))
-            except (IndexError, OSError):  # nobody serves it
+            except (IndexError, OSError):  # it has no backend
                 writer.transport.abort()
                 return
             pumps = [asyncio.ensure_future(_pump(reader, back)), asyncio.ensure_future(_pump(there, writer))]

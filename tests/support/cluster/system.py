@@ -1,6 +1,6 @@
-"""Joex on a cluster, for tests: the CRDs, an operator as a process of this machine, pools, and what becomes of them.
+"""Joex on a cluster, for tests: the CRDs, an operator as a process of this machine, and pools.
 
-Executors run the tasks of `tests.support.apps`, which come to their pods in a ConfigMap, and write down what they do.
+Executors run the tasks of `tests.support.apps`, which come to their pods in a ConfigMap, and record their runs.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class OperatorProcess:
 
     @property
     def log(self) -> str:
-        """What it has printed."""
+        """Its output."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
@@ -86,7 +86,7 @@ class OperatorProcess:
 
     @property
     def address(self) -> str:
-        """Where its probes and metrics are."""
+        """The address of its probes and metrics."""
         return self.log.split("probes and metrics on ")[1].split()[0]
 
     async def get(self, path: str) -> str:
@@ -95,7 +95,7 @@ class OperatorProcess:
             return (await client.get(f"{self.address}{path}")).text
 
     async def kill(self) -> None:
-        """Kill it (SIGKILL); it does not exist any more when this returns."""
+        """Kill it (SIGKILL); it no longer exists when this returns."""
         self._process.kill()
         await eventually(lambda: not self.is_alive)
 
@@ -106,11 +106,11 @@ class OperatorProcess:
         return self._process.wait()
 
     def pause(self) -> None:
-        """Stop it in the middle of what it does (SIGSTOP)."""
+        """Stop it at once (SIGSTOP)."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let it continue (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
@@ -148,11 +148,11 @@ class System:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for operator in self._operators:
-            print(f"operator {operator.name}:\n{operator.log}")  # pytest shows it where a test fails
+            print(f"operator {operator.name}:\n{operator.log}")  # pytest shows it if a test fails
             operator.close()
         for pod in await self.api.get_all("pods", self.namespace):
             print(f"pod {pod['metadata']['name']}:\n{await self.cluster.log(self.api, pod)}")
-        # Before the database goes: what runs here would only complain.
+        # Before the database goes, because these processes would only complain.
         for pool in await self.api.get_all(POOLS, self.namespace):
             await self.api.delete(POOLS, pool["metadata"]["name"], self.namespace)
         for pod in await self.api.get_all("pods", self.namespace):
@@ -204,7 +204,7 @@ class System:
         return await self.api.apply(self.manifest(name, **spec))
 
     async def change(self, name: str = "pool", **spec: Any) -> Object:
-        """Change some fields of a pool; None takes one away."""
+        """Change some fields of a pool; None removes a field."""
         return await self.api.patch(POOLS, name, {"spec": spec}, self.namespace)
 
     async def scale(self, replicas: int, name: str = "pool") -> Object:
@@ -212,7 +212,7 @@ class System:
         return await self.api.patch(POOLS, name, {"spec": {"replicas": replicas}}, self.namespace, part="scale")
 
     async def until_pool(self, predicate: Callable[[Object], Any], name: str = "pool", *, why: str = "") -> Object:
-        """Wait until something holds of a pool; it is not asked while there is no status."""
+        """Wait until a condition holds for a pool, once it has a status."""
 
         def holds(found: Object | None) -> bool:
             return bool(found is not None and "status" in found and predicate(found))
@@ -227,13 +227,13 @@ class System:
         )
 
     async def until_ready(self, executors: int, name: str = "pool") -> Object:
-        """Wait until just so many executors take jobs."""
+        """Wait until exactly this many executors take jobs."""
         return await self.until_pool(
             lambda pool: pool["status"]["readyReplicas"] == executors, name, why=f"pool {name}: {executors} are ready"
         )
 
     async def executors(self) -> dict[str, asyncpg.Record]:
-        """The executors that live, by slot: ``id``, ``pod_uid``, ``pid``, ``draining``, and ``held``: how many jobs."""
+        """The living executors, by slot: ``id``, ``pod_uid``, ``pid``, ``draining``, and ``held``: how many jobs."""
         rows = await self.db.fetch("""
             SELECT split_part(e.app_id, '/', 2) AS slot, e.id, e.pod_uid, e.pid, e.draining,
                    (SELECT count(*) FROM joex_private.job j WHERE j.executor_id = e.id) AS held
@@ -242,7 +242,7 @@ class System:
         return {row["slot"]: row for row in rows}
 
     async def until_slots(self, *names: str) -> None:
-        """Wait until pools have just these Deployments."""
+        """Wait until pools have exactly these Deployments."""
 
         def just_these(found: list[Object]) -> bool:
             return {one["metadata"]["name"] for one in found} == set(names)
@@ -250,7 +250,7 @@ class System:
         await self.api.until_all(DEPLOYMENTS, just_these, self.namespace, labels=POOL_LABEL, why=f"slots {names}")
 
     async def slots(self) -> set[str]:
-        """The Deployments that pools have."""
+        """The Deployments of pools."""
         found = await self.api.get_all(DEPLOYMENTS, self.namespace, labels=POOL_LABEL)
         return {one["metadata"]["name"] for one in found}
 
@@ -288,12 +288,12 @@ class System:
         return found[0]
 
     async def check(self) -> None:
-        """No job has ever run twice at a time."""
+        """Check that no job has ever run twice at a time."""
         overlapping = await self.effects.overlapping()
         assert overlapping == [], overlapping
 
 
 def condition(found: Object, kind: str, *, of: str = "pool", what: str = "status") -> str:
-    """The status (or the reason, or the message) of a condition; empty where there is none."""
+    """The status (or the reason, or the message) of a condition; empty if there is none."""
     conditions = found.get("status", {}).get("conditions") or []
     return next((str(one.get(what, "")) for one in conditions if one["type"] == kind), "")

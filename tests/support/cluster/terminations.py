@@ -15,14 +15,14 @@ _EXECUTOR = """
 
 
 class Terminations:
-    """The pods that were told to end while this was open: ``async with Terminations(system) as terminations``.
+    """The pods whose deletion began while this was open: ``async with Terminations(system) as terminations``.
 
-    An executor that is let go has left, by the database's word, before the API server hears that its pod is to end. So
-    what is found in the database just after that shows who was ended too early.
+    An executor that has drained has left, according to the database, before the API server gets the deletion of its
+    pod. So the database just after that shows the executors that were ended too early.
 
     Attributes:
-        pods: names of the pods that were to end.
-        too_early: what the database knew of the executors among them that had not left.
+        pods: names of these pods.
+        too_early: the rows of their executors that had not left.
     """
 
     def __init__(self, system: System) -> None:

@@ -19,7 +19,7 @@ _CAN_NOT_RUN = 3
 
 
 def main() -> int:
-    """Prepare, and run; the exit code is that of the stories, or 3 where this machine can't have a node."""
+    """Prepare, and run; the exit code is that of the stories, or 3 if this machine can't have a node."""
     folder = cache_folder() / "node"
     folder.mkdir(parents=True, exist_ok=True)
     try:

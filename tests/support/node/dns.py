@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 Lookup = Callable[[str, str], Coroutine[Any, Any, str | None]]
-"""From name and namespace of a Service to its address; None: there is no such Service."""
+"""Maps name and namespace of a Service to its address; None: there is no such Service."""
 
 _SERVICE = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(?:\.cluster\.local)?\Z")
 _HEADER = struct.Struct("!6H")
@@ -28,7 +28,7 @@ class NameServer(asyncio.DatagramProtocol):
         self._answering: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where answers go out."""
+        """Remember the transport of the answers."""
         self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
@@ -45,7 +45,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 def read_question(data: bytes) -> tuple[str, int, bytes]:
-    """The name that a message asks for, the kind of record, and the question as it stands there.
+    """The name that a message asks for, the kind of record, and the bytes of the question.
 
     >>> read_question(bytes(12) + b"\\1a\\2bc\\0" + b"\\0\\1\\0\\1")
     ('a.bc', 1, b'\\x01a\\x02bc\\x00\\x00\\x01\\x00\\x01')

@@ -1,7 +1,7 @@
 """The images of the node, built by a real Docker engine: that of the project by its own Dockerfile.
 
 There is no registry to pull from, so Debian's packages stand in for the official images of Python and PostgreSQL, under
-their names. What comes out is an archive for each image, which containerd imports.
+their names. The result is an archive for each image, which containerd imports.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ _STARTS_WITHIN, _BUILDS_WITHIN = 60.0, 1800.0
 
 
 class ImageError(Exception):
-    """An image can't be built; the message has the end of what was said."""
+    """An image can't be built; the message has the end of its output."""
 
 
 class Docker:
-    """A Docker engine below a folder, without a network of its own: builds use the machine's."""
+    """A Docker engine below a folder, without its own network: builds use that of the machine."""
 
     def __init__(self, packages: Path, folder: Path) -> None:
         programs = packages / "docker"
@@ -62,7 +62,7 @@ class Docker:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start the engine, for the time of a block.
+        """Start the engine for the duration of a block.
 
         Raises:
             StartError: it does not start.
@@ -96,7 +96,7 @@ class Docker:
         return done.stdout
 
     def import_tree(self, tree: Path, image: str, *changes: str) -> None:
-        """Make an image of a folder, with changes such as ``CMD ["sh"]``."""
+        """Make an image from a folder, with changes such as ``CMD ["sh"]``."""
         options = [word for change in changes for word in ("--change", change)]
         with subprocess.Popen(["tar", "-C", tree, "--numeric-owner", "-c", "."], stdout=subprocess.PIPE) as tar:
             done = self._run(["import", *options, "-", image], tar.stdout)
@@ -122,7 +122,7 @@ class Docker:
 
 
 def build(packages: Path, folder: Path, report: Report) -> Path:
-    """Build all images that are not there as they should be; returns the folder of their archives.
+    """Build all images that are missing or stale; returns the folder of their archives.
 
     Raises:
         ImageError: one can't be built.
@@ -157,7 +157,7 @@ def build(packages: Path, folder: Path, report: Report) -> Path:
 
 
 def _make_python(docker: Docker, packages: Path, folder: Path) -> None:
-    """What stands in for the official image: Debian's Python, and the certificates that this machine trusts."""
+    """The substitute for the official image: Debian's Python, and the certificates that this machine trusts."""
     tree = folder / _DEBIAN
     shutil.rmtree(tree, ignore_errors=True)
     keyring = "--keyring=/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -188,7 +188,7 @@ def _megabytes(docker: Docker, image: str) -> int:
 
 
 def _save(docker: Docker, image: str, archives: Path) -> None:
-    """Save an image, if it is another one than was saved before. The digest names the archive."""
+    """Save an image, unless an earlier call has saved it. The digest names the archive."""
     digest = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", image).encode()).hexdigest()[:12]
     stem = image.replace("/", "-").replace(":", "-")
     path = archives / f"{stem}.{digest}.tar"

@@ -1,7 +1,7 @@
 """A machine of its own for the node: namespaces of the kernel for its network, its mounts and its processes.
 
-When the first process in there ends, however it ends, the kernel kills all others, and with them go mounts and network.
-What it can't clear are control groups: `clear_control_groups` does, before and after.
+When the first process in it ends, in any way, the kernel kills all others, and removes mounts and network. It can't
+remove control groups: `clear_control_groups` does, before and after.
 """
 
 import os
@@ -19,7 +19,7 @@ _OURS = ("kubepods", "k8s.io")
 def command(inside: Sequence[str]) -> list[str]:
     """The command that runs another one in namespaces of its own.
 
-    Mounts made in there are seen by all processes in there (kubelet and containers share them), and by no others.
+    All processes inside see mounts that are made there (kubelet and containers share them); no others do.
     """
     shared = 'mount --make-rshared / && ip link set lo up && exec "$@"'
     separate = ("--net", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -27,7 +27,7 @@ def command(inside: Sequence[str]) -> list[str]:
 
 
 def check() -> None:
-    """Check that this machine can have such a one.
+    """Check that this machine can have such namespaces.
 
     Raises:
         Missing: it can't; the message says what it lacks.

@@ -1,7 +1,7 @@
-"""A cluster of one real node, inside of a machine of its own: started when it is made, ended with the machine.
+"""A cluster of one real node, inside its own machine: the constructor starts it, and it ends with the machine.
 
-The control plane is that of the tier ``cluster``, on an address that pods can reach. Pods have a network of their own
-(CNI ptp), Services are kube-proxy's (nftables), and their names are answered by `dns.py`.
+The control plane is that of the tier ``cluster``, on an address that pods can reach. Pods have their own network
+(CNI ptp), kube-proxy provides Services (nftables), and `dns.py` answers for their names.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ _KUBERNETES_OWN = Timing(node_silence=50, eviction=300)
 
 
 class CommandError(Exception):
-    """A command of a story failed; the message is what it said."""
+    """A command of a story failed; the message is its output."""
 
 
 class Node:
-    """The node, and what stories do with it."""
+    """The node, and the actions of stories on it."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="joex-tests-node-", dir="/var/tmp"))
@@ -82,7 +82,7 @@ class Node:
         self.containerd.wait_until(lambda: self._ctr("version").returncode == 0, _PATIENCE)
 
     def stop(self) -> None:
-        """End what was started; what is left ends with the machine."""
+        """End the programs; the rest ends with the machine."""
         for component in (self.kube_proxy, self.kubelet, self.containerd):
             component.stop(0)
         self.control_plane.stop()
@@ -109,7 +109,7 @@ class Node:
         return done.stdout
 
     def process_of(self, pod: str, container: str = "executor") -> int:
-        """The process of a container, as this machine numbers it."""
+        """The process of a container, by its id on this machine."""
         for line in self._ctr("tasks", "list").stdout.splitlines()[1:]:
             name, pid = line.split()[:2]
             labels = json.loads(self._ctr("containers", "info", name).stdout)["Labels"]
@@ -123,7 +123,7 @@ class Node:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a shell needs to use the cluster."""
+        """The environment of a shell that uses the cluster."""
         return {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "HOME": str(self.folder),
@@ -137,7 +137,7 @@ class Node:
             (tools / name).symlink_to(program)
 
     def _variables(self) -> dict[str, str]:
-        """Where the unpacked programs are, for those that call others."""
+        """The paths of the unpacked programs, for programs that call others."""
         usr = self._packages / "usr"
         return {
             "PATH": f"{usr / 'bin'}:{usr / 'sbin'}:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -204,7 +204,7 @@ class Node:
             "clusterDomain": "cluster.local",
             "makeIPTablesUtilChains": False,
             "evictionHard": {"memory.available": "100Mi"},
-            # Nothing can be pulled again.
+            # No registry has these images, so the node must not remove them.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
             "enforceNodeAllocatable": [],
@@ -236,7 +236,7 @@ class Node:
         return Component(self.folder, program, f"--config={configuration}", variables=self._variables())
 
     def _import_images(self) -> None:
-        """Import the archives that containerd does not have yet; what it had before is kept in the cache."""
+        """Import the archives that containerd does not have yet; the cache keeps its earlier images."""
         for archive in sorted(self._archives.glob("*.tar")):
             imported = self._kept / f"{archive.stem}.imported"
             if not imported.exists():

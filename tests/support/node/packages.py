@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.cluster.go_build import Report
 
-# containerd 2 is what a kubelet of today speaks to; runc and nft must fit the C library of this machine.
+# A kubelet of today needs containerd 2; runc and nft must fit the C library of this machine.
 _NODE_OF_UNSTABLE = ("containerd", "containernetworking-plugins", "debootstrap")
 _NODE_OF_THIS = ("runc", "nftables", "libnftables1", "libjansson4", "libnftnl11", "libmnl0", "libxtables12", "libedit2")
 _DOCKER = ("docker.io", "docker-cli", "docker-buildx", "containerd")
@@ -22,10 +22,10 @@ class Missing(Exception):
 
 
 def archive() -> str:
-    """Where this machine has its Debian packages from.
+    """The archive of this machine's Debian packages.
 
     Raises:
-        Missing: it is no Debian, or its sources name no archive.
+        Missing: this is not Debian, or its sources name no archive.
     """
     paths = [path for source in map(Path, _SOURCES) for path in ([source] if source.is_file() else source.glob("*"))]
     for path in paths:
@@ -38,7 +38,7 @@ def unpack(folder: Path, report: Report) -> None:
     """Unpack the node's programs into ``folder/node``, and those of the Docker engine into ``folder/docker``.
 
     Raises:
-        Missing: the packages can't be had here.
+        Missing: the packages can't be downloaded here.
     """
     if (folder / "complete").exists():
         return
@@ -60,7 +60,7 @@ def unpack(folder: Path, report: Report) -> None:
 
 
 def _other_releases(folder: Path) -> Path:
-    """A configuration of apt that knows two other releases, and leaves the machine's own alone."""
+    """A configuration of apt with two other releases, separate from the machine's own."""
     for name in ("state/lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()

@@ -1,4 +1,4 @@
-"""kubelet, kube-proxy and kubectl: built of the same module as the control plane, into the same cache."""
+"""kubelet, kube-proxy and kubectl: built from the same module as the control plane, into the same cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ class NodePrograms:
 
 
 def node_programs(report: Report) -> NodePrograms:
-    """The programs, built where they are not in the cache.
+    """The programs, built if they are not in the cache.
 
     Raises:
         BuildError: one can't be built.

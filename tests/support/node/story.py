@@ -1,4 +1,4 @@
-"""What a story on the node says: commands out of the documents, jobs in the trial database, pods and pools."""
+"""The steps of a story on the node: commands out of the documents, jobs in the trial database, pods and pools."""
 
 import base64
 import json
@@ -22,15 +22,15 @@ from tests.support.shell import Shell
 from tests.support.waiting import eventually
 
 JOBS = "jobs"
-"""The namespace of the stories' own pools; restricted, as the chart's own."""
+"""The namespace of the stories' own pools; restricted, as is that of the chart."""
 PATIENCE = 120.0
-"""Seconds after which a story gives up. None is faster or slower because of it."""
+"""Seconds after which a story fails. It makes no story faster or slower."""
 _PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md")))
 _FINISHED = ("success", "failed", "cancelled")
 
 
 class Times:
-    """What took how long, for people."""
+    """Durations, for people."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, str, float]] = []
@@ -73,7 +73,7 @@ class Story:
         await self.api.__aexit__(None, None, None)
 
     def tell(self) -> str:
-        """What the cluster looks like, for a story that has failed."""
+        """The state of the cluster, for a story that has failed."""
         what = "get pods,deployments,joexpools,periodictasks --all-namespaces --output wide"
         return self.node.sh(f"""
             kubectl {what} || true
@@ -88,9 +88,9 @@ class Story:
         return self.sh(found[0].text)
 
     async def follow(self, page: str) -> None:
-        """Do what a page of docs/ says for a cluster, in a new folder of a clone.
+        """Execute the steps of a page of docs/ for a cluster, in a new folder of a clone.
 
-        This node stands in for the one of kind, and it has the images already.
+        This node replaces the node of kind, and it has the images already.
         """
         folder = self.node.folder / "clone" / "tutorial"
         folder.mkdir(parents=True)
@@ -167,12 +167,12 @@ class Story:
         await self.api.apply(manifest)
 
     async def drop(self, name: str) -> None:
-        """Delete a pool, and wait until nothing of it is left."""
+        """Delete a pool, and wait until all its objects are gone."""
         await self.api.delete("joexpools.joex.dev", name, JOBS)
         await self.until_pods(name, 0)
 
     async def until_pool(self, name: str, holds: Callable[[Object], Any], namespace: str = JOBS) -> Object:
-        """Wait until something holds of a pool that has a status."""
+        """Wait until a condition holds for a pool that has a status."""
 
         def is_so(found: Object | None) -> bool:
             return bool(found is not None and found.get("status") and holds(found))
@@ -181,18 +181,18 @@ class Story:
         return found
 
     async def until_ready(self, name: str, executors: int, namespace: str = JOBS) -> None:
-        """Wait until so many executors of a pool take jobs."""
+        """Wait until this many executors of a pool take jobs."""
         await self.until_pool(name, lambda pool: pool["status"].get("readyReplicas") == executors, namespace)
 
     async def until_pods(self, name: str, count: int, namespace: str = JOBS) -> list[Object]:
-        """Wait until a pool has so many pods, those that end included."""
+        """Wait until a pool has this many pods, including pods that end."""
         labels = f"joex.dev/pool={name}"
         return await self.api.until_all(
             "pods", lambda found: len(found) == count, namespace, labels=labels, timeout=PATIENCE
         )
 
     async def pod(self, name: str, namespace: str = JOBS) -> Object:
-        """Wait for a pod of a pool that is ready, and not ending."""
+        """Wait for a ready pod of a pool that does not end."""
 
         def is_ready(pod: Object) -> bool:
             conditions = {one["type"]: one["status"] for one in pod.get("status", {}).get("conditions", [])}
@@ -212,7 +212,7 @@ class Story:
         return made
 
     async def busy(self, name: str, *, seconds: float) -> tuple[str, UUID]:
-        """Make a pool of one executor that has begun a job of so many seconds; returns its pod and that job."""
+        """Make a pool of one executor that has begun a job of this many seconds; returns its pod and that job."""
         await self.pool(name, scaling={"minReplicas": 1})
         pod = await self.pod(name)
         job_id = await self.submit("shop.hold", name, seconds=seconds)
@@ -220,7 +220,7 @@ class Story:
         return pod["metadata"]["name"], job_id
 
     async def job(self, job_id: UUID) -> asyncpg.Record:
-        """A job as it is."""
+        """The present state of a job."""
         database = await self._connected()
         row: asyncpg.Record | None = await database.fetchrow(
             "SELECT *, state::text AS now FROM joex.jobs WHERE id = $1", job_id
@@ -246,7 +246,7 @@ class Story:
         self._times.add(self._name, what, (job["started_at"] - job["submitted_at"]).total_seconds())
 
     async def note_unhealthy(self) -> None:
-        """Note how many containers of executors the kubelet has started, and what its warnings of probes say."""
+        """Note how many containers of executors the kubelet has started, and its warnings about probes."""
         events = [*await self.api.get_all("events", JOBS), *await self.api.get_all("events", "default")]
         counts: Counter[str] = Counter()
         for event in events:
@@ -257,7 +257,7 @@ class Story:
         self._times.remarks.append(f"the kubelet's events of executors: {dict(counts)}")
 
     async def nothing_hangs(self) -> None:
-        """No pod is left that should have ended: one that ends is within its grace, and says so."""
+        """Check that no pod has outlived its grace period."""
 
         async def none() -> bool:
             pods = [*await self.api.get_all("pods", JOBS), *await self.api.get_all("pods", "default")]
@@ -274,7 +274,7 @@ class Story:
         return found
 
     async def _connected(self) -> "asyncpg.Connection[Any]":
-        """A connection to the trial database, by the address of its Service; made anew where it was lost."""
+        """A connection to the trial database, by the address of its Service; opened again if it was lost."""
         if self._database is None or self._database.is_closed():
             secret = await self.api.get("secrets", "joex-postgresql", "default")
             service = await self.api.get("services", "joex-postgresql", "default")

@@ -1,4 +1,4 @@
-"""Pools and slots for the tests, each with one word on what matters."""
+"""Pools and slots for the tests, each from one word about its kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SILENT = DatabaseProblem("Unreachable", "connection refused")
 
 
 def manifest(name: str = "documents", metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    """A JoexPool as it is written; ``spec`` in the words of the file."""
+    """The manifest of a JoexPool; ``spec`` as in the file."""
     return {
         "apiVersion": "joex.dev/v1alpha1",
         "kind": "JoexPool",

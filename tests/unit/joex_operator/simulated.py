@@ -1,4 +1,4 @@
-"""Simulations for the tests: a few jobs, a pool, and when each job was taken."""
+"""Simulations for the tests: a few jobs, a pool, and the time of each take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def jobs_of(some: Iterable[tuple[str, dict[str, Any]]], settings: Mapping[str, A
 
 @dataclass
 class Outcome:
-    """What a simulation has given."""
+    """The result of a simulation."""
 
     jobs: Jobs
     totals: Totals
@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def taken(self) -> list[tuple[str, float]]:
-        """The jobs' groups in the order in which they were taken, and when."""
+        """The groups of the jobs in the order of their takes, with the times."""
         taken = self.totals.taken
         return [(self.jobs.groups[group].name, at) for group, at in zip(taken.group, taken.at, strict=True)]
 

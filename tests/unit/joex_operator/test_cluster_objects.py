@@ -1,4 +1,4 @@
-"""What is known of pools and periodic tasks, where lists come later than events that are newer."""
+"""The cache of pools and periodic tasks, if older lists come after newer events."""
 
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration

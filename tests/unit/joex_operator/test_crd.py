@@ -111,7 +111,7 @@ def test_what_people_may_not_change_is_guarded_by_a_rule():
 
 
 def rule_at(path):
-    """The one rule of a text, as a regular expression of Python's: CEL's are alike as far as these go."""
+    """The one rule of a text, as a regular expression of Python; for these, CEL's syntax is the same."""
     (rule,) = at(CRDS[1], path)["x-kubernetes-validations"]
     return re.compile(rule["rule"].removeprefix("self.matches('").removesuffix("')").replace("\\\\", "\\"))
 

@@ -1,4 +1,4 @@
-"""When the reconciler arms the watch of a pool, and when it checks by itself meanwhile."""
+"""When the reconciler arms the growth watch of a pool, and when it checks without a notification."""
 
 import pytest
 

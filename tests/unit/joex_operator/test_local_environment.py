@@ -1,4 +1,4 @@
-"""What a pool asks of a local process."""
+"""The environment of a local process of a pool."""
 
 from datetime import timedelta
 
@@ -81,8 +81,8 @@ def test_what_means_nothing_without_a_cluster_is_named():
             ],
         },
     }
-    assert unused(pool().spec) == []
-    assert unused(pool(image="joex:1", template=template).spec) == [
+    assert not list(unused(pool().spec))
+    assert list(unused(pool(image="joex:1", template=template).spec)) == [
         "spec.image",
         "spec.template.metadata",
         "spec.template.spec.volumes",

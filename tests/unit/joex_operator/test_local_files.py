@@ -1,4 +1,4 @@
-"""The files of `joex up`: what is right is read, what is wrong is named with its place."""
+"""The files of `joex up`: valid ones are read, errors are reported with their place."""
 
 from pathlib import Path
 

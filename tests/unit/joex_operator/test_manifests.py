@@ -1,4 +1,4 @@
-"""The Deployment of a slot: the whole of it, its settings, and what a template may change."""
+"""The Deployment of a slot: all of it, its settings, and the fields that a template may change."""
 
 from datetime import timedelta
 from typing import Any

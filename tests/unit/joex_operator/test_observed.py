@@ -1,4 +1,4 @@
-"""What Deployments and pods say of slots, and how the cache keeps them."""
+"""Slots as observed from Deployments and pods, and the cache of these."""
 
 from dataclasses import replace
 from typing import Any

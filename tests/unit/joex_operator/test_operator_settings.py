@@ -4,12 +4,13 @@ from datetime import timedelta
 
 import pytest
 
+from joex.config import load
 from joex.errors import ConfigError
-from joex_operator.cluster.settings import load_operator_settings
+from joex_operator.cluster.settings import OperatorSettings
 
 
 def test_defaults_watch_the_whole_cluster() -> None:
-    settings = load_operator_settings({})
+    settings = load(OperatorSettings, {})
     assert settings.namespaces == []
     assert settings.poll_interval == timedelta(seconds=15)
     assert settings.own_namespace == "default"
@@ -18,7 +19,7 @@ def test_defaults_watch_the_whole_cluster() -> None:
 def test_flags_come_before_the_environment(monkeypatch) -> None:
     monkeypatch.setenv("JOEX_OPERATOR_NAMESPACES", "a, b")
     monkeypatch.setenv("JOEX_OPERATOR_IMAGE", "joex:1")
-    settings = load_operator_settings({"image": "joex:2", "identity": None})
+    settings = load(OperatorSettings, {"image": "joex:2", "identity": None})
     assert (settings.namespaces, settings.image) == (["a", "b"], "joex:2")
 
 
@@ -36,11 +37,11 @@ def test_flags_come_before_the_environment(monkeypatch) -> None:
 def test_a_wrong_variable_is_named(monkeypatch, variable: str, value: str, expected: str) -> None:
     monkeypatch.setenv(f"JOEX_OPERATOR_{variable}", value)
     with pytest.raises(ConfigError) as caught:
-        load_operator_settings({})
+        load(OperatorSettings, {})
     assert str(caught.value).startswith(expected)
     assert "\n" not in str(caught.value)
 
 
 def test_a_wrong_flag_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^--resync-period: "):
-        load_operator_settings({"resync_period": "never"})
+        load(OperatorSettings, {"resync_period": "never"})

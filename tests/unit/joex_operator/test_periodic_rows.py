@@ -40,7 +40,7 @@ def desired(name: str = "nightly", **spec: Any) -> DesiredRow:
 
 
 def row(of: DesiredRow | None = None, **fields: Any) -> PeriodicTask:
-    """The row of a desired one as the database has it, after a scheduler has computed its next run."""
+    """The row of a desired one in the database, after a scheduler has computed its next run."""
     wanted = (of or desired()).row
     assert wanted is not None
     stored = {name: getattr(wanted, name) for name in wanted.__slots__} | {"priority": str(wanted.priority)}
@@ -138,7 +138,7 @@ def test_the_row_of_an_object_that_is_wrong_by_now_rests():
     assert not changes([wrong], {})
     told = condition(wrong, row(enabled=False))
     assert (told.reason, told.bad) == ("InvalidTimer", True)
-    assert told.message.endswith("; it makes no jobs until this is mended")
+    assert told.message.endswith("; no jobs are submitted until this is fixed")
 
 
 def test_a_condition_says_whether_jobs_are_made():

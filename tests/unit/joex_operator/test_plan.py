@@ -1,4 +1,4 @@
-"""What is done about a pool."""
+"""The operator's plan for a pool."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -115,7 +115,7 @@ def test_asking_is_followed_by_a_look_at_the_answers():
     assert decided(seen(slot(0))).requeue_after < 0.1
 
 
-# Going.
+# Removing.
 
 
 def test_a_slot_is_deleted_when_the_database_says_that_it_is_retired():
@@ -329,7 +329,7 @@ def test_a_deleted_pool_whose_database_stays_silent_leaves_its_pods_to_drain_by_
     assert late.actions == (DeleteSlot("documents-0", "uid-0", Why.UNREACHABLE),)
 
 
-# What is remembered.
+# The memory.
 
 POLICY = {"policies": [{"type": "Executors", "value": 4, "periodSeconds": 60}]}
 

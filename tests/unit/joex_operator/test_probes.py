@@ -21,4 +21,4 @@ def test_a_problem_that_lasts_is_told_after_its_time_and_one_that_passes_never_i
     world.wrong = None
     assert lasting.for_too_long() is None
     world.wrong = "something else"
-    assert lasting.for_too_long() is None, "its time begins anew"
+    assert lasting.for_too_long() is None, "its time starts again"

@@ -1,4 +1,4 @@
-"""How many executors a pool shall have."""
+"""The desired number of executors of a pool."""
 
 from dataclasses import replace
 
@@ -239,7 +239,7 @@ def test_a_fixed_size_needs_no_database():
     assert size(pool(replicas=3), Load(None, 1), History(), T).target == 3
 
 
-# When to look again.
+# The time of the next reconcile.
 
 
 def test_the_next_due_job_is_a_reason_to_look_again():

@@ -1,4 +1,4 @@
-"""What `joex simulate` reads: workloads and traces, and what is said of those that are wrong."""
+"""The input of `joex simulate`: workloads and traces, and the messages about wrong ones."""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""Small simulations, whose waits can be worked out by hand. An executor has one slot, and a job lasts ten seconds."""
+"""Small simulations, whose waits a reader can compute by hand.
+
+An executor has one slot, and a job lasts ten seconds.
+"""
 
 import pytest
 
@@ -38,7 +41,7 @@ def test_a_limit_keeps_slots_free_and_the_end_of_a_job_makes_room():
 
 def test_priorities_follow_the_counting_scheme():
     outcome = simulated(*(job("a", seconds=n + 1, is_high=n >= 3) for n in range(7)), countingScheme="2,1")
-    # Two high ones (of 4 and 5 seconds), a low one (1), two high ones (6, 7), and the low ones that are left (2, 3).
+    # Two high ones (of 4 and 5 seconds), a low one (1), two high ones (6, 7), and the remaining low ones (2, 3).
     assert outcome.taken == [("a", at) for at in (0, 4, 9, 10, 16, 23, 25)]
 
 
@@ -133,8 +136,8 @@ LONG_AND_SHORT = [job("a", seconds=seconds) for seconds in (10, 100, 10, 100)]
 def test_an_executor_that_is_let_go_finishes_its_jobs_and_takes_nothing_more():
     jobs = [*LONG_AND_SHORT, job("a", at=50), job("a", at=51)]
     outcome = simulated(*jobs, poolSize=2, **by_demand(2))
-    # From a look after the short jobs on one of the two drains, and a third one can't be made before it has gone: so
-    # the job of 51 s waits for the slot of the one of 50 s.
+    # A poll after the short jobs makes one of the two drain, and the pool can't make a third one before that has left.
+    # So the job of 51 s waits for the slot of the job of 50 s.
     assert outcome.report.success == 6
     assert outcome.taken[-2:] == [("a", 50), ("a", 60)]
     assert max(size for _, size in sizes(outcome)) == 2
@@ -143,7 +146,7 @@ def test_an_executor_that_is_let_go_finishes_its_jobs_and_takes_nothing_more():
 def test_an_executor_that_drains_for_too_long_gives_its_jobs_back():
     drain = {"timeout": "40s", "onTimeout": "Terminate"}
     outcome = simulated(*LONG_AND_SHORT, poolSize=2, drain=drain, **by_demand(2))
-    drains_at = 15.25 + 0.25  # the first look after the short jobs
+    drains_at = 15.25 + 0.25  # the first poll after the short jobs
     assert outcome.report.success == 4
     assert len(outcome.taken) == 5
     [*_, (_, again)] = outcome.taken
@@ -182,11 +185,11 @@ def test_where_the_end_of_a_job_makes_room_others_are_woken_too():
     jobs = jobs_of([job("a"), job("b", at=1), job("a", at=2)], limited)
     one = {"replicas": 1, "poolSize": 1}
     outcome = simulated_on([{**one, "queues": ["x"]}, {**one, "queues": ["y", "x"]}], jobs)
-    # The executor whose job of a ends turns to b; the other one, which has slept, takes the next job of a.
+    # The executor whose job of a ends takes from b; the other one, which has slept, takes the next job of a.
     assert outcome.taken == [("a", 0), ("b", 10), ("a", 10)]
 
 
-# What is counted.
+# The counts.
 
 
 def test_the_period_is_simulated_in_any_case():

@@ -1,4 +1,4 @@
-"""Where a slot stands, and which slots go first."""
+"""The phases of slots, and the order of their removal."""
 
 from itertools import islice
 from typing import Any

@@ -1,4 +1,4 @@
-"""The objects: defaults, and one line for what is wrong."""
+"""The objects: defaults, and one line for each error."""
 
 from datetime import UTC, datetime, timedelta
 

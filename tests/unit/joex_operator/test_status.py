@@ -19,7 +19,7 @@ LATER = NOW + timedelta(minutes=5)
 
 
 def told(found, history=None, now=NOW, **spec):
-    """The conditions by type."""
+    """The conditions, by type."""
     spec.setdefault("scaling", autoscaled())
     asked_for = pool(**spec)
     plan = decide(asked_for, found, history or History(), now)

@@ -1,8 +1,8 @@
-"""A small model of a cluster and its database, in which the operator's decisions are carried out.
+"""A small model of a cluster and its database, which executes the operator's decisions.
 
 Deployments make pods, pods start and register, executors take jobs and finish them; anything may die at any time. A
-second is one `tick`. What an executor may do is what the real one does: it takes nothing when it drains or its name is
-retired, and its container is started again whenever it has left.
+second is one `tick`. An executor behaves like the real one: it takes no job when it drains or its name is retired, and
+its container restarts after each exit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Made:
 
 @dataclass
 class Living:
-    """A registered executor: its jobs, as the seconds that each still takes."""
+    """A registered executor: its jobs, as the remaining seconds of each."""
 
     pod: str
     held: list[int] = field(default_factory=list)
@@ -95,10 +95,10 @@ class World:
         self.submitted += len(new)
         self.queue += new
 
-    # What happens by itself.
+    # Events without a cause.
 
     def tick(self) -> None:
-        """A second passes."""
+        """One second passes."""
         self.time += 1
         for name, made in self.deployments.items():  # Recreate: no new pod while an old one is there
             if made.replicas and not any(pod.slot == name for pod in self.pods.values()):
@@ -119,7 +119,7 @@ class World:
         executor = self.living.get(pod.slot)
         lives_here = executor is not None and executor.pod == pod.uid
         if pod.terminating and lives_here and executor is not None:
-            executor.draining = True  # SIGTERM; it has all the time that its jobs take
+            executor.draining = True  # SIGTERM; it has all the time that its jobs need
         elif pod.terminating:
             self._remove_pod(pod)
         elif pod.starts_in > 0:
@@ -132,7 +132,7 @@ class World:
         if pod.slot in self.retired or (other is not None and other.pod != pod.uid):
             return
         if other is not None:
-            self._end(pod.slot)  # the same pod: the process before is certainly gone
+            self._end(pod.slot)  # the same pod: its former process is certainly gone
         self.living[pod.slot] = Living(pod.uid)
 
     def _run_executor(self, slot: str, executor: Living) -> None:
@@ -159,7 +159,7 @@ class World:
         del self.pods[pod.uid]
         self.gone.setdefault(pod.slot, []).append(pod.uid)
 
-    # What goes wrong.
+    # Faults.
 
     def kill_process(self, pod: Pod) -> None:
         """kill -9: the container starts again in the same pod."""
@@ -174,7 +174,7 @@ class World:
         self._remove_pod(pod)
 
     def silence_node(self, pod: Pod) -> None:
-        """Nothing is heard of the pod's node any more."""
+        """The pod's node becomes silent."""
         pod.node_is_silent = True
         if (executor := self.living.get(pod.slot)) and executor.pod == pod.uid:
             executor.is_dead = True
@@ -185,10 +185,10 @@ class World:
             if pod.node_is_silent:
                 pod.node_is_silent, pod.starts_in = False, START_UP
 
-    # What the operator sees and does.
+    # Observations and actions of the operator.
 
     def observe(self) -> ObservedPool:
-        """What the operator finds now."""
+        """The operator's observation of this moment."""
         names = {*self.deployments, *(pod.slot for pod in self.pods.values())}
         if self.database_is_up:
             names |= {*self.living, *self.retired}
@@ -224,7 +224,7 @@ class World:
         )
 
     def apply(self, action: Action) -> None:
-        """Carry an action out, in whatever state the world is by now."""
+        """Execute an action, in the present state of the world."""
         match action:
             case CreateSlot(index):
                 name = slot_name(self.pool.name, index)

@@ -3,8 +3,8 @@
 // Settings, from its documentation's page "Performance", the configuration of its own quick stats:
 // - localQueue.size 500: jobs are fetched and locked 500 at a time, and the slots are fed from memory;
 // - completeJobBatchDelay and failJobBatchDelay 0: the ends of one turn of the event loop are written in one statement;
-// - maxPoolSize: slots + 1. Prepared statements are on by default, new jobs are heard of by LISTEN/NOTIFY.
-// Its log tells of each job by default; the race turns that off, as its own performance test does.
+// - maxPoolSize: slots + 1. Prepared statements are on by default, LISTEN/NOTIFY announces new jobs.
+// Its log has a line for each job by default; the race turns that off, as its own performance test does.
 //
 // Submission (page "Adding jobs through JavaScript"): makeWorkerUtils over a pool; addJobs for batches, addJob for
 // single jobs.

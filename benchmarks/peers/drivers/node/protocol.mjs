@@ -10,7 +10,7 @@
 //   pending(client)                      the number of jobs not finished yet, read through a pg client
 //
 // Node itself comes from a package too (optionalDependencies, one for each platform), so that the lock file pins it,
-// and since the newest of both systems want a newer one than many machines have.
+// and because the newest versions of both systems need a newer Node than many machines have.
 
 import { readFileSync } from "node:fs";
 import { setTimeout as pause } from "node:timers/promises";
@@ -19,7 +19,7 @@ import pg from "pg";
 
 const REPORT_MS = 50;
 
-// In fractions of a millisecond, which Date.now() hasn't.
+// In fractions of a millisecond, which Date.now() lacks.
 const now = () => (performance.timeOrigin + performance.now()) / 1000;
 
 const print = (line) => process.stdout.write(JSON.stringify(line) + "\n");
@@ -141,7 +141,7 @@ async function pending(system, url) {
   await client.end();
 }
 
-// What is told of the noop jobs: at most one line each REPORT_MS, and always one of the last.
+// The lines about the noop jobs: at most one each REPORT_MS, and always one of the last.
 class Progress {
   #line = { done: 0 };
   #timer;

@@ -3,9 +3,9 @@
 // Settings, from the comments of river.Config and the documentation's page "Benchmarks":
 //   - MaxWorkers: the slots.
 //   - FetchCooldown 1 ms, the least allowed: "Throughput is limited by this value". The default is 100 ms; River's own
-//     bench takes 2 ms. Who submits takes 1 ms too: a client gives no more than one NOTIFY in that time, and the worker
-//     that misses one finds the job at its next poll only.
-//   - FetchPollInterval 20 ms, as River's own bench does. New jobs are heard of by LISTEN/NOTIFY besides.
+//     bench takes 2 ms. The submitters take 1 ms too: a client sends at most one NOTIFY in that time, and a worker that
+//     misses one finds the job only at its next poll.
+//   - FetchPollInterval 20 ms, as River's own bench does. LISTEN/NOTIFY announces new jobs as well.
 //   - The pool is as large as pgxpool makes it by default, as in River's own bench. The ends of jobs are batched by
 //     default.
 //
@@ -16,7 +16,7 @@
 // batches; Insert for single jobs.
 //
 // Groups: the open version has no fairness between them. Its queues have a fixed MaxWorkers each, must be named when
-// the worker starts, and share nothing of what is idle; limits per partition are in River Pro (page "Concurrency
+// the worker starts, and do not share idle slots; limits per partition are in River Pro (page "Concurrency
 // limits"). So groups are ignored, and --fair changes nothing.
 //
 // Completed jobs are kept, for 24 hours by default.
@@ -203,7 +203,7 @@ var printing sync.Mutex
 func tell(line any) {
 	printing.Lock()
 	defer printing.Unlock()
-	_ = json.NewEncoder(os.Stdout).Encode(line) // nobody listens any more: SIGPIPE ends the process
+	_ = json.NewEncoder(os.Stdout).Encode(line) // without a reader SIGPIPE ends the process
 }
 
 func now() float64 {

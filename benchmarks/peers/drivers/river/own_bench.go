@@ -17,8 +17,8 @@ import (
 var overall = regexp.MustCompile(`total jobs worked \[ *(\d+) \].*overall job/sec \[ *([\d.]+) \]`)
 
 // River's own benchmark, `river bench --num-total-jobs` ("Fixed job burn down" of the page "Benchmarks"), by the
-// package its program runs, over the River of this module. It inserts all jobs, starts 2,000 workers and tells how many
-// jobs a second were completed; it tells no figure of the insertion. It empties River's tables first.
+// package its program runs, over the River of this module. It inserts all jobs, starts 2,000 workers and prints how many
+// jobs per second they completed, without a figure of the insertion. It empties River's tables first.
 func ownBench(ctx context.Context, given options) error {
 	pool, err := connect(ctx, 0)
 	if err != nil {
@@ -43,7 +43,7 @@ func ownBench(ctx context.Context, given options) error {
 	return nil
 }
 
-// What the run prints on stdout; it goes to stderr too, for those who watch.
+// What the run prints on stdout; it goes to stderr too, for people.
 func captured(run func() error) ([]byte, error) {
 	read, write, err := os.Pipe()
 	if err != nil {

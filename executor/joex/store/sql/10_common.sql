@@ -1,17 +1,17 @@
--- What the other files share. A migration installs the files in the order of their names.
+-- Objects that the other files share. A migration installs the files in the order of their names.
 --
--- The schema joex has the documented functions and views, joex_private all else. The comment above an object of joex is its
+-- The schema joex has the documented functions and views, joex_private all others. The comment above an object of joex is its
 -- documentation: scripts/generate_sql_reference.py makes a page of these comments.
 
--- The first keys of the advisory locks ("joex" in ASCII, plus a number), so that they meet no lock of another program by accident; the
--- second key names the executor, the queue and so on. A transaction that waits for several acquires them in this order: app_id_lock,
+-- The first keys of the advisory locks ("joex" in ASCII, plus a number), so that they do not collide with locks of other programs;
+-- the second key names the executor, the queue and so on. A transaction that waits for several acquires them in this order: app_id_lock,
 -- executor_takes_lock, the row of the executor. (1785685000 is the lock of migrations: store/migrate.py.)
 
 -- An executor is alive: its session holds this lock on its id.
 CREATE OR REPLACE FUNCTION joex_private.executor_alive_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685001';
 
--- An executor takes jobs (shared), or is ended or drained (exclusive).
+-- A take by an executor (shared), or a transaction that ends or drains the executor (exclusive).
 CREATE OR REPLACE FUNCTION joex_private.executor_takes_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685002';
 
@@ -23,19 +23,19 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685003';
 CREATE OR REPLACE FUNCTION joex_private.group_limit_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685004';
 
--- An app-id is registered or retired.
+-- A transaction registers or retires an app-id.
 CREATE OR REPLACE FUNCTION joex_private.app_id_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685005';
 
--- Periodic tasks fire.
+-- A scheduler fires periodic tasks.
 CREATE OR REPLACE FUNCTION joex_private.periodic_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685006';
 
--- A queue is served for the first time.
+-- A transaction makes the row and the ring cursor of a queue.
 CREATE OR REPLACE FUNCTION joex_private.queue_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685007';
 
--- Floors are raised, or switched on or off.
+-- A transaction raises floors, or switches them on or off.
 CREATE OR REPLACE FUNCTION joex_private.floors_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685008';
 
@@ -94,26 +94,26 @@ BEGIN
         v_size := greatest(v_size, v_text);
     END IF;
     IF v_size > v_largest THEN
-        RAISE EXCEPTION '%: at most % bytes; got %: keep it elsewhere and give a reference, or raise the limit by joex.set_largest',
+        RAISE EXCEPTION '%: at most % bytes; got %: store it elsewhere and pass a reference, or raise the limit with joex.set_largest',
             p_field, v_largest, v_size USING ERRCODE = 'JX003';
     ELSIF v_text > 40 * pg_column_size(p_value #> '{}') THEN
         -- A take has a budget in bytes of values. (The text of a float has 309 digits at most, 26 times the bytes of its value.)
-        RAISE EXCEPTION '%: has numbers of too many digits (% bytes as text): give numbers of more than 300 digits as text',
+        RAISE EXCEPTION '%: has numbers with too many digits (% bytes as text): pass numbers of more than 300 digits as strings',
             p_field, v_text USING ERRCODE = 'JX003';
     END IF;
 END $$;
 
--- A priority by its name, in upper or lower case.
+-- The priority with this name, in upper or lower case.
 CREATE OR REPLACE FUNCTION joex_private.priority_of(p_text text) RETURNS joex_private.job_priority
 LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_private.job_priority $$;
 
--- Wake sleeping executors of the queue: at most one a job, the latest to fall asleep first, so that the longest idle stay idle (and an
+-- Wake sleeping executors of the queue: at most one per job, the latest to fall asleep first, so that the longest idle stay idle (and an
 -- operator can remove them). An executor that fills all its slots and leaves work behind wakes the next ones (see take), so four names
 -- are enough. If no executor is asleep, notify the operators that watch the queue (see watch). Otherwise send nothing, because NOTIFY
 -- makes its transaction acquire a lock that all notifying transactions of the server share. (An executor that has left is not asleep: a
 -- constraint says so. A condition for that would offer the planner another index, that of all living executors.)
 --
--- Workers that wait in an accept are notified in any case: they may come late, or not at all.
+-- Workers that wait in an accept get a notification too. They replace no executor and no operator: a worker may come late, or not at all.
 --
 -- The snapshot of a REPEATABLE READ transaction may be older than the moment when an executor fell asleep or an operator began to
 -- watch. So such a transaction always notifies (an empty list asks all sleeping executors to look for work).
@@ -143,8 +143,8 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a new job of the queue calls for a notification: one statement in place of those of wake and announce, which nearly always
--- find nothing to notify. The caller has already written the job, as for these two.
+-- Whether a new job of the queue needs a notification: one statement instead of those of wake and announce, which nearly always find
+-- no listener. The caller has already written the job, as for these two.
 CREATE OR REPLACE FUNCTION joex_private.is_awaited(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT joex_private.sees_the_latest()
@@ -166,7 +166,7 @@ CREATE OR REPLACE FUNCTION joex_private.sees_the_latest() RETURNS boolean LANGUA
 CREATE OR REPLACE FUNCTION joex_private.must_see_the_latest(p_function text) RETURNS void LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF NOT joex_private.sees_the_latest() THEN
-        RAISE EXCEPTION '% must see what has been committed by now, which a % transaction does not',
+        RAISE EXCEPTION '% must see all transactions that have committed by now; a % transaction does not',
             p_function, upper(current_setting('transaction_isolation'))
             USING ERRCODE = 'JX002', HINT = 'Call it in a READ COMMITTED transaction: BEGIN ISOLATION LEVEL READ COMMITTED, or '
                                             'SET default_transaction_isolation = ''read committed''.';
@@ -204,8 +204,8 @@ BEGIN
            OR EXISTS (SELECT FROM joex_private.subscriber s WHERE (s.events OR NOT p_events) AND s.until > clock_timestamp());
 END $$;
 
--- Notify the subscribers to events, and those that wait for these jobs. The events are job-submitted, job-started, job-finished and
--- (only for waits) job-changed. The caller has already written the jobs, so its transaction id is older than the snapshot here: a
+-- Notify the subscribers to events, and the subscribers that wait for these jobs. The events are job-submitted, job-started,
+-- job-finished and (only for waits) job-changed. The caller has already written the jobs, so its transaction id is older than the snapshot here: a
 -- subscriber that this snapshot does not show waits for the end of the transaction (see wait_for).
 CREATE OR REPLACE FUNCTION joex_private.announce(p_event text, p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
@@ -216,7 +216,7 @@ BEGIN
         RETURN;
     END IF;
     IF p_event <> 'job-changed' AND joex_private.is_heard(true) THEN
-        -- (One event a payload: a payload has less than 8,000 bytes, of which four escaped names may need 6,100.)
+        -- (One event per payload: a payload has less than 8,000 bytes, of which four escaped names may need 6,100.)
         FOR v_payload IN
             SELECT json_build_object('event', p_event, 'id', j.id, 'task', j.task, 'queue', j.queue, 'group', j.grp,
                                      'state', CASE p_event WHEN 'job-started' THEN 'running' ELSE j.state::text END,

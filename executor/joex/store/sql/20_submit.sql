@@ -1,4 +1,4 @@
--- Submission. All of it works in the caller's transaction: the job exists if and when that commits.
+-- Submission. These functions work in the caller's transaction: a job exists if and when that transaction commits.
 
 -- The rows of many jobs, in the order given. (submit_many inserts them in one of two ways; the planner inlines this function there.)
 CREATE OR REPLACE FUNCTION joex_private.rows_to_submit(
@@ -40,7 +40,7 @@ CREATE OR REPLACE FUNCTION joex.submit_many(
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_queue record;
-    v_made bigint := cardinality(tasks);     -- jobs without those that were skipped, which call for no executor
+    v_made bigint := cardinality(tasks);     -- inserted jobs (a skipped job needs no executor)
     -- Ids in the order given: time and random bits once for all of them, and a number for each. (An array has fewer than 2^28 elements.
     -- Random bits have a price: without OpenSSL the server opens the kernel's device for each random number.)
     v_stem text := left(joex_private.uuid7()::text, 29);
@@ -118,8 +118,8 @@ BEGIN
     RETURN v_id;
 END $$;
 
--- Add a keyed job, whose id is the caller's own: key, unique within its task. Executors take the keyed jobs of a task in the order of
--- rank, then first in, first out. FoundationDB's tuple layer has packed key and rank. Unlike a submitted job, a keyed job stays until
+-- Add a keyed job. The caller chooses its id: key, unique within the task. Executors take the keyed jobs of a task in the order of rank,
+-- then first in, first out. Clients pack key and rank with FoundationDB's tuple layer. Unlike a submitted job, a keyed job stays until
 -- a client removes it. Returns its UUID, or null if the task has a job with this key already.
 CREATE OR REPLACE FUNCTION joex_private.add(
     task text,

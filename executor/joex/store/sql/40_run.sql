@@ -1,5 +1,5 @@
 -- What executors and workers write about their runs. Each write matches the job's id and the run's lock id. So a run that has lost its
--- job (others reclaimed it, or have it now) changes nothing, and gets the answer worker_conflict.
+-- job (the job was put back, or another run has it) changes nothing, and gets the answer worker_conflict.
 
 -- The arguments of a run, when they were too large for its take. Null: the run has lost its job.
 CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
@@ -53,8 +53,8 @@ CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LA
     SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
     FROM joex_private.job j WHERE j.id = p_id $$;
 
--- Where a job goes whose run ends in this state. A resubmission sends it to the end of the line, whatever its state; else a cancel
--- request ends it as cancelled. p_delay: seconds until the retry of a stuck job.
+-- The place of a job after a run that ends in this state. A resubmission sends the job to the end of the line, whatever the state;
+-- otherwise a cancel request ends the job as cancelled. p_delay: seconds until the retry of a stuck job.
 CREATE OR REPLACE FUNCTION joex_private.place_after(
     p_state text, p_cancel boolean, p_resubmit boolean, p_priority joex_private.job_priority, p_now timestamptz, p_delay float8
 ) RETURNS TABLE (state joex_private.job_state, lane smallint, due_at timestamptz, finished_at timestamptz)
@@ -65,7 +65,7 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
            CASE WHEN s.state NOT IN ('waiting', 'stuck') THEN p_now END
     FROM (SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END AS state) s $$;
 
--- Write lines of Joex's own into the logs of jobs. When that fails, the jobs end all the same.
+-- Write Joex's own lines into the logs of jobs. If that fails, the jobs end nevertheless.
 CREATE OR REPLACE FUNCTION joex_private.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
 BEGIN
@@ -92,9 +92,9 @@ CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
                            || coalesce(': ' || g.error, '') END
                  || CASE WHEN a.answer = 'resubmitted' THEN '; it was resubmitted, and runs once more'
                          WHEN g.state = 'stuck' AND j.due_at IS NOT NULL
-                         THEN '; it is tried again at ' || to_char(j.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
+                         THEN '; retry at ' || to_char(j.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
                          WHEN g.state = 'failed' AND a.answer IS NULL
-                         THEN CASE WHEN g.exhausted THEN '; its retries are exceeded' ELSE '; it is not tried again' END
+                         THEN CASE WHEN g.exhausted THEN '; no retries left' ELSE '; no retry' END
                          ELSE '' END AS line
           FROM unnest(p_ids, p_states, p_errors, p_ages, p_exhausted) WITH ORDINALITY AS g(id, state, error, age, exhausted, nr)
           JOIN unnest(p_nrs, p_answers) AS a(nr, answer) USING (nr)
@@ -227,7 +227,7 @@ BEGIN
             PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
-    -- A group with a limit may have room again. An executor that takes more looks for itself when its run has ended.
+    -- A group with a limit may have room again. An executor that still takes jobs polls by itself when its run has ended.
     IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.max_running IS NOT NULL) THEN
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
                        FROM joex_private.job j JOIN joex_private.group_setting g USING (queue, ring)
@@ -248,7 +248,7 @@ BEGIN
     END IF;
 END $$;
 
--- Delete those of these jobs that have ended and have a removal request.
+-- Delete each of these jobs that has ended and has a removal request.
 CREATE OR REPLACE FUNCTION joex_private.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
     WITH gone AS (
         DELETE FROM joex_private.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
@@ -363,8 +363,8 @@ END $$;
 -- p_lost: how many losses this adds to each job; p_why says what happened. A job with more than p_most_losses losses fails (null: no
 -- job does).
 -- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
--- suspect: executors run it alone (see start_alone), so that their next death tells which job it was. A suspect that had not started
--- is given back, because it did not kill its executor. So no job fails for what its neighbours do. Returns how many jobs.
+-- suspect: executors run it alone (see start_alone), so that their next death shows which job it was. A suspect that had not started
+-- is given back, because it did not kill its executor. So no job fails because of its neighbours. Returns how many jobs.
 CREATE OR REPLACE FUNCTION joex_private.put_back(
     p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false
 ) RETURNS bigint
@@ -466,8 +466,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Write what runs report: the latest progress of each, and log lines in their order. Lines that arrive after a run's end are its own
--- too; those of a run that has lost its job are dropped (dropped: how many). locked: the lock ids of the runs whose progress is not
+-- Write the reports of runs: the latest progress of each, and log lines in their order. The log keeps lines that arrive after the end of
+-- their run, and drops lines of a run that has lost its job (dropped: how many). locked: the lock ids of the runs whose progress is not
 -- written, because another transaction has locked their rows.
 CREATE OR REPLACE FUNCTION joex_private.note_many(
     ids uuid[], locks uuid[], attempts integer[], ages float8[], levels text[], lines text[],

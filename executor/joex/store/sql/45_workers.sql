@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION joex_private.accept(
 DECLARE
     v_ids uuid[];
 BEGIN
-    -- In case there is no executor that does so. No more jobs than this takes: until this transaction ends, no other can have them.
+    -- There may be no executor that does this. At most p_jobs, because other transactions can't take these jobs before this one ends.
     PERFORM joex_private.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
     SELECT array_agg(t.id) INTO v_ids FROM joex_private.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;
     RETURN QUERY

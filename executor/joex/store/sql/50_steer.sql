@@ -1,4 +1,4 @@
--- What clients do with a job from outside of its run.
+-- How clients steer a job from outside of its run.
 
 -- Cancel a job. Returns
 --   cancelled: no executor held the job; it is cancelled

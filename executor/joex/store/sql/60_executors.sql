@@ -1,4 +1,4 @@
--- Executors: which are alive, and what becomes of the jobs of a dead one.
+-- Executors: which are alive, and what happens to the jobs of a dead one.
 --
 -- A living executor holds a session lock on its id and renews its lease, a row of joex_private.lease. A judge (an executor, an operator,
 -- or the next executor of the same app-id) declares it dead for silence that the judge has observed: its lock is free and it has been
@@ -12,8 +12,8 @@
 -- server answered, and ends its runs first.
 
 -- End the registration of an executor and put its jobs back, scheduled and running ones alike: they wait again, at their old place in
--- line. A job with more than p_most_losses losses fails, because it may be what kills executors (see put_back). Jobs whose row another
--- session has locked, and jobs beyond p_jobs, follow with the next rescue (orphans). Returns how many jobs.
+-- line. A job with more than p_most_losses losses fails, because it may be the job that kills executors (see put_back). Jobs whose row
+-- another session has locked, and jobs beyond p_jobs, follow with the next rescue (orphans). Returns how many jobs.
 CREATE OR REPLACE FUNCTION joex_private.end_executor(p_id integer, p_ending text, p_most_losses integer, p_jobs integer DEFAULT 5000)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -136,7 +136,7 @@ BEGIN
 END $$;
 
 -- Serve a queue: make its row and its ring cursor (see make_ring_cursor), once. Returns the cursor; null while another transaction is
--- making it. That may be a client's own transaction, and open for long: nothing waits for it, and each take tries again.
+-- making it. That may be a client's own transaction, and open for long: no take waits for it, and each take tries again.
 CREATE OR REPLACE FUNCTION joex_private.serve_queue(p_queue text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_cursor regclass := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
@@ -153,8 +153,8 @@ EXCEPTION WHEN unique_violation THEN    -- (the row is younger than the snapshot
 END $$;
 
 -- Register an executor. This replaces an earlier registration of the same app-id, and puts its jobs back, if that executor is certainly
--- gone: it ran in the same pod, or it is p_gone (the caller saw that its process does not exist any more), or it is dead for silence that
--- the caller has observed (p_ages, p_marks). If it may be alive, this changes nothing, and returns no id but the other executor. If the
+-- gone: it ran in the same pod; or it is p_gone (the caller saw that its process no longer exists); or the caller has observed silence
+-- that makes it dead (p_ages, p_marks). If it may be alive, this changes nothing, and returns the other executor instead of an id. If the
 -- app-id is retired (see retire), this changes nothing either. silent is for people; null if the row of the lease is missing. mark: the
 -- caller's next mark.
 CREATE OR REPLACE FUNCTION joex_private.register(

@@ -1,4 +1,4 @@
--- What an operator asks and changes when it adds and removes the executors of pools.
+-- The reads and writes of an operator that adds and removes the executors of pools.
 
 -- Retire an app-id: until an operator forgets it, no executor registers under it, or takes a job. When this has committed, no take under
 -- it is under way. Returns draining (an executor is alive under it; it finishes its runs, and leaves), retired (no executor is alive under
@@ -78,9 +78,9 @@ BEGIN
     PERFORM joex_private.recover_overdue(NULL, p_queues);
 END $$;
 
--- How many jobs of these queues an executor could take now, counted up to p_most: without those of paused groups, and those beyond a
--- group's limit. And the seconds until the next job is due (null: no job has a time). This counts a due job only when promote_due has
--- moved it to its lane.
+-- How many jobs of these queues an executor could take now, counted up to p_most: without the jobs of paused groups, and without jobs
+-- beyond a group's limit. And the seconds until the next job is due (null: no job has a time). This counts a due job only when
+-- promote_due has moved it to its lane.
 CREATE OR REPLACE FUNCTION joex_private.demand(p_queues text[], p_most integer)
 RETURNS TABLE (runnable bigint, next_due float8)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -133,8 +133,9 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- Watch these queues for p_for (zero: no longer): work that finds no executor asleep notifies the channel joex_operator. The operator
--- watches again when it has heard enough, so that not each submission notifies. When this has committed, a transaction below the
+-- Subscribe an operator, for p_for (zero: end the subscription), to notifications on the channel joex_operator of work in these queues
+-- that finds no executor asleep. After a notification the operator ends the subscription for a moment, so that not each submission
+-- notifies. When this has committed, a transaction below the
 -- joex.horizon may still submit a job without a notification.
 CREATE OR REPLACE FUNCTION joex_private.watch(p_name text, p_queues text[], p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$

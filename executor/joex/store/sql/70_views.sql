@@ -183,7 +183,7 @@ END $$;
 
 -- Executors that are alive, or have ended lately.
 CREATE OR REPLACE VIEW joex.executors AS
-SELECT e.id,                 -- integer: of this registration; an executor that starts anew gets another
+SELECT e.id,                 -- integer: of this registration; an executor that restarts gets another
        e.app_id,             -- text: its name
        CASE WHEN e.ending IS NOT NULL THEN e.ending WHEN e.draining THEN 'draining'
             WHEN count(j.id) > 0 THEN 'busy' WHEN e.asleep_since IS NOT NULL THEN 'asleep' ELSE 'awake' END

@@ -1,18 +1,18 @@
--- Why a job is not running: a row for each reason, with its details. What stands in the way comes first, then the place in line.
+-- Why a job is not running: a row for each reason, with its details. Obstacles come first, then the place in line.
 --   not_found: there is no such job
 --   finished (state, at, error): it has ended
---   scheduled (app_id, since, cancel_requested, alone): an executor has taken it; alone: it takes nothing beside it
+--   scheduled (app_id, since, cancel_requested, alone): an executor has taken it; alone: its executor takes no other job meanwhile
 --   running (the same details): it is running
 --   not_due (at, seconds, retry: whether it waits for a retry, failures): its time has not come
 --   no_executor (queue, draining): no executor serves its queue
 --   unknown_task (task, executors): no executor of its queue knows the task
 --   slots_busy (slots, executors): all slots of its queue's executors are busy
 --   group_paused (group): its group is paused
---   group_at_limit (group, limit, running): as many jobs of its group run as may
+--   group_at_limit (group, limit, running): its group runs as many jobs as its limit allows
 --   behind (retries, same, other): jobs of its group that come before it: due retries, jobs of the same priority, and jobs of the other
 --     priority, with which it takes turns
 --   turn (places, at_least): groups whose turn comes before that of its group; at_least: there may be more
---   next: nothing stands in the way; the next take has it
+--   next: nothing stands in the way; the next take chooses it
 -- Counts end at 1,000 jobs and 100 groups.
 CREATE OR REPLACE FUNCTION joex.why(id uuid) RETURNS TABLE (reason text, detail jsonb)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -132,7 +132,7 @@ DECLARE
     v_before bigint;            -- the walk starts after this place, as in choose
     v_at bigint;
     v_around boolean := false;  -- past the end of the ring, and on from its beginning
-    v_passed boolean := false;  -- past the group that is asked about
+    v_passed boolean := false;  -- past the group at p_ring
     v_level bigint;
     v_open boolean;
 BEGIN

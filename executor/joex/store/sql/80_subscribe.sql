@@ -1,4 +1,4 @@
--- Notifications of what happens to jobs, for clients that do not poll.
+-- Notifications of changes of jobs, for clients that do not poll.
 
 -- Subscribe, or renew a subscription. While it lasts, Joex notifies on the channel joex_jobs of changes of the jobs given to
 -- joex.wait_for and, with events, on joex_events of all events. Returns true if the subscription goes on without a gap; false if it

@@ -3,9 +3,9 @@
 -- Python code reads timers, SQL does not. So a scheduler (there is one in each executor and in each operator) reads the rows that are due,
 -- computes when each is due next, and passes both to one call of fire_periodic. That call decides, in one transaction of the server: it
 -- fires a row only in the version that the scheduler read (its revision and its nextrun). So of many schedulers that pass the same row
--- one fires it, and a scheduler that dies, hangs or loses the network leaves no mark behind, and keeps no other waiting.
+-- one fires it, and a scheduler that dies, hangs or loses the network leaves no mark behind, and blocks no other scheduler.
 
--- An owner has changed a task: schedulers compute its next time anew,
+-- After an owner's change of a task, schedulers compute its next time again.
 CREATE OR REPLACE FUNCTION joex_private.periodic_task_changes() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.changed_at := clock_timestamp();
@@ -22,7 +22,7 @@ CREATE OR REPLACE TRIGGER changes BEFORE INSERT OR UPDATE OF owner, enabled, tas
     priority, queue, timer, zone, starting_deadline ON joex_private.periodic_task
 FOR EACH ROW EXECUTE FUNCTION joex_private.periodic_task_changes();
 
--- and get a notification. (After the change: an INSERT ... ON CONFLICT that leaves the row as it is must not notify.)
+-- Notify schedulers of the change. (After it: an INSERT ... ON CONFLICT that leaves the row as it is must not notify.)
 CREATE OR REPLACE FUNCTION joex_private.periodic_task_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM joex_private.send('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
@@ -119,8 +119,8 @@ CREATE OR REPLACE FUNCTION joex_private.keep_periodic_tasks(p_owner text, p_ids 
 LANGUAGE sql VOLATILE AS $$
     DELETE FROM joex_private.periodic_task t WHERE t.owner = p_owner AND t.id <> ALL (p_ids) RETURNING t.id $$;
 
--- Submit the job of a periodic task; null while an earlier one is unfinished. The tracker alone would see to that too, but an insert
--- waits for an open transaction that is finishing the earlier job.
+-- Submit the job of a periodic task; null while an earlier one is unfinished. The tracker alone would prevent a second job too, but an
+-- insert waits for an open transaction that is finishing the earlier job.
 CREATE OR REPLACE FUNCTION joex_private.submit_periodic(p joex_private.periodic_task) RETURNS uuid LANGUAGE sql VOLATILE AS $$
     SELECT joex.submit(p.task, p.args, p.grp, p.queue, p.priority::text, CASE p.subject WHEN '' THEN p.id ELSE p.subject END,
                        p.submitter, tracker => 'periodic ' || p.id)
@@ -146,12 +146,12 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- Decide about tasks that a scheduler has read, and found due, or without a time: fires[i] is the time of the timer that is due (null:
+-- Decide about tasks that a scheduler has read and found due or without a next time: fires[i] is the time of the timer that is due (null:
 -- none is), nexts[i] the next one (null: never again), errors[i] why the task can't run. revisions and nextruns: as the scheduler read them.
--- Returns what has become of each: submitted, started (a task of Joex's own: the caller does it now, without a job), overlapping, late
+-- Returns the outcome of each: submitted, started (a task of Joex's own: the caller does it now, without a job), overlapping, late
 -- (its time was too long ago), set (it has its next time now), refused (it can't run), trouble (its job could not be submitted now), or
 -- stale (another scheduler was faster, or the task has changed).
--- While another call is under way this does nothing, and returns nothing: that call may have them all.
+-- While another call is under way this does nothing, and returns nothing: that call may have the same tasks.
 CREATE OR REPLACE FUNCTION joex_private.fire_periodic(
     p_worker text, ids text[], revisions bigint[], nextruns timestamptz[], fires timestamptz[], nexts timestamptz[],
     errors text[]

@@ -1,6 +1,6 @@
-"""The process of a node. Its settings are its argument; its orders come by standard input, a line of JSON each.
+"""The process of a node. Its settings are its argument; its orders come on standard input, a line of JSON each.
 
-Each order is answered by a line on standard output. At the end of its input the kubelet ends; its guard ends the rest.
+It answers each order with a line on standard output. At the end of its input the kubelet ends; its guard ends the rest.
 """
 
 import asyncio

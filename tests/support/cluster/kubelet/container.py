@@ -1,4 +1,4 @@
-"""A container of a pod: its process, again and again, until it has ended for good."""
+"""A container of a pod: its processes, one after the other, until it has ended for good."""
 
 import asyncio
 import time
@@ -27,14 +27,14 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a container needs of its pod and of the node."""
+    """The parts of its pod and of the node that a container needs."""
 
     address: str
     restart_policy: str
     grace: float
     stop: Stop
     changed: Callable[[], None]
-    """To be called after each change of the state."""
+    """The container calls this after each change of the state."""
     launch: Callable[[Json], Awaitable[Launch]]
     """How to start a container; raises ConfigProblem."""
     backoff: Callable[[], Backoff]
@@ -83,7 +83,7 @@ class Container:
         kill_group(self._process)
 
     def end(self) -> None:
-        """It is not started any more, whether it ever was or not."""
+        """Never start it again, or at all."""
         if "terminated" not in self.state.state:
             self.state.state = terminated(_KILLED, "ContainerStatusUnknown", now(), now())
         self.state.ended, self.state.ready, self.state.started = True, False, False
@@ -94,7 +94,7 @@ class Container:
         return policy == "Always" or (policy == "OnFailure" and not self.state.succeeded)
 
     async def _get_launch(self) -> Launch | None:
-        """Wait for what the container refers to; None when the pod is to end first."""
+        """Wait for the objects that the container refers to; None: the pod must end first."""
         while not self._around.stop.requested:
             try:
                 return await self._around.launch(self.spec)
@@ -104,7 +104,7 @@ class Container:
         return None
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait before the next start; whether the pod is to end instead."""
+        """Wait before the next start; returns whether the pod must end instead."""
         self.state.last_state = self.state.state
         if not seconds:
             return self._around.stop.requested

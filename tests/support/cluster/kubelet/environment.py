@@ -1,4 +1,4 @@
-"""The environment of a container: what the image, the API and the pod's manifest put into it."""
+"""The environment of a container, from the image, the API and the pod's manifest."""
 
 import base64
 import re
@@ -9,19 +9,19 @@ from tests.support.cluster.kubelet.rewriting import expand
 
 Json = dict[str, Any]
 Fetch = Callable[[str, str], Awaitable[Json | None]]
-"""Gives an object of the pod's namespace by plural and name; None where there is none."""
+"""Gives an object of the pod's namespace by plural and name; None: there is none."""
 
 _MAP_ENTRY = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
 class ConfigProblem(Exception):
-    """The container can't be started yet: something that it refers to is missing."""
+    """The container can't start yet: an object that it refers to is missing."""
 
     reason = "CreateContainerConfigError"
 
 
 class ImageProblem(ConfigProblem):
-    """The container can't be started: nobody says what its image runs."""
+    """The container can't start: its image has no command."""
 
     reason = "ErrImagePull"
 
@@ -51,7 +51,7 @@ def pod_field(pod: Json, path: str) -> str:
 
 
 def content(found: Json) -> dict[str, bytes]:
-    """What a Secret or a ConfigMap holds."""
+    """The content of a Secret or a ConfigMap."""
     if found.get("kind") == "Secret":
         return {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
     plain = {key: value.encode() for key, value in (found.get("data") or {}).items()}
@@ -59,7 +59,7 @@ def content(found: Json) -> dict[str, bytes]:
 
 
 async def read(fetch: Fetch, plural: str, reference: Mapping[str, Any]) -> dict[str, bytes] | None:
-    """The content of a Secret or ConfigMap; None where it is missing and may be.
+    """The content of a Secret or ConfigMap; None: it is missing, and optional.
 
     Raises:
         ConfigProblem: it is missing.
@@ -77,7 +77,7 @@ async def resolve(container: Json, pod: Json, fetch: Fetch, variables: Mapping[s
     """All variables of a container; later ones may refer to earlier ones.
 
     Raises:
-        ConfigProblem: something that they refer to is missing.
+        ConfigProblem: an object that they refer to is missing.
     """
     resolved = dict(variables)
     for source in container.get("envFrom", []):

@@ -1,4 +1,4 @@
-"""What images say about the process: entrypoint, arguments, environment, folder. The tests say it, in a file."""
+"""The configurations of images: entrypoint, arguments, environment, folder. The tests write them into a file."""
 
 import dataclasses
 import json
@@ -17,11 +17,11 @@ class Image:
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     folder: str = ""
     before: list[str] = dataclasses.field(default_factory=list)
-    """What starts a container's program as another user, as the first process of a namespace: the only child of what
-    is started then."""
+    """A prefix of the command, which starts the container's program as another user and as the first process of a
+    namespace: the program is the only child of the process that is started."""
 
     def argv(self, container: Mapping[str, Any]) -> list[str]:
-        """What a container of this image runs; empty where nobody says.
+        """The command of a container of this image; empty: neither the image nor the container has one.
 
         >>> image = Image(["joex"], ["executor"])
         >>> image.argv({}), image.argv({"args": ["--help"]}), image.argv({"command": ["sh"]})
@@ -33,7 +33,7 @@ class Image:
 
 
 def write(path: Path, images: Mapping[str, Image]) -> None:
-    """Say what images there are."""
+    """Write the configurations of all images."""
     aside = path.with_suffix(".new")
     aside.write_text(json.dumps({name: dataclasses.asdict(image) for name, image in images.items()}))
     aside.replace(path)

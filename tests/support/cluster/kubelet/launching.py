@@ -40,21 +40,21 @@ class Launcher:
         """Write the pod's volumes.
 
         Raises:
-            ConfigProblem: something that they refer to is missing.
+            ConfigProblem: an object that they refer to is missing.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         writer = Volumes(self._pod, self._folder / "volumes", self._fetch, self._token)
         self._volumes = await writer.write()
 
     def message_path(self, container: str) -> Path:
-        """Where a container writes what its status is to tell of its end."""
+        """The file into which a container writes its termination message."""
         return self._folder / f"{container}.message"
 
     async def launch(self, container: Json) -> Launch:
         """How to start a container.
 
         Raises:
-            ConfigProblem: something that it refers to is missing.
+            ConfigProblem: an object that it refers to is missing.
         """
         image = images.find(Path(self._settings.images), container["image"])
         message = {container.get("terminationMessagePath", TERMINATION_LOG): self.message_path(container["name"])}
@@ -105,7 +105,7 @@ class Launcher:
         return await self._asked("GET", f"{self._namespace}/{plural}/{name}")
 
     async def _service(self, name: str, namespace: str) -> str:
-        """The address of a service; where it has none of its own, its name, which means nothing here."""
+        """The address of a service; its name if it has no address, which resolves to nothing here."""
         found = await self._asked("GET", f"/api/v1/namespaces/{namespace}/services/{name}")
         if found is None:
             raise ConfigProblem(f"no service {name} in {namespace}, which the container names")
@@ -131,9 +131,9 @@ class Launcher:
         return f"/api/v1/namespaces/{self._pod['metadata']['namespace']}"
 
     async def _asked(self, method: str, path: str, body: Json | None = None) -> Json | None:
-        """An answer of the API; None for not found. All else is a reason to try again later.
+        """An answer of the API; None: not found. All other errors are reasons to retry later.
 
-        A node may read what its pods refer to only a moment after a pod was bound to it.
+        A node may read the objects of its pods only a moment after a pod was bound to it.
         """
         try:
             return await self._connection.request(method, path, body)

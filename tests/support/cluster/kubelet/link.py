@@ -1,4 +1,4 @@
-"""The kubelet's connection to the API, which can be made silent: as if the network between them were cut."""
+"""The kubelet's connection to the API, with a switch that makes it silent, as a cut network does."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from tests.support.cluster.connection import Connection, Object
 
 
 class Link(Connection):
-    """A connection with a switch. While it is silent, nothing is sent, and nothing that arrives is seen."""
+    """A connection with a switch. While it is silent, it sends nothing, and holds back arriving data."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -18,20 +18,20 @@ class Link(Connection):
         self._open.set()
 
     def silence(self) -> None:
-        """Say nothing more, and hear nothing more."""
+        """Stop sending and receiving."""
         self._open.clear()
 
     def resume(self) -> None:
-        """Speak and listen again."""
+        """Send and receive again."""
         self._open.set()
 
     async def request(self, method: str, path: str, *arguments: Any, **options: Any) -> Object:
-        """Send a request, when the link is open."""
+        """Send a request when the link is open."""
         await self._open.wait()
         return await super().request(method, path, *arguments, **options)
 
     async def watch(self, path: str, version: str, **parameters: str) -> AsyncGenerator[Object, None]:
-        """The events that arrive, seen when the link is open."""
+        """The arriving events, passed on when the link is open."""
         async with aclosing(super().watch(path, version, **parameters)) as events:
             async for event in events:
                 await self._open.wait()

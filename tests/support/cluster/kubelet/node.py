@@ -33,11 +33,11 @@ class Node:
         self._since = now()
 
     async def report(self) -> None:
-        """Register, then give signs of life, for ever."""
+        """Register, then renew the lease and report, for ever."""
         uid = await self._insist(self._register)
         await self._insist(lambda: self._make_lease(uid))
         while True:
-            # At this pace the node is ready again as soon as it can be heard again.
+            # At this pace the node is ready again soon after its connection is back.
             await self._insist(self._send_status)
             await self._insist(self._renew)
             await asyncio.sleep(self._settings.lease_seconds)

@@ -21,7 +21,10 @@ _LOST = 137
 
 
 class PodWorker:
-    """Runs one pod. `run` ends with the pod's containers; the object in the API goes when it is to be deleted."""
+    """Runs one pod.
+
+    `run` ends with the pod's containers; if the object in the API is being deleted, it is removed then.
+    """
 
     def __init__(self, settings: Settings, connection: Connection, pod: Json, address: str) -> None:
         self.pod = pod
@@ -65,7 +68,7 @@ class PodWorker:
             await self.remove()
 
     def update(self, pod: Json) -> None:
-        """Take notice of a change in the API."""
+        """Apply a change of the pod in the API."""
         self.pod = pod
         if not self.state.is_told(pod):
             self._dirty.set()
@@ -73,15 +76,15 @@ class PodWorker:
             self.terminate(pod["metadata"].get("deletionGracePeriodSeconds", self._grace))
 
     def terminate(self, grace: float) -> None:
-        """End all containers. A process is given one second in any case."""
+        """End all containers. A process gets one second in any case."""
         self._stop.request(max(grace, 1.0))
 
     def removed(self) -> None:
-        """Take notice that the pod is gone from the API, by force: its processes end as soon as they can."""
+        """Apply the forced deletion of the pod from the API: its processes end as soon as they can."""
         self.terminate(1.0)
 
     def evict(self, message: str, grace: float) -> None:
-        """End the pod for the node's sake; its object stays, as failed."""
+        """Evict the pod; its object stays, as failed."""
         self.state.failure = {"reason": "Evicted", "message": message}
         self._stop.request(grace)
 
@@ -93,7 +96,7 @@ class PodWorker:
         raise LookupError(f"the pod has no container {name}")
 
     async def remove(self) -> None:
-        """Remove the object from the API: this is what ends the deletion of a pod."""
+        """Remove the object from the API, which ends the deletion of a pod."""
         uid = self.pod["metadata"]["uid"]
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
         await self._until_accepted("DELETE", self._path, body)
@@ -149,7 +152,7 @@ class PodWorker:
         return {"metadata": {"uid": self.pod["metadata"]["uid"]}, "status": self.state.report(self.pod, now())}
 
     async def _until_accepted(self, method: str, path: str, body: Any) -> None:
-        """Send a request until the API takes it, or says that there is no such pod any more."""
+        """Send a request until the API accepts it, or reports that the pod is gone."""
         media = STRATEGIC_PATCH if method == "PATCH" else "application/json"
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -177,13 +180,13 @@ class PodWorker:
 
 
 def _is_gone(error: ApiError) -> bool:
-    """Whether there is no such pod any more, or another one of the same name."""
+    """Whether the pod is gone, or another one has its name."""
     is_another = error.code == httpx.codes.CONFLICT and "UID" in error.message
     return is_another or error.code == httpx.codes.NOT_FOUND
 
 
 def _remember(state: ContainerState, before: list[Json]) -> None:
-    """Go on counting where the API knows of an earlier life of this container, which the node has lost."""
+    """Continue the count of restarts if the API has an earlier state of this container, which the node has lost."""
     for found in before:
         if found["name"] == state.name and ("running" in found["state"] or found["restartCount"]):
             state.restarts = found["restartCount"] + 1

@@ -1,4 +1,4 @@
-"""The pods that are bound to this node: a worker for each, whatever happens to the API meanwhile."""
+"""The pods that are bound to this node: a worker for each, even while the API is down."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -14,7 +14,7 @@ _MOST = 250
 
 
 class Pods:
-    """Follows the API, level by level: what is bound is run, what is to be deleted ends, what is gone ends at once."""
+    """Follows the API, level-triggered: it runs bound pods, ends pods in deletion, and kills pods that are gone."""
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
         self._settings = settings
@@ -56,7 +56,7 @@ class Pods:
         if has_ended and not is_deleted:
             return
         worker = PodWorker(self._settings, self._connection, pod, self._address(pod))
-        if is_deleted:  # nothing of it runs here
+        if is_deleted:  # no process of it runs here
             worker.is_done = True
             self._in_background(worker.remove())
         else:

@@ -14,7 +14,7 @@ OFTEN = 0.2
 
 
 class Prober:
-    """Asks the questions of one container."""
+    """Runs the probes of one container."""
 
     def __init__(self, container: Mapping[str, Any], address: str, command: Command) -> None:
         self._container = container
@@ -28,7 +28,7 @@ class Prober:
         return probe is None or await self._first_success(probe, within_failures=True)
 
     async def readiness(self) -> AsyncGenerator[bool, None]:
-        """Whether the container is ready, whenever that changes."""
+        """Whether the container is ready, after each change."""
         probe = self._container.get("readinessProbe")
         if probe is None:
             yield True
@@ -49,9 +49,9 @@ class Prober:
             await self._failed(probe)
 
     async def _first_success(self, probe: Mapping[str, Any], *, within_failures: bool = False) -> bool:
-        """Try often, until as many tries in a row succeeded as are wanted.
+        """Probe often, until the success threshold is reached.
 
-        A failure counts once in a period, however often it is tried.
+        A failure counts once in a period, however many tries it has.
         """
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         period, successes, started = probe.get("periodSeconds", 10), 0, time.monotonic()
@@ -65,14 +65,14 @@ class Prober:
             await asyncio.sleep(min(period, OFTEN))
 
     async def _failed(self, probe: Mapping[str, Any]) -> None:
-        """Try once in a period, until as many tries in a row failed as are needed."""
+        """Probe once in a period, until the failure threshold is reached."""
         failures = 0
         while failures < probe.get("failureThreshold", 3):
             await asyncio.sleep(probe.get("periodSeconds", 10))
             failures = 0 if await self.ask(probe) else failures + 1
 
     async def ask(self, probe: Mapping[str, Any]) -> bool:
-        """Ask once."""
+        """Probe once."""
         seconds = probe.get("timeoutSeconds", 1)
         if "exec" in probe:
             return await self._command(probe["exec"]["command"], seconds) == 0

@@ -15,7 +15,7 @@ CONTAINER_MARK = "JOEX_TEST_CONTAINER"
 
 @dataclass(frozen=True)
 class Launch:
-    """How the processes of a container are started."""
+    """The settings with which the processes of a container start."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -23,9 +23,9 @@ class Launch:
     rewriting: Callable[[str], str]
     """For the commands of probes and hooks."""
     mark: str
-    """Set for all processes of this container, so that its end is the end of all."""
+    """Set for all processes of this container, so that they end with it."""
     has_first: bool = False
-    """The program is the only child of the process that is started."""
+    """Whether the program is the only child of the process that is started."""
 
     async def start(self, log: Path) -> asyncio.subprocess.Process:
         """Start the container's process.
@@ -36,7 +36,7 @@ class Launch:
         return await self._start(self.argv, log)
 
     async def command(self, argv: Sequence[str], log: Path, seconds: float) -> int | None:
-        """Run a command beside the container's process; None where it takes too long."""
+        """Run a command beside the container's process; None: it took too long."""
         try:
             process = await self._start([self.rewriting(word) for word in argv], log)
         except OSError:
@@ -50,7 +50,7 @@ class Launch:
             kill_group(process)
 
     def pid(self, process: asyncio.subprocess.Process) -> int:
-        """The process of the container's program; that of what starts it, as long as there is no other."""
+        """The process of the container's program, or of its launcher until that has started the program."""
         return (only_child(process.pid) if self.has_first else 0) or process.pid
 
     def terminate(self, process: asyncio.subprocess.Process) -> None:
@@ -59,7 +59,7 @@ class Launch:
             os.kill(self.pid(process), signal.SIGTERM)
 
     def kill_all(self) -> None:
-        """Kill what is left of the container, as the kernel does when the first process of a container ends."""
+        """Kill the remaining processes of the container, as the kernel does when its first process ends."""
         kill_marked(f"{CONTAINER_MARK}={self.mark}")
 
     async def _start(self, argv: Sequence[str], log: Path) -> asyncio.subprocess.Process:
@@ -83,14 +83,14 @@ def kill_group(process: asyncio.subprocess.Process) -> None:
 
 @dataclass
 class Backoff:
-    """How long a container waits before it is started again: not at all, then ever longer."""
+    """The waits of a container before its restarts: none at first, then ever longer."""
 
     first: float
     most: float
     _next: float = field(default=0.0, init=False)
 
     def delay(self, ran: float) -> float:
-        """Seconds to wait after a run. A run that was long enough starts the row anew.
+        """Seconds to wait after a run. A run that was long enough resets the back-off.
 
         >>> backoff = Backoff(0.5, 5)
         >>> [backoff.delay(0.1) for _ in range(6)], backoff.delay(60)

@@ -1,4 +1,4 @@
-"""What stands in for mounts and for the pod's network: texts of a container with other paths and addresses. Pure."""
+"""Rewrites the texts of a container with the paths and addresses that replace mounts and the pod's network. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -57,6 +57,6 @@ class Rewriting:
         return anywhere.sub(lambda found: str(self.mounts[found[1]]), text)
 
     def variables(self) -> dict[str, str]:
-        """Variables that say what can't be rewritten."""
+        """Variables for the parts that can't be rewritten."""
         temporary = self.mounts.get("/tmp")  # noqa: S108 - a mount
         return {"JOEX_TEST_POD_IP": self.address, **({"TMPDIR": str(temporary)} if temporary else {})}

@@ -1,4 +1,4 @@
-"""What a kubelet is started with."""
+"""The settings of a kubelet."""
 
 import dataclasses
 import json
@@ -12,12 +12,12 @@ TOKEN_MOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True)
 class Settings:
-    """All that a kubelet is told; the rest it learns from the API."""
+    """All settings of a kubelet; it reads the rest from the API."""
 
     node: str
     kubeconfig: str
     folder: str
-    """Where the pods' folders are: ``<folder>/<uid of the pod>/``, with a log ``<container>.log`` each."""
+    """The folder of the pods' folders: ``<folder>/<uid of the pod>/``, each with the logs ``<container>.log``."""
     network: str
     """The first three numbers of the pods' addresses."""
     images: str
@@ -25,7 +25,7 @@ class Settings:
     path: str
     """PATH of the containers."""
     marks: dict[str, str]
-    """Set for all containers, so that they can be found and ended."""
+    """Set for all containers, so that the tests can find and end them."""
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     """Of the node."""
     address: str = "127.0.0.1"
@@ -44,5 +44,5 @@ class Settings:
         return json.dumps(dataclasses.asdict(self))
 
     def pod_folder(self, uid: str) -> Path:
-        """Where the files of a pod are."""
+        """The folder of a pod's files."""
         return Path(self.folder) / uid

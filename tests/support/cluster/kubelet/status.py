@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 @dataclass
 class ContainerState:
-    """What is reported of a container."""
+    """The reported state of a container."""
 
     name: str
     image: str
@@ -20,7 +20,7 @@ class ContainerState:
     started: bool = False
     process: str = ""
     ended: bool = False
-    """It terminated and is not started again."""
+    """It terminated, and will not start again."""
 
     @property
     def succeeded(self) -> bool:
@@ -44,7 +44,7 @@ class ContainerState:
 
 @dataclass
 class PodState:
-    """What a pod's status is derived from."""
+    """The state from which the status of a pod is derived."""
 
     address: str
     host: str
@@ -52,10 +52,10 @@ class PodState:
     init: list[ContainerState]
     containers: list[ContainerState]
     failure: Json = field(default_factory=dict)
-    """Reason and message where the kubelet itself has ended the pod."""
+    """Reason and message if the kubelet itself has ended the pod."""
 
     def phase(self) -> str:
-        """Where in its life the pod is."""
+        """The phase of the pod."""
         if self.failure and self._all_ended():
             return "Failed"
         if any(container.ended and not container.succeeded for container in self.init):
@@ -82,7 +82,10 @@ class PodState:
         }
 
     def is_told(self, pod: Mapping[str, Any]) -> bool:
-        """Whether the API knows how ready the pod is. The node controller marks pods of a silent node as not ready."""
+        """Whether the API has the readiness of the pod.
+
+        The node controller marks pods of a silent node as not ready.
+        """
         told = {found["type"]: found["status"] for found in pod.get("status", {}).get("conditions", [])}
         return (told.get("Ready") == "True") == self._truths(pod)["Ready"]
 

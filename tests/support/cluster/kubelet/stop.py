@@ -1,4 +1,4 @@
-"""The order to end: once given, it stays, and its time can only become shorter."""
+"""The order to end: it stays, and its grace can only become shorter."""
 
 import asyncio
 import time
@@ -16,12 +16,12 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether it was given."""
+        """Whether the order was given."""
         return self._requested.is_set()
 
     @property
     def left(self) -> float:
-        """Seconds until the grace is over; endless as long as the order was not given."""
+        """Seconds until the grace is over; infinite before the order."""
         return self._deadline - time.monotonic()
 
     def request(self, grace: float) -> None:
@@ -34,7 +34,7 @@ class Stop:
         await self._requested.wait()
 
     async def within(self, seconds: float) -> bool:
-        """Wait for the order at most so long; whether it was given."""
+        """Wait for the order at most this long; returns whether it was given."""
         try:
             async with asyncio.timeout(seconds):
                 await self._requested.wait()
@@ -44,7 +44,7 @@ class Stop:
 
 
 async def ends_in_time(task: asyncio.Future[Any], *stops: Stop) -> bool:
-    """Wait for a task until the first grace is over; whether it ended."""
+    """Wait for a task until the first grace is over; returns whether it ended."""
     while not task.done() and (left := min(stop.left for stop in stops)) > 0:
         await asyncio.wait({task}, timeout=min(left, _LOOK_EVERY))
     return task.done()

@@ -1,4 +1,4 @@
-"""Volumes as folders: what a pod's manifest mounts, written once, when the pod starts."""
+"""Volumes as folders: the volumes of a pod's manifest, written once, when the pod starts."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.cluster.kubelet.environment import ConfigProblem, Fetch, Json, pod_field, read
 
 Token = Callable[[Mapping[str, Any]], Awaitable[str]]
-"""Makes a service-account token as a projected source says."""
+"""Makes the service-account token of a projected source."""
 
 
 class Volumes:
@@ -23,7 +23,7 @@ class Volumes:
         """Write all; returns the folder of each.
 
         Raises:
-            ConfigProblem: something that they refer to is missing, or a kind of volume is not known here.
+            ConfigProblem: an object that they refer to is missing, or the kind of a volume is unknown here.
         """
         made = {}
         for volume in self._pod["spec"].get("volumes", []):
@@ -74,7 +74,7 @@ def _chosen(entries: Mapping[str, bytes], reference: Mapping[str, Any]) -> dict[
 
 
 def mounts(container: Json, volumes: Mapping[str, Path]) -> dict[str, Path]:
-    """Where a container's mounts are, by their paths in it."""
+    """The folders of a container's mounts, by their paths in it."""
     return {
         mount["mountPath"].rstrip("/") or "/": volumes[mount["name"]] / mount.get("subPath", "")
         for mount in container.get("volumeMounts", [])

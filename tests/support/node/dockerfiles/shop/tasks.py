@@ -24,7 +24,7 @@ def eat(_ctx: joex.Context, megabytes: int) -> None:
 
 @app.task("shop.fill", retries=0)
 def fill(ctx: joex.Context, megabytes: int, seconds: float) -> None:
-    """Write more than the node allows, and wait for what it does about it."""
+    """Write more than the node allows, and wait for its reaction."""
     with open("/tmp/filled", "wb") as file:  # noqa: PTH123, S108 - the volume of the pod
         file.writelines(os.urandom(1024) * 1024 for _ in range(megabytes))
     ctx.wait_cancelled(seconds)
@@ -32,6 +32,6 @@ def fill(ctx: joex.Context, megabytes: int, seconds: float) -> None:
 
 @app.task("shop.look", retries=0)
 def look(_ctx: joex.Context) -> dict[str, Any]:
-    """Which user runs the task, and where may it write?"""
+    """Return the user of the task, and the folders that it may write."""
     writable = [path for path in ("/app", "/opt/joex", "/tmp", "/", "/var/tmp") if os.access(path, os.W_OK)]  # noqa: S108
     return {"uid": os.getuid(), "gid": os.getgid(), "pid": os.getpid(), "writable": writable}
