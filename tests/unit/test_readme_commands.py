@@ -9,9 +9,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/how-to/operator.md", "docs/how-to/joex-up.md", "docs/reference/chart.md"]
-)
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/joex-up.md", "docs/reference/chart.md"])
 def test_the_files_of_a_pages_commands_are_there(page: str) -> None:
     commands = re.findall(
         r"^\$ (?:kubectl apply|joex up|joex simulate|helm install \w+) .*$", (ROOT / page).read_text(), re.MULTILINE
@@ -25,7 +23,7 @@ def test_the_files_of_a_pages_commands_are_there(page: str) -> None:
 
 def test_the_secret_of_the_example_pool_is_the_one_that_the_page_makes() -> None:
     pool = yaml.safe_load((ROOT / "examples" / "joexpool.yaml").read_text())
-    for page in ("README.md", "docs/how-to/operator.md"):
+    for page in ("README.md", "docs/learn/cluster.md"):
         assert f"kubectl create secret generic {pool['spec']['database']['secretName']} " in (ROOT / page).read_text()
     trial = (ROOT / "charts" / "joex" / "templates" / "postgresql.yaml").read_text()
     assert re.search(r"^  url: ", trial, re.MULTILINE)
