@@ -26,21 +26,21 @@ class Arguments:
         def collect(**arguments: Any) -> dict[str, Any]:
             return arguments
 
-        # pydantic checks calls by the signature, and this one returns what it was called with.
+        # pydantic checks a call against the signature of the task's function; `collect` returns the checked arguments.
         collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         collect.__annotations__ = {p.name: p.annotation for p in parameters}
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(collect)  # type: ignore[arg-type] # pydantic takes functions too
         except Exception as error:
-            raise ConfigError(f"task {task!r}: arguments can't be checked: {error}") from error
+            raise ConfigError(f"task {task!r}: pydantic can't check its arguments: {error}") from error
 
     def parse(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments from JSON text, or from values, as the function wants them.
+        """Parse arguments, JSON text or values, into the types of the function's annotations.
 
         Raises:
-            InvalidJob: they don't fit the signature; the message names each wrong one.
+            InvalidJob: the arguments don't fit the signature; the message names each wrong one.
         """
-        if args == "{}" and not self._has_parameters:  # nothing to check: the usual small job
+        if args == "{}" and not self._has_parameters:  # nothing to check, as for most small jobs
             return {}
         try:
             if isinstance(args, str):
@@ -52,7 +52,7 @@ class Arguments:
 
 
 def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]:
-    """The parameters after the context's, each with the type that its annotation means."""
+    """The parameters after the context, with their annotations resolved to types."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -60,7 +60,9 @@ def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]
     ):
         raise ConfigError(f"task {task!r}: the function needs a first parameter for the context: def task(ctx, ...)")
     if any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in parameters[1:]):
-        raise ConfigError(f"task {task!r}: arguments come by name, so positional-only and *args can't be filled")
+        raise ConfigError(
+            f"task {task!r}: arguments come by name: the function can't have positional-only parameters or *args"
+        )
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:

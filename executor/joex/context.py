@@ -18,8 +18,7 @@ from joex.store.errors import translated
 from joex.store.jobs import json_text
 from joex.store.statement import Connection
 
-_ONE_MAKES = threading.Lock()
-
+_EVENT_LOCK = threading.Lock()
 
 ExcInfo: TypeAlias = (
     bool
@@ -28,14 +27,14 @@ ExcInfo: TypeAlias = (
     | tuple[None, None, None]
     | None
 )
-"""An exception, as the methods of a logger of the standard library take it."""
+"""``exc_info``, as the loggers of the standard library take it."""
 
 
 class RunReports(Protocol):
     """Where log lines and progress go. Both calls return at once, from any thread."""
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
-        """Keep a log line for writing, or drop it where the buffer is full."""
+        """Keep a log line for writing, or drop it if the buffer is full."""
 
     def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
         """Keep the latest progress for writing."""
@@ -60,7 +59,7 @@ class JobLog:
         self._reports = reports
 
     def debug(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
-        """Log detail. Arguments are filled into the message with ``%``, as in the standard library."""
+        """Log detail. ``%`` fills the arguments into the message, as in the standard library."""
         self._write("debug", message, args, exc_info)
 
     def info(self, message: str, *args: object, exc_info: ExcInfo = None) -> None:
@@ -110,7 +109,7 @@ class Context:
         self._reports = reports
         self._connections = connections
         self._is_asked_to_end = False
-        self._end: threading.Event | None = None  # for threads that wait until it is asked
+        self._end: threading.Event | None = None  # for threads in `wait_cancelled`
         self.is_finished = False
         self.message: str | None = None
         self.attempt = job.attempt + 1
@@ -173,9 +172,11 @@ class Context:
 
     def wait_cancelled(self, seconds: float) -> bool:
         """Wait in a thread for up to ``seconds``; True as soon as the run should end."""
-        with _ONE_MAKES:  # (few runs have a thread that waits, and an event costs more than all else here)
+        with _EVENT_LOCK:  # (created on demand: an event costs more than the rest of a context, and few runs wait)
             end = self._end = self._end or threading.Event()
-        return self._is_asked_to_end or end.wait(seconds)  # (looked at once the event is in its place)
+        return self._is_asked_to_end or end.wait(
+            seconds
+        )  # (in this order: `ask_to_end` sets the flag before it reads the event)
 
     def ask_to_end(self) -> None:
         """Set `cancelled`. Called by the executor."""
@@ -187,7 +188,7 @@ class Context:
         """A result as JSON text. Called by the executor.
 
         Raises:
-            Fail: it can't be stored, or is too large. (The work is done, and doing it again gives the same: no retry.)
+            Fail: the result can't be stored, or is too large. (A retry would give the same result.)
         """
         try:
             text = None if result is None else json_text("result", result)
@@ -213,9 +214,9 @@ class Context:
     async def transaction(self, result: Any = None, message: str | None = None) -> AsyncIterator[Connection]:
         """A transaction whose commit also finishes the job: the task's own writes and the job's end, or neither.
 
-        Use it once, as the last thing of the task. The job's result is ``result``; Joex ignores what the task returns
-        afterwards. Code in threads, with a driver of its own, does the same with ``SELECT joex.finish(id, lock_id,
-        result)`` as the last statement, and rolls back unless it answers ``ok``.
+        Use it once, as the last step of the task. The job's result is ``result``; Joex ignores what the task returns
+        afterwards. In a thread, do the same with another driver: run ``SELECT joex.finish(id, lock_id, result)`` as the
+        last statement of your transaction, and roll back unless it answers ``ok``.
 
         Raises:
             WorkerConflict: the run has lost its job; everything is rolled back.

@@ -6,11 +6,11 @@
     ├── ConfigError          fix the configuration or the call; nothing was done
     │   ├── InvalidJob       fix the submission (also a ValueError); nothing was stored
     │   ├── JobExists        a type has a job with this id already; nothing was stored
-    │   ├── NotYours         it has another owner: change it there, or force it; nothing was done
+    │   ├── NotYours         the periodic task has another owner: change it there, or force it; nothing was done
     │   └── SchemaError      run `joex migrate`, or a newer joex; nothing was done
     ├── DatabaseUnavailable  try again later; nothing is lost
     ├── AppIdInUse           another executor with this app-id is alive
-    ├── LeaseLost            this executor was declared dead; it registers anew
+    ├── LeaseLost            another executor declared this one dead; it registers again
     ├── WorkerConflict       the run lost its job; drop its result, roll back its transaction
     └── (raised by tasks)
         ├── Fail             final: no retry helps

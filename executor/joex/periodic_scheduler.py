@@ -3,12 +3,12 @@
 No scheduler is in charge. Each sleeps until the next task is due, or one has changed. Then it reads the tasks that are
 due, works out when each is due next, and hands both to `fire_periodic` in SQL, which decides in one transaction which
 scheduler was first. The server holds the locks of that decision, for as long as the one statement takes, so a process
-that dies, hangs, or loses its connection in between leaves nothing behind.
+that dies, hangs or loses its connection leaves nothing behind.
 
 Time is the database's: it says what is due, and how long it is until the next; the process's own clock only measures
 how long the scheduler sleeps. If the database's clock is set forward, the scheduler finds what has become due at the
-latest when its longest sleep ends. If it is set back, no time of a timer that was decided comes again, and the
-scheduler works out next times anew that lie in what has become the future.
+latest when its longest sleep ends. If it is set back, no time that was decided comes again, and the scheduler
+works out again the next times that have come to lie too far in the future.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _BATCH = 200
 _LONGEST_SLEEP = 60.0
-_JITTER = 0.02  # seconds: of many that wake at one moment, most find that it is done
+_JITTER = 0.02  # seconds: of many schedulers that wake for one task, the first fires it, and the others find that done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
 _TROUBLE_RETRY_IN = 1.0
 _ASIDE_FOR = 10.0
@@ -41,10 +41,10 @@ class PeriodicScheduler:
 
     Args:
         pool: where connections come from.
-        worker: the name under which it decides, for people.
+        worker: the name under which it decides; Joex only shows it.
         emit: where events go.
-        maintain: called when Joex's own work is due, which the caller then does; None: that is left to others.
-        poll_every: seconds between two rounds if the caller never calls `wake`; None: it does.
+        maintain: called when maintenance is due, which the caller then does; None: leave it to other schedulers.
+        poll_every: seconds between two rounds if the caller never calls `wake`; None: the caller does.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PeriodicScheduler:
         if all(one.outcome == "stale" for one in fired):
             return self._until_free()
         self._busy_for = _BUSY_RETRY_IN
-        # Those that are in trouble must not stand in the way of the others that are due.
+        # A task that could not be submitted must not block the others that are due.
         self._aside |= {one.id: now + _ASIDE_FOR for one in fired if one.outcome == "trouble"}
         return 0.0
 

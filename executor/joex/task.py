@@ -29,11 +29,11 @@ class Task(Generic[P, R]):
 
     Attributes:
         name: how jobs name it.
-        queue: where `submit` puts its jobs.
+        queue: the queue of the jobs that `submit` submits.
         retries: re-runs after a failed run; None: the executor's default.
         retry_delay: delay before the first re-run; None: the executor's default.
         timeout: the longest a run may take; None: the executor's default.
-        is_async: it runs on the executor's loop; otherwise in a thread.
+        is_async: whether it runs on the executor's event loop; otherwise it runs in a thread.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def on_cancel(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function that is called after a run was cancelled, with the same context and arguments."""
+        """Decorate a function that the executor calls after it cancelled a run, with the same context and arguments."""
         self.cancel_handler = handler
         return handler
 
@@ -73,12 +73,12 @@ class Task(Generic[P, R]):
         """Parse arguments, JSON text or values, into the types of the function's annotations.
 
         Raises:
-            InvalidJob: they don't fit the signature; the message names each wrong one.
+            InvalidJob: the arguments don't fit the signature; the message names each wrong one.
         """
         return self._arguments.parse(args)
 
     async def submit(self, client: Client, **args: Any) -> UUID | None:
-        """Submit a job with these arguments; `options` sets all else. Returns as `Client.submit`."""
+        """Submit a job with these arguments; set its other fields with `options`. Returns as `Client.submit`."""
         return await Submission(self).submit(client, **args)
 
     def options(
@@ -117,7 +117,7 @@ class Submission:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     async def submit(self, client: Client, **args: Any) -> UUID | None:
-        """Submit with these arguments, which are checked first. Returns and raises as `Client.submit`."""
+        """Check these arguments, and submit. Returns and raises as `Client.submit`."""
         self.task.parse_arguments(args)
         return await client.submit(self.task.name, args, **{"queue": self.task.queue, **self.given})
 
@@ -126,8 +126,8 @@ class App:
     """A set of tasks, and their schedules.
 
     Args:
-        name: whose periodic tasks these are: two apps on one database need two names. By default the place it is loaded
-            from (``module:attribute``).
+        name: the owner of its periodic tasks; apps on one database need different names. By default, where the app is
+            loaded from (``module:attribute``).
 
     >>> app = App()
     >>> @app.task("greetings.hello")
@@ -158,7 +158,7 @@ class App:
 
         Args:
             name: how jobs name it.
-            queue: where `Task.submit` puts its jobs.
+            queue: the queue of the jobs that `Task.submit` submits.
             retries: re-runs after a failed run.
             retry_delay: delay before the first re-run (``"1m"``, seconds or a timedelta); it doubles each time.
             timeout: the longest a run may take. An async task is interrupted then; code in a thread can't be: it sees
@@ -167,7 +167,7 @@ class App:
         Raises:
             ConfigError: the name is taken, or a setting is wrong.
         """
-        if not isinstance(name, str):  # @app.task without parentheses: it is the function
+        if not isinstance(name, str):  # @app.task without parentheses: `name` is the function
             raise ConfigError(f'task: expected a name; write @app.task("name"); got {shown(name)}')
 
         def register(function: Callable[P, R]) -> Task[P, R]:
@@ -192,19 +192,20 @@ class App:
     ) -> Callable[[Task[P, R]], Task[P, R]]:
         """Run a task on a schedule; put this above `task`.
 
-        The app's executors register it when they start, and remove those that the app no longer has. When it is due,
-        any executor creates the job: never twice, and not while the last job is unfinished.
+        The app's executors register it when they start, and remove the periodic tasks that the app no longer has. When
+        it is due, any executor creates the job: never twice, and not while the last job is unfinished.
 
         Args:
             timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/reference/timers.md.
             zone: the time zone, such as ``"Europe/Zurich"``, of a timer that names none.
-            id: tells it apart where a task has several; by default the task's name.
+            id: its id, which you set if a task has several schedules; by default the task's name.
             args: the arguments of its jobs.
             group: the group of its jobs.
             queue: the queue of its jobs; by default the task's.
             priority: the priority of its jobs.
-            subject: what they are about, for people; by default its id.
-            starting_deadline: a time that was missed by more than this is left out; by default one is caught up.
+            subject: what its jobs are about; Joex only shows it; by default the id.
+            starting_deadline: skip a time missed by more than this (``"1h"``); by default Joex
+                catches up on the latest, however late.
 
         Raises:
             ConfigError: something is wrong; the message names it.
@@ -214,10 +215,12 @@ class App:
 
         def register(task: Task[P, R]) -> Task[P, R]:
             if not isinstance(task, Task):
-                raise ConfigError(f"periodic {timer!r}: it stands above @app.task(...), not below")
+                raise ConfigError(f"periodic {timer!r}: put @app.periodic(...) above @app.task(...), not below")
             name = id or task.name
             if name in self._periodic:
-                raise ConfigError(f"periodic task {name!r}: there is one already; give them ids: id=...")
+                raise ConfigError(
+                    f"periodic task {name!r}: the app already has one with this id; give each its own: id=..."
+                )
             self._periodic[name] = _periodic(
                 name,
                 task,
@@ -244,7 +247,7 @@ class App:
         """The app's periodic tasks. Their ids begin with the app's name.
 
         Raises:
-            ConfigError: with its name an id is too long.
+            ConfigError: with the app's name in front, an id is too long.
         """
         try:
             return [replace(one, id=f"{self.name or 'app'}/{one.id}") for one in self._periodic.values()]
@@ -262,7 +265,7 @@ class App:
         except ValueError as error:
             raise ConfigError(f"task {task.name!r}: {error}") from None
         if task.name in self._tasks:
-            raise ConfigError(f"task {task.name!r}: there is one with this name already")
+            raise ConfigError(f"task {task.name!r}: the app already has one with this name")
         self._tasks[task.name] = task
 
     def get(self, name: str) -> Task[..., Any] | None:

@@ -5,7 +5,7 @@
 ...     [job] = await drain(app, connection)
 ...     assert job.result == {"confirmed": "A-7"}
 
-With a connection all of it happens in the transaction that is open there, so that a test may roll it back in the end.
+With a connection, `drain` works in the transaction that is open there, so that your test can roll everything back.
 """
 
 from __future__ import annotations
@@ -56,24 +56,25 @@ async def drain(
     retries: int = 5,
     most: int = 10_000,
 ) -> list[Job]:
-    """Run jobs, one after the other in the order in which an executor of one slot takes them, until there are none.
+    """Run jobs one after the other, in the order in which an executor with one slot takes them, until none is left.
 
-    Jobs that these runs submit are run too. Everything is as in an executor: arguments are checked, transactions finish
-    jobs, failures wait for their retry.
+    It also runs the jobs that these runs submit. Runs behave as in an executor: it checks their arguments, their
+    transactions finish jobs, and failed jobs wait for their retry.
 
     Args:
         app: the tasks.
-        database: an asyncpg connection, in whose transaction, if there is one, all of it happens (what a task does on
-            a connection of its context is undone there where it raises); or a client: then each step commits, as in
-            an executor.
-        queues: of these queues alone.
-        early: do not wait: run what is due later, too, retries among it.
-        raise_failures: raise `RunFailed` at the first run that fails, once that is written.
-        retries: of jobs and tasks that don't say it themselves.
-        most: end after so many runs.
+        database: an asyncpg connection: everything happens in its open transaction, if there is one (and if a task
+            raises in a block with its context's connection, the writes of the block are rolled back). Or a client: each
+            step commits, as in an executor.
+        queues: run the jobs of these queues only.
+        early: don't wait: also run jobs that are due later, retries included.
+        raise_failures: raise `RunFailed` after the first run that fails, once its end is written.
+        retries: the retries of a job if neither it nor its task sets them.
+        most: the largest number of runs.
 
     Returns:
-        The jobs that were run, as they are stored then, in the order of their runs; each try of one again.
+        The jobs that ran, in the order of their runs, each as it was stored after the run. A job that was retried is
+        in the list once for each run.
 
     Raises:
         RunFailed: see ``raise_failures``.
@@ -95,7 +96,7 @@ async def drain(
 
 
 class _Slot:
-    """A slot of an executor of its own. The runner tells it ends and reports, which are stored when the run is over."""
+    """A slot, registered as an executor. It collects the reports of its runner, and stores them when a run is over."""
 
     def __init__(self, connection: Connection, executor: int, runner_of: Callable[[_Slot], Runner]) -> None:
         self._connection = connection
@@ -107,7 +108,7 @@ class _Slot:
 
     @classmethod
     async def open(cls, connection: Connection, app: App, connections: ConnectionSource, retries: int) -> _Slot:
-        """Register the executor. Nobody waits for so short a life to end, so it keeps no lease."""
+        """Register the executor. It sends no heartbeats: its lease of an hour outlasts any test."""
         process = this_process()
         me = NewExecutor(
             app_id=f"joex.testing-{uuid4()}",
@@ -160,7 +161,7 @@ class _Slot:
         return taken[0] if taken else None
 
     async def run(self, taken: TakenJob) -> Job:
-        """Run a job, and store how it went."""
+        """Run a job, and store its end."""
         self._runner.start(taken)
         run = self._runner.runs[taken.lock_id]
         if run.worker is not None:
@@ -180,22 +181,22 @@ class _Slot:
         return job
 
     async def close(self) -> None:
-        """Leave, if that can still be said."""
+        """End the registration; no error if the connection can't do that any more."""
         self._runner.close()
         with suppress(JoexError):
             await executors.leave(self._connection, self._executor, _MOST_LOSSES)
 
-    # What the runner tells (`Ends` and `RunReports`).
+    # The protocols `Ends` and `RunReports`, which the runner calls.
 
     def started(self, job: TakenJob, at: float) -> None:
-        """Nobody else looks at a run while it lasts."""
+        """Write nothing: `run` stores the end before any other job runs."""
 
     def ended(self, end: End) -> None:
         """Keep the end of the run."""
         self._ends.append(end)
 
     def forget(self, job: TakenJob) -> None:
-        """Nothing of this run is to be written."""
+        """Write nothing: the run has lost its job."""
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
         """Keep a line of the log."""
@@ -208,7 +209,7 @@ class _Slot:
 
 
 class _OneConnection(ConnectionSource):
-    """The one connection, for tasks too. Where a transaction is open, a task that raises does not end it."""
+    """Lends the one connection to tasks. A savepoint keeps an open transaction usable when a task raises."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -224,7 +225,7 @@ class _OneConnection(ConnectionSource):
 
 @asynccontextmanager
 async def _opened(database: Connection | Client) -> AsyncIterator[tuple[Connection, ConnectionSource]]:
-    """A connection for us, and connections for tasks."""
+    """The connection of `drain`, and the source of connections for tasks."""
     if isinstance(database, Client):
         async with database.acquire() as connection:
             yield connection, database

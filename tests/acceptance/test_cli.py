@@ -458,7 +458,7 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
         ("sumbit",): "No such command 'sumbit'. Did you mean 'submit'? (see 'joex --help')",
         ("jobs", "--stat", "x"): "No such option: --stat",
         ("jobs", "--state", "x"): "Invalid value for '--state': 'x' is not one of 'waiting'",
-        ("jobs", "--after", "x"): "cursor: expected what the page before has given; got 'x'",
+        ("jobs", "--after", "x"): "cursor: expected the cursor of a previous page; got 'x'",
         ("show", "x"): "Invalid value for 'ID': Input should be a valid UUID",
         ("submit",): "Missing argument 'TASK' (see 'joex submit --help')",
         ("submit", ""): "task: must not be empty",
@@ -546,7 +546,7 @@ async def test_an_app_that_cannot_be_found_is_explained_part_by_part(joex, folde
         "wrong:app": f"--app: {folder}/wrong.py, line 1: invalid syntax",
         "tasks:ap": "--app: module tasks has no 'ap'; it has app",
         "tasks:not_an_app": "--app: tasks:not_an_app is a str, not a joex.App; it has app",
-        "twice:app": "task 'echo': there is one with this name already",
+        "twice:app": "task 'echo': the app already has one with this name",
         "typo:app": "--app: importing typo failed: TypeError: App.task() got an unexpected keyword argument 'retrys' "
         f"({folder}/typo.py, line {typo_at}; python -c 'import typo' shows the traceback)",
         "deep:app": "--app: importing deep failed: JSONDecodeError: Expecting value: line 1 column 2 (char 1) "

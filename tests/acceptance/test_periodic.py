@@ -97,7 +97,7 @@ async def test_two_apps_and_people_leave_each_others_periodic_tasks_alone(tmp_pa
         ('@app.periodic("daily", args={"a": 1})', "arguments of task 'tick': a: "),
         (
             '@app.periodic("daily")\n@app.periodic("hourly")',
-            "periodic task 'tick': there is one already; give them ids",
+            "periodic task 'tick': the app already has one with this id; give each its own",
         ),
     ],
     ids=["timer", "zone", "argument", "id"],

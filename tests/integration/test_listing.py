@@ -105,7 +105,7 @@ def cursor_of(*parts):
     ids=repr,
 )
 async def test_a_cursor_that_no_page_has_given_is_refused(bench, cursor):
-    with pytest.raises(InvalidJob, match=r"^cursor: expected what the page before has given"):
+    with pytest.raises(InvalidJob, match=r"^cursor: expected the cursor of a previous page"):
         check_cursor(cursor)
     with pytest.raises(InvalidJob, match=r"^cursor: "):
         await list_jobs(bench.connection, Filter(), cursor)

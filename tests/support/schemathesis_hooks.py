@@ -11,7 +11,7 @@ _NOT_IN_THE_SCHEMA = re.compile(
     r"at most \d+ bytes"  # JSON Schema counts characters
     r"|must not contain a NUL"  # anywhere in the arguments
     r"|not_before: expected a time with a zone"  # or a delay
-    r"|cursor: expected what the page before has given"
+    r"|cursor: expected the cursor of a previous page"
     r"|^(timer|time zone)\b"  # have their own grammar
     r"|starting_deadline: expected"
 )

@@ -14,12 +14,12 @@ SAID: list[tuple[str, dict[str, Any], str]] = [
     (
         "scheduled",
         {**HELD, "alone": True},
-        f"{STARTS}, as soon as nothing else runs there, for executors died with it",
+        f"{STARTS}, as soon as nothing else runs there, because executors died while they held it",
     ),
     (
         "running",
         {**HELD, "cancel_requested": True},
-        "it runs on prod/documents-0 since 2026-01-01T00:00:00+00:00, and is to be cancelled",
+        "it runs on prod/documents-0 since 2026-01-01T00:00:00+00:00, and a client has cancelled it",
     ),
     ("not_due", {"at": "noon", "seconds": 90.2, "retry": False, "failures": 0}, "it is not due before noon, in 1m30s"),
     ("no_executor", {"queue": "mail", "draining": 2}, "no executor serves the queue 'mail' (2 drain)"),
@@ -32,7 +32,7 @@ SAID: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("turn", {"places": 1, "at_least": False}, "1 group is served before its own"),
     ("turn", {"places": 100, "at_least": True}, "at least 100 groups are served before its own"),
-    ("next", {}, "nothing stands in its way: the next take has it"),
+    ("next", {}, "nothing blocks it: the next take gets it"),
 ]
 
 

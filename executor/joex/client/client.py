@@ -35,16 +35,16 @@ class Client:
     """Submits, manages and reads jobs.
 
     Each method takes an optional ``connection`` (asyncpg): it then runs in the transaction of that connection, so that
-    a job exists if and only if the transaction commits. Without one, it uses the client's pool, in a transaction of its
-    own.
+    a job exists if and only if the transaction commits. Without one, it uses the client's pool, and a transaction for
+    this call.
 
     While callers wait for jobs or events, the client holds one connection of its pool for all of them together.
 
     Args:
-        database: a PostgreSQL URL (the client then opens a pool of its own at first use, and closes it), or an asyncpg
-        pool of yours (close the client before the pool).
-        timeout: the longest a statement may take, on the client's own connections; when the link goes silent, the call
-            then raises `DatabaseUnavailable`. None: no limit. (A pool of yours has its ``command_timeout``.)
+        database: a PostgreSQL URL (the client opens its own pool at first use, and closes it), or your asyncpg pool
+            (close the client before the pool).
+        timeout: the longest a statement may take on the client's own connections; if the link goes silent, the call
+            then raises `DatabaseUnavailable`. None: no limit. (Your own pool has its ``command_timeout``.)
 
     Raises:
         ConfigError: the URL, or the timeout, is wrong.
@@ -55,7 +55,7 @@ class Client:
 
     def __init__(self, database: str | asyncpg.Pool[Any], *, timeout: timedelta | float | str | None = "30s") -> None:
         self.connections = Connections(database, _seconds(timeout))
-        """Of the database, for all parts of the client."""
+        """The connections to the database, which all parts of the client share."""
 
     @property
     def keyed(self) -> KeyedJobs:
@@ -118,7 +118,7 @@ class Client:
             DatabaseUnavailable: try again later.
         """
         try:
-            # (By position, which is cheaper; and a priority that is a plain text is as good here.)
+            # (Positional arguments are cheaper; and NewJob takes a priority as plain text, too.)
             known, time = cast("Priority", priority), time_of(not_before)
             job = NewJob(
                 task, {} if args is None else args, group, queue, known, subject, submitter, time, tracker, retries
@@ -194,7 +194,7 @@ class Client:
             return await jobs.retry_failed(used, queue, group, task, most)
 
     async def notify(self, queue: str = "default", *, connection: Connection | None = None) -> int:
-        """Ask all executors of a queue to look for work now; returns how many take from it.
+        """Ask all executors of a queue to look for work now; returns how many serve it.
 
         A submission wakes the executors that it needs. Call this when work arrived in another way.
         """
@@ -216,7 +216,8 @@ class Client:
         """Wait until a job is in one of these states; by default, until it is finished.
 
         None: the job is gone, or the transaction of its submission has not committed. The wait may miss a state that
-        the job passes through quickly, so wait for the final states too. While the database is away, the wait goes on.
+        the job passes through quickly, so wait for the final states too. The wait goes on while the database is
+        unreachable.
 
         Args:
             job_id: the job.
@@ -224,7 +225,7 @@ class Client:
             timeout: the longest time (``"30s"``).
 
         Raises:
-            TimeoutError: the job did not get there in time.
+            TimeoutError: the job did not reach any of these states in time.
             ConfigError: the states, the timeout, or the database's URL is wrong.
         """
         [job] = await self.wait_many([job_id], states=states, timeout=timeout)
@@ -280,17 +281,18 @@ class Client:
             return await jobs.job_log(used, job_id, after=after)
 
     def acquire(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
-        """The given connection, or one of the pool, for statements of yours.
+        """The given connection, or one of the pool, for your own statements.
 
-        Settings, listeners and an open transaction of the session end with the block; your own pool does so by its own
-        rules. If the block is cancelled, or ends with a `TimeoutError`, the client closes the connection.
+        After the block the client resets the session: settings, listeners and an open transaction end. (A pool that
+        you pass resets by its own rules.) If the block is cancelled, or ends with a `TimeoutError`, the client closes
+        the connection.
         """
         return self.connections.acquire(connection)
 
     def using(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one of the pool, for statements that leave nothing in the session, as Joex's own.
 
-        It is not reset, which would be one more question to the server each time.
+        The client does not reset it, which saves a round trip.
         """
         return self.connections.using(connection)
 

@@ -86,7 +86,7 @@ class Connections:
 
 
 class _Using:
-    """A connection for the time of a block (no generator: this surrounds each submission)."""
+    """A connection for the time of a block (no generator, which is slower: this surrounds each submission)."""
 
     __slots__ = ("_cache", "_connections", "_given", "_used")
 

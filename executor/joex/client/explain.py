@@ -14,7 +14,7 @@ Detail = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason why a job is not running; sql/75_why.sql lists them, with what ``detail`` has."""
+    """A reason why a job is not running; sql/75_why.sql lists the reasons and their ``detail``."""
 
     reason: str
     detail: Detail
@@ -32,8 +32,8 @@ def _finished(detail: Detail) -> str:
 
 def _held(what: str, alone_too: str) -> Callable[[Detail], str]:
     def say(detail: Detail) -> str:
-        cancel = ", and is to be cancelled" if detail["cancel_requested"] else ""
-        alone = f", {alone_too}, for executors died with it" if detail["alone"] else ""
+        cancel = ", and a client has cancelled it" if detail["cancel_requested"] else ""
+        alone = f", {alone_too}, because executors died while they held it" if detail["alone"] else ""
         return f"it {what} {detail['app_id']} since {detail['since']}{alone}{cancel}"
 
     return say
@@ -96,5 +96,5 @@ _SENTENCES: dict[str, Callable[[Detail], str]] = {
     ),
     "behind": _behind,
     "turn": _turn,
-    "next": lambda _: "nothing stands in its way: the next take has it",
+    "next": lambda _: "nothing blocks it: the next take gets it",
 }

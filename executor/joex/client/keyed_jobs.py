@@ -1,4 +1,4 @@
-"""Keyed jobs, with types, ids and priorities of the caller, and workers with their own loops: ``client.keyed``.
+"""Keyed jobs, whose callers choose types, ids and priorities, and workers with their own loops: ``client.keyed``.
 
 The job API of CouchDB's background jobs (its RFC "Background jobs with FoundationDB"), on the table of all other jobs:
 executors run these jobs too, groups take turns, the views show them. What it calls pending is waiting, scheduled or
@@ -68,11 +68,11 @@ class KeyedJobs(Worker, KeyedWaits):
         Args:
             job_type: its type.
             job_id: its id, unique within the type.
-            opts: ``priority`` (its place in line: the lowest first, then first in, first out; without one it comes
+            opts: ``priority`` (the lowest runs first, equal ones first in, first out; a job without a priority comes
                 before all that have one), ``data`` (an object), ``cancel`` (don't run it until a client resubmits it),
-                ``resubmit`` (run it once more when its run ends), and free fields.
+                ``resubmit`` (run it once more when its run ends), and fields of your own.
             group: the tenant it belongs to; by default all jobs of a type are one group, so that priorities order all.
-            queue: by default the type has one of its own.
+            queue: the queue; by default each type has its own.
             subject: what the job is about; Joex only shows it; by default its id.
             submitter: the user or program that adds it; Joex only shows it.
             connection: add it in this connection's transaction.
@@ -81,7 +81,7 @@ class KeyedJobs(Worker, KeyedWaits):
             Its UUID.
 
         Raises:
-            JobExists: the type has a job with this id.
+            JobExists: the type already has a job with this id.
         """
         name = name_of("type", job_type)
         opts = {} if opts is None else opts
@@ -139,7 +139,7 @@ class KeyedJobs(Worker, KeyedWaits):
         most: int = 1000,
         connection: Connection | None = None,
     ) -> list[KeyedJob]:
-        """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the page before.
+        """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the previous page.
 
         A page reads only the jobs that it returns; with ``state``, also those that it skips: for running jobs, use
         `active`.
@@ -181,14 +181,14 @@ class KeyedJobs(Worker, KeyedWaits):
         visibility: timedelta | float | str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Set when Joex puts back a run of this type, so that others may take its job.
+        """Set when Joex puts back a run of this type, so that another worker or executor can take its job.
 
         Applies to runs that begin later.
 
         Args:
             job_type: the type; or the name of any task.
             activity: the longest time between two reports (`update`, or progress).
-            visibility: the longest time of a run. Neither: no limit for executors, 60 s between reports for others.
+            visibility: the longest time of a run. With neither, executors have no limit, workers 60 s between reports.
             connection: set it in this connection's transaction.
         """
         if activity is not None and visibility is not None:

@@ -1,4 +1,4 @@
-"""A job as its creator and its worker see it, and what is checked of it before it travels to the database."""
+"""A job as clients and workers see it, and the checks of its fields before they go to the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from joex.store.statement import Connection
 from joex.store.worker_runs import Report
 
 JobState = Literal["pending", "running", "finished"]
-"""Where a job is. A type's own states (completed, failed, ...) are kept in its data."""
+"""The state of a job. A type keeps its own states (completed, failed, ...) in the data of its jobs."""
 
 PENDING = ("waiting", "scheduled", "stuck")
 FINISHED = ("success", "failed", "cancelled")
@@ -32,14 +32,14 @@ STATES: dict[str, JobState] = {
 }
 _KNOWN = ("priority", "data", "cancel", "resubmit")
 NO_LIMIT: Any = object()
-"""No value was given: None is one."""
+"""The default of a parameter for which None is a value."""
 
 
 class Answer(str):
-    """What a worker is told: ok; or worker_conflict (the job is not this run's any more), or canceled: stop, roll back.
+    """The answer to a worker: ok; or worker_conflict (the run has lost its job) or canceled: stop, and roll back.
 
     Attributes:
-        resubmit: the answer of `update`: the job was asked to go round once more, which it does when this run ends.
+        resubmit: set by `update` if a client has asked to run the job once more, which Joex does when this run ends.
     """
 
     __slots__ = ("resubmit",)
@@ -53,7 +53,7 @@ class Answer(str):
 
 @dataclass(frozen=True, slots=True)
 class TypeTimeout:
-    """When runs of a type are put back: so long after the last report (``activity``), or after their start."""
+    """When Joex puts back a run of a type: this long after its last report (``activity``), or after its start."""
 
     type: Any
     activity: timedelta | None
@@ -62,15 +62,15 @@ class TypeTimeout:
 
 @dataclass(frozen=True, slots=True)
 class KeyedJob:
-    """A job.
+    """A job as clients and workers see it.
 
     Attributes:
         type, id: as added; for a submitted job, its task and its UUID.
-        opts: ``priority`` where it has one, ``data``, ``cancel`` and ``resubmit`` where asked for, free fields.
+        opts: ``data``; ``priority`` if it has one; ``cancel`` and ``resubmit`` if asked for; the fields of its type.
         state: pending, running or finished.
-        job: its UUID, by which all else of Joex knows it (`Client.get`, `Client.log`, the views).
-        attempt: runs that were started.
-        lock_id: of the run, for the worker that has accepted it alone.
+        job: its UUID, which the rest of Joex uses (`Client.get`, `Client.log`, the views).
+        attempt: the number of runs that were started.
+        lock_id: the fencing token of the run; only the worker that accepted the job gets it.
     """
 
     type: Any
@@ -83,13 +83,13 @@ class KeyedJob:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What its type keeps in it; of a submitted job, its arguments."""
+        """The data of the job; for a submitted job, its arguments."""
         data: dict[str, Any] = self.opts["data"]
         return data
 
 
 def keyed_job(row: KeyedRow) -> KeyedJob:
-    """A job as its caller sees it."""
+    """A job from a row of the database."""
     opts: dict[str, Any] = {**row.opts, "data": row.data}
     if row.rank:
         opts["priority"] = tuples.unpack(row.rank)
@@ -102,14 +102,14 @@ def keyed_job(row: KeyedRow) -> KeyedJob:
 
 
 def to_text(value: Any) -> str:
-    """An id as people read it: a text is itself, other values are as in JSON."""
+    """An id for display: a text as it is, other values as JSON."""
     return tuples.to_name("id", value).removeprefix("#") if not isinstance(value, str) else value.replace("\0", "")
 
 
 def checked(
     opts: Mapping[str, Any], *, may_cancel: bool = False, progress: Any = None, message: str | None = None
 ) -> Report:
-    """What these options say.
+    """Check options, and turn them into a report.
 
     Raises:
         InvalidJob: one of them is wrong; the message names it.
@@ -139,7 +139,7 @@ def checked(
 
 
 def check_texts(**texts: str | None) -> None:
-    """Check texts that the database is to store, by the names of their fields."""
+    """Check texts for the database, each under the name of its field."""
     with invalid():
         for field, text in texts.items():
             if text is not None:
@@ -170,7 +170,7 @@ def name_of(field: str, value: Any) -> str:
 async def found(
     connections: Connections, job_type: Any, job_id: Any, connection: Connection | None
 ) -> AsyncIterator[tuple[Connection, UUID | None]]:
-    """For the time of a block a connection, the given one or another, and the UUID of a job, or None."""
+    """Find a job: gives the connection to use in the block, and the job's UUID, or None if there is no such job."""
     name, key = name_of("type", job_type), pack("id", job_id)
     async with connections.using(connection) as used:
         yield used, await keyed.find(used, name, key)

@@ -22,12 +22,12 @@ from joex.store.statement import Connection
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """How a timer is read.
+    """How Joex reads a timer.
 
     Attributes:
         normal: the timer in its normal form.
-        zone: the time zone in which it is read: its own, or the one that was given with it.
-        next: its next times, in this zone; none, where it never comes again.
+        zone: its time zone: the one that it names, or else the given one.
+        next: its next times, in this zone; empty if there are none.
     """
 
     normal: str
@@ -36,7 +36,7 @@ class TimerCheck:
 
 
 class RunNow(NamedTuple):
-    """The outcome of `run_now`: ``overlapping``: the last job is not finished, so there is no new one."""
+    """The outcome of `run_now`; ``overlapping``: the last job is not finished, so Joex creates no new one."""
 
     answer: Literal["submitted", "overlapping", "not_found"]
     job: UUID | None
@@ -53,7 +53,7 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
         timer: a systemd calendar event, or a cron line.
         zone: the time zone of a timer that names none.
         after: its times after this one; None: after now.
-        most: at most so many.
+        most: the largest number of times.
 
     Raises:
         InvalidJob: it can't be read; the message says why.
@@ -96,8 +96,8 @@ class PeriodicTasks:
 
         Args:
             owner: of this owner only.
-            after: the last id of the page before.
-            most: at most so many.
+            after: the last id of the previous page.
+            most: the largest number of tasks.
             connection: read in this connection's transaction.
         """
         with invalid():
@@ -141,8 +141,8 @@ class PeriodicTasks:
             group: the group of its jobs.
             queue: the queue of its jobs.
             priority: the priority of its jobs, ``high`` or ``low``.
-            subject: what they are about, for people; by default its id.
-            submitter: who submits them, for people.
+            subject: what its jobs are about; Joex only shows it; by default the id.
+            submitter: the submitter of its jobs; Joex only shows it.
             starting_deadline: skip a time missed by more than this (``"1h"``); by default Joex
                 catches up on the latest, however late.
             enabled: None: leave as it is; a new one is enabled.
@@ -232,10 +232,10 @@ async def _get(connection: Connection, task_id: str) -> PeriodicTask | None:
 
 
 async def _check_answer(connection: Connection, answer: str, task_id: str, mend: str | None = None) -> None:
-    """Say who owns a periodic task that was left alone, and what to do instead.
+    """Check that a periodic task was changed; if not, name its owner, and say what to do instead.
 
     Raises:
-        NotYours: this was the answer.
+        NotYours: the answer is ``not_yours``.
     """
     if answer == "not_yours":
         found = await _get(connection, task_id)

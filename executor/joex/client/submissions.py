@@ -16,7 +16,7 @@ _FIELDS = {one.name: None for one in fields(NewJob)}
 
 
 class invalid:  # noqa: N801 - it reads like a statement
-    """Errors about a value become `InvalidJob`, with the field's name before them."""
+    """Turns errors about a value into `InvalidJob`, with the field's name in front."""
 
     def __init__(self, field: str = "") -> None:
         self._field = field
@@ -30,9 +30,9 @@ class invalid:  # noqa: N801 - it reads like a statement
 
 
 def columns_of_any(new_jobs: Sequence[NewJob | Mapping[str, Any]], first: int = 0) -> Columns:
-    """Submissions, checked or not, as columns; plain ones are judged as a whole, which is cheaper.
+    """Submissions, checked or not, as columns; checks plain ones all at once, which is cheaper.
 
-    ``first``: the place of the first one among all that the caller has given, for people.
+    ``first``: the index of the first one in the caller's list, for messages.
 
     Raises:
         InvalidJob: a field is wrong, missing or unknown; the message names it, and its job.
@@ -47,7 +47,7 @@ def time_of(not_before: datetime | timedelta | str | None) -> datetime | None:
     """A time, or a delay from now on, as a time.
 
     Raises:
-        ValueError: it is no delay; the message names the field.
+        ValueError: the text is no delay; the message names the field.
     """
     if isinstance(not_before, timedelta | str):
         try:
@@ -88,5 +88,5 @@ def _new_job(nr: int, job: object) -> NewJob:
         return new_job(**job)
     except InvalidJob as error:
         raise InvalidJob(f"jobs[{nr}].{error}") from error
-    except TypeError as error:  # a name is no text
+    except TypeError as error:  # a field's name is not text
         raise InvalidJob(f"jobs[{nr}]: expected the names of fields; got {', '.join(map(repr, job))}") from error

@@ -42,10 +42,10 @@ class Worker:
     """Accepts jobs, reports progress, and finishes runs.
 
     Args:
-        connections: of the database.
-        retries: re-runs of a failed job whose submission says no number.
-        retry_delay: the delay before the first of them.
-        retry_jitter: the part of the delay, 0 to 1, that is chance.
+        connections: the connections to the database.
+        retries: re-runs of a failed job, unless the job sets them.
+        retry_delay: the delay before the first re-run; it doubles each time.
+        retry_jitter: lengthen each of these delays by up to this share of it, 0 to 1.
 
     Raises:
         ConfigError: one of these is wrong.
@@ -84,16 +84,17 @@ class Worker:
     ) -> KeyedJob | None:
         """Take the next job of a type, to run it yourself; None if there is none.
 
-        The run has the job to itself, as long as it calls `update` within the type's timeout (see `set_timeout`; 60
-        seconds where none is set), and says `finish` in the end.
+        The job is yours alone as long as you call `update` within the type's timeout (see `set_timeout`; 60 seconds if
+        it has none). End the run with `finish`.
 
         Args:
-            job_type: the type; or the name of any other queue, whose jobs may have any task for their type.
-            max_priority: nothing above it is taken: with times for priorities, nothing that is not due.
-            wait: the longest time to wait for one; by default it says at once that there is none. While the database is
-                away, the wait goes on.
-            worker: the name of the worker, for people.
-            connection: take it in this connection's transaction: if that rolls back, nothing was taken.
+            job_type: the type; or the name of any other queue, whose jobs may have any task as their type.
+            max_priority: take no job with a priority above it; if priorities are times, pass the time now to take only
+                jobs that are due.
+            wait: the longest time to wait for a job; by default, return at once. The wait goes on while the database is
+                unreachable.
+            worker: the name of the worker; Joex only shows it.
+            connection: take the job in this connection's transaction; if that rolls back, the job is not taken.
         """
         queue = name_of("type", job_type)
         with invalid():
@@ -102,7 +103,9 @@ class Worker:
         with invalid("wait"):
             patience = parse_duration(wait).total_seconds()
         if patience and connection is not None:
-            raise InvalidJob("wait: not in a transaction: what comes while it is open is not seen there; got both")
+            raise InvalidJob(
+                "wait: not in a transaction, which may not see the jobs that arrive meanwhile; got wait and connection"
+            )
         if not patience:
             return await self._accept(queue, worker, limit, connection)
         deadline = asyncio.get_running_loop().time() + patience
@@ -114,7 +117,7 @@ class Worker:
     async def _accept(
         self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
     ) -> KeyedJob | None:
-        """Take a job, or nothing: where this is cancelled in the middle, what was taken is given back."""
+        """Take a job, or None. If it is cancelled during the take, it gives the job back."""
 
         async def take() -> KeyedJob | None:
             async with self._connections.using(connection) as used:
@@ -127,7 +130,7 @@ class Worker:
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            with suppress(JoexError):  # then its timeout frees it
+            with suppress(JoexError):  # (if that fails, the run's timeout frees the job)
                 job = await taking
                 if job is not None and job.lock_id is not None:
                     await self.give_back(job.type, job.id, job.lock_id)
@@ -136,19 +139,19 @@ class Worker:
     async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> KeyedJob | None:
         async with self._connections.accept_waiters.wait(queue, limit) as waiter:
             while True:
-                look_at = deadline
+                try_at = deadline
                 try:
                     found = await self._accept(queue, worker, limit, None)
                 except DatabaseUnavailable:
-                    found, look_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
+                    found, try_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:
-                    self._connections.accept_waiters.wake(queue)  # there may be more, for the next in line
+                    self._connections.accept_waiters.wake(queue)  # there may be more jobs, for the next worker in line
                     return found
                 try:
-                    async with asyncio.timeout_at(look_at):
+                    async with asyncio.timeout_at(try_at):
                         await waiter.woken()
                 except TimeoutError:
-                    if look_at == deadline:
+                    if try_at == deadline:
                         return None
 
     async def update(
@@ -164,18 +167,19 @@ class Worker:
     ) -> Answer:
         """Report that a run continues, and change the options of its job.
 
-        In the transaction of the run's own writes this is the mutual exclusion: where the answer is not ``ok``, roll
-        back, and nothing is ever seen that was written by a run that had lost its job. The answer also says whether a
-        resubmit was asked for (``answer.resubmit``).
+        Call it in the transaction of the run's own writes for mutual exclusion: if the answer is not ``ok``, roll back,
+        and a run that has lost its job leaves no writes behind. The answer also says whether a client has asked for a
+        resubmit (``answer.resubmit``).
 
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            opts: what changes: ``data`` (all of it), ``priority``, ``resubmit``, free fields (all of them).
-            lock_id: of this run.
-            progress: 0 to 100, and ``message`` in words.
-            message: see ``progress``.
-            connection: say it in this connection's transaction.
+            opts: the changes: ``data`` (replaces all of it), ``priority``, ``resubmit``, your own fields (replace all
+                of them).
+            lock_id: the lock id of this run.
+            progress: 0 to 100.
+            message: the progress in words.
+            connection: report in this connection's transaction.
         """
         said = checked(opts, progress=progress, message=message)
         check_lock(lock_id)
@@ -195,8 +199,9 @@ class Worker:
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            lock_id: said by the run itself, of its own job; the answer then is as of `update`, else ok or not_found.
-            connection: say it in this connection's transaction.
+            lock_id: a run that resubmits its own job passes its lock id, and gets the answer of `update`; without it,
+                the answer is ok or not_found.
+            connection: resubmit in this connection's transaction.
         """
         if lock_id is not None:
             return await self.update(job_type, job_id, {"resubmit": True}, lock_id, connection=connection)
@@ -216,22 +221,22 @@ class Worker:
         retry: bool = True,
         connection: Connection | None = None,
     ) -> Answer:
-        """End a run. With ``resubmit``, in ``opts`` or asked for meanwhile, the job is pending again, else finished.
+        """End a run. The job is finished; or pending again, if ``opts`` or a client has asked for a resubmit.
 
-        Where the job was cancelled the answer is ``canceled``, and the run has ended as well (but not where this was
-        said in a transaction of the caller's, who rolls it back: say it once more without).
+        If the job was cancelled, the answer is ``canceled``, and the run has ended too. In your own transaction it has
+        not: roll back, and call `finish` once more without the transaction.
 
         Args:
-            job_type: as for `update`, and so the next three.
+            job_type: the job's type.
             job_id: the job's id.
-            opts: what changes.
-            lock_id: of this run.
-            result: what came out, as JSON; and ``message``, in words.
-            message: see ``result``.
-            error: the run has failed, and why: the job is tried again, after a delay that doubles each time, until its
-                retries are used up.
-            retry: False: no try can help.
-            connection: say it in this connection's transaction.
+            opts: the changes, as for `update`.
+            lock_id: the lock id of this run.
+            result: the result, a value that JSON can represent.
+            message: the result in words.
+            error: why the run has failed: Joex retries the job, after a delay that doubles each time, until its retries
+                are used up.
+            retry: False: fail the job for good, because no retry can help.
+            connection: finish in this connection's transaction.
         """
         said = checked(opts)
         check_lock(lock_id)
@@ -267,9 +272,9 @@ class Worker:
     async def give_back(
         self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
     ) -> Answer:
-        """End a run without counting it: the job waits again, at its old place in line, for others to take.
+        """End a run without counting it: the job waits again, at its old place in line.
 
-        Where the job was cancelled, it is as with `finish`.
+        If the job was cancelled, the answer is as with `finish`.
         """
         check_lock(lock_id)
         async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
@@ -286,7 +291,7 @@ def _outcome(error: str | None, *, retry: bool) -> Outcome:
 
 
 async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str) -> Answer:
-    """The answer to the end of a run, which has ended even so where its job was cancelled."""
+    """End the run of a cancelled job as cancelled; returns the answer."""
     if answer == "canceled":
         await worker_runs.finish(used, job, lock_id, "cancelled")
     return Answer(answer)
@@ -294,7 +299,7 @@ async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str)
 
 @asynccontextmanager
 async def _transaction(used: Connection) -> AsyncIterator[bool]:
-    """A transaction of our own (True), unless the caller has one on this connection."""
+    """A transaction for the block (True), unless the caller has one open on this connection (False)."""
     if used.is_in_transaction():
         yield False
         return

@@ -1,7 +1,7 @@
 """The events of an executor, as data.
 
-One mechanism serves log lines, metrics, and the tests, which wait for events. (Those of each run are tuples, which are
-made faster: there are thousands a second.)
+One mechanism serves log lines, metrics, and the tests, which wait for events. (The events of runs are named
+tuples, which are cheaper to create: there are thousands a second.)
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class WorkerConflict:
 
 @dataclass(frozen=True, slots=True)
 class RunNotWritten:
-    """The database refuses to store this about a run, for a reason of its own, and it is given up.
+    """The database refuses to store the start or the end of a run, and the executor gives up.
 
-    ``what``: ``start`` (the job is shown as scheduled until its run ends), or ``end`` (the job is held, without a run,
+    ``what``: ``start`` (the job stays scheduled until its run ends), or ``end`` (the job is held, without a run,
     until its executor leaves; then it waits again).
     """
 
@@ -147,7 +147,7 @@ class LogLinesDropped:
 
 @dataclass(frozen=True, slots=True)
 class TrustEnded:
-    """The lease could not be renewed in time: the runs are interrupted before others may take their jobs."""
+    """The lease could not be renewed in time: the runs are interrupted before other executors may take their jobs."""
 
     runs: int
 

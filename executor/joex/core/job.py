@@ -1,4 +1,4 @@
-"""A job as data, and what a submission must fulfil before it may travel to the database."""
+"""A job as data, and the checks of a submission before it goes to the database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_NAME = 254
 LONGEST_SUBJECT = 1000
 """Bytes."""
 _MOST_RETRIES = 1_000_000
-_FIRST_YEAR, _LAST_YEAR = 2, 9998  # so that no change of the zone leaves the calendar
+_FIRST_YEAR, _LAST_YEAR = 2, 9998  # so that no conversion between zones leaves the calendar
 
 
 class State(enum.StrEnum):
@@ -51,12 +51,12 @@ class NewJob:
         task: the name of the task.
         args: its arguments by name; anything that JSON can hold.
         group: the tenant it belongs to; groups are served in round robin.
-        queue: the lane of work; executors serve one or more queues.
+        queue: the queue; each executor serves one or more of them.
         priority: ``high`` or ``low``, within its group.
-        subject: what it is about, for people.
-        submitter: who submitted it, for people.
-        not_before: it waits until then; None: it may run at once.
-        tracker: skipped while an unfinished job has the same tracker; None: never skipped.
+        subject: what the job is about; Joex only shows it.
+        submitter: the user or program that submits it; Joex only shows it.
+        not_before: don't run the job before; None: it may run at once.
+        tracker: skip this submission while an unfinished job has the same tracker; None: never skip it.
         retries: re-runs after a failed run; None: the default of its task, or of the executor.
     """
 
@@ -121,9 +121,9 @@ _PLAIN_FIELDS = frozenset(("task", "args", "group", "queue", "subject", "submitt
 
 
 def columns_of_plain(jobs: Sequence[Any]) -> Columns | None:
-    """The columns of jobs that are plain dicts, looked at field by field: a tenth of the work of a `NewJob` for each.
+    """The columns of jobs that are plain dicts, checked field by field: a tenth of the work of a `NewJob` for each.
 
-    None: not all of them have the usual fields only, or one may be wrong. Then they are to be looked at one by one.
+    None: a job has other fields than the usual ones, or may be wrong; the caller then checks them one by one.
     """
     if set(map(type, jobs)) != {dict} or not (fields := set().union(*jobs)) <= _PLAIN_FIELDS:
         return None
@@ -149,7 +149,7 @@ def columns_of_plain(jobs: Sequence[Any]) -> Columns | None:
 
 
 def _are_plain(texts: Collection[Any], *, may_be_empty: bool = False) -> bool:
-    """Whether one look at them finds them good as names, as nearly always; else `check_text` is to judge each."""
+    """Whether one cheap check finds all of them good, as it nearly always does; if not, `check_text` checks each."""
     try:
         text = "".join(texts)
     except TypeError:  # one is no text
@@ -160,12 +160,12 @@ def _are_plain(texts: Collection[Any], *, may_be_empty: bool = False) -> bool:
 
 
 class TakenJob(NamedTuple):
-    """A job in the hands of an executor, and the lock id that every write of this run must show.
+    """A job that an executor holds, and the lock id that every write of this run must show.
 
-    (A tuple, because the rows of the database are such, and there are thousands a second.)
+    (A tuple, because the database's rows are tuples, and there are thousands a second.)
 
-    ``args`` is JSON; None: they are large, and the run asks for them. ``waited``: seconds from when it could be taken
-    until it was. ``suspect``: executors died while they held it; it runs with nothing beside it.
+    ``args`` is JSON; None: they are large, and the run fetches them. ``waited``: seconds from when it could be taken
+    until it was. ``suspect``: executors died while they held it; it runs alone.
     """
 
     id: UUID
@@ -199,10 +199,10 @@ class RunningJob:
 
 
 def priority_of(text: str) -> Priority:
-    """A priority as people write it, in whichever case.
+    """The priority with this name, in upper or lower case.
 
     Raises:
-        ValueError: it is none.
+        ValueError: there is none.
     """
     try:
         return Priority(text.lower())
@@ -223,14 +223,14 @@ def check_retries(field: str, retries: object) -> None:
     """Check a number of re-runs.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no whole number, or out of range.
     """
     if not (isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= _MOST_RETRIES):
         raise ValueError(f"{field}: expected 0 to {_MOST_RETRIES}; got {retries!r}")
 
 
 def check_texts(names: Mapping[str, str], subject: str, submitter: str) -> None:
-    """Check the texts of a submission: the names by their fields, and those for people.
+    """Check the texts of a submission: the names by their fields, subject and submitter.
 
     Raises:
         ValueError: one is wrong; the message names its field.
@@ -244,7 +244,7 @@ def check_texts(names: Mapping[str, str], subject: str, submitter: str) -> None:
 
 
 def check_name(field: str, name: str) -> None:
-    """Check a name that people give: of a task, a group, a queue, a tracker.
+    """Check the name of a task, a group, a queue or a tracker.
 
     Raises:
         ValueError: it is empty, longer than 254 bytes, or has a NUL character.
@@ -253,10 +253,10 @@ def check_name(field: str, name: str) -> None:
 
 
 def check_text(name: str, value: str, longest: int | None = None, *, may_be_empty: bool = True) -> None:
-    """Check a text that people give.
+    """Check a text for the database.
 
     Raises:
-        ValueError: it is none, is longer than so many bytes, or PostgreSQL can't store it.
+        ValueError: it is not text, is longer than ``longest`` bytes, or PostgreSQL can't store it.
     """
     if not isinstance(value, str):
         raise ValueError(f"{name}: expected text; got {type(value).__name__}")  # noqa: TRY004 - one error for callers

@@ -1,4 +1,4 @@
-"""What comes back from JSON as it was, and what does not."""
+"""Finds the values that do not come back from JSON as they were."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-# (After the first three: what is written as text, from which an annotation of a task makes the value again.)
+# (After the first three: types that JSON has as text, and a task's annotation turns back into the value.)
 _KNOWN = (str, int, NoneType, date, time, timedelta, UUID, PurePath, IPv4Address, IPv4Network, IPv6Address, IPv6Network)
 _MENDS: Mapping[type, str] = {
     **dict.fromkeys((bytes, bytearray, memoryview), ": write bytes as text, such as base64"),
@@ -25,7 +25,7 @@ _MENDS: Mapping[type, str] = {
 
 
 _MOST_DIGITS = 4300
-"""No reader of JSON in Python takes longer integers."""
+"""Python's JSON readers refuse longer integers."""
 _TOO_LONG = 10**_MOST_DIGITS
 _STARS = b'"**********"'
 _LONGEST = 100
@@ -49,10 +49,10 @@ def shown(value: object) -> str:
 
 
 def as_dict(value: Any) -> dict[Any, Any]:
-    """A mapping of another type than JSON's writer knows, as it knows it.
+    """A mapping of any type as a dict, for the JSON writer.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is no mapping.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -60,7 +60,7 @@ def as_dict(value: Any) -> dict[Any, Any]:
 
 
 def _faults(path: str, value: Any, model: Any) -> Iterator[tuple[str, str]]:
-    """The faults of a value; of what is in a pydantic model, which says how it is written, only what gets lost."""
+    """The faults of a value. Inside a pydantic model, which defines its own JSON, only lost values are faults."""
     said = _say_fault(value, model)
     if said is not None:
         yield path if len(path) <= 2 * _LONGEST else f"{path[: 2 * _LONGEST]}...", said

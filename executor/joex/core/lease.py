@@ -1,4 +1,4 @@
-"""How long an executor is believed alive without news, and how long it believes so itself.
+"""How long others believe an executor alive without heartbeats, and how long it trusts its own lease.
 
 All times derive from the lease, so that their order can't be misconfigured::
 
@@ -28,13 +28,14 @@ class Lease:
     def heartbeat_every(self) -> float:
         """Seconds between two heartbeats: two may get lost, or be late, before trust ends.
 
-        However long its own lease, an executor is to find others dead in time, by what it observes with its heartbeats.
+        At most ten, however long the lease: with its heartbeats an executor also observes others, and must find dead
+        ones in time.
         """
         return min(self.duration.total_seconds() / 3, _LONGEST_PAUSE)
 
     @property
     def trusted_for(self) -> float:
-        """Seconds after the sending of a heartbeat that was answered, for which the lease may be trusted."""
+        """Seconds for which an executor trusts its lease, from when it sent the last answered heartbeat."""
         return self.duration.total_seconds() * 3 / 4
 
     @property
@@ -44,10 +45,10 @@ class Lease:
 
     @property
     def stuck_after(self) -> float:
-        """Seconds without a sign of life of the interpreter after which the process is ended from outside.
+        """Seconds without a sign of life of the interpreter after which the watchdog ends the process.
 
-        Others may run its jobs five leases after its last heartbeat. The last sign of life came before `fatal_after`,
-        so that is four leases from there at least.
+        Other executors may run its jobs five leases after its last heartbeat. The last sign of life came before
+        `fatal_after`, so at least four leases are left from there.
         """
         return self.duration.total_seconds() * 3.75
 
@@ -58,18 +59,18 @@ class Lease:
 
 
 class Mark(NamedTuple):
-    """The id of a transaction, and for how many seconds a judge has known it."""
+    """The id of a transaction, and for how many seconds a judge (see `Observation`) has known it."""
 
     age: float
     id: int
 
 
 _SHORTEST_GAP = 2.0
-_FINE = 4  # as a power of two: so many of the latest marks are all kept
+_FINE = 4  # all of the latest 2 ** _FINE marks are kept
 
 
 class Observation:
-    """What a judge of other executors has observed without a gap.
+    """What a judge, an executor that decides whether others are dead, has observed without a gap.
 
     Each heartbeat of an executor keeps the id of its transaction, and ids only grow. The judge's marks are ids too, of
     transactions of its own. A heartbeat with an id below a mark was begun before the judge knew that mark: the
@@ -77,11 +78,11 @@ class Observation:
     plays no part: it may be set, or slewed.)
 
     It may be declared dead for that, because it could have renewed its lease all the time: the judge's own session has
-    lived, and the database has answered again and again. After a gap the observation starts anew, so that each
-    living executor has a whole lease to be heard.
+    lived, and the database has answered again and again. After a gap the observation starts over, so that each
+    live executor has a whole lease to send a heartbeat.
 
     Args:
-        every: seconds after which the judge asks again; an answer that comes later than twice that is a gap.
+        every: seconds between two questions of the judge; an answer that comes later than twice that is a gap.
     """
 
     def __init__(self, every: float) -> None:
@@ -89,13 +90,13 @@ class Observation:
         self.break_off()
 
     def break_off(self) -> None:
-        """The session has ended, or an answer has not come."""
+        """Start over: the session has ended, or an answer has not come."""
         self._marks: list[tuple[int, float, int]] = []  # the number of the answer, when it was received, and its id
         self._asked = 0.0
 
     @property
     def marks(self) -> list[Mark]:
-        """The youngest first. Ages reach up to the latest question, for of the time after it nothing is known."""
+        """The marks, the youngest first. Ages end at the latest question: nothing is known of the time after it."""
         return [Mark(self._asked - at, mark) for _, at, mark in reversed(self._marks) if at < self._asked]
 
     def answered(self, sent: float, received: float, mark: int) -> None:
@@ -104,17 +105,17 @@ class Observation:
         Args:
             sent: when it was asked, in seconds of the judge's monotonic clock.
             received: when it had answered.
-            mark: the id of a transaction in between.
+            mark: the id of a transaction between the two.
         """
         number = 0
         if self._marks:
             last, at, before = self._marks[-1]
             number = last + 1
-            if received - at > self._longest_gap or mark <= before:  # (ids go back where another server took over)
+            if received - at > self._longest_gap or mark <= before:  # (ids go back after a fail-over to another server)
                 self.break_off()
         self._asked = sent
         self._marks.append((number, received, mark))
-        # Of older ones so many are kept that no age lies more than an eighth below the next one.
+        # Enough of the older ones are kept that no age is more than an eighth below the next one.
         self._marks = [
             one for one in self._marks if one[0] % (1 << max((number - one[0]).bit_length() - _FINE, 0)) == 0
         ]

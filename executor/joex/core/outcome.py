@@ -16,7 +16,7 @@ class Ending(enum.Enum):
     RETURNED = "returned"  # the task's code came to its end
     RAISED = "raised"  # it raised; another try may help
     FAILED = "failed"  # it failed for good: joex.Fail, or arguments that don't fit
-    CANCELLED = "cancelled"  # a user cancelled it, or it raised joex.Cancel
+    CANCELLED = "cancelled"  # a client cancelled it, or it raised joex.Cancel
     GIVEN_BACK = "given back"  # it was interrupted because the executor leaves; it does not count
 
 

@@ -1,4 +1,4 @@
-"""Periodic tasks: jobs that are made again and again, as a timer says. What they are, and when one is due."""
+"""Periodic tasks, which create jobs again and again, and the decision when one is due."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from joex.core.job import NewJob, Priority, check_name
 from joex.core.timers import Timer, parse_zone
 
 SYSTEM_OWNER = "joex"
-"""The owner of Joex's own periodic tasks, which make no jobs."""
+"""The owner of Joex's own periodic tasks, which create no jobs."""
 USER = "user"
-"""The owner of those that people make: on the command line, over HTTP, in SQL."""
+"""The owner of those that users set: with a client, on the command line, over HTTP, in SQL."""
 _LONGEST_ID = 240
 _LONGEST_DEADLINE = timedelta(days=365_000)
-_TICK = timedelta(microseconds=1)  # a timer gives what is strictly after a time
+_TICK = timedelta(microseconds=1)  # `Timer.next` is strictly later than its argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class NewPeriodicTask:
         task: the task that its jobs run.
         timer: when: a systemd calendar event, or a cron line.
         zone: the time zone of a timer that names none.
-        args, group, queue, priority, subject, submitter: of its jobs; without a subject they have its id for one.
-        starting_deadline: a time that was missed by more than this is left out; None: one is always caught up.
-        enabled: None: as it is; a new one is.
+        args, group, queue, priority, subject, submitter: of its jobs; without a subject, they have its id.
+        starting_deadline: skip a time missed by more than this; None: always catch up on the latest.
+        enabled: None: leave as it is; a new one is enabled.
     """
 
     id: str
@@ -61,7 +61,7 @@ class NewPeriodicTask:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is known of a periodic task when it is decided.
+    """The state of a periodic task, from which a scheduler decides.
 
     Attributes:
         timer, zone: as set.
@@ -79,9 +79,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done: ``fire``, the time of the timer that is due (None: none is); ``next``, the one after it.
+    """The decision about a periodic task: ``fire``, the time that is due (None: none is); ``next``, the one after it.
 
-    ``next`` is None where there never is one. ``error``: it can't run, and why.
+    ``next`` is None if there never is one. ``error``: why the task can't run.
     """
 
     fire: datetime | None = None
@@ -90,17 +90,17 @@ class Decision:
 
 
 def decide(schedule: Schedule, now: datetime) -> Decision:
-    """What is to be done about a periodic task that has no next time yet, or whose time has come.
+    """Decide about a periodic task that has no next time yet, or whose time has come.
 
     However many times were missed, at most one is caught up: the first that is not older than the starting deadline.
-    The next time is after now, and after each that was decided: where the clock was set back, none comes twice.
-    Whatever is wrong with it is an error of this task alone.
+    The next time is after now, and after each that was decided: if the clock was set back, none comes twice.
+    Whatever is wrong with the task becomes its own error.
     """
     try:
         return _decide(schedule, now)
     except ValueError as error:
         return Decision(error=str(error))
-    except Exception as error:  # noqa: BLE001 - who decides about one goes on with the others
+    except Exception as error:  # noqa: BLE001 - the scheduler goes on with the others
         return Decision(error=f"timer {schedule.timer!r}: {type(error).__name__}: {error}")
 
 
@@ -117,5 +117,5 @@ def _decide(schedule: Schedule, now: datetime) -> Decision:
 
 @lru_cache(maxsize=1024)
 def _read_timer(text: str) -> Timer:
-    """A timer; to read one takes longer than to ask it."""
+    """A timer; cached, because parsing one takes longer than using it."""
     return Timer.parse(text)

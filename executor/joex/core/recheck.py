@@ -1,7 +1,7 @@
 """The race between falling asleep and a transaction that is still open.
 
 A transaction notifies the sleepers that it can see while it is open, and its changes can be seen only after its commit.
-So a reader that announces its sleep in between misses them::
+So a reader that announces its sleep after the notification and before the commit misses them::
 
     reader                            submitter
     read: no job                      insert
@@ -12,8 +12,8 @@ So a reader that announces its sleep in between misses them::
 
 Transactions that begin after the announcement see it, and notify. For all others there is the horizon: a transaction
 id, taken after the announcement (`joex.store.horizon.announce`), that is younger than each of these. Until they have
-ended, the reader reads again: soon, for most transactions end within milliseconds, and ever more seldom. This is the
-only place that says when; executors, clients, workers that wait and the operator use it.
+ended, the reader reads again: first soon, because most transactions end within milliseconds, then less and less often.
+Executors, clients, waiting workers and the operator all take these times from here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Recheck:
         horizon: transactions below this id may not have seen the announcement.
         pause: seconds from the next read to the one after it; it doubles each time.
         longest: the longest pause.
-        due_at: when the next read is due, on the caller's clock; inf: never, for it is settled.
+        due_at: when the next read is due, on the caller's clock; inf: never, because it is settled.
     """
 
     horizon: int

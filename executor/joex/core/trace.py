@@ -1,4 +1,4 @@
-"""A trace: what became of each job, a line each. ``joex stats --trace`` writes it, and ``joex simulate`` reads it."""
+"""A trace: one line for each job that has run. ``joex stats --trace`` writes it, and ``joex simulate`` reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TracedJob:
     """A job that has run, and the settings of its group.
 
     Attributes:
-        at: since then it could be taken: its submission, or its not-before time.
+        at: the time from which it could be taken: its submission, or its not-before time.
         seconds: how long its last run held a slot, from when it was taken until its end was written.
         waited: seconds from when it could be taken to when it was, the last time; None: unknown.
         attempts: runs that were started.

@@ -1,4 +1,4 @@
-"""Values of FoundationDB's tuple layer: the types, ids and priorities of jobs that their callers name themselves.
+"""Values of FoundationDB's tuple layer: the types, ids and priorities of keyed jobs.
 
 Any value that the tuple layer can order: None, bytes, text, integers of up to 255 bytes, floats, booleans, UUIDs,
 versionstamps, and tuples of these, nested at will. Packed, their bytes order as the values do (``fdb.tuple`` of the
@@ -6,9 +6,9 @@ FoundationDB client does it).
 
 They have two more forms. In JSON (HTTP) most are what they look like, tuples are arrays, and what JSON lacks is an
 object of one name: ``{"bytes": "aGk="}``, ``{"uuid": "..."}``, ``{"double": "7ff0000000000000"}`` (only for those that
-are no finite numbers), ``{"single": "3fc00000"}``, ``{"versionstamp": "..."}`` (24 hexadecimal digits). And as a name
-(of a task, a queue) a text is itself, and each other value a ``#`` and its JSON. (A text that is such a name of another
-value is a ``#`` and its JSON too.)
+are no finite numbers), ``{"single": "3fc00000"}``, ``{"versionstamp": "..."}`` (24 hexadecimal digits). As a
+name (of a task, a queue), a text stays as it is, and any other value becomes a ``#`` and its JSON. (So does a text that
+would otherwise be the name of another value.)
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fdb.tuple import unpack as _unpack
 
 LONGEST = 1000
 """Bytes of a packed id or priority."""
-_DEEPEST = 100  # so that every value has a form in JSON that is read again
+_DEEPEST = 100  # so that the JSON of every value can be read again
 
 
 class Versionstamp(_Versionstamp):  # type: ignore[misc] # the library has no types
-    """A versionstamp that can be packed where FoundationDB's native library is not loaded: the original asks that."""
+    """A versionstamp that can be packed without FoundationDB's native library, which the original needs."""
 
     def to_bytes(self) -> bytes:
         """Its 12 bytes."""
@@ -49,7 +49,7 @@ def pack(field: str, value: Any) -> bytes:
         value: the value.
 
     Raises:
-        ValueError: the tuple layer has no place for it, or it has more than 1,000 bytes; the message names the field.
+        ValueError: the tuple layer has no such value, or it has more than 1,000 bytes; the message names the field.
     """
     try:
         packed = bytes(_pack((_packable(value),)))
@@ -86,7 +86,7 @@ def to_name(field: str, value: Any) -> str:
 
 
 def from_name(name: str) -> Any:
-    """The value that has this name: there is one for each text."""
+    """The value with this name; each text is the name of one."""
     if name.startswith("#"):
         with suppress(ValueError, RecursionError):
             value = from_json("name", json.loads(name[1:]))
@@ -96,7 +96,7 @@ def from_name(name: str) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """A value as JSON can say it."""
+    """The JSON of a value."""
     if isinstance(value, tuple | list):
         return [to_json(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -108,7 +108,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(field: str, value: Any) -> Any:
-    """The value that this JSON says.
+    """The value with this JSON.
 
     Raises:
         ValueError: it is none of the forms above; the message names the field.

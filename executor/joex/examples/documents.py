@@ -26,14 +26,14 @@ import joex
 
 app = joex.App()
 
-# Python 3.11 keeps one depth for the trees that all threads make, and raises a SystemError where a thread begins one
-# while another's is half made: garbage collection in its midst lets other threads run.
+# Python 3.11 counts the depth of syntax trees for all threads together, and raises a SystemError if a thread starts one
+# while another thread's is half built: garbage collection in the middle of it lets other threads run.
 _one_tree = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a file has: the result of the task, which is stored as JSON."""
+    """What a file defines: the result of the task, which Joex stores as JSON."""
 
     lines: int
     comments: int
@@ -58,7 +58,7 @@ def count(ctx: joex.Context, path: Path) -> Counts:
     except FileNotFoundError:
         raise joex.Fail(f"there is no file {path}") from None  # final: no retry would help
     except (SyntaxError, ValueError) as error:
-        # Maybe half of it has arrived so far. Any other error that a task lets out leads to a retry just as well.
+        # The file may have arrived only in part so far. Any other error that a task raises leads to a retry, too.
         raise joex.Retry(f"{path.name} is not Python, or not complete: {error}") from error
     ctx.check_cancelled()  # a good place to stop, if the job was cancelled
     ctx.progress(50, "parsed")

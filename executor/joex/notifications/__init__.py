@@ -4,9 +4,10 @@
 
     client.wait, subscribe, events ──▶ watcher ───▶ streams (one for each wait)
                                           │            ▲ what has changed
-                                          └▶ job_watch ┘ (LISTEN, look, read)
-    client.keyed.accept(wait=...) ───▶ accept_waiters (LISTEN, look, wake)
+                                          └▶ job_watch ┘ (LISTEN, check, read)
+    client.keyed.accept(wait=...) ───▶ accept_waiters (LISTEN, check, wake)
 
-Both work on a `listener` (a connection that hears notifications, and answers in time), which is connected again when it
-is lost, and given back when nothing waits. A lease and the operator have listeners on connections of their own.
+Both use a `listener`: a connection that receives notifications, with a time limit for each answer. Its loop reconnects
+when the connection is lost, and gives it back when nothing waits. A lease and the operator have listeners on their own
+connections.
 """

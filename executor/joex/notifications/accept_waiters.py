@@ -1,12 +1,12 @@
-"""The workers that wait for work: one connection for all of them in a client.
+"""One connection for all workers of a client that wait for work.
 
-After the announcement that a worker waits in a queue, the queue is looked at until the race with open transactions is
-settled (`joex.core.recheck`); again when a job is due there, or a run overdue; and now and then in any case, for a
-notification can get lost. Through a pooler none comes: there the queue is looked at every second.
+The client announces that a worker waits in a queue, and then checks the queue until the race with open transactions is
+settled (`joex.core.recheck`). It checks again when a job is due there, or a run overdue; and regularly in any case,
+because a notification can get lost. Through a pooler none comes: there it checks the queue every second.
 
-Each notification is of one job, and wakes one worker: the one that has waited longest. A worker that gets a job wakes
-the next one. Workers with different priority limits wait in separate lines, because one that accepts nothing above its
-limit can't speak for the others.
+Each notification announces one job, and wakes one worker: the one that has waited longest. A worker that gets a job
+wakes the next one. Workers with different priority limits wait in separate lines, because one that accepts nothing
+above its limit may leave the job to others.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Waiter:
         self._error: BaseException | None = None
 
     def wake(self, error: BaseException | None = None) -> None:
-        """There may be work; or, with an error, there never will be any."""
+        """There may be work; or, with an error, there will never be any."""
         self._error = error
         self._wakeup.set()
 
     @property
     def is_woken(self) -> bool:
-        """There may be work, and the worker has not looked for it yet."""
+        """Whether there may be work that the worker has not tried to take yet."""
         return self._wakeup.is_set()
 
     async def woken(self) -> None:
@@ -75,7 +75,7 @@ class AcceptWaiters:
 
     @asynccontextmanager
     async def wait(self, queue: str, limit: bytes | None) -> AsyncIterator[Waiter]:
-        """Wait for work in a queue, for the time of a block; nothing is accepted whose priority is above ``limit``."""
+        """Wait for work in a queue, for the time of a block; the worker accepts no priority above ``limit``."""
         waiter = Waiter()
         self.waiting.setdefault(queue, {}).setdefault(limit, deque()).append(waiter)
         self.changed.set()
@@ -103,7 +103,7 @@ class AcceptWaiters:
         if not lines:
             del self.waiting[queue]
         elif waiter.is_woken:
-            self.wake(queue)  # it was woken for a job, and does not come for it
+            self.wake(queue)  # it was woken for a job that it does not take: wake the next one
         self.changed.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -118,10 +118,10 @@ class AcceptWaiters:
 
 @dataclass(slots=True)
 class _Queue:
-    """What is known of a queue in which workers wait. ``recheck``: None where it is settled, or none is needed."""
+    """A queue in which workers wait. ``recheck``: None if it is settled, or not needed."""
 
     recheck: Recheck | None
-    look_at: float
+    check_at: float
     renew_at: float
 
 
@@ -150,14 +150,14 @@ class _QueueWatch:
                 for name in list(waiting):
                     await self._attend(name)
                 if waiting:
-                    # (A queue where no worker waits any more stays as it is: its time must not count.)
-                    looks = (queue.look_at for name, queue in self._queues.items() if name in waiting)
-                    await self._listener.woken(min(looks, default=0.0))
+                    # (A queue stays after its last worker has gone: its time must not count.)
+                    checks = (queue.check_at for name, queue in self._queues.items() if name in waiting)
+                    await self._listener.woken(min(checks, default=0.0))
                 elif not await self._listener.woken(self._clock() + LINGER):
                     return
 
     async def _attend(self, name: str) -> None:
-        """Announce that workers wait in the queue, and look at it, each when it is time."""
+        """Announce that workers wait in the queue, and check it, each when it is time."""
         queue, ask, is_pooled = self._queues.get(name), self._listener.ask, self._listener.is_pooled
         if queue is None and is_pooled:
             queue = self._queues[name] = _Queue(None, 0.0, math.inf)
@@ -166,18 +166,18 @@ class _QueueWatch:
             recheck = await ask(announce(self._connection, watch))
             now = self._clock()
             queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
-        if self._clock() >= queue.look_at:
+        if self._clock() >= queue.check_at:
             next_due, oldest_xid = await ask(worker_runs.accept_state(self._connection, name))
             self._waiters.wake(name)
             now = self._clock()
-            queue.look_at = now + POLL_EVERY if is_pooled else queue.renew_at
+            queue.check_at = now + POLL_EVERY if is_pooled else queue.renew_at
             if next_due is not None:
-                queue.look_at = min(queue.look_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
+                queue.check_at = min(queue.check_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
             if queue.recheck is not None:
                 if queue.recheck.settles(oldest_xid, now):
                     queue.recheck = None
                 else:
-                    queue.look_at = min(queue.look_at, queue.recheck.due_at)
+                    queue.check_at = min(queue.check_at, queue.recheck.due_at)
 
     def _hear(self, payload: str) -> None:
         try:

@@ -1,9 +1,9 @@
-"""One connection, and what it does for all waits of a client.
+"""Serves all waits of a client with one connection.
 
-After the announcement that the client waits for jobs (`wait_for`), these are looked at until the race with open
-transactions is settled (`joex.core.recheck`). A notification can get lost all the same: hence all jobs are looked at
-whenever the subscription is renewed. Through a pooler none comes: there all jobs are looked at every second, and events
-are refused.
+The watch announces the jobs that the client waits for (`wait_for`), and then checks them until the race with open
+transactions is settled (`joex.core.recheck`). A notification can get lost all the same, so the watch checks all jobs
+whenever it renews the subscription. Through a pooler none comes: there it checks all jobs every second, and refuses
+events.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class JobWatch:
         self._name = name
         self._streams = streams
         self._registered: set[UUID] = set()
-        self._unsure: list[_Unsure] = []  # those for which nothing waits now, too: another wait may come
+        self._unsure: list[_Unsure] = []  # also those that nothing waits for now: another wait may come
         self._renew_at = 0.0
         self._tells_events = False
         self._clock = asyncio.get_running_loop().time
@@ -87,7 +87,7 @@ class JobWatch:
             if new := self._streams.of.keys() - self._registered:
                 await self._register(new)
                 ids |= new
-        if is_due:  # (only then is the next time put off: else new waits would put it off for ever)
+        if is_due:  # (only here: if each new wait postponed the next renewal, it might never come)
             self._renew_at = self._clock() + (POLL_EVERY if self._listener.is_pooled else _RENEW_EVERY)
             await self._forget_the_others()
             ids |= self._streams.of.keys()
@@ -119,7 +119,7 @@ class JobWatch:
         self._unsure.append(_Unsure(new, recheck))
 
     async def _forget_the_others(self) -> None:
-        """Only now and then: until then a job that no stream waits for costs only superfluous notifications."""
+        """Unsubscribe from jobs that no stream waits for: seldom, because they only cost superfluous notifications."""
         if old := self._registered - self._streams.of.keys():
             await self._listener.ask(subscriptions.wait_no_more(self._connection, self._name, old))
             self._registered -= old
@@ -128,12 +128,12 @@ class JobWatch:
             self._unsure = [unsure for unsure in self._unsure if unsure.ids]
 
     def _waited(self) -> list[_Unsure]:
-        """Those for which streams wait."""
+        """The unsure jobs that streams wait for."""
         of = self._streams.of.keys()
         return [unsure for unsure in self._unsure if not of.isdisjoint(unsure.ids)]
 
-    def _make_sure(self, looked_at: Iterable[_Unsure], found: JobVersions) -> None:
-        for unsure in looked_at:
+    def _make_sure(self, checked: Iterable[_Unsure], found: JobVersions) -> None:
+        for unsure in checked:
             if unsure.recheck.settles(found.oldest_xid, self._clock()):
                 self._unsure.remove(unsure)
 

@@ -19,7 +19,7 @@ Connect = Callable[[], AbstractAsyncContextManager[Connection]]
 """Returns a connection for the time of a block, with errors translated."""
 
 LINGER = 1.0
-"""Seconds for which an idle listener is kept: a caller that waits for one thing after the other needs it again."""
+"""Seconds to keep an idle listener: a caller that waits for one thing after another needs it again."""
 
 _ANSWER_WITHIN = 10.0
 _FAREWELL_WITHIN = 2.0
@@ -27,14 +27,14 @@ _FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
 class Listener:
-    """A connection that receives notifications, and answers in time.
+    """A connection that receives notifications, with a time limit for each answer.
 
     Args:
         connection: one that nothing else uses meanwhile.
         wakeup: set when there is something to do, also when the connection is lost.
 
     Attributes:
-        is_pooled: a pooler is in between: no notification comes, so its user must poll.
+        is_pooled: the connection goes through a pooler: no notification comes, so its user must poll.
         is_lost: the connection is lost.
     """
 
@@ -53,7 +53,7 @@ class Listener:
 
     @asynccontextmanager
     async def held(self, farewell: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[None]:
-        """Use a pool's connection for the time of a block. It is left clean: ``farewell`` ends what was announced."""
+        """Use a pool's connection for the time of a block, and leave it clean: ``farewell`` ends what was announced."""
         try:
             await self.start()
             yield
@@ -61,7 +61,7 @@ class Listener:
             await self._leave(farewell)
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
-        """Call this with the payload of each notification on a channel; through a pooler none comes."""
+        """Call ``hear`` with the payload of each notification on a channel; through a pooler none comes."""
         if self.is_pooled:
             return
 
@@ -76,7 +76,7 @@ class Listener:
         await self.ask(self.connection.remove_listener(channel, self._heard.pop(channel)))
 
     async def ask(self, answer: Awaitable[T]) -> T:
-        """An answer of the server. One that does not come in time means that the link has gone silent.
+        """Wait for an answer of the server. If it does not come in time, the link has gone silent.
 
         Raises:
             DatabaseUnavailable: the connection is lost, or silent.
@@ -86,11 +86,11 @@ class Listener:
                 async with asyncio.timeout(_ANSWER_WITHIN):
                     return await answer
         except DatabaseUnavailable:
-            self.is_lost = True  # as good as: no farewell would be answered
+            self.is_lost = True  # a silent link is lost, too: the server would not answer a farewell
             raise
 
     async def woken(self, until: float) -> bool:
-        """Wait for the wakeup, until then (on the loop's clock) at the latest; whether it has come.
+        """Wait for the wakeup, at most until then (on the loop's clock); returns whether it has come.
 
         Raises:
             DatabaseUnavailable: the connection is lost.
@@ -128,9 +128,9 @@ class ListenerLoop:
     Args:
         name: of the task.
         connect: gives the connections.
-        serve: serves with a connection until nothing waits; raises `DatabaseUnavailable` when that is lost.
+        serve: serves with a connection until nothing waits; raises `DatabaseUnavailable` when the connection is lost.
         is_needed: whether something waits.
-        fail: called with an error that does not pass (a wrong URL, no schema): all waits must end with it.
+        fail: called with a permanent error (a wrong URL, no schema), with which all waits must end.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ListenerLoop:
             self._work = asyncio.create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
-        """End. What still waits gets an error."""
+        """Stop. Waits that have not ended get an error."""
         self._fail(JoexError("the client was closed"))
         work, self._work = self._work, None
         if work is not None:
@@ -173,6 +173,6 @@ class ListenerLoop:
                 has_worked = clock() - begun > _LONGEST_RETRY.total_seconds()
                 failures = 1 if has_worked else failures + 1
                 await asyncio.sleep(retry_delay(_FIRST_RETRY, failures, _LONGEST_RETRY).total_seconds())
-            except Exception as error:  # noqa: BLE001 - whatever it is, no wait may last forever
+            except Exception as error:  # noqa: BLE001 - whatever it is, no wait may last for ever
                 self._fail(error)
                 return

@@ -1,4 +1,4 @@
-"""The watcher of a client: serves all waits, on one connection, for as long as there is one."""
+"""The watcher of a client: serves all waits on one connection, which it has only while something waits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Watcher:
     """Watches jobs and receives events.
 
-    During a wait it keeps one connection and one row in the table of subscribers. While the database is away, waits go
-    on: the changes of jobs come later, events of that time are lost. An error that does not pass, such as a wrong URL
-    or a missing schema, ends all waits.
+    During a wait it keeps one connection and one row in the table of subscribers. While the database is
+    unreachable, waits go on: the changes of jobs come later, events of that time are lost. A permanent error, such as a
+    wrong URL or a missing schema, ends all waits.
 
     Args:
         connect: gives a connection.
@@ -41,13 +41,13 @@ class Watcher:
     ) -> AsyncIterator[AsyncIterator[tuple[UUID, T | None]]]:
         """Watch jobs for the time of a block.
 
-        Gives an iterator over ids and what was read: first of each job, then of each that has changed, the latest only
-        where several changes have come; None: the job is gone. It ends when all are gone.
+        Yields an iterator over ids and what was read: first of each job, then of each that has changed, only the latest
+        if several changes have come; None: the job is gone. It ends when all are gone.
 
         Args:
             ids: the jobs.
-            read: reads jobs, all that have changed in one question; streams with the same function share it.
-            states: leave out jobs that are in no such state (those that are gone come in any case).
+            read: reads jobs, all that have changed in one query; streams with the same function share it.
+            states: leave out jobs that are in none of these states (jobs that are gone come in any case).
         """
         changes = Changes(ids, read, states)
         with self._added(changes):
@@ -62,17 +62,17 @@ class Watcher:
         states: Collection[str],
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - it is the caller's
     ) -> dict[UUID, T | None]:
-        """Wait until each job is as it should be, or gone (None).
+        """Wait until each job is, or was meanwhile, as the caller wants it, or gone (None).
 
         Args:
             ids: the jobs.
             read: as for `watch`.
-            is_reached: whether a job is as it should be.
+            is_reached: returns whether a job is as the caller wants it.
             states: the states in which it can be so.
             timeout: the longest time.
 
         Raises:
-            TimeoutError: they were not in time.
+            TimeoutError: some jobs were not so in time.
         """
         wanted, reached = frozenset(ids), {}
         limit = time_limit(timeout)

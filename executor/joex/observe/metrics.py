@@ -1,8 +1,8 @@
 """Events -> numbers for Prometheus.
 
-Labels are bounded: task, queue, the bucket of a group, result, and words of our own. A job could name any task, so that
-after `_MOST_TASKS` pairs of task and queue the further ones are counted together. Each number is explained in
-docs/reference/metrics.md.
+Labels are bounded: task, queue, the bucket of a group, result, and fixed words. A job could name any task, so after
+`_MOST_TASKS` pairs of task and queue, all further ones are counted together. docs/reference/metrics.md explains each
+metric.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DROPPED = (
     "their runs had lost their jobs",
     "the database could not be reached before the executor left",
 )
-"""Why log lines are dropped, as `joex.runtime.job_log_writer` says it; else it says what the database answered."""
+"""Why `joex.runtime.job_log_writer` drops log lines; any other reason is an answer of the database."""
 
 _TAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
@@ -35,7 +35,7 @@ class Metrics:
 
     Args:
         slots: how many jobs the executor runs at a time.
-        busy: says how many it runs now; it is asked at each scrape.
+        busy: returns how many it runs now; called at each scrape.
     """
 
     def __init__(self, *, slots: int, busy: Callable[[], int]) -> None:
@@ -157,6 +157,6 @@ class Metrics:
         self._dropped.labels(event.reason if event.reason in _DROPPED else _OTHERS).inc(event.lines)
 
     def _first_of(self, job: TakenJob) -> RunTally:
-        """The tally for a job whose task and queue have none of their own."""
+        """The tally for a job whose task and queue have none yet."""
         others = len(self._tallies.runs) >= _MOST_TASKS
         return self._tallies.add(*(_OTHERS, _OTHERS) if others else (job.task, job.queue))

@@ -1,7 +1,7 @@
-"""The numbers of runs, for a scrape of Prometheus.
+"""Counts runs, for Prometheus.
 
-They are moved for each of many thousand runs a second, all on the executor's loop. So they are plain numbers, which a
-scrape makes a page of; those of prometheus_client take a lock for each step.
+The executor counts many thousand runs a second, all on its event loop. So the counts are plain numbers, which a scrape
+turns into metrics; the counters of prometheus_client take a lock for each increment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDS = (State.SUCCESS, State.FAILED, State.CANCELLED, State.STUCK, State.WAITIN
 
 
 class Distribution:
-    """How values are distributed over buckets, each with all up to a bound that are above the one before."""
+    """A histogram: each bucket counts the values up to its bound that are above the bound before."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -38,7 +38,7 @@ class Distribution:
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Show it under these labels."""
+        """Add it to a metric, under these labels."""
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
 
@@ -57,7 +57,7 @@ class RunTally:
 
 
 class RunTallies(Collector):
-    """All of them: ``runs``, by task and queue. A collector for a registry of prometheus_client."""
+    """All tallies: ``runs``, by task and queue. A collector for a registry of prometheus_client."""
 
     def __init__(self) -> None:
         self.runs: dict[tuple[str, str], RunTally] = {}

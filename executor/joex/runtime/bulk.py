@@ -1,6 +1,6 @@
 """Moves large arguments and results one by one, on connections that no service waits for.
 
-On a slow link each may take seconds: each has a time limit that fits its size, and it is a run's own time that passes.
+On a slow link each may take seconds. So each has a time limit that fits its size, and delays only its own run.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class TooSlow(JoexError):
 
 
 async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitable[T]], emit: Emit) -> T:
-    """What ``move`` gives, which moves so many bytes over a connection. It is tried again until it gets through.
+    """The result of ``move``, which moves ``size`` bytes over a connection; retries it until it gets through.
 
-    Only a statement that was under way for too long, or that the database refuses, counts as a try. An executor that
-    can't reach its database at all loses its lease soon, and its runs are interrupted.
+    Only a statement that took too long, or that the database refuses, counts as a try. An executor that can't reach
+    its database at all loses its lease soon, and its runs are interrupted.
 
     Raises:
         TooSlow: it took longer than its size explains, several times.
@@ -72,7 +72,7 @@ async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitab
 
 @asynccontextmanager
 async def _lent(pool: Pool[Any]) -> AsyncIterator[Connection]:
-    """A connection for the time of a block. A statement that was given up is cancelled: it may hold the job's row."""
+    """A connection for the time of a block. It cancels a statement that was given up, which may hold the job's row."""
     with translated():
         connection = await pool.acquire()
         try:

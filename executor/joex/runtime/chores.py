@@ -22,8 +22,8 @@ from joex.runtime.waits import wait_for
 from joex.store import executors, timeouts
 from joex.store.database import borrowed, create_pool
 
-_REST = 10  # a chore rests for so many times as long as it took,
-_LONGEST_REST = 30.0  # but no more seconds than this
+_REST = 10  # a chore rests this many times as long as it took,
+_LONGEST_REST = 30.0  # but at most this many seconds
 
 
 class Chores:
@@ -32,13 +32,13 @@ class Chores:
     Args:
         url: the database.
         executor: the id of the registration.
-        queues: those it serves.
+        queues: the queues that it serves.
         lease: its times.
         most_losses: how often a job may be lost before it fails.
-        pooled: a transaction pooler is in between.
-        held: the runs at this moment.
+        pooled: connections go through a transaction pooler.
+        held: returns the runs at this moment (job id, lock id).
         observed: what heartbeats have observed of other executors.
-        notifier: notifies the executor of what was found.
+        notifier: notifies the executor of what the chores find.
     """
 
     def __init__(
@@ -65,18 +65,20 @@ class Chores:
         self._notifier = notifier
         self._callbacks = notifier.callbacks
         self._beaten = asyncio.Event()
-        self._rescued: Counter[tuple[str, int]] = Counter()  # calls take parts; an executor is told of once
+        self._rescued: Counter[tuple[str, int]] = (
+            Counter()
+        )  # each call puts back a part of the jobs; one event reports all
 
     def has_beaten(self) -> None:
-        """A heartbeat was answered: do now what is due, for what it has observed is worth most now."""
+        """A heartbeat was answered: do what is due now, while its observation is fresh."""
         self._beaten.set()
 
     async def do(self) -> Never:
-        """Do them all, with each heartbeat, until cancelled; and without heartbeats, too.
+        """Do all chores after each heartbeat, and without heartbeats too, until cancelled.
 
-        Each chore has a time limit (that of services), and its failure costs the others nothing. It is done again at
-        once while it says that there may be more; and then the more seldom, the longer it takes to find nothing (over
-        what vacuum has not cleared, say).
+        Each chore has the time limit of services, and its failure doesn't affect the others. It is done again at once
+        while it reports that there may be more. Then it rests; the longer it takes to find nothing (over dead rows that
+        vacuum has not cleared, say), the longer it rests.
         """
         pool = await create_pool(
             self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True

@@ -144,7 +144,7 @@ class Executor:
             raise _only(error) from error
         finally:
             self.phase = "left"
-            # (At once: where the database is away, each takes its limit of time.)
+            # (All at once: if the database is unreachable, each takes its whole time limit.)
             await asyncio.gather(*map(close_pool, (pool, task_pool, bulk_pool)))
 
     async def _prepare(
@@ -176,7 +176,7 @@ class Executor:
         )
 
     async def _unless_drained(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Prepare before the first take; None if it was asked to drain first, so that nothing delays the exit."""
+        """Do work before the first take; None if the executor was asked to drain meanwhile, which nothing delays."""
         task, drained = asyncio.ensure_future(work), asyncio.ensure_future(self._asked_to_drain.wait())
         try:
             await asyncio.wait({task, drained}, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +211,8 @@ class Executor:
         while not self._asked_to_drain.is_set():
             sent = clock()
             try:
-                # (Not the registration itself: given up, it would leave the row of an executor that does not exist.)
+                # (A drain does not interrupt the registration itself: it could leave the row of an executor that does
+                # not exist.)
                 if not await self._unless_drained(_reach(pool)):
                     return None
                 async with borrowed(pool) as connection:
@@ -262,7 +263,7 @@ class Executor:
 
 
 async def _reach(pool: asyncpg.Pool[Any]) -> Literal[True]:
-    """Have a connection in the pool."""
+    """Open a connection in the pool."""
     async with borrowed(pool):
         return True
 
@@ -272,7 +273,7 @@ async def _run(service: Callable[[], Awaitable[None]]) -> None:
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong, without the wrapping of task groups, where it is one thing."""
+    """The error inside the groups that task groups raise, if it is a single one."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

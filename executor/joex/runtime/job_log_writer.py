@@ -1,4 +1,4 @@
-"""Log lines and progress of runs, on their way to the database.
+"""Writes log lines and progress of runs to the database.
 
 The buffer is bounded, and adding to it never waits, so a log never slows its job down. Lines that do not fit are
 dropped and counted.
@@ -63,7 +63,7 @@ class JobLogWriter:
         self._lines: deque[_Line] = deque()
         self._progress: dict[UUID, _Progress] = {}
         self._locked: dict[UUID, _Progress] = {}  # progress that is not written yet: its row was locked
-        self._next_try: asyncio.TimerHandle | None = None  # of these
+        self._next_try: asyncio.TimerHandle | None = None  # of the locked progress
         self._writing = asyncio.Lock()
         self._dropped = 0
         self._budget = _BATCH_BYTES  # it shrinks while batches do not get through
@@ -110,13 +110,13 @@ class JobLogWriter:
                 self._report(len(self._lines), "the database could not be reached before the executor left")
 
     async def flush(self) -> None:
-        """Write what has been said up to now; it is written when this returns, but for progress whose row is locked.
+        """Write all lines and progress that were given up to now, except progress whose row is locked.
 
         Raises:
             DatabaseUnavailable: it could not be written, and is kept.
         """
         async with self._writing:
-            with self._lock:  # (only here, where nothing is being written: that may have been said later)
+            with self._lock:  # (only here, between batches: a batch on its way may have later progress)
                 self._progress, self._locked = {**self._locked, **self._progress}, {}
             while (batch := self._cut()) is not None:
                 await self._write(*batch)
@@ -144,7 +144,7 @@ class JobLogWriter:
             return lines, progress
 
     async def _write(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> None:
-        """Write a batch. One that the database refuses is halved, until what it refuses is found, and dropped."""
+        """Write a batch. If the database refuses it, halve it until what it refuses is found, and drop that."""
         batches: list[_Batch] = [(lines, progress)]  # the last one is the first to be written
         while batches:
             lines, progress = batches[-1]
@@ -188,7 +188,7 @@ class JobLogWriter:
         return noted.dropped
 
     def _is_hopeless(self, lines: list[_Line], error: DatabaseUnavailable) -> bool:
-        """Whether a line that did not get through in its time was tried alone, and often enough, to be given up."""
+        """Whether to give up a line: it was tried alone, and did not get through in its time often enough."""
         if not (lines and isinstance(error.__cause__, TimeoutError)):
             return False
         self._budget = max(sum(_LINE_BYTES + len(line.message) for line in lines) // 8, 1)
@@ -199,7 +199,7 @@ class JobLogWriter:
         with self._lock:
             for lines, progress in batches:
                 self._lines.extendleft(reversed(lines))
-                self._progress = {**progress, **self._progress}  # what was said since is later
+                self._progress = {**progress, **self._progress}  # progress that came since is later
 
     def _report(self, lines: int, reason: str) -> None:
         if lines:

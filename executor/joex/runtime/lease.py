@@ -46,10 +46,8 @@ from joex.store.database import connect
 from joex.store.errors import NO_MESSAGE
 
 _RECONNECT_IN = 0.2
-_GRACE = (
-    0.25  # seconds for interrupted runs to end, even where fatal_after has passed already (a process that was stopped)
-)
-_LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it is told that the lease has ended
+_GRACE = 0.25  # seconds for interrupted runs to end, even if fatal_after has passed already (in a stopped process)
+_LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it knows that the lease has ended
 EXIT_CODE = 75
 """The exit code if the lease is over and task code can't be stopped (EX_TEMPFAIL: restart the executor)."""
 
@@ -60,12 +58,12 @@ class LeaseKeeper:
     Args:
         url: the database.
         executor: the id of the registration.
-        queues: those it serves.
+        queues: the queues that it serves.
         lease: its times.
         most_losses: how often a job may be lost before it fails, for the jobs of executors found dead.
-        pooled: a transaction pooler is in between: no session lock, no notifications.
-        held: the runs at this moment; called from the thread.
-        executing: how many runs have code running at this moment; called from the thread.
+        pooled: connections go through a transaction pooler: no session lock, no notifications.
+        held: returns the runs at this moment (job id, lock id); called from the thread.
+        executing: returns how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
         watchdog: watches the process; None: no watchdog.
         callbacks: called when something happens.
@@ -149,7 +147,7 @@ class LeaseKeeper:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._keep())
-        except Exception as error:  # noqa: BLE001 - without this thread nothing watches the lease: start over
+        except Exception as error:  # noqa: BLE001 - without this thread nothing keeps the lease: start over
             self._notifier.emit(DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
             self._notifier.notify_executor(self._callbacks.on_ended)
         finally:
@@ -186,7 +184,7 @@ class LeaseKeeper:
         connection = None
         try:
             # A heartbeat that is lost in a crash of the server does no harm, so it need not wait for the disk.
-            # (Behind a pooler it does: what is set in a session there is set for others.)
+            # (Behind a pooler it does wait: a setting of the session there would be set for other clients.)
             connection = await connect(
                 self._url,
                 pooled=self._pooled,
@@ -196,8 +194,9 @@ class LeaseKeeper:
             )
             await self._use(connection)
         except (JoexError, OSError) as error:
-            # The first try comes soon, for a session that has ended alone; then ever later, hundreds of executors not
-            # together, and with room for another try in what is left of a lease.
+            # The first retry comes soon, in case only this session has ended. Later ones come less and less often, at
+            # random times so that hundreds of executors don't come together, but with time left in the lease for
+            # another.
             if self._failures:
                 most = min(_RECONNECT_IN * 2.0 ** min(self._failures, 10), self._lease.heartbeat_every)
                 self._reconnect_in = most * random.uniform(0.5, 1)  # noqa: S311 - no secret
@@ -215,10 +214,10 @@ class LeaseKeeper:
             await listener.listen("joex_wake", self._hear_wake)
             await listener.listen("joex_control", self._hear_control)
             await listener.listen(periodic.CHANNEL, self._hear_periodic)
-            self._hear_periodic("")  # no notification comes again that came before this session listened
+            self._hear_periodic("")  # a notification from before this session listened does not come again
         has_lock = listener.is_pooled
         while not listener.is_lost and not self._is_over:
-            # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.
+            # An earlier session of this executor may not have ended on the server yet, and holds the lock until then.
             has_lock = has_lock or await executors.hold_lock(connection, self._executor)
             await self._beat(connection)
             with suppress(DatabaseUnavailable):  # a session that has ended without an error is no trouble yet
@@ -253,7 +252,7 @@ class LeaseKeeper:
                 self._exit()
 
     async def _show_life(self) -> None:
-        # (Whether a run executes does not matter: one that begins holds the lock before that could be said.)
+        # (Even if no run executes: one that begins could hold the GIL before this thread could report it.)
         while self._watchdog is not None:
             self._watchdog.show_life()
             await asyncio.sleep(self._watchdog.show_every)

@@ -1,4 +1,4 @@
-"""The callbacks of a lease's thread, and the way of these calls from its loop to the executor's."""
+"""The callbacks of a lease's thread, and how its loop calls them on the executor's loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LeaseCallbacks(Protocol):
         """There may be work."""
 
     def on_crowd(self) -> None:
-        """Takes have to walk over what vacuum has not cleared."""
+        """Takes have to walk over dead rows, which vacuum has not cleared."""
 
     def on_periodic(self) -> None:
         """A periodic task has changed."""
@@ -31,7 +31,7 @@ class LeaseCallbacks(Protocol):
         """A client or operator asks this executor to drain."""
 
     def on_cancel(self, job_id: UUID) -> None:
-        """A job that this executor holds is to be cancelled."""
+        """A client has cancelled a job that this executor holds."""
 
     def on_lost(self, lock_ids: list[UUID]) -> None:
         """These runs have lost their jobs."""
@@ -58,7 +58,7 @@ class Notifier:
         self._reported_at: dict[tuple[str, str], float] = {}  # of troubles
 
     def notify_executor(self, what: Callable[..., None], *args: Any) -> None:
-        """Call this callback on the executor's loop, soon; nothing happens where that loop has ended."""
+        """Call this callback on the executor's loop, soon; does nothing if that loop has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(what, *args)
 
@@ -67,7 +67,7 @@ class Notifier:
         self.notify_executor(self.callbacks.on_event, event)
 
     def report_trouble(self, service: str, error: str, retry_in: float) -> None:
-        """Emit a trouble with the database, unless the same was emitted lately."""
+        """Emit that the database can't be reached, unless the same was emitted lately."""
         now = clock()
         self._reported_at = {trouble: at for trouble, at in self._reported_at.items() if now - at < self._news_for}
         if self._reported_at.setdefault((service, error), now) == now:

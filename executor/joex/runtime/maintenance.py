@@ -36,8 +36,8 @@ class Maintenance:
 
     Args:
         url: the database.
-        pooled: a transaction pooler is in between.
-        name: of its connection, for people.
+        pooled: connections go through a transaction pooler.
+        name: the name of its connection.
         emit: where events go.
     """
 
@@ -105,7 +105,7 @@ async def _delete_finished(connection: Connection, states: list[str], age: timed
 
 
 async def _forget_lines(connection: Connection) -> None:
-    """Look for lines whose jobs are gone: there are few, if any, so not everywhere each time where there are many."""
+    """Delete log lines whose jobs are gone. There are few, if any, so most calls check only one batch of lines."""
     is_thorough = random.randrange(_ALL_LINES_ONCE_IN) == 0  # noqa: S311 - there is no secret
     after: UUID | None = UUID(int=0)
     while after is not None:
@@ -115,7 +115,7 @@ async def _forget_lines(connection: Connection) -> None:
 
 
 def system_periodic_tasks(settings: Settings) -> list[NewPeriodicTask]:
-    """When Joex's own work is due, with these settings: those of the executor that started last hold."""
+    """Joex's own periodic tasks, with these settings; those of the executor that started last apply."""
     args = {"keep": settings.retention.total_seconds(), "keep_failed": settings.retention_failed.total_seconds()}
     return [NewPeriodicTask(RETENTION, RETENTION, _EVERY_TEN_MINUTES, args=args)]
 

@@ -1,6 +1,6 @@
 """Raises floors while vacuum can't clear the dead rows of jobs: see store/sql/25_floors.sql.
 
-Nearly always there is nothing to do, and no query: a heartbeat reports when takes have to walk over dead rows. All
+Nearly always there is nothing to do, and no query: `check_runs` reports when takes have to walk over dead rows. All
 executors then check, and the first one raises the floors; if none does, takes are slower, and that is all.
 """
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _EVERY = 1.0
 _RETRY_IN = 2.0
 _CROWD = 50  # jobs that finish in a group before its floor is raised
-_AT_ONCE = 50_000  # finished jobs that are looked at
-_BACK = timedelta(hours=1)  # groups in which jobs have finished before that are not looked for
+_AT_ONCE = 50_000  # finished jobs to read at once
+_BACK = timedelta(hours=1)  # jobs that finished earlier are not counted
 
 
 class ReadFloorKeeper:
@@ -37,7 +37,7 @@ class ReadFloorKeeper:
         self._forget()
 
     def wake(self) -> None:
-        """Takes have to walk, or floors are on."""
+        """Takes have to walk over dead rows, or floors are on."""
         self._crowded.set()
 
     async def run(self) -> None:

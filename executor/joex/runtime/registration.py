@@ -52,9 +52,9 @@ class Resources:
         bulk_pool: connections for arguments and results that are too large to travel with others.
         task_connections: connections for the tasks.
         limits: the largest arguments and results.
-        poll_interval: seconds between two takes where nothing is heard; None: it listens.
-        asked_to_drain: set when the executor is to take no more jobs.
-        asked_to_stop: set when it is to interrupt those that run, too.
+        poll_interval: seconds between two takes if it polls; None: it listens.
+        asked_to_drain: set when the executor must take no more jobs.
+        asked_to_stop: set when it must also interrupt the running ones.
         drain: called when the database asks the executor to drain.
     """
 
@@ -180,13 +180,13 @@ class Registration:
         self.taker.stop()
         await taking
         if self.runner.runs:
-            with suppress(JoexError, OSError):  # for people to see: nothing depends on it
+            with suppress(JoexError, OSError):  # only the views show it: nothing depends on it
                 async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
                     await executors.show_drain(connection, self._id)
         self.runner.give_back_unstarted()  # what was taken at the last moment
         limit = resources.settings.drain_timeout
         patience = wait_for(resources.asked_to_stop, None if limit is None else limit.total_seconds())
-        # Runs that have ended may wait for the database, to be written. With the lease over that is not worth waiting.
+        # The ends of runs may wait for the database. Once the lease is over, don't wait.
         await first_of(patience, self._ended.wait(), self._until_idle(), self.keeper.until_over())
         if self.runner.runs:
             self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
@@ -202,8 +202,8 @@ class Registration:
                     given_back = await executors.leave(connection, self._id, self._resources.settings.most_losses)
                 self._emit(events.Left(self._id, given_back))
         if stubborn:
-            # Code in threads that does not look at ctx.cancelled. While it runs its jobs can't be given to others, so
-            # they move on as those of a dead executor do.
+            # Code in threads that does not check ctx.cancelled. While it runs, its jobs can't be given back, so they
+            # move on as those of a dead executor do.
             sys.stderr.write(f"joex: {stubborn} tasks did not react to being interrupted; exiting\n")
             sys.stderr.flush()
             os._exit(EXIT_CODE)
@@ -245,7 +245,7 @@ class Registration:
         self.read_floors.wake()
 
     def on_periodic(self) -> None:
-        """Look at the periodic tasks."""
+        """Wake the scheduler of periodic tasks."""
         self.scheduler.wake()
 
     def on_drain(self) -> None:

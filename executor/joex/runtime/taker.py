@@ -57,10 +57,11 @@ class Taker:
         self._is_trusted = is_trusted
         self._emit = emit
         self._wakeup = asyncio.Event()
-        self._is_declared = False  # the database knows that we sleep
+        self._is_declared = False  # the database knows that this executor sleeps
         self._recheck: Recheck | None = None  # for the work of transactions that may not have seen that yet
-        # The answer to a take was lost: the database may have given us jobs, or may yet, as long as the network can
-        # deliver the statement. Up to this time of the loop's clock, and once after it, they are looked for; 0: none.
+        # The answer to a take was lost: the database may have given jobs to this executor, or may yet, as long as the
+        # network can deliver the statement. Until this time of the loop's clock, and once after it, each take first
+        # gives such jobs back; 0: there are none.
         self._unknown_until = 0.0
         self.is_stopped = False
 
@@ -99,9 +100,9 @@ class Taker:
                 await wait_for(self._wakeup, sleep)
 
     def _wanted(self, unstarted: int = 0) -> int:
-        """How many jobs to take now, where so many that are taken are still to be started.
+        """How many jobs to take now, besides ``unstarted`` ones, which are taken and not started yet.
 
-        With many slots only half of them at once: one half runs while the other is taken and written.
+        With many slots, at most half of them at once: one half runs while the other is taken and written.
         """
         if self.is_stopped or not self._is_trusted():
             return 0
@@ -119,13 +120,13 @@ class Taker:
                     taken = []
                     await self._give_back_unknown(connection)
                 begin = time.perf_counter()
-                # One take right after the other: while the jobs of the last one are started, which is when the loop
-                # next goes on, the server is at work on this one. (The loop starts them too where this one fails.)
+                # Takes overlap with starts: the loop starts the jobs of the last take while the server works on this
+                # one. (It starts them even if this take fails.)
                 asyncio.get_running_loop().call_soon(self._start, taken)
                 taken = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
                 self._emit(Taken(asked, len(taken), time.perf_counter() - begin))
                 if any(job.suspect for job in taken):
-                    # Nothing is taken until it has ended, with slots free: others must be woken for what comes.
+                    # Until the suspect has ended, this executor takes nothing although it has free slots: wake others.
                     self._is_declared = False
                     try:
                         await executors.stand_aside(connection, self._executor, self._queues)
@@ -134,9 +135,9 @@ class Taker:
                     return 0
                 if len(taken) < asked:
                     self._start(taken)
-                    await asyncio.sleep(0)  # nothing of what follows is in a hurry: let the jobs begin
+                    await asyncio.sleep(0)  # what follows is not urgent: let the jobs start first
                     return await self._found_less(connection)
-                self._is_declared = False  # the take has taken us off the list of sleepers
+                self._is_declared = False  # the take has removed this executor from the list of sleepers
             self._start(taken)
             return 0
 
@@ -154,11 +155,11 @@ class Taker:
         if self._listens and not self._is_declared:
             self._recheck = await announce(connection, executors.fall_asleep(connection, self._executor))
             self._is_declared = True
-            return 0  # and look once more
+            return 0  # and take once more
         return await self._until_due(connection)
 
     def _next_order(self) -> list[str]:
-        """The queues, another one first each time: none of them can starve the others."""
+        """The queues, each time with another one first, so that none can starve the others."""
         self._queues.append(self._queues.pop(0))
         return self._queues
 
@@ -166,7 +167,7 @@ class Taker:
         state = await executors.sleep_state(connection, self._queues)
         sleep = min(self._longest_sleep, LONGEST) if self._unknown_until else self._longest_sleep
         if state.next_due is not None:
-            # Due and not taken: another session has locked the row. Look again, but not without a pause.
+            # Due and not taken: another session has locked the row. Take again, but not without a pause.
             sleep = min(sleep, state.next_due if state.next_due > 0 else _LOCKED_RETRY_IN)
         if self._recheck is not None:
             now = asyncio.get_running_loop().time()

@@ -30,5 +30,5 @@ def error_trace(error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a task's error class may fail at anything; it must not take the executor along
+    except Exception:  # noqa: BLE001 - an error class of a task may raise here, and must not end the executor
         return "(its message can't be shown)"

@@ -1,12 +1,13 @@
-"""Ends the process when its interpreter is stuck: in code that holds Python's lock (the GIL) and does not come back.
+"""Ends the process when its interpreter is stuck in code that holds Python's lock (the GIL) and does not return.
 
-Nothing in Python runs then, nor does the lease's thread: the lease is over some time, others run the jobs, and the code
-goes on beside them. So a process of its own watches (`watchdog_process`, which imports next to nothing): the lease's
-thread shows it again and again that it lives, and where that fails for `joex.core.lease.Lease.stuck_after`, it ends
-this process.
+Nothing in Python runs then, not even the lease's thread. The lease ends, other executors run the jobs, and the stuck
+code continues beside them. So a separate process watches this one (`watchdog_process`, which imports next to nothing):
+the lease's thread sends it signs of life, and if none comes for `joex.core.lease.Lease.stuck_after`, it ends this
+process.
 
-It must not end a process that was stopped (SIGSTOP, a debugger) and goes on, nor one whose machine was suspended: that
-one finds out by itself that its lease is over. Hence no timer of the kernel, which goes off the moment that it goes on.
+It must not end a process that was stopped (SIGSTOP, a debugger) and continues, nor one whose machine was suspended:
+such a process finds out by itself that its lease is over. So no kernel timer can do this: it would fire as soon as the
+process continues.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _SCRIPT = Path(watchdog_process.__file__)
 
 
 class Watchdog:
-    """Watches this process, which has one at most. Where it ends it, the exit code is 12 (SIGUSR2)."""
+    """The watchdog of this process, which has at most one. If it ends the process, the exit code is 12 (SIGUSR2)."""
 
     def __init__(self, lease: Lease) -> None:
         self.show_every = lease.show_life_every
-        # -I, -S: nothing of the environment, no packages.
+        # -I, -S: ignore the environment, load no packages.
         self._command = [sys.executable, "-I", "-S", str(_SCRIPT), str(lease.stuck_after), str(lease.show_life_every)]
-        # Exits in the very handler, without the interpreter: no signal ends the first process of a container but one
-        # that it handles. Before that it writes what each thread was at.
+        # The signal handler itself is _exit, which needs no interpreter: the first process of a container ends only by
+        # a signal that it handles. Before that, faulthandler writes the stack of each thread.
         libc = ctypes.CDLL(None)
         libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
         libc.signal(signal.SIGUSR2, ctypes.cast(libc["_exit"], ctypes.c_void_p))
@@ -44,12 +45,12 @@ class Watchdog:
         self._start()
 
     def show_life(self) -> None:
-        """Show that the interpreter is at work; from the first time on this is waited for, until `rest`."""
-        self._say(watchdog_process.ALIVE)
+        """Send a sign of life. From the first one on, the watchdog expects them, until `rest`."""
+        self._send(watchdog_process.ALIVE)
 
     def rest(self) -> None:
-        """Nothing is to be waited for any more."""
-        self._say(watchdog_process.AT_REST)
+        """Let the watchdog expect no more signs of life."""
+        self._send(watchdog_process.AT_REST)
 
     def close(self) -> None:
         """End the watching process, and reap it: in a container there may be no init process to do so."""
@@ -61,19 +62,19 @@ class Watchdog:
             self._process.kill()
             self._process.wait()
 
-    def _say(self, what: bytes) -> None:
+    def _send(self, sign: bytes) -> None:
         try:
-            os.write(self._pipe, what)
-        except BlockingIOError:  # it was stopped for long
+            os.write(self._pipe, sign)
+        except BlockingIOError:  # the watchdog was stopped for so long that the pipe is full
             pass
-        except OSError:  # it was killed
+        except OSError:  # the watchdog was killed: start another
             with suppress(OSError):
                 gone = self._pipe
                 self._start()
                 os.close(gone)
 
     def _start(self) -> None:
-        # (A session of its own: what a terminal says to the executor is not meant for it.)
+        # (In a new session, so that a terminal's signals to the executor don't reach the watchdog.)
         end, pipe = os.pipe()
         os.set_blocking(pipe, False)
         try:

@@ -1,6 +1,6 @@
-"""What `joex.runtime.watchdog` runs: ``python watchdog_process.py STUCK_AFTER TICK``, its standard input a pipe.
+"""The process of `joex.runtime.watchdog`: ``python watchdog_process.py STUCK_AFTER TICK``, with a pipe as its input.
 
-It ends when the pipe does, or its parent, and whatever else it is told: its parent may take its time to leave.
+It exits when its parent closes the pipe or exits. It ignores signals to stop, because its parent may drain for long.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent, stuck_after, tick = os.getppid(), float(sys.argv[1]), float(sys.argv[2])
-    watching, silent = False, 0.0
+    is_expecting, silent = False, 0.0
     while os.getppid() == parent:
         begin = time.monotonic()
         if _can_read(tick):
-            said = os.read(_PIPE, 4096)
-            if not said:
+            signs = os.read(_PIPE, 4096)
+            if not signs:
                 return
-            watching, silent = said.endswith(ALIVE), 0.0
-        elif watching and not _is_stopped(parent):
-            silent += min(time.monotonic() - begin, 2 * tick)  # (no more: this process was stopped too, or its machine)
+            is_expecting, silent = signs.endswith(ALIVE), 0.0
+        elif is_expecting and not _is_stopped(parent):
+            silent += min(
+                time.monotonic() - begin, 2 * tick
+            )  # (a longer tick: this process, or its machine, was stopped)
             if silent > stuck_after:
                 _end(parent, silent)
                 return
@@ -39,7 +41,7 @@ def main() -> None:
 
 def _end(parent: int, silent: float) -> None:
     os.kill(parent, signal.SIGUSR2)
-    _can_read(_DEATH_WITHIN)  # the end of the pipe
+    _can_read(_DEATH_WITHIN)  # until the parent's end of the pipe closes
     if os.getppid() == parent:
         os.kill(parent, signal.SIGKILL)
     with suppress(OSError):
@@ -54,9 +56,9 @@ def _can_read(seconds: float) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    """By SIGSTOP or a debugger; not where /proc can't tell."""
+    """Whether SIGSTOP or a debugger has stopped it; False if /proc can't tell."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123 - pathlib would be most of this process
+        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123 - pathlib would make up most of this process
             return stat.read().rpartition(b") ")[2][:1] in b"Tt"
     except OSError:
         return False

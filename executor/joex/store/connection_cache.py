@@ -1,4 +1,4 @@
-"""A cache of one connection before a pool: cheaper than to acquire one from the pool and to release it each time."""
+"""A cache of one connection in front of a pool: cheaper than to acquire and release one each time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEPT_FOR = 1.0
 class ConnectionCache:
     """Connections of a pool, for statements that leave nothing in the session.
 
-    With a pool that is ours alone (``keeps``) it keeps one returned connection for the next caller: to release it to
+    With a pool that only Joex uses (``keeps``), it keeps one returned connection for the next caller: to release it to
     the pool and to acquire it again costs as much as a short statement. After a second the connection goes to the pool,
     which limits its age; and at once when another caller waits for a connection.
     """
@@ -37,14 +37,14 @@ class ConnectionCache:
         self._giving_up: asyncio.Task[None] | None = None
 
     async def borrow(self) -> PoolConnectionProxy[Any]:
-        """A connection; it is to be given back. Errors as with `connect`."""
+        """A connection, which you give back with `give_back`. Errors as with `connect`."""
         kept, self._kept = self._kept, None
         if kept is not None:
             if _is_idle(kept):
                 return kept
             await self._to_the_pool(kept)
         elif self._giving_up is not None and not self._giving_up.done():
-            await asyncio.wait({self._giving_up})  # it is on its way: no need for one more
+            await asyncio.wait({self._giving_up})  # one is on its way to the pool: no need to open another
         self._waiting += 1
         try:
             with translated():
@@ -55,7 +55,7 @@ class ConnectionCache:
     async def give_back(
         self, connection: PoolConnectionProxy[Any], *, may_keep: bool, error: BaseException | None = None
     ) -> None:
-        """Give a connection back. ``may_keep``: no error came out of what was done with it; or this ``error`` did."""
+        """Give a connection back. ``may_keep``: its block ended without an error; else ``error``: with this one."""
         if isinstance(error, BREAKS):
             drop(connection)
             return
@@ -69,7 +69,7 @@ class ConnectionCache:
             await self._to_the_pool(connection)
 
     async def close(self) -> None:
-        """Keep none any more: the pool is to be closed."""
+        """Keep no connection any more, so that the caller can close the pool."""
         self._keeps = False
         if self._timer is not None:
             self._timer.cancel()
@@ -86,7 +86,7 @@ class ConnectionCache:
             self._giving_up = asyncio.get_running_loop().create_task(self._to_the_pool(kept))
 
     async def _to_the_pool(self, connection: PoolConnectionProxy[Any]) -> None:
-        # What was done is done, even where the connection is lost before it is given back: the pool then drops it.
+        # If the connection is lost by now, the caller's work is done all the same, and the pool drops the connection.
         with suppress(JoexError), translated():
             await self._pool.release(connection)
 

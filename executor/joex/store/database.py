@@ -1,7 +1,7 @@
 """The database: connections and pools of connections to it.
 
-Whether there is a pooler in between a connection finds out by itself: a pooler, which has no session of the server for
-it yet, makes up the process id that it tells at the start.
+A connection finds out by itself whether it goes through a pooler: a pooler, which has no session of the server for it
+yet, makes up the process id that it names at the start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 POLL_EVERY = 1.0
-"""Seconds between two looks where notifications do not come: a pooler is in between."""
+"""Seconds between two polls through a pooler, where no notifications come."""
 
 SERVICE_WITHIN = 5.0
 """Seconds that a statement of a service may take, so that a link that has gone silent is noticed."""
@@ -44,13 +44,13 @@ SERVICE_WITHIN = 5.0
 _CLOSE_WITHIN = 5.0
 _PORT = 5432
 _WRONG_VALUE = (asyncpg.DataError, asyncpg.CantChangeRuntimeParamError)
-"""What a server answers to a URL with a setting of its own that has a wrong value, or can't be set by a session."""
+"""A server's errors for a setting in the URL that has a wrong value, or that a session can't set."""
 
 _latest: dict[tuple[Host | None, ...] | Host, Host | None] = {}
-"""Of several hosts, or of the addresses of one, that which answered last: those before it would take their time again.
+"""The one of several hosts, or of a host's addresses, that answered last: to try dead ones before it would take time.
 
-Of the whole process, for what has its own connections, such as the lease, begins anew with each. By what URLs name, for
-there are ever new addresses.
+One dict for the process, because a service with its own connections, such as the lease, makes a connector for each. The
+keys are the names in URLs, because addresses keep changing.
 """
 
 
@@ -80,11 +80,11 @@ class _Connector:
         except ValueError as error:
             raise ConfigError(f"database URL: {error}") from None
         self._is_given = host is not None
-        # None: where the URL says else, or nothing, such as a Unix socket
+        # None: the URL names its server elsewhere, or not at all, such as a Unix socket
         self._hosts = [host] if host else [Host(name, port) if name else None for name, port in hosts] or [None]
 
     async def __call__(self, *_: object, **__: object) -> OwnConnection:
-        """A connection; a pool asks for them with arguments that say nothing new."""
+        """A connection; the arguments, which a pool passes, repeat what is known here."""
         connection = await self._connected()
         try:
             if await connection.begin(self._settings):
@@ -102,12 +102,12 @@ class _Connector:
             return await _first(tuple(self._hosts), self._hosts, self._connected_to, until)
         except _NoneAnswers as none:
             told = "; ".join(f"{self._place(host)}: {reason(error)}" for host, error in none.failures)
-            # (Callers tell what took too long from what failed.)
+            # (Callers distinguish a time-out from a failure.)
             kind = TimeoutError if isinstance(none.latest, TimeoutError) else ConnectionError
             raise kind(told) from none.latest
 
     def _place(self, host: Host | None) -> str:
-        """What is told of a server that does not answer: its host and port, or its socket."""
+        """A server in a message: its host and port, or its socket."""
         given = parameters(self._url)
         name = host.name if host else given.get("host") or os.environ.get("PGHOST") or "this machine"
         port = host.port if host and host.port else given.get("port") or os.environ.get("PGPORT") or _PORT
@@ -141,10 +141,10 @@ class _Connector:
                 statement_cache_size=0 if self._is_pooled else 100,
                 connection_class=PooledConnection if self._is_pooled else self._direct,
             )
-        except asyncpg.UndefinedObjectError as error:  # asyncpg takes what it does not know for a server's setting
+        except asyncpg.UndefinedObjectError as error:  # asyncpg passes what it does not know to the server
             name = re.search(r'"(.*)"', str(error))
             raise ConfigError(
-                f"database URL: there is no parameter {name[1] if name else str(error)!r}; after the ? stand sslmode, "
+                f"database URL: there is no parameter {name[1] if name else str(error)!r}; after the ? come sslmode, "
                 "target_session_attrs and the like, or settings of the server"
             ) from error
         except _WRONG_VALUE as error:
@@ -168,12 +168,12 @@ async def _first(
     connected: Callable[[Host | None, float], Awaitable[OwnConnection]],
     until: float,
 ) -> OwnConnection:
-    """A connection to the first of these that answers; each has its time, for one that is dead may not even refuse.
+    """A connection to the first candidate that answers; each has its time, because a dead one may not even refuse.
 
-    ``named``: the hosts that they are, or the host whose addresses they are.
+    ``named``: the key of the candidates in `_latest`: the hosts of a URL, or the host whose addresses they are.
 
     Raises:
-        _NoneAnswers: none does.
+        _NoneAnswers: none of them answers.
     """
     now = asyncio.get_running_loop().time
     latest = _latest.get(named)
@@ -200,15 +200,15 @@ async def connect(
     host: Host | None = None,
     **settings: str,
 ) -> OwnConnection:
-    """A connection of one's own.
+    """Make a connection, which the caller closes.
 
     Args:
-        url: where to.
-        pooled: take it that there is a pooler in between; else it is found out.
+        url: the database.
+        pooled: assume that it goes through a pooler; otherwise the connection finds out.
         name: shown in pg_stat_activity.
         within: seconds that a statement may take; None: no limit.
         host: the only one to try (`OwnConnection.host`); None: those of the URL.
-        settings: parameters of the session, such as ``synchronous_commit="off"``; not where a pooler is in between.
+        settings: parameters of the session, such as ``synchronous_commit="off"``; ignored through a pooler.
 
     Raises:
         DatabaseUnavailable: it can't be reached now.
@@ -229,14 +229,14 @@ async def create_pool(
     for_tasks: bool = False,
     resets: bool = True,
 ) -> asyncpg.Pool[Any]:
-    """A pool of connections, none of which stays while it is idle. Errors as with `connect`, but when they are made.
+    """A pool of connections, which closes idle ones. Errors as with `connect`, but when it makes a connection.
 
-    ``for_services``: for short statements of our own. They have a time limit, so that a link that has gone silent is
-    noticed; and no reset. ``for_tasks``: for `TaskConnections`.
+    ``for_services``: for Joex's own short statements. They have a time limit, which detects a link that has gone
+    silent; and no reset. ``for_tasks``: for `TaskConnections`.
 
-    ``resets``: giving a connection back resets its session, which is one more question to the server each time.
-    Statements of our own need none: they change nothing of the session that the next one could mind. (A transaction
-    that was left open is rolled back in any case.)
+    ``resets``: reset the session of each released connection, which costs a round trip. Joex's own statements need
+    none: they leave nothing in the session that matters to the next one. (The pool rolls back an open transaction in
+    any case.)
     """
     with translated():
         pool: asyncpg.Pool[Any] = await asyncpg.create_pool(
@@ -258,16 +258,16 @@ async def create_pool(
 
 
 async def close_pool(pool: asyncpg.Pool[Any]) -> None:
-    """Close a pool; what is still at work after five seconds, or silent, ends with it."""
+    """Close a pool; after five seconds, also connections that are still at work, or silent."""
     with suppress(JoexError), translated():
         async with asyncio.timeout(_CLOSE_WITHIN):
             await pool.close()
 
 
 async def is_pooled(connection: Connection) -> bool:
-    """Whether a pooler is in between, so that nothing can be kept in the session, and no notification comes."""
+    """Whether a connection goes through a pooler, so that its session keeps nothing, and no notification comes."""
     known = getattr(connection, "is_pooled", None)
-    if known is None:  # another one's connection
+    if known is None:  # not a connection that Joex made
         with translated():
             found = await connection.execute(f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid()}")
         known = found == "SELECT 0"
@@ -276,7 +276,7 @@ async def is_pooled(connection: Connection) -> bool:
 
 @asynccontextmanager
 async def lent(pool: asyncpg.Pool[Any]) -> AsyncIterator[PoolConnectionProxy[Any]]:
-    """A connection of a pool for the time of a block; where the link may be silent then, nothing is awaited of it."""
+    """A connection of a pool for the time of a block; closed at once if the link may have gone silent."""
     async with pool.acquire() as connection:
         try:
             yield connection
@@ -287,16 +287,16 @@ async def lent(pool: asyncpg.Pool[Any]) -> AsyncIterator[PoolConnectionProxy[Any
 
 @asynccontextmanager
 async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
-    """The same, with errors translated, those of getting and returning it too."""
+    """As `lent`, with errors translated, also those of acquire and release."""
     with translated():
         async with lent(pool) as connection:
             yield connection
 
 
 async def reset(connection: Connection) -> None:
-    """Reset the session of a connection, or end it if that fails: no other user sees what was left there.
+    """Reset the session of a connection, or close it if that fails, so that no other user sees what was left there.
 
-    What was done on it is done, so that a connection that is lost by now is no error.
+    A connection that is lost by now is no error: the caller's work on it is done.
     """
     is_reset = False
     try:

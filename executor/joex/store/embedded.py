@@ -45,7 +45,7 @@ def default_folder() -> Path:
 
 
 class EmbeddedServer:
-    """A running embedded server. ``url`` is where to connect; ``close`` leaves it (and stops it, as the last one)."""
+    """A running embedded server. ``url`` is where to connect; ``close`` leaves it (the last user stops it)."""
 
     def __init__(self, folder: Path | None = None, *, version: int = NEWEST, stop_with_last: bool = True) -> None:
         if version not in SUPPORTED:

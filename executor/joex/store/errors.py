@@ -1,4 +1,4 @@
-"""Foreign errors, translated once: what asyncpg and the operating system raise -> what our callers do about it."""
+"""Translates the errors of asyncpg and the operating system into Joex's, one for each reaction of callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE_LOST = "JX001"
 OLD_SNAPSHOT = "JX002"
 """The SQLSTATE of functions that can't work above READ COMMITTED (see joex_private.must_see_the_latest)."""
 TOO_LARGE = "JX003"
-"""The SQLSTATE with which joex_private.check_size refuses arguments, or a result; its message is for people."""
+"""The SQLSTATE with which joex_private.check_size refuses arguments, or a result; users see its message."""
 
 _OURS: dict[str | None, type[JoexError]] = {LEASE_LOST: LeaseLost, OLD_SNAPSHOT: ConfigError, TOO_LARGE: InvalidJob}
 _UNAVAILABLE = (
@@ -56,7 +56,7 @@ _WRONG_DATA = (
 
 
 NO_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What comes of reading a notification that is none of Joex's: any client may send what it likes on any channel."""
+"""The errors of reading a notification that is not Joex's: any client can send anything on any channel."""
 
 _FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 
@@ -85,7 +85,7 @@ def translated() -> AbstractContextManager[None]:
 
 
 def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line for each meaning
-    """The error of ours that an error of the database layer means."""
+    """Joex's error for an error of the database layer."""
     text = reason(error)
     if isinstance(error, _UNAVAILABLE):
         return DatabaseUnavailable(f"the database is not available: {text}")
@@ -111,19 +111,19 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
 
 
 def reason(error: BaseException) -> str:
-    """What an error of the database layer says, in one line for people."""
+    """The message of an error of the database layer, in one line."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
-    # Each event loop has its own words for what the system says, and its own way to say where (which we do).
+    # Each event loop words the system's errors in its own way, and names the address (which our messages have).
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno:
         return str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno)
     return " ".join((str(error) or type(error).__name__).split())
 
 
 def is_about_the_statement(error: JoexError) -> bool:
-    """Whether the database refused what a statement says, so that others may succeed, and this one hardly ever will.
+    """Whether the database refused this very statement: others may succeed, and this one hardly ever will.
 
-    What is not available may be soon; a lease, rights or a schema that are missing concern every statement.
+    A database that is unavailable may be back soon; a lost lease, or missing rights or schema, affect every statement.
     """
     return type(error) is JoexError or isinstance(error, InvalidJob)
 

@@ -47,15 +47,15 @@ _FORGET = statement("""
 
 @dataclass(frozen=True, slots=True)
 class NewExecutor:
-    """What an executor says of itself when it starts.
+    """What an executor reports about itself when it starts.
 
     Attributes:
-        app_id: its stable name; no two that live may share one.
+        app_id: its stable name; two live executors must not share one.
         pod_uid: the pod it runs in; None: none.
         boot_id, pid, process_start: which process it is, on which boot of its host; so that a successor on the same
             host can see whether it still exists.
-        lease: how long it is believed alive without news.
-        locks: it holds a session lock (False behind a transaction pooler, where only time judges).
+        lease: how long others believe it alive without a heartbeat.
+        locks: it holds a session lock (False behind a transaction pooler, where only heartbeats show that it lives).
     """
 
     app_id: str
@@ -87,7 +87,7 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a registration: the new id; or the executor that is in the way, or that the app-id is retired.
+    """The answer to a registration: the new id; or the executor that has the app-id, or that the app-id is retired.
 
     ``mark``: the id of the transaction (`joex.core.lease.Observation`).
     """
@@ -149,8 +149,8 @@ async def register(
 ) -> Registered:
     """Register an executor.
 
-    ``gone`` is the id of an earlier one whose process does certainly not exist; ``marks``: what the
-    caller has observed of it.
+    ``gone``: the id of an earlier executor whose process certainly does not exist any more; ``marks``: what the caller
+    has observed of it.
     """
     with translated():
         row: Any = await connection.fetchrow(
@@ -180,13 +180,13 @@ async def register(
 
 
 async def serve(connection: Connection, queue: str) -> None:
-    """Make ready what takes from this queue need; once is enough."""
+    """Prepare a queue for takes; once is enough."""
     with translated():
         await connection.execute(_SERVE, queue)
 
 
 async def hold_lock(connection: Connection, executor: int) -> bool:
-    """Hold the session lock that says: this executor lives. False where an earlier session of its own still has it."""
+    """Hold the session lock that shows that an executor lives. False: an earlier session of its own still has it."""
     with translated():
         return bool(await connection.fetchval(_HOLD, EXECUTOR_LIVES, executor))
 
@@ -199,7 +199,7 @@ async def heartbeat(connection: Connection, executor: int) -> int | None:
 
 
 async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Checked:
-    """Ask what this executor may have missed; ``runs`` (job id, lock id) are those that it believes to have."""
+    """Ask what this executor may have missed; ``runs`` (job id, lock id) are those that it believes to hold."""
     with translated():
         row: Any = await connection.fetchrow(_CHECK_RUNS, executor, [r[0] for r in runs], [r[1] for r in runs])
     return Checked(row["draining"], row["lost"] or [], row["cancel"] or [], row["crowded"])
@@ -212,7 +212,7 @@ async def has_work(connection: Connection, queues: Sequence[str]) -> bool:
 
 
 async def rescue(connection: Connection, marks: Sequence[Mark], most_losses: int) -> list[tuple[int, str, int]]:
-    """End some executors that are dead; returns (id, app-id, jobs put back) of each. Nothing: there are no more.
+    """End some executors that are dead; returns (id, app-id, jobs put back) of each; empty: there are no more.
 
     ``marks``: what the caller has observed.
     """
@@ -234,7 +234,7 @@ async def give_back_unknown(connection: Connection, executor: int, known: Sequen
 
 
 async def fall_asleep(connection: Connection, executor: int) -> None:
-    """Say that this executor wants to be woken."""
+    """Announce that this executor sleeps, so that submissions wake it."""
     with translated():
         await connection.execute(_FALL_ASLEEP, executor)
 
@@ -259,7 +259,7 @@ async def drain(connection: Connection, app_id: str | None) -> list[str]:
 
 
 async def show_drain(connection: Connection, executor: int) -> None:
-    """Let everybody see that this executor drains."""
+    """Show in the views that this executor drains."""
     with translated():
         await connection.execute(_SHOW_DRAIN, executor)
 

@@ -1,4 +1,4 @@
-"""Which transactions are open, for those changes that can't be seen yet (`joex.core.recheck`)."""
+"""Finds out which transactions are open, whose changes can't be seen yet (`joex.core.recheck`)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ async def oldest_transaction(connection: Connection) -> int:
 
 
 async def announce(connection: Connection, announcement: Awaitable[object], **pauses: float) -> Recheck:
-    """Say on this connection, which is in no transaction, what to be notified of; and when to read in spite of it.
+    """Await an announcement on this connection, which is in no transaction; returns when to read again after it.
 
-    ``pauses``: those of the `Recheck`, where they are not the usual ones.
+    ``pauses``: those of the `Recheck`, if not its defaults.
     """
     await announcement
     return Recheck(await horizon(connection), **pauses)

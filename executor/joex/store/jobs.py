@@ -111,7 +111,7 @@ def json_text(field: str, value: Any) -> str:
     """
     try:
         text = to_json(value, inf_nan_mode="null", fallback=as_dict).decode()
-        # (Reading what was written costs as much again: the usual small object is looked at instead.)
+        # (To read the text back costs as much again: `_is_flat` spares the usual small object that.)
         if not (type(value) is dict and _is_flat(value)) and from_json(text) != value:
             _refuse_fault(field, value)
     except (PydanticSerializationError, ValueError, TypeError, UnicodeError, RecursionError) as error:
@@ -125,7 +125,7 @@ def json_text(field: str, value: Any) -> str:
 def read_json(text: str) -> Any:
     """A value as it is stored; in place of one that Python can't hold, an object that says so.
 
-    (SQL takes it, such as a number of 5,000 digits; and one such job must not hide all others of a list.)
+    (SQL accepts such values, for example a number of 5,000 digits; one such job must not hide the others of a list.)
     """
     try:
         return from_json(text)
@@ -137,7 +137,7 @@ _PLAIN = frozenset((str, bool, NoneType))
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    """Whether all names are texts, and all values such as need no second look."""
+    """Whether all names are texts, and all values are plain ones, which JSON keeps."""
     for name, each in value.items():
         kind = type(each)
         if type(name) is not str or not (kind in _PLAIN or (kind is int and -(2**63) <= each < 2**63)):
@@ -152,7 +152,7 @@ def _refuse_fault(field: str, value: Any) -> None:
 
 
 async def submit(connection: Connection, job: NewJob) -> UUID | None:
-    """Submit a job in the connection's transaction; returns its id, or None where its tracker has an unfinished job."""
+    """Submit a job in the connection's transaction; returns its id, or None if its tracker has an unfinished job."""
     with translated():
         found: UUID | None = await connection.fetchval(
             _SUBMIT,
@@ -251,7 +251,7 @@ async def retry_failed(
 
 
 async def bring_forward(connection: Connection, queues: Sequence[str]) -> bool:
-    """Make all jobs of these queues due that wait for their time; False where there were none."""
+    """Make all jobs of these queues that wait for their time due now; False if there were none."""
     with translated():
         return await connection.execute(_BRING_FORWARD, queues) != "UPDATE 0"
 
@@ -262,7 +262,7 @@ async def delete_finished(
     """Delete a batch of the jobs, and their logs, that ended longer ago than ``age``, the oldest first.
 
     Returns:
-        How many; and ``since`` when the next batch is to look, None: there was nothing to delete.
+        The number of deleted jobs; and ``since`` for the next batch, None: there was nothing to delete.
     """
     with translated():
         row: Any = await connection.fetchrow(_DELETE_FINISHED, states, age, most, since)
@@ -284,7 +284,7 @@ async def get_job(connection: Connection, job_id: UUID) -> Job | None:
 
 
 async def why(connection: Connection, job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
-    """Why a job is not running, what stands in its way first: words and details, as sql/75_why.sql lists them."""
+    """Why a job is not running, the blocking reasons first: names and details, as sql/75_why.sql lists them."""
     with translated():
         rows = await connection.fetch(_WHY, job_id)
     return [(row["reason"], from_json(row["detail"])) for row in rows]

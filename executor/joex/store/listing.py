@@ -1,9 +1,9 @@
 """Lists of jobs, page by page.
 
-No index holds all unfinished jobs in the order of submission, because each change of a job would have to write it. So
-they are listed by where they are, each part in the order of its own index: held ones (first submitted first), runnable
-ones (queue by queue, group by group, in the order in which the group's jobs are taken), those that wait for their time
-(the next one first), and the finished ones (the latest first). A page costs the same wherever it begins.
+No index holds all unfinished jobs in the order of submission, because each change of a job would have to write it. So a
+list has parts, each in the order of its own index: held jobs (first submitted first), runnable ones (queue by queue,
+group by group, in the order in which the group's jobs are taken), those that wait for their time (the next one first),
+and finished ones (the latest first). A page costs the same wherever it begins.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the places of jobs: its states, its statements, one for each index, and what its pages are ordered by."""
+    """A part of the list: the states of its jobs, a statement for each index, and the columns that order it."""
 
     name: str
     states: frozenset[State]
@@ -153,7 +153,7 @@ async def list_jobs(connection: Connection, wanted: Filter, cursor: str | None =
 
 
 def check_cursor(cursor: str | None) -> None:
-    """Check a cursor before anything is asked of the database.
+    """Check a cursor, without the database.
 
     Raises:
         InvalidJob: the cursor is not one that a page has given.
@@ -188,4 +188,4 @@ def _parse(cursor: str | None) -> tuple[int, list[Any] | None]:
         nr = next(nr for nr, part in enumerate(_PARTS) if part.name == name)
         return nr, [column.read(value) for column, value in zip(_PARTS[nr].key.values(), key, strict=True)]
     except (ValueError, TypeError, StopIteration, RecursionError):
-        raise InvalidJob(f"cursor: expected what the page before has given; got {cursor[:100]!r}") from None
+        raise InvalidJob(f"cursor: expected the cursor of a previous page; got {cursor[:100]!r}") from None

@@ -1,7 +1,7 @@
 """Migrates the schemas ``joex`` and ``joex_private`` of a database to this version, and checks their version.
 
 The numbered files of ``migrations/`` run once each, in one transaction, under an advisory lock, so that any number of
-pods may start with it. When a number was added, the migration redefines the functions, views and triggers
+pods may run them at their start. When a number was added, the migration redefines the functions, views and triggers
 (``sql/*.sql``) that have changed; a change of these alone therefore comes with a numbered file too. Migrations are
 forward-only, and each leaves the schemas usable for executors of the version before, which may still be running.
 

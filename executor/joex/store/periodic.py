@@ -14,7 +14,7 @@ from joex.store.jobs import json_text, read_json
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_periodic"
-"""Where is heard that an owner has changed a periodic task; the payload is its id."""
+"""The channel that notifies of a changed periodic task; the payload is its id."""
 
 _DUE = statement("""
     SELECT id, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run, starting_deadline,
@@ -61,7 +61,7 @@ _LIST = statement("""
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A task that is to be decided. ``now`` is the database's time when it was read."""
+    """A task that is due for a decision. ``now`` is the database's time when it was read."""
 
     id: str
     revision: int
@@ -83,14 +83,14 @@ class PeriodicTask:
     """A periodic task as it is stored.
 
     Attributes:
-        id, owner, enabled, task, timer, zone: as set; and so the next seven.
+        id, owner, enabled, task, timer, zone: as set; so are the next seven.
         nextrun: when it is due; None: it is disabled, has an error, or there never is a next time.
         last_run: the latest time of its timer that was decided, and ``last_outcome`` how: ``submitted``,
-            ``started`` (Joex's own work: no job is made), ``overlapping`` (the job before was not finished: left
-            out), ``late`` (it was missed by more than the deadline: left out).
-        last_job: the latest job that was made, and ``last_job_state`` where it stands (None: it has been deleted).
-        error: why it can't run, until that is changed.
-        worker: who has decided about it last, and ``marked`` when.
+            ``started`` (Joex's own work, without a job), ``overlapping`` (skipped: the job before was not finished),
+            ``late`` (skipped: it was missed by more than the deadline).
+        last_job: the latest job, and ``last_job_state`` its state (None: it has been deleted).
+        error: why it can't run, until its owner changes that.
+        worker: the scheduler that decided about it last, and ``marked`` when.
     """
 
     id: str
@@ -119,9 +119,9 @@ class PeriodicTask:
 
 
 async def due(connection: Connection, most: int, *, system: bool = True, aside: Sequence[str] = ()) -> list[Due]:
-    """The tasks that are to be decided, the first first. ``system``: also Joex's own; ``aside``: none of these.
+    """The tasks that are due for a decision, the earliest first. ``system``: also Joex's own; ``aside``: not these.
 
-    Tasks whose rows another session has locked are left out, so that they don't block the others.
+    It leaves out tasks whose rows another session has locked, so that they don't block the others.
     """
     with translated():
         rows = await connection.fetch(_DUE, _left_out(system), aside, most)
@@ -144,13 +144,13 @@ async def next_in(connection: Connection, *, system: bool = True, aside: Sequenc
 
 
 async def work_out_anew(connection: Connection) -> None:
-    """Let the next times be worked out anew that were decided by a clock that has been set back since."""
+    """Clear the next times that were decided by a clock that has been set back since, to work them out again."""
     with translated():
         await connection.execute(_WORK_OUT_ANEW)
 
 
 async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:
-    """Carry out decisions that no other process was faster with. Empty: another one is doing so at this moment."""
+    """Carry out decisions, unless another scheduler was faster. Empty: another one is at work at this moment."""
     with translated():
         rows = await connection.fetch(
             _FIRE,
@@ -207,7 +207,7 @@ async def keep(connection: Connection, owner: str, ids: Sequence[str]) -> list[s
 
 
 async def run_now(connection: Connection, task_id: str) -> tuple[str, UUID | None]:
-    """Make the job of a periodic task now; answers submitted (and which), overlapping, not_found or not_yours."""
+    """Create the job of a periodic task now; answers submitted (and which), overlapping, not_found or not_yours."""
     with translated():
         row: Any = await connection.fetchrow(_RUN, task_id)
     return row["answer"], row["job"]

@@ -11,7 +11,8 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_operator"
-"""It tells of work for which no executor slept (``{"queue": name}``), and of executors (``{"executor": app_id}``)."""
+"""The channel that notifies of work for which no executor slept (``{"queue": name}``), and of changes of executors
+(``{"executor": app_id}``)."""
 
 _PROMOTE = statement("SELECT joex_private.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text[], $2::integer)")
@@ -25,7 +26,7 @@ _POD_GONE = statement("SELECT joex_private.pod_gone($1::text, $2::integer)")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of an app-id: of the executor that lives under it (``executor``: its id), and of its retirement."""
+    """An app-id, with the executor that lives under it (``executor``: its id), and its retirement."""
 
     app_id: str
     executor: int | None
@@ -84,6 +85,6 @@ async def forget_retired(connection: Connection, app_id: str, retired_at: dateti
 
 
 async def pod_gone(connection: Connection, pod_uid: str, most_losses: int) -> int:
-    """End the executor of a pod that does certainly not run any more; returns how many jobs wait again."""
+    """End the executor of a pod that certainly does not run any more; returns how many jobs wait again."""
     with translated():
         return int(await connection.fetchval(_POD_GONE, pod_uid, most_losses))

@@ -1,4 +1,4 @@
-"""Floors: where takes begin to read while vacuum can't clear what jobs leave behind; see sql/25_floors.sql."""
+"""Floors: where takes begin to read while vacuum can't clear the dead rows of jobs; see sql/25_floors.sql."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A number of the line of seqs, and the transactions that were writing jobs when it was drawn."""
+    """A number from the sequence of seqs, and the transactions that were writing jobs when it was drawn."""
 
     upto: int
     epoch: int
@@ -35,21 +35,21 @@ async def switch(connection: Connection) -> bool:
 
 
 async def draw(connection: Connection) -> Draw:
-    """Draw a number up to which floors can be raised when all who wrote at that moment have ended."""
+    """Draw a number up to which floors can be raised when all transactions that wrote at that moment have ended."""
     with translated():
         row: Any = await connection.fetchrow(_DRAW)
     return Draw(row["upto"], row["epoch"], row["writers"])
 
 
 async def finished_since(connection: Connection, after: datetime, most: int) -> tuple[dict[Place, int], datetime]:
-    """How many jobs have finished in each group since then, at most so many in all; and the time of the last one."""
+    """How many jobs have finished in each group since then, at most ``most`` in all; and the time of the last one."""
     with translated():
         rows = await connection.fetch(_FINISHED, after, most)
     return {(row["queue"], row["ring"]): row["jobs"] for row in rows}, rows[0]["until"] if rows else after
 
 
 async def raise_floors(connection: Connection, drawn: Draw, places: Collection[Place]) -> bool | None:
-    """Raise the floors of these groups. None: not yet; False: the number is worth nothing any more."""
+    """Raise the floors of these groups. None: not possible yet; False: the drawn number is outdated."""
     with translated():
         done: bool | None = await connection.fetchval(
             _RAISE, drawn.upto, drawn.epoch, drawn.writers, [queue for queue, _ in places], [ring for _, ring in places]

@@ -1,4 +1,4 @@
-"""What an executor says about runs: take, start, finish, note."""
+"""The runs of executors: take, start, finish, note."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def size_limits(connection: Connection) -> SizeLimits:
 
 
 async def forget_turns(connection: Connection) -> None:
-    """Remove what takes that met have left of their counting schemes."""
+    """Remove the rows of counting schemes that are no longer needed, such as those of takes that met."""
     with translated():
         await connection.execute(_FORGET_TURNS)
 
@@ -128,7 +128,7 @@ async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, fl
     """Mark runs (id, lock id, seconds since its code started) as running.
 
     Returns:
-        The lock ids of those that are not marked, for another transaction holds their rows.
+        The lock ids of those that are not marked, because another transaction has locked their rows.
     """
     ids, locks, ages = zip(*runs, strict=True)
     with translated():
@@ -138,7 +138,7 @@ async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, fl
 async def finish_many(
     connection: Connection, runs: Sequence[EndedRun], *, skip_locked: bool = False
 ) -> list[tuple[EndedRun, str]]:
-    """End runs; returns those that did not end as said, with the answer of `finish_many` in sql/40_run.sql."""
+    """End runs; returns those that did not end as given, with the answer of `finish_many` in sql/40_run.sql."""
     with translated():
         rows = await connection.fetch(
             _FINISH_MANY,
@@ -174,7 +174,8 @@ class Noted(NamedTuple):
 
     Attributes:
         dropped: how many lines, because their runs had lost their jobs.
-        locked: the lock ids of runs whose progress is to be written later, for another transaction holds their rows.
+        locked: the lock ids of runs whose progress is to be written later, because another transaction has locked
+            their rows.
     """
 
     dropped: int

@@ -49,10 +49,10 @@ class Shares:
         active_groups: groups that hold slots, or of which a job could be taken now.
         largest_group, largest_share: the group that holds the most slots, and its part of those held, 0 to 1;
             None: no group holds any.
-        median_wait_seconds, longest_wait_seconds: how long the next job of a group has waited: of the group in the
-            middle, and of the one that waits longest, of those of which a job could be taken now; None: there is none.
+        median_wait_seconds, longest_wait_seconds: over the groups of which a job could be taken now, the median and the
+            longest time that the group's next job has waited; None: there is no such group.
         groups_behind, behind_seconds: how many of these are two levels or more below another group, and the longest
-            that the next job of one of them has waited.
+            time that the next job of one of them has waited.
     """
 
     queue: str
@@ -119,7 +119,7 @@ async def queue_stats(connection: Connection) -> list[QueueStats]:
 
 
 async def queue_shares(connection: Connection) -> list[Shares]:
-    """How the slots of the queues are shared; takes as long as there are active groups, however many jobs there are."""
+    """How the slots of the queues are shared; its cost grows with the active groups, not with the jobs."""
     with translated():
         return [Shares(*row) for row in await connection.fetch(_SHARES)]
 
@@ -138,7 +138,7 @@ async def now(connection: Connection) -> datetime:
 
 
 async def finished_between(connection: Connection, after: datetime, until: datetime) -> dict[str, int]:
-    """How many jobs of each queue have ended in this time; reads these alone."""
+    """How many jobs of each queue have ended in this time; reads only these."""
     with translated():
         return {row[0]: row[1] for row in await connection.fetch(_FINISHED, after, until)}
 
@@ -164,6 +164,6 @@ async def set_group(
     paused: bool | None = None,
     max_running: int | None = None,
 ) -> None:
-    """Change settings of a group; None leaves one as it is, a ``max_running`` of -1 takes the limit away."""
+    """Change settings of a group; None leaves one as it is, a ``max_running`` of -1 removes the limit."""
     with translated():
         await connection.execute(_SET_GROUP, group, queue, weight, paused, max_running)

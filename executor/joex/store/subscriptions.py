@@ -22,8 +22,8 @@ _SUBSCRIBE = statement("SELECT joex.subscribe($1::text, $2::interval, $3::boolea
 _UNSUBSCRIBE = statement("SELECT joex.unsubscribe($1::text)")
 _WAIT_FOR = statement("SELECT joex.wait_for($1::text, $2::uuid[])")
 _WAIT_NO_MORE = statement("SELECT joex.wait_no_more($1::text, $2::uuid[])")
-# One snapshot: the versions have all that the transactions did which have ended in it. A row's xmin is the transaction
-# that wrote this version of it; a mere lock does not change it.
+# One snapshot: the versions include all changes of the transactions that have ended in it. A row's xmin is the
+# transaction that wrote this version of it; a mere lock does not change it.
 _VERSIONS = statement("""
     SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS oldest_xid, array_agg(j.id) AS ids,
            array_agg(j.xmin::text::bigint) AS xmins, array_agg(j.state::text) AS states
@@ -50,7 +50,7 @@ class JobVersions:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something has happened to a job. A running or finished one has an ``executor``: the name of who took it.
+    """A change of a job. If it runs or is finished, ``executor`` is the name of the executor or worker that took it.
 
     ``kind``: ``job-submitted``, ``job-started`` or ``job-finished`` (``state`` says how).
     """
@@ -79,7 +79,7 @@ class ExecutorEvent:
 
 
 async def subscribe(connection: Connection, name: str, duration: timedelta, *, events: bool) -> bool:
-    """Subscribe under this name, or renew that; False: it is new, or comes too late, and no job is known any more."""
+    """Subscribe under this name, or renew that; False: the subscription is new, or had run out, and has no jobs."""
     with translated():
         return bool(await connection.fetchval(_SUBSCRIBE, name, duration, events))
 
@@ -113,14 +113,14 @@ async def job_versions(connection: Connection, ids: Collection[UUID]) -> JobVers
 
 
 async def read_jobs(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Job]:
-    """Read jobs; one that is gone is left out."""
+    """Read jobs, without those that are gone."""
     with translated():
         rows = await connection.fetch(_READ, list(ids))
     return {row["id"]: job_of(row) for row in rows}
 
 
 def heard_jobs(payload: str) -> list[UUID]:
-    """The jobs that a notification on the channel `JOBS` names; none where it is none of Joex's."""
+    """The jobs that a notification on the channel `JOBS` names; none if it is not Joex's."""
     try:
         return [UUID(job_id) for job_id in from_json(payload)["jobs"]]
     except NO_MESSAGE:
@@ -128,7 +128,7 @@ def heard_jobs(payload: str) -> list[UUID]:
 
 
 def heard_event(payload: str) -> JobEvent | ExecutorEvent | None:
-    """What a notification on the channel `EVENTS` tells; None: a kind that only later versions know, or not Joex's."""
+    """The event of a notification on the channel `EVENTS`; None: a kind of a later version, or not Joex's."""
     with suppress(*NO_MESSAGE):
         event: dict[str, Any] = from_json(payload)
         match event["event"]:

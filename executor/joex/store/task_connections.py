@@ -1,4 +1,4 @@
-"""The connections that tasks get, and how a silent one of them is found."""
+"""The connections of tasks, and the check that finds those whose links have gone silent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from joex.store.statement import statement
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
-_LOOK_EVERY = 5.0
-_HELD = 8_000_000  # bytes at most that proxies and kernels in between hold of a statement,
-_SLOWEST = 500_000  # and bytes a second with which they pass them on
+_CHECK_EVERY = 5.0
+_HELD = 8_000_000  # bytes: proxies and kernels on the way hold at most so much of a statement,
+_SLOWEST = 500_000  # and pass on at least so many bytes a second
 
 _AT_WORK = statement("""
     SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND (state IS NULL OR state NOT LIKE 'idle%')
@@ -29,11 +29,12 @@ _AT_WORK = statement("""
 
 
 class TaskConnections:
-    """The connections of a pool as tasks get them. Errors are asyncpg's.
+    """The connections of a pool, for tasks. Errors are asyncpg's.
 
-    A task's statement may take as long as it likes, so no limit of time finds that its link has gone silent; nor does
-    TCP, where a proxy in between still answers. The server knows: it is not at work on what is waited for. (Nor is it
-    while a large argument is on its way to it, or the end of a large result on its way back: then bytes pass.)
+    A task's statement may take as long as it likes, so no time limit can detect that its link has gone silent; nor does
+    TCP, if a proxy on the way still answers. But the server knows: it is not at work on the statement that the task
+    waits for. (Nor is it while a large argument is on its way to the server, or the end of a large result on its way
+    back; but then bytes pass.)
     """
 
     def __init__(self, pool: asyncpg.Pool[Any]) -> None:
@@ -51,69 +52,69 @@ class TaskConnections:
                 self._lent.discard(connection)
 
     async def watch(self, pool: asyncpg.Pool[Any], url: str) -> None:
-        """End the connections whose links have gone silent, for ever.
+        """Close the connections whose links have gone silent, until cancelled.
 
-        The answer may be on its way, so that a look counts if the one before saw the same; and as long as the buffers
-        of proxies in between may need for what the statement has sent.
+        The answer may be on its way, so a connection is closed only if two checks in a row see the same, and after the
+        time that proxies on the way may need to pass on what the statement has sent.
 
         Args:
-            pool: where to ask.
-            url: where else to ask: of several hosts another one may have been found for the pool.
+            pool: its connections ask the server.
+            url: to connect to the server of a task if the pool has connected to another of several hosts.
         """
         silent: dict[PoolConnectionProxy[Any], tuple[_Seen, float]] = {}
         now = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_CHECK_EVERY)
             before, silent = silent, {}
-            waiting, looked_at = self._waiting(), now()
+            waiting, checked_at = self._waiting(), now()
             for peer in {seen.peer for seen in waiting.values()}:
                 there = {one: seen for one, seen in waiting.items() if seen.peer == peer}
                 with suppress(JoexError):
                     at_work = await _at_work(pool, url, list(there.values()))
-                    silent |= {one: (seen, looked_at) for one, seen in there.items() if seen.pid not in at_work}
+                    silent |= {one: (seen, checked_at) for one, seen in there.items() if seen.pid not in at_work}
             for one, (seen, _) in list(silent.items()):
                 earlier, since = before.get(one, (None, 0.0))
                 if earlier == seen == _Seen.of(one):
                     silent[one] = seen, since
-                    if looked_at - since >= _LOOK_EVERY / 2 + min(seen.sent, _HELD) / _SLOWEST:
+                    if checked_at - since >= _CHECK_EVERY / 2 + min(seen.sent, _HELD) / _SLOWEST:
                         drop(one)
 
     def _waiting(self) -> dict[PoolConnectionProxy[Any], _Seen]:
         """The connections that have waited for some time."""
-        long_ago = asyncio.get_running_loop().time() - _LOOK_EVERY
+        long_ago = asyncio.get_running_loop().time() - _CHECK_EVERY
         found = {one: _Seen.of(one) for one in self._lent}
         return {one: seen for one, seen in found.items() if seen is not None and seen.asked_at < long_ago}
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a look sees of a connection that waits for an answer."""
+    """A connection that waits for an answer, as a check sees it."""
 
     asked_at: float
     pid: int
-    """Of its process of the server."""
+    """Of the server's process."""
     peer: Any
     host: Host | None = field(compare=False)
     passed: tuple[int, ...]
     passed_before: tuple[int, ...]
-    """The statement."""
+    """`passed`, when the statement was sent."""
 
     @property
     def sent(self) -> int:
-        """Bytes of the statement that have left; 0, too, where the system does not tell."""
+        """Bytes of the statement that have left; also 0 if the system does not report them."""
         return self.passed[1] - self.passed_before[1] if len(self.passed) > 1 and len(self.passed_before) > 1 else 0
 
     @classmethod
     def of(cls, one: Any) -> _Seen | None:
-        """None: it waits for nothing, or has ended."""
-        asked_at = getattr(one, "asked_at", None)  # one that was ended has nothing
+        """A connection as it is now; None: it waits for nothing, or is closed."""
+        asked_at = getattr(one, "asked_at", None)  # a closed one has no attributes
         if asked_at is None or one.is_closed():
             return None
         return cls(asked_at, one.get_server_pid(), one.peer, one.host, one.passed, one.passed_before)
 
 
 async def _at_work(pool: asyncpg.Pool[Any], url: str, waiting: list[_Seen]) -> set[int]:
-    """Those processes of a server that are at work; all, where the server can't be asked."""
+    """The processes of a server that are at work; all of them, if the server can't be asked."""
     pids = [one.pid for one in waiting]
     async with borrowed(pool) as connection:
         asked: Any = connection

@@ -15,7 +15,7 @@ _RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue($1::
 
 @dataclass(frozen=True, slots=True)
 class TaskTimeout:
-    """How long a run of a task may go without a report; where it is not ``renewable``, how long it may take."""
+    """How long a run of a task may go without a report; or, if not ``renewable``, how long it may take."""
 
     task: str
     timeout: timedelta
@@ -23,7 +23,7 @@ class TaskTimeout:
 
 
 async def set_timeout(connection: Connection, task: str, limit: timedelta | None, *, renewable: bool) -> None:
-    """Set how long a run of a task may go without a report (or, not renewable, at all); None: no limit."""
+    """Set how long a run of a task may go without a report (if not ``renewable``: may take); None: no limit."""
     with translated():
         await connection.execute(_SET_TIMEOUT, task, limit, renewable)
 

@@ -14,7 +14,7 @@ from joex.store.stats import group_settings
 _BATCH = 2000
 _EVERY_GROUP = 2**31 - 1
 
-# A job that was put back or tried again can be taken since a later time: its submission is nearer to when it came.
+# If a job was put back or retried, runnable_since is later than its arrival, and submitted_at is nearer to it.
 _COLUMNS = """
     CASE WHEN failures = 0 AND losses = 0 THEN runnable_since ELSE submitted_at END AS at,
     grp AS "group", extract(epoch FROM finished_at - scheduled_at)::float8 AS seconds, queue, task, priority::text,
@@ -23,7 +23,7 @@ _COLUMNS = """
          THEN extract(epoch FROM scheduled_at - runnable_since)::float8 END AS waited
 """
 _WANTED = "finished_at >= $1::timestamptz AND ($2::text IS NULL OR queue = $2) AND scheduled_at IS NOT NULL"
-# Two parts, as there are two indexes. In no order, for ten million rows would have to be sorted first.
+# Two parts, as there are two indexes. In no order, because ten million rows would have to be sorted first.
 _TRACE = statement(f"""
     SELECT {_COLUMNS} FROM joex_private.job WHERE {_WANTED} AND key IS NULL
     UNION ALL SELECT {_COLUMNS} FROM joex_private.job WHERE {_WANTED} AND key IS NOT NULL

@@ -47,7 +47,7 @@ async def accept(connection: Connection, queue: str, most: int, worker: str, max
 
 
 async def update(connection: Connection, job_id: UUID, lock_id: UUID, report: Report) -> tuple[str, bool]:
-    """A run reports; answers ok, worker_conflict or canceled, and whether the job goes round once more after it."""
+    """A run reports; answers ok, worker_conflict or canceled, and whether the job runs once more after it."""
     r = report
     with translated():
         [(answer, resubmit)] = await connection.fetch(

@@ -2,7 +2,7 @@
 
 `oncalendar` finds the minutes. The rest is done here, because it takes what systemd refuses (``*-*~5/5``,
 ``00:00/60``), lacks a part (``@5``, fractions of seconds, several shorthands), has no normal form, and answers a start
-in a repeated hour with times before it. It is given normal forms alone, without seconds and zone.
+in a repeated hour with times before it. It gets only normal forms, without seconds and zone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What stands for one unit of a calendar event: ``*``, or a list of values and ranges, with steps."""
+"""The part of a calendar event for one unit: ``*``, or a list of values and ranges, with steps."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-_LARGEST = 2**31 - 1  # systemd counts in such numbers; what is beyond is out of every range
+_LARGEST = 2**31 - 1  # systemd's integers; larger numbers are out of every range
 _MICROSECONDS = 1_000_000
 _FIRST_OF_LAST_CENTURY = 70  # '70' is 1970, '69' is 2069
 _SPAN = "({0})(?:\\.\\.({0}))?(?:/({0}))?"
@@ -49,7 +49,7 @@ class Span:
     Attributes:
         start: The first value.
         stop: The last value; -1: there is none, steps lead on to the end of the unit.
-        step: From one value to the next; 0: there is but one value.
+        step: From one value to the next; 0: there is only one value.
     """
 
     start: int
@@ -69,7 +69,7 @@ class Chain:
 
     @classmethod
     def parse(cls, text: str, unit: Unit) -> Chain:
-        """Read what stands for a unit.
+        """Read the part for one unit.
 
         >>> str(Chain.parse("5,1..4/2,1", MONTH)), str(Chain.parse("*", SECOND)), str(Chain.parse("7.5/10", SECOND))
         ('01,01..03/2,05', '*', '07.500000/10')
@@ -81,7 +81,7 @@ class Chain:
             return cls(unit, (_EVERY_SECOND,) if unit is SECOND else ())
         spans = {_parse_span(part, unit) for part in text.split(",")}
         if _EVERY_SECOND in spans and not any(s.start % _MICROSECONDS or s.step % _MICROSECONDS for s in spans):
-            spans = {_EVERY_SECOND}  # it has the others in it
+            spans = {_EVERY_SECOND}  # it includes the others
         return cls(unit, tuple(sorted(spans)))
 
     def at_least(self, value: int) -> int | None:
@@ -139,7 +139,7 @@ def _value(digits: str, unit: Unit) -> int:
 
 
 def _number(digits: str, unit: Unit) -> int:
-    """A number in the values of a unit. The seventh digit after the point rounds the sixth; later ones are nothing."""
+    """A number in the values of a unit. The seventh digit after the point rounds the sixth; later ones don't count."""
     whole, _, fraction = digits.partition(".")
     value = int(whole) * unit.scale + (int(fraction[:6].ljust(6, "0")) + (fraction[6:7] >= "5") if fraction else 0)
     if value > _LARGEST:

@@ -45,7 +45,7 @@ class Timer:
 
     @property
     def normal(self) -> str:
-        """The expression in its normal form, which reads as the same timer: of equal ones, mostly the same."""
+        """The expression in its normal form, which reads as the same timer; equal timers mostly have the same one."""
         return self._times.normal
 
     @property

@@ -6,12 +6,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 
 def parse_zone(name: str) -> ZoneInfo:
-    """The zone of a name of the time zone database, such as ``Europe/Zurich``; ``UTC`` in any case.
+    """The zone with this name in the time zone database, such as ``Europe/Zurich``; ``UTC`` is always known.
 
     Raises:
         ValueError: the database of this machine does not know it.
     """
     try:
         return ZoneInfo("UTC" if name.upper() == "UTC" else name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a folder of the database
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: it names a folder of the database
         raise ValueError(f"time zone: expected a name like 'Europe/Zurich' or 'UTC'; got {name!r}") from None
