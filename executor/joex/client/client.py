@@ -194,7 +194,7 @@ class Client:
             return await jobs.retry_failed(used, queue, group, task, most)
 
     async def notify(self, queue: str = "default", *, connection: Connection | None = None) -> int:
-        """Ask all executors of a queue to look for work now; returns how many serve it.
+        """Ask all executors of a queue to look for work now; returns how many take jobs from it.
 
         A submission wakes the executors that it needs. Call this when work arrived in another way.
         """

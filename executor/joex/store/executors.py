@@ -265,7 +265,7 @@ async def show_drain(connection: Connection, executor: int) -> None:
 
 
 async def notify(connection: Connection, queue: str) -> int:
-    """Ask all executors of a queue to look for work now; returns how many take from it."""
+    """Ask all executors of a queue to look for work now; returns how many take jobs from it."""
     with translated():
         return int(await connection.fetchval(_NOTIFY, queue))
 
