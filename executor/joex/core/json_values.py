@@ -43,7 +43,7 @@ def find_fault(value: Any) -> tuple[str, str] | None:
 
 
 def shown(value: object) -> str:
-    """A value as one line of a message, cut where it is long."""
+    """A value as one line of a message, cut if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]}..."
 

@@ -21,7 +21,7 @@ class Ending(enum.Enum):
 
 
 class Outcome(NamedTuple):
-    """How a run ended. ``error`` says why where it failed; ``retry_after`` is a delay that the task asked for."""
+    """How a run ended. ``error``: why it failed; ``retry_after`` is a delay that the task asked for."""
 
     ending: Ending
     error: str | None = None

@@ -64,7 +64,7 @@ class RunTallies(Collector):
         self._waited: dict[str, tuple[Distribution, ...]] = {}
 
     def add(self, task: str, queue: str) -> RunTally:
-        """The tally of a task in a queue, made where there is none yet."""
+        """The tally of a task in a queue, made if there is none yet."""
         waited = self._waited.get(queue)
         if waited is None:
             waited = self._waited[queue] = tuple(Distribution(_WAIT_SECONDS) for _ in range(GROUP_BUCKETS))

@@ -32,7 +32,7 @@ def _boot() -> str:
 
 
 def _start(pid: int) -> str:
-    """When a process started, in clock ticks after the boot; empty where there is no such process."""
+    """When a process started, in clock ticks after the boot; empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Which runs are still to be marked as running, and when (ADR 7)."""
+"""Which runs must still be marked as running, and when (ADR 7)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StartMarks:
     """The marks that are not written yet.
 
     Args:
-        on_due: called, on the loop, when some are to be written.
+        on_due: called, on the loop, when marks are due.
     """
 
     def __init__(self, on_due: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class StartMarks:
         self._marks.pop(job.lock_id, None)
 
     def take_due(self) -> list[tuple[TakenJob, float]]:
-        """The runs that are to be marked now, with the times at which their code started; they are forgotten."""
+        """Remove and return the runs whose marks are due, with the times at which their code started."""
         now = time.monotonic()
         found = [(job, at) for job, at, due in self._marks.values() if now >= due]
         for job, _ in found:

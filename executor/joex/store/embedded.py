@@ -1,7 +1,7 @@
 """A PostgreSQL server from a wheel: started on demand, and shared by all processes that use its folder.
 
 The data stays in its folder between runs. Each process that uses the server holds a shared lock on a file there, which
-the kernel releases however the process ends; the last one that leaves in an orderly way stops the server. (If
+the kernel releases however the process ends; the last one that closes it normally stops the server. (If
 a server was left running, the next process uses it, and the last one stops it then.)
 """
 

@@ -174,7 +174,7 @@ class Noted(NamedTuple):
 
     Attributes:
         dropped: how many lines, because their runs had lost their jobs.
-        locked: the lock ids of runs whose progress is to be written later, because another transaction has locked
+        locked: the lock ids of runs whose progress must be written later, because another transaction has locked
             their rows.
     """
 
