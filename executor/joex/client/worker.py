@@ -217,7 +217,7 @@ class Worker:
         retry: bool = True,
         connection: Connection | None = None,
     ) -> Answer:
-        """End a run. With ``resubmit``, in ``opts`` or requested meanwhile, the job is pending again, otherwise finished.
+        """End a run. With ``resubmit``, in ``opts`` or requested meanwhile, the job is pending again, else finished.
 
         If the job was cancelled, the answer is ``canceled``, and the run has ended as well. If you then roll back
         the transaction of ``connection``, the run has not ended: call this once more without ``connection``.
@@ -287,7 +287,7 @@ def _outcome(error: str | None, *, retry: bool) -> Outcome:
 
 
 async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str) -> Answer:
-    """The answer to the end of a run. (If its job was cancelled, the run has ended all the same.)"""
+    """The answer to the end of a run. A run whose job was cancelled has ended all the same."""
     if answer == "canceled":
         await worker_runs.finish(used, job, lock_id, "cancelled")
     return Answer(answer)
