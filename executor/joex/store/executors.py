@@ -199,7 +199,7 @@ async def heartbeat(connection: Connection, executor: int) -> int | None:
 
 
 async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Checked:
-    """Ask what this executor may have missed; ``runs`` (job id, lock id) are those that it believes to have."""
+    """Ask what this executor may have missed; ``runs`` (job id, lock id) are the runs that it believes to hold."""
     with translated():
         row: Any = await connection.fetchrow(_CHECK_RUNS, executor, [r[0] for r in runs], [r[1] for r in runs])
     return Checked(row["draining"], row["lost"] or [], row["cancel"] or [], row["crowded"])

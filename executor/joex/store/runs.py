@@ -113,7 +113,7 @@ async def size_limits(connection: Connection) -> SizeLimits:
 
 
 async def forget_turns(connection: Connection) -> None:
-    """Remove surplus rows of counting schemes, which concurrent takes leave."""
+    """Remove rows of counting schemes that takes no longer need, such as surplus rows of concurrent takes."""
     with translated():
         await connection.execute(_FORGET_TURNS)
 

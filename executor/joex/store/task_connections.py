@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 _LOOK_EVERY = 5.0
-_HELD = 8_000_000  # bytes at most that proxies and kernels in between hold of a statement,
+_HELD = 8_000_000  # bytes of a statement that proxies and kernels on the way hold at most,
 _SLOWEST = 500_000  # and bytes a second with which they pass them on
 
 _AT_WORK = statement("""
