@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Imported when they are asked for: a command must handle SIGTERM before it imports what takes long.
+# Imported at first use: a command must handle SIGTERM before it imports slow modules.
 _MODULES = {
     "App": "joex.task",
     "AppIdInUse": "joex.errors",

@@ -12,7 +12,7 @@ from joex.errors import ConfigError, InvalidJob
 
 
 class Arguments:
-    """The arguments that a task's function takes by name: all of its parameters but the first, the context.
+    """The arguments that a task's function takes by name: all its parameters except the first, which is the context.
 
     Raises:
         ConfigError: no job can call this function; the message names the task.
@@ -26,7 +26,7 @@ class Arguments:
         def collect(**arguments: Any) -> dict[str, Any]:
             return arguments
 
-        # pydantic checks calls by the signature, and this one returns what it was called with.
+        # pydantic checks calls against this signature; the function returns its arguments.
         collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         collect.__annotations__ = {p.name: p.annotation for p in parameters}
         try:
@@ -35,12 +35,12 @@ class Arguments:
             raise ConfigError(f"task {task!r}: arguments can't be checked: {error}") from error
 
     def parse(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments from JSON text, or from values, as the function wants them.
+        """Convert arguments, JSON text or values, into the types that the function expects.
 
         Raises:
-            InvalidJob: they don't fit the signature; the message names each wrong one.
+            InvalidJob: the arguments don't fit the signature; the message names each wrong one.
         """
-        if args == "{}" and not self._has_parameters:  # nothing to check: the usual small job
+        if args == "{}" and not self._has_parameters:  # the usual small job has nothing to check
             return {}
         try:
             if isinstance(args, str):
@@ -52,7 +52,7 @@ class Arguments:
 
 
 def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]:
-    """The parameters after the context's, each with the type that its annotation means."""
+    """The parameters after the context, with their annotations resolved to types."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,

@@ -28,21 +28,21 @@ ExcInfo: TypeAlias = (
     | tuple[None, None, None]
     | None
 )
-"""An exception, as the methods of a logger of the standard library take it."""
+"""An exception, in the forms that the standard library's loggers accept."""
 
 
 class RunReports(Protocol):
-    """Where log lines and progress go. Both calls return at once, from any thread."""
+    """Receives log lines and progress. Both calls return at once, from any thread."""
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
-        """Keep a log line for writing, or drop it where the buffer is full."""
+        """Keep a log line for writing, or drop it if the buffer is full."""
 
     def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
         """Keep the latest progress for writing."""
 
 
 class ConnectionSource(Protocol):
-    """Where connections come from."""
+    """Lends connections."""
 
     def acquire(self) -> AbstractAsyncContextManager[Any]:
         """A connection, for the time of a block."""
@@ -110,7 +110,7 @@ class Context:
         self._reports = reports
         self._connections = connections
         self._is_asked_to_end = False
-        self._end: threading.Event | None = None  # for threads that wait until it is asked
+        self._end: threading.Event | None = None  # wakes threads in `wait`
         self.is_finished = False
         self.message: str | None = None
         self.attempt = job.attempt + 1
@@ -175,7 +175,8 @@ class Context:
         """Wait in a thread for up to ``seconds``; True as soon as the run should end."""
         with _ONE_MAKES:  # (few runs have a thread that waits, and an event costs more than all else here)
             end = self._end = self._end or threading.Event()
-        return self._is_asked_to_end or end.wait(seconds)  # (looked at once the event is in its place)
+        # Read after the event is set up, so that no request is missed.
+        return self._is_asked_to_end or end.wait(seconds)
 
     def ask_to_end(self) -> None:
         """Set `cancelled`. Called by the executor."""
@@ -187,7 +188,7 @@ class Context:
         """A result as JSON text. Called by the executor.
 
         Raises:
-            Fail: it can't be stored, or is too large. (The work is done, and doing it again gives the same: no retry.)
+            Fail: the result can't be stored, or is too large. (A retry would give the same result, so there is none.)
         """
         try:
             text = None if result is None else json_text("result", result)

@@ -10,7 +10,7 @@
     │   └── SchemaError      run `joex migrate`, or a newer joex; nothing was done
     ├── DatabaseUnavailable  try again later; nothing is lost
     ├── AppIdInUse           another executor with this app-id is alive
-    ├── LeaseLost            this executor was declared dead; it registers anew
+    ├── LeaseLost            another executor declared this one dead; it registers again
     ├── WorkerConflict       the run lost its job; drop its result, roll back its transaction
     └── (raised by tasks)
         ├── Fail             final: no retry helps

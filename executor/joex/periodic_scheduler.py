@@ -3,12 +3,12 @@
 No scheduler is in charge. Each sleeps until the next task is due, or one has changed. Then it reads the tasks that are
 due, works out when each is due next, and hands both to `fire_periodic` in SQL, which decides in one transaction which
 scheduler was first. The server holds the locks of that decision, for as long as the one statement takes, so a process
-that dies, hangs, or loses its connection in between leaves nothing behind.
+that dies, hangs, or loses its connection meanwhile leaves nothing behind.
 
-Time is the database's: it says what is due, and how long it is until the next; the process's own clock only measures
-how long the scheduler sleeps. If the database's clock is set forward, the scheduler finds what has become due at the
-latest when its longest sleep ends. If it is set back, no time of a timer that was decided comes again, and the
-scheduler works out next times anew that lie in what has become the future.
+The database's clock decides which tasks are due, and how long it is until the next; the process's own clock only
+measures how long the scheduler sleeps. If the database's clock is set forward, the scheduler finds newly due tasks
+when its longest sleep ends, at the latest. If it is set back, no decided time of a timer comes again, and the scheduler
+computes next times again that now lie in the future.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 _BATCH = 200
 _LONGEST_SLEEP = 60.0
-_JITTER = 0.02  # seconds: of many that wake at one moment, most find that it is done
+_JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
 _TROUBLE_RETRY_IN = 1.0
 _ASIDE_FOR = 10.0
 
 
 class PeriodicScheduler:
-    """The service that makes the jobs of periodic tasks.
+    """The service that creates the jobs of periodic tasks.
 
     Args:
-        pool: where connections come from.
-        worker: the name under which it decides, for people.
-        emit: where events go.
-        maintain: called when Joex's own work is due, which the caller then does; None: that is left to others.
-        poll_every: seconds between two rounds if the caller never calls `wake`; None: it does.
+        pool: lends connections.
+        worker: the name of this process; Joex only shows it.
+        emit: receives events.
+        maintain: called when Joex's own work is due, which the caller then does; None: other schedulers do this work.
+        poll_every: seconds between two rounds if the caller never calls `wake`; None: the caller does.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class PeriodicScheduler:
         self._clock_checked_at = float("-inf")
 
     def wake(self) -> None:
-        """A periodic task may have changed."""
+        """Decide again soon: a periodic task may have changed."""
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Make jobs, until cancelled."""
+        """Create jobs, until cancelled."""
         while True:
             self._wakeup.clear()
             try:
@@ -105,7 +105,7 @@ class PeriodicScheduler:
         if all(one.outcome == "stale" for one in fired):
             return self._until_free()
         self._busy_for = _BUSY_RETRY_IN
-        # Those that are in trouble must not stand in the way of the others that are due.
+        # Tasks in trouble must not hold up the other due tasks.
         self._aside |= {one.id: now + _ASIDE_FOR for one in fired if one.outcome == "trouble"}
         return 0.0
 

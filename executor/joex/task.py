@@ -126,8 +126,8 @@ class App:
     """A set of tasks, and their schedules.
 
     Args:
-        name: whose periodic tasks these are: two apps on one database need two names. By default the place it is loaded
-            from (``module:attribute``).
+        name: the app's name, the owner of its periodic tasks: two apps on one database need two names. By default the
+            place it is loaded from (``module:attribute``).
 
     >>> app = App()
     >>> @app.task("greetings.hello")
@@ -167,7 +167,7 @@ class App:
         Raises:
             ConfigError: the name is taken, or a setting is wrong.
         """
-        if not isinstance(name, str):  # @app.task without parentheses: it is the function
+        if not isinstance(name, str):  # @app.task without parentheses passes the function
             raise ConfigError(f'task: expected a name; write @app.task("name"); got {shown(name)}')
 
         def register(function: Callable[P, R]) -> Task[P, R]:
@@ -198,16 +198,17 @@ class App:
         Args:
             timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/reference/timers.md.
             zone: the time zone, such as ``"Europe/Zurich"``, of a timer that names none.
-            id: tells it apart where a task has several; by default the task's name.
+            id: tells the schedules of a task apart, if it has several; by default the task's name.
             args: the arguments of its jobs.
             group: the group of its jobs.
             queue: the queue of its jobs; by default the task's.
             priority: the priority of its jobs.
-            subject: what they are about, for people; by default its id.
-            starting_deadline: a time that was missed by more than this is left out; by default one is caught up.
+            subject: what its jobs are about; Joex only shows it; by default its id.
+            starting_deadline: skip a time missed by more than this (``"1h"``); by default Joex catches up on the
+                latest, however late.
 
         Raises:
-            ConfigError: something is wrong; the message names it.
+            ConfigError: an argument is wrong; the message names it.
         """
         if not isinstance(timer, str):  # likewise
             raise ConfigError(f'periodic: expected a timer; write @app.periodic("Mon..Fri 08:00"); got {shown(timer)}')
@@ -244,7 +245,7 @@ class App:
         """The app's periodic tasks. Their ids begin with the app's name.
 
         Raises:
-            ConfigError: with its name an id is too long.
+            ConfigError: an id is too long with the app's name before it.
         """
         try:
             return [replace(one, id=f"{self.name or 'app'}/{one.id}") for one in self._periodic.values()]

@@ -5,7 +5,7 @@
 ...     [job] = await drain(app, connection)
 ...     assert job.result == {"confirmed": "A-7"}
 
-With a connection all of it happens in the transaction that is open there, so that a test may roll it back in the end.
+With a connection, all of it happens in the connection's open transaction, so that a test can roll it back in the end.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ async def drain(
     retries: int = 5,
     most: int = 10_000,
 ) -> list[Job]:
-    """Run jobs, one after the other in the order in which an executor of one slot takes them, until there are none.
+    """Run jobs one after the other, in the order in which an executor with one slot takes them, until none is left.
 
-    Jobs that these runs submit are run too. Everything is as in an executor: arguments are checked, transactions finish
-    jobs, failures wait for their retry.
+    This includes jobs that the runs submit. Runs work as in an executor: Joex checks their arguments, transactions
+    finish jobs, failed jobs wait for their retry.
 
     Args:
         app: the tasks.
-        database: an asyncpg connection, in whose transaction, if there is one, all of it happens (what a task does on
-            a connection of its context is undone there where it raises); or a client: then each step commits, as in
-            an executor.
-        queues: of these queues alone.
-        early: do not wait: run what is due later, too, retries among it.
-        raise_failures: raise `RunFailed` at the first run that fails, once that is written.
-        retries: of jobs and tasks that don't say it themselves.
-        most: end after so many runs.
+        database: an asyncpg connection: if it has an open transaction, all of it happens there (if a task raises, its
+            writes on a connection of its context are rolled back); or a client: then each step commits, as in an
+            executor.
+        queues: run only jobs of these queues.
+        early: run jobs now that are due later, retries included, instead of leaving them.
+        raise_failures: raise `RunFailed` at the first run that fails, after its end is written.
+        retries: retries of a failed job, unless the task or the job sets them.
+        most: the most runs.
 
     Returns:
-        The jobs that were run, as they are stored then, in the order of their runs; each try of one again.
+        The jobs in the order of their runs, each as it was stored after the run; a retried job once for each run.
 
     Raises:
         RunFailed: see ``raise_failures``.
@@ -95,7 +95,7 @@ async def drain(
 
 
 class _Slot:
-    """A slot of an executor of its own. The runner tells it ends and reports, which are stored when the run is over."""
+    """The slot of a short-lived executor. The runner reports to it, and it stores these reports after the run."""
 
     def __init__(self, connection: Connection, executor: int, runner_of: Callable[[_Slot], Runner]) -> None:
         self._connection = connection
@@ -107,7 +107,7 @@ class _Slot:
 
     @classmethod
     async def open(cls, connection: Connection, app: App, connections: ConnectionSource, retries: int) -> _Slot:
-        """Register the executor. Nobody waits for so short a life to end, so it keeps no lease."""
+        """Register the executor. It keeps no lease: no other executor has to notice the end of so short a life."""
         process = this_process()
         me = NewExecutor(
             app_id=f"joex.testing-{uuid4()}",
@@ -180,22 +180,22 @@ class _Slot:
         return job
 
     async def close(self) -> None:
-        """Leave, if that can still be said."""
+        """End the registration, if the database still takes it."""
         self._runner.close()
         with suppress(JoexError):
             await executors.leave(self._connection, self._executor, _MOST_LOSSES)
 
-    # What the runner tells (`Ends` and `RunReports`).
+    # The runner calls these (`Ends` and `RunReports`).
 
     def started(self, job: TakenJob, at: float) -> None:
-        """Nobody else looks at a run while it lasts."""
+        """Mark nothing: no reader sees the run while it lasts."""
 
     def ended(self, end: End) -> None:
         """Keep the end of the run."""
         self._ends.append(end)
 
     def forget(self, job: TakenJob) -> None:
-        """Nothing of this run is to be written."""
+        """Write nothing about this run."""
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
         """Keep a line of the log."""
@@ -208,7 +208,7 @@ class _Slot:
 
 
 class _OneConnection(ConnectionSource):
-    """The one connection, for tasks too. Where a transaction is open, a task that raises does not end it."""
+    """The one connection, for tasks too. If it has an open transaction, a task that raises does not abort it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -224,7 +224,7 @@ class _OneConnection(ConnectionSource):
 
 @asynccontextmanager
 async def _opened(database: Connection | Client) -> AsyncIterator[tuple[Connection, ConnectionSource]]:
-    """A connection for us, and connections for tasks."""
+    """A connection for the drain, and connections for tasks."""
     if isinstance(database, Client):
         async with database.acquire() as connection:
             yield connection, database

@@ -35,16 +35,16 @@ class Client:
     """Submits, manages and reads jobs.
 
     Each method takes an optional ``connection`` (asyncpg): it then runs in the transaction of that connection, so that
-    a job exists if and only if the transaction commits. Without one, it uses the client's pool, in a transaction of its
-    own.
+    a job exists if and only if the transaction commits. Without one, it uses the client's pool, in its own
+    transaction.
 
     While callers wait for jobs or events, the client holds one connection of its pool for all of them together.
 
     Args:
-        database: a PostgreSQL URL (the client then opens a pool of its own at first use, and closes it), or an asyncpg
-        pool of yours (close the client before the pool).
+        database: a PostgreSQL URL (the client opens its own pool at first use, and closes it), or your asyncpg pool
+            (close the client before the pool).
         timeout: the longest a statement may take, on the client's own connections; when the link goes silent, the call
-            then raises `DatabaseUnavailable`. None: no limit. (A pool of yours has its ``command_timeout``.)
+            then raises `DatabaseUnavailable`. None: no limit. (Your own pool has its ``command_timeout``.)
 
     Raises:
         ConfigError: the URL, or the timeout, is wrong.
@@ -55,7 +55,7 @@ class Client:
 
     def __init__(self, database: str | asyncpg.Pool[Any], *, timeout: timedelta | float | str | None = "30s") -> None:
         self.connections = Connections(database, _seconds(timeout))
-        """Of the database, for all parts of the client."""
+        """The connections to the database, which all parts of the client share."""
 
     @property
     def keyed(self) -> KeyedJobs:
@@ -118,7 +118,7 @@ class Client:
             DatabaseUnavailable: try again later.
         """
         try:
-            # (By position, which is cheaper; and a priority that is a plain text is as good here.)
+            # (Positional arguments are cheaper; and a plain text does as a priority here.)
             known, time = cast("Priority", priority), time_of(not_before)
             job = NewJob(
                 task, {} if args is None else args, group, queue, known, subject, submitter, time, tracker, retries
@@ -215,8 +215,9 @@ class Client:
     ) -> Job | None:
         """Wait until a job is in one of these states; by default, until it is finished.
 
-        None: the job is gone, or the transaction of its submission has not committed. The wait may miss a state that
-        the job passes through quickly, so wait for the final states too. While the database is away, the wait goes on.
+        Returns None if the job is gone, or the transaction of its submission has not committed. The wait may miss a
+        state that the job passes through quickly, so wait for the final states too. While the database is away, the
+        wait goes on.
 
         Args:
             job_id: the job.
@@ -280,17 +281,18 @@ class Client:
             return await jobs.job_log(used, job_id, after=after)
 
     def acquire(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
-        """The given connection, or one of the pool, for statements of yours.
+        """The given connection, or one from the pool, for your own statements.
 
-        Settings, listeners and an open transaction of the session end with the block; your own pool does so by its own
-        rules. If the block is cancelled, or ends with a `TimeoutError`, the client closes the connection.
+        The client's pool ends settings, listeners and an open transaction of the session after the block; your own pool
+        follows its own rules. If the block is cancelled, or ends with a `TimeoutError`, the client closes the
+        connection.
         """
         return self.connections.acquire(connection)
 
     def using(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
-        """The given connection, or one of the pool, for statements that leave nothing in the session, as Joex's own.
+        """The given connection, or one from the pool, for statements that leave nothing in the session.
 
-        It is not reset, which would be one more question to the server each time.
+        Joex's own statements are such. The pool does not reset the connection, which saves a round trip each time.
         """
         return self.connections.using(connection)
 

@@ -34,17 +34,17 @@ class KeyedWaits:
         *,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - it reads like the other durations
     ) -> KeyedJob | None:
-        """Wait until a job is in a state; None: it is gone, or was never there.
+        """Wait until a job is in a state; None: the job is gone, or never existed.
 
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            until: pending, running or finished; or a function that says whether a job is as it should be, for states of
-                the type's own: ``lambda job: job.data.get("state") == "completed"``.
+            until: pending, running or finished; or, for the type's own states, a function that returns whether the job
+                has reached one: ``lambda job: job.data.get("state") == "completed"``.
             timeout: the longest time (``"30s"``).
 
         Raises:
-            TimeoutError: it was not in time.
+            TimeoutError: the job did not get there in time.
         """
         [job] = await self.wait_many(job_type, [job_id], until, timeout=timeout)
         return job
@@ -57,7 +57,7 @@ class KeyedWaits:
         *,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - likewise
     ) -> list[KeyedJob | None]:
-        """Wait until each of these jobs of a type is, or was meanwhile, as it should be; in the order given.
+        """Wait until each of these jobs of a type has, or had meanwhile, reached its state; in the order given.
 
         While the database is away, the wait goes on.
         """
@@ -93,9 +93,9 @@ class KeyedWaits:
     ) -> AsyncIterator[AsyncIterator[tuple[Any, KeyedJob | None]]]:
         """Receive each change of these jobs of a type, for the time of an ``async with`` block.
 
-        It gives an async iterator over ids and jobs: first each job as it is, then as it has become; the latest only,
-        where several changes come at once. None: the job is gone; when all are, it ends. One that was never there does
-        not come.
+        Yields an async iterator over ids and jobs: first each job as it is, then again whenever it has changed, only
+        the latest version if several changes come at once. None: the job is gone; when all are gone, the iterator
+        ends. It leaves out a job that never existed.
         """
         given = list(job_ids)
         found = {
@@ -112,7 +112,7 @@ class KeyedWaits:
             yield named(changes)
 
     async def _find_in_any_case(self, job_type: Any, job_ids: list[Any]) -> list[UUID | None]:
-        """Read jobs, as soon as the database answers."""
+        """Read jobs; try again until the database answers."""
         while True:
             try:
                 return await self._find(job_type, job_ids)

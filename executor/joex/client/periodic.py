@@ -22,12 +22,12 @@ from joex.store.statement import Connection
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """How a timer is read.
+    """The meaning of a timer.
 
     Attributes:
         normal: the timer in its normal form.
-        zone: the time zone in which it is read: its own, or the one that was given with it.
-        next: its next times, in this zone; none, where it never comes again.
+        zone: its time zone: the zone that it names, or the given one.
+        next: its next times, in this zone; empty if it is never due again.
     """
 
     normal: str
@@ -36,7 +36,7 @@ class TimerCheck:
 
 
 class RunNow(NamedTuple):
-    """The outcome of `run_now`: ``overlapping``: the last job is not finished, so there is no new one."""
+    """The outcome of `run_now`. ``overlapping``: the last job is not finished, so Joex created none."""
 
     answer: Literal["submitted", "overlapping", "not_found"]
     job: UUID | None
@@ -52,11 +52,11 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
     Args:
         timer: a systemd calendar event, or a cron line.
         zone: the time zone of a timer that names none.
-        after: its times after this one; None: after now.
-        most: at most so many.
+        after: list times after this one; None: after now.
+        most: list at most this many.
 
     Raises:
-        InvalidJob: it can't be read; the message says why.
+        InvalidJob: the timer can't be read; the message says why.
     """
     with invalid():
         _check_texts(timer, zone)
@@ -95,9 +95,9 @@ class PeriodicTasks:
         """The periodic tasks in the order of their ids, at most ``most``.
 
         Args:
-            owner: of this owner only.
+            owner: only the tasks of this owner.
             after: the last id of the page before.
-            most: at most so many.
+            most: at most this many.
             connection: read in this connection's transaction.
         """
         with invalid():
@@ -141,8 +141,8 @@ class PeriodicTasks:
             group: the group of its jobs.
             queue: the queue of its jobs.
             priority: the priority of its jobs, ``high`` or ``low``.
-            subject: what they are about, for people; by default its id.
-            submitter: who submits them, for people.
+            subject: what its jobs are about; Joex only shows it; by default its id.
+            submitter: the user or program that submits its jobs; Joex only shows it.
             starting_deadline: skip a time missed by more than this (``"1h"``); by default Joex
                 catches up on the latest, however late.
             enabled: None: leave as it is; a new one is enabled.
@@ -232,10 +232,10 @@ async def _get(connection: Connection, task_id: str) -> PeriodicTask | None:
 
 
 async def _check_answer(connection: Connection, answer: str, task_id: str, mend: str | None = None) -> None:
-    """Say who owns a periodic task that was left alone, and what to do instead.
+    """Check the answer to a change; the error names the owner of the task, and what to do instead.
 
     Raises:
-        NotYours: this was the answer.
+        NotYours: the task has another owner, so nothing has changed.
     """
     if answer == "not_yours":
         found = await _get(connection, task_id)
@@ -244,7 +244,7 @@ async def _check_answer(connection: Connection, answer: str, task_id: str, mend:
 
 
 def _mend(owner: str) -> str:
-    """Where the periodic tasks of an owner are changed."""
+    """The remedy: where to change the periodic tasks of this owner."""
     if owner.startswith("app:"):
         return "change it in the code of the app"
     if owner.startswith("kubernetes:"):

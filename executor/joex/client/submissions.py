@@ -30,9 +30,9 @@ class invalid:  # noqa: N801 - it reads like a statement
 
 
 def columns_of_any(new_jobs: Sequence[NewJob | Mapping[str, Any]], first: int = 0) -> Columns:
-    """Submissions, checked or not, as columns; plain ones are judged as a whole, which is cheaper.
+    """Check submissions, and turn them into columns; a fast path checks plain ones as a whole.
 
-    ``first``: the place of the first one among all that the caller has given, for people.
+    ``first``: the index of the first one in the caller's list, for messages.
 
     Raises:
         InvalidJob: a field is wrong, missing or unknown; the message names it, and its job.

@@ -42,10 +42,10 @@ class Worker:
     """Accepts jobs, reports progress, and finishes runs.
 
     Args:
-        connections: of the database.
-        retries: re-runs of a failed job whose submission says no number.
+        connections: the client's connections to the database.
+        retries: re-runs of a failed job, unless its submission sets them.
         retry_delay: the delay before the first of them.
-        retry_jitter: the part of the delay, 0 to 1, that is chance.
+        retry_jitter: lengthen each delay by a random share of up to this, 0 to 1.
 
     Raises:
         ConfigError: one of these is wrong.
@@ -84,16 +84,16 @@ class Worker:
     ) -> KeyedJob | None:
         """Take the next job of a type, to run it yourself; None if there is none.
 
-        The run has the job to itself, as long as it calls `update` within the type's timeout (see `set_timeout`; 60
-        seconds where none is set), and says `finish` in the end.
+        The run owns the job as long as it calls `update` within the type's timeout (see `set_timeout`; 60 seconds by
+        default). Call `finish` in the end.
 
         Args:
-            job_type: the type; or the name of any other queue, whose jobs may have any task for their type.
-            max_priority: nothing above it is taken: with times for priorities, nothing that is not due.
-            wait: the longest time to wait for one; by default it says at once that there is none. While the database is
-                away, the wait goes on.
-            worker: the name of the worker, for people.
-            connection: take it in this connection's transaction: if that rolls back, nothing was taken.
+            job_type: the type; or the name of another queue, whose jobs may have any task as their type.
+            max_priority: take no job above it: if priorities are times, no job that is not due.
+            wait: the longest time to wait for a job; by default the call returns at once. While the database is away,
+                the wait goes on.
+            worker: the name of the worker; Joex only shows it.
+            connection: take the job in this connection's transaction: if that rolls back, the job was not taken.
         """
         queue = name_of("type", job_type)
         with invalid():
@@ -114,7 +114,7 @@ class Worker:
     async def _accept(
         self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
     ) -> KeyedJob | None:
-        """Take a job, or nothing: where this is cancelled in the middle, what was taken is given back."""
+        """Take a job, or none. If this call is cancelled in the middle, it gives the job back."""
 
         async def take() -> KeyedJob | None:
             async with self._connections.using(connection) as used:
@@ -127,7 +127,7 @@ class Worker:
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            with suppress(JoexError):  # then its timeout frees it
+            with suppress(JoexError):  # the job's timeout frees it then
                 job = await taking
                 if job is not None and job.lock_id is not None:
                     await self.give_back(job.type, job.id, job.lock_id)
@@ -142,7 +142,7 @@ class Worker:
                 except DatabaseUnavailable:
                     found, look_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:
-                    self._connections.accept_waiters.wake(queue)  # there may be more, for the next in line
+                    self._connections.accept_waiters.wake(queue)  # the next worker in line looks for more
                     return found
                 try:
                     async with asyncio.timeout_at(look_at):
@@ -164,18 +164,19 @@ class Worker:
     ) -> Answer:
         """Report that a run continues, and change the options of its job.
 
-        In the transaction of the run's own writes this is the mutual exclusion: where the answer is not ``ok``, roll
-        back, and nothing is ever seen that was written by a run that had lost its job. The answer also says whether a
-        resubmit was asked for (``answer.resubmit``).
+        Call it in the transaction of the run's own writes, for mutual exclusion: if the answer is not ``ok``, roll
+        back, so that a run that has lost its job leaves no writes. The answer also says whether a client asked to
+        resubmit the job (``answer.resubmit``).
 
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            opts: what changes: ``data`` (all of it), ``priority``, ``resubmit``, free fields (all of them).
-            lock_id: of this run.
-            progress: 0 to 100, and ``message`` in words.
-            message: see ``progress``.
-            connection: say it in this connection's transaction.
+            opts: the options to change: ``priority``, ``resubmit``, and, replaced as a whole, ``data`` and the free
+                fields.
+            lock_id: the lock id of this run.
+            progress: 0 to 100.
+            message: the progress in words.
+            connection: report in this connection's transaction.
         """
         said = checked(opts, progress=progress, message=message)
         check_lock(lock_id)
@@ -195,8 +196,8 @@ class Worker:
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            lock_id: said by the run itself, of its own job; the answer then is as of `update`, else ok or not_found.
-            connection: say it in this connection's transaction.
+            lock_id: set by a run for its own job; the answer is then as with `update`, otherwise ok or not_found.
+            connection: resubmit in this connection's transaction.
         """
         if lock_id is not None:
             return await self.update(job_type, job_id, {"resubmit": True}, lock_id, connection=connection)
@@ -216,22 +217,22 @@ class Worker:
         retry: bool = True,
         connection: Connection | None = None,
     ) -> Answer:
-        """End a run. With ``resubmit``, in ``opts`` or asked for meanwhile, the job is pending again, else finished.
+        """End a run. With ``resubmit``, in ``opts`` or requested meanwhile, the job is pending again, else finished.
 
-        Where the job was cancelled the answer is ``canceled``, and the run has ended as well (but not where this was
-        said in a transaction of the caller's, who rolls it back: say it once more without).
+        If the job was cancelled, the answer is ``canceled``, and the run has ended as well. If you then roll back
+        the transaction of ``connection``, the run has not ended: call this once more without ``connection``.
 
         Args:
-            job_type: as for `update`, and so the next three.
+            job_type: the job's type.
             job_id: the job's id.
-            opts: what changes.
-            lock_id: of this run.
-            result: what came out, as JSON; and ``message``, in words.
-            message: see ``result``.
-            error: the run has failed, and why: the job is tried again, after a delay that doubles each time, until its
-                retries are used up.
-            retry: False: no try can help.
-            connection: say it in this connection's transaction.
+            opts: the options to change, as for `update`.
+            lock_id: the lock id of this run.
+            result: the result, a value that JSON can represent.
+            message: the outcome in words.
+            error: why the run failed. Joex retries the job, after a delay that doubles each time, until its retries
+                are used up.
+            retry: False: don't retry the job after an ``error``.
+            connection: end the run in this connection's transaction.
         """
         said = checked(opts)
         check_lock(lock_id)
@@ -267,9 +268,9 @@ class Worker:
     async def give_back(
         self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
     ) -> Answer:
-        """End a run without counting it: the job waits again, at its old place in line, for others to take.
+        """End a run without counting it: the job waits again, where it stood in line, for another run.
 
-        Where the job was cancelled, it is as with `finish`.
+        If the job was cancelled, this answers as `finish` does.
         """
         check_lock(lock_id)
         async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
@@ -286,7 +287,7 @@ def _outcome(error: str | None, *, retry: bool) -> Outcome:
 
 
 async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str) -> Answer:
-    """The answer to the end of a run, which has ended even so where its job was cancelled."""
+    """The answer to the end of a run. A run whose job was cancelled has ended all the same."""
     if answer == "canceled":
         await worker_runs.finish(used, job, lock_id, "cancelled")
     return Answer(answer)
@@ -294,7 +295,7 @@ async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str)
 
 @asynccontextmanager
 async def _transaction(used: Connection) -> AsyncIterator[bool]:
-    """A transaction of our own (True), unless the caller has one on this connection."""
+    """Open our own transaction (True), unless the caller has one on this connection."""
     if used.is_in_transaction():
         yield False
         return

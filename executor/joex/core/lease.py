@@ -1,4 +1,4 @@
-"""How long an executor is believed alive without news, and how long it believes so itself.
+"""How long other executors believe a silent executor alive, and how long it believes so itself.
 
 All times derive from the lease, so that their order can't be misconfigured::
 
@@ -28,13 +28,14 @@ class Lease:
     def heartbeat_every(self) -> float:
         """Seconds between two heartbeats: two may get lost, or be late, before trust ends.
 
-        However long its own lease, an executor is to find others dead in time, by what it observes with its heartbeats.
+        The pause is bounded, however long the lease: an executor judges others by what it observes with its heartbeats,
+        and must find dead ones in time.
         """
         return min(self.duration.total_seconds() / 3, _LONGEST_PAUSE)
 
     @property
     def trusted_for(self) -> float:
-        """Seconds after the sending of a heartbeat that was answered, for which the lease may be trusted."""
+        """Seconds after an answered heartbeat was sent for which the executor may trust its lease."""
         return self.duration.total_seconds() * 3 / 4
 
     @property
@@ -44,10 +45,10 @@ class Lease:
 
     @property
     def stuck_after(self) -> float:
-        """Seconds without a sign of life of the interpreter after which the process is ended from outside.
+        """Seconds without a sign of life of the interpreter after which the watchdog ends the process.
 
-        Others may run its jobs five leases after its last heartbeat. The last sign of life came before `fatal_after`,
-        so that is four leases from there at least.
+        Other executors may run its jobs five leases after its last heartbeat. The last sign of life came before
+        `fatal_after`, so they may do so at least four leases after it.
         """
         return self.duration.total_seconds() * 3.75
 
@@ -72,16 +73,16 @@ class Observation:
     """What a judge of other executors has observed without a gap.
 
     Each heartbeat of an executor keeps the id of its transaction, and ids only grow. The judge's marks are ids too, of
-    transactions of its own. A heartbeat with an id below a mark was begun before the judge knew that mark: the
-    executor has been silent for the age of the mark at least, on the judge's own monotonic clock. (The database's clock
+    transactions of its own. A heartbeat with an id below a mark began before the judge knew that mark: the
+    executor has been silent for at least the age of the mark, on the judge's own monotonic clock. (The database's clock
     plays no part: it may be set, or slewed.)
 
-    It may be declared dead for that, because it could have renewed its lease all the time: the judge's own session has
-    lived, and the database has answered again and again. After a gap the observation starts anew, so that each
-    living executor has a whole lease to be heard.
+    The judge may declare the executor dead for that, because the executor could have renewed its lease all the time:
+    the judge's own session has lived, and the database has answered again and again. After a gap the observation starts
+    again, so that each living executor has a whole lease to renew.
 
     Args:
-        every: seconds after which the judge asks again; an answer that comes later than twice that is a gap.
+        every: seconds after which the judge asks again; an answer that takes longer than twice that is a gap.
     """
 
     def __init__(self, every: float) -> None:
@@ -95,7 +96,7 @@ class Observation:
 
     @property
     def marks(self) -> list[Mark]:
-        """The youngest first. Ages reach up to the latest question, for of the time after it nothing is known."""
+        """The marks, the youngest first. Ages end at the latest question; later silence is unknown."""
         return [Mark(self._asked - at, mark) for _, at, mark in reversed(self._marks) if at < self._asked]
 
     def answered(self, sent: float, received: float, mark: int) -> None:
@@ -104,17 +105,17 @@ class Observation:
         Args:
             sent: when it was asked, in seconds of the judge's monotonic clock.
             received: when it had answered.
-            mark: the id of a transaction in between.
+            mark: the id of a transaction that ran between these two times.
         """
         number = 0
         if self._marks:
             last, at, before = self._marks[-1]
             number = last + 1
-            if received - at > self._longest_gap or mark <= before:  # (ids go back where another server took over)
+            if received - at > self._longest_gap or mark <= before:  # (ids go back after a fail-over to another server)
                 self.break_off()
         self._asked = sent
         self._marks.append((number, received, mark))
-        # Of older ones so many are kept that no age lies more than an eighth below the next one.
+        # Keeps enough older marks that no age is more than an eighth below the next one.
         self._marks = [
             one for one in self._marks if one[0] % (1 << max((number - one[0]).bit_length() - _FINE, 0)) == 0
         ]

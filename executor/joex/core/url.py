@@ -14,7 +14,7 @@ def check_database_url(url: str) -> None:
     """Check the form of a database URL.
 
     Raises:
-        ValueError: it is not a PostgreSQL URL, or wants servers of a kind that there is none of. The message never
+        ValueError: the text is not a PostgreSQL URL, or has an unknown ``target_session_attrs``. The message never
             shows a part that may be a password.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
@@ -28,12 +28,12 @@ def check_database_url(url: str) -> None:
 
 
 def parameters(url: str) -> dict[str, str]:
-    """The parameters of a good database URL, which stand after its question mark; the last one of a name."""
+    """The parameters after the question mark of a valid database URL; the last one of each name."""
     return {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
 
 
 def database_hosts(url: str) -> list[tuple[str, int | None]]:
-    """The servers that a database URL names where a host belongs: host, and port if there is one.
+    """The servers in the host part of a database URL: host, and port if there is one.
 
     Raises:
         ValueError: the hosts, or what follows them, can't be read.
@@ -60,7 +60,7 @@ def _host(spec: str) -> tuple[str, int | None]:
 
 
 def _unreadable() -> ValueError:
-    # What stands there may be a part of a password: after a / or # in it, its beginning is taken for a host and a port.
+    # This may be part of a password: with a / or # in it, the parser takes its beginning for a host and a port.
     return ValueError(
         f"{_EXPECTED}, or several host:port, separated by commas; "
         "special characters of a password are written as %2F (/), %40 (@), %23 (#), %3A (:), %3F (?)"

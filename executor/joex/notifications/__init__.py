@@ -8,5 +8,5 @@
     client.keyed.accept(wait=...) ───▶ accept_waiters (LISTEN, look, wake)
 
 Both work on a `listener` (a connection that hears notifications, and answers in time), which is connected again when it
-is lost, and given back when nothing waits. A lease and the operator have listeners on connections of their own.
+is lost, and given back when nothing waits. A lease and the operator keep listeners on their own connections.
 """

@@ -16,20 +16,20 @@ from joex.store.subscriptions import ExecutorEvent, JobEvent, Version
 T = TypeVar("T")
 Event: TypeAlias = JobEvent | ExecutorEvent
 Read: TypeAlias = Callable[[Connection, Collection[UUID]], Awaitable[Mapping[UUID, T]]]
-"""Reads jobs in one question; those that are gone are left out."""
+"""Reads jobs in one query; leaves out jobs that are gone."""
 
 _MOST_EVENTS = 10_000
 
 
 class Stream(ABC, Generic[T]):
-    """An async iterator over what comes, for one reader."""
+    """An async iterator over changes or events, for one reader."""
 
     def __init__(self) -> None:
         self._arrived = asyncio.Event()
         self._error: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes; the reader gets this error when it has read what came before."""
+        """End the stream with an error, which the reader gets after everything that came before."""
         self._error = error
         self._arrived.set()
 
@@ -59,12 +59,12 @@ class Stream(ABC, Generic[T]):
 
 
 class Changes(Stream[tuple[UUID, T | None]]):
-    """The jobs as they are, then each change, the latest only where several have come; None: the job is gone.
+    """The jobs as they are, then each change, only the latest if several have come; None: the job is gone.
 
     Args:
         ids: the jobs.
-        read: how they are read.
-        states: only jobs that are in one of these are read, and those that are gone; None: all.
+        read: reads them.
+        states: give only jobs in one of these states, and jobs that are gone; None: all.
     """
 
     def __init__(self, ids: Iterable[UUID], read: Read[T], states: Collection[str] | None) -> None:
@@ -77,12 +77,12 @@ class Changes(Stream[tuple[UUID, T | None]]):
         self._unread: dict[UUID, None] = {}  # in the order in which they came
 
     def wants(self, job_id: UUID, version: Version | None) -> bool:
-        """Whether it does not know this version (None: gone), and wants to."""
+        """Whether this version (None: gone) is new to the stream, and wanted."""
         is_known = job_id in self._seen and self._seen[job_id] == version
         return not is_known and (version is None or self._states is None or version.state in self._states)
 
     def put(self, job_id: UUID, version: Version | None, value: T | None) -> None:
-        """A new version. What was read may be newer than that, and then comes once more."""
+        """Add a new version. If the job read is newer than that, it comes once more later."""
         self._seen[job_id] = version
         if job_id not in self._latest or self._latest[job_id] != value:
             self._latest[job_id] = value
@@ -149,7 +149,7 @@ class Streams:
     Attributes:
         of: the streams of changes, by job.
         events: the streams of all events.
-        unsettled: jobs to look at: a stream is new, or they may have changed.
+        unsettled: jobs to read: their stream is new, or they may have changed.
         wakeup: set when there is something to do.
     """
 
@@ -184,14 +184,14 @@ class Streams:
         self.wakeup.set()
 
     def heard(self, ids: Iterable[UUID]) -> None:
-        """These jobs may have changed."""
+        """Note that these jobs may have changed."""
         known = self.of.keys() & set(ids)
         if known:
             self.unsettled |= known
             self.wakeup.set()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes, for any stream."""
+        """End all streams with this error."""
         for events in self.events:
             events.fail(error)
         for changes in set[Changes[Any]]().union(*self.of.values()):
@@ -199,6 +199,6 @@ class Streams:
 
 
 def _checked(job_id: object) -> UUID:
-    if not isinstance(job_id, UUID):  # a text would be a job that is gone
+    if not isinstance(job_id, UUID):  # a text would look like a job that is gone
         raise ConfigError(f"job id: expected a UUID; got {job_id!r}")
     return job_id

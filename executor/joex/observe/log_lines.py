@@ -16,7 +16,7 @@ from joex.config import Settings
 from joex.core import events
 from joex.core.job import State
 
-# What is said of each event, beside its own fields.
+# The message of each event, beside its own fields.
 _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Registered: ("info", "registered"),
     events.AppIdInUse: (
@@ -57,7 +57,7 @@ _ENDED = {
 
 
 def fan_out(*emits: events.Emit) -> events.Emit:
-    """One place for events to go to, from where they go to all of these."""
+    """Combine receivers: each event goes to all of them."""
 
     def emit(event: events.Event) -> None:
         for one in emits:
@@ -82,8 +82,8 @@ class LogLines:
     """Writes a line for each event that is worth one. A `joex.core.events.Emit`.
 
     Args:
-        settings: of which the format and the level count here.
-        stream: where to, instead of stderr.
+        settings: give the format and the level.
+        stream: written to instead of stderr.
     """
 
     def __init__(self, settings: Settings, stream: TextIO | None = None) -> None:
@@ -110,7 +110,7 @@ class LogLines:
 
 
 def capture_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Let what libraries and tasks log (with the standard library) come out in the same form and place."""
+    """Write what libraries and tasks log (with the standard library) in the same form, to the same stream."""
     to = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(to)
     handler.setFormatter(
@@ -160,7 +160,7 @@ def _of_run(event: events.RunStarted | events.RunEnded) -> dict[str, Any]:
         "task": job.task,
         "group": job.group,
         "queue": job.queue,
-        "attempt": job.attempt + 1,  # as the task sees it: taken jobs carry the attempts before
+        "attempt": job.attempt + 1,  # as the task sees it: a taken job counts the attempts before this one
     }
     if isinstance(event, events.RunEnded):
         verdict = event.verdict

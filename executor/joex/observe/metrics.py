@@ -1,8 +1,8 @@
 """Events -> numbers for Prometheus.
 
-Labels are bounded: task, queue, the bucket of a group, result, and words of our own. A job could name any task, so that
-after `_MOST_TASKS` pairs of task and queue the further ones are counted together. Each number is explained in
-docs/reference/metrics.md.
+Labels are bounded: task, queue, the bucket of a group, result, and fixed words. A job could name any task, so
+after `_MOST_TASKS` pairs of task and queue one tally counts all further pairs. docs/reference/metrics.md explains each
+number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Metrics:
 
     Args:
         slots: how many jobs the executor runs at a time.
-        busy: says how many it runs now; it is asked at each scrape.
+        busy: returns how many it runs now; called at each scrape.
     """
 
     def __init__(self, *, slots: int, busy: Callable[[], int]) -> None:

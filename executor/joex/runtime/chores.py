@@ -1,6 +1,6 @@
-"""The periodic chores of an executor, beside its heartbeats, on a connection of their own.
+"""The periodic chores of an executor, beside its heartbeats, on their own connection.
 
-They recheck what notifications may have missed, and rescue the jobs of dead executors and overdue runs. None of them is
+They find changes whose notifications got lost, and rescue the jobs of dead executors and overdue runs. None of them is
 urgent, but all must continue whatever a task does to the executor's loop, so they run in the thread of the lease.
 Heartbeats use another connection, so that no chore delays a heartbeat.
 """
@@ -22,7 +22,7 @@ from joex.runtime.waits import wait_for
 from joex.store import executors, timeouts
 from joex.store.database import borrowed, create_pool
 
-_REST = 10  # a chore rests for so many times as long as it took,
+_REST = 10  # a chore rests for this many times as long as it took,
 _LONGEST_REST = 30.0  # but no more seconds than this
 
 
@@ -32,13 +32,13 @@ class Chores:
     Args:
         url: the database.
         executor: the id of the registration.
-        queues: those it serves.
-        lease: its times.
+        queues: the queues that it serves.
+        lease: the times of its lease.
         most_losses: how often a job may be lost before it fails.
-        pooled: a transaction pooler is in between.
+        pooled: the connection leads through a transaction pooler.
         held: the runs at this moment.
         observed: what heartbeats have observed of other executors.
-        notifier: notifies the executor of what was found.
+        notifier: notifies the executor of the findings.
     """
 
     def __init__(
@@ -65,18 +65,17 @@ class Chores:
         self._notifier = notifier
         self._callbacks = notifier.callbacks
         self._beaten = asyncio.Event()
-        self._rescued: Counter[tuple[str, int]] = Counter()  # calls take parts; an executor is told of once
+        self._rescued: Counter[tuple[str, int]] = Counter()  # each call rescues a part; one event sums up an executor
 
     def has_beaten(self) -> None:
-        """A heartbeat was answered: do now what is due, for what it has observed is worth most now."""
+        """Do the due chores now, after an answered heartbeat: its observation is fresh."""
         self._beaten.set()
 
     async def do(self) -> Never:
-        """Do them all, with each heartbeat, until cancelled; and without heartbeats, too.
+        """Do all chores, with each heartbeat and also without, until cancelled.
 
-        Each chore has a time limit (that of services), and its failure costs the others nothing. It is done again at
-        once while it says that there may be more; and then the more seldom, the longer it takes to find nothing (over
-        what vacuum has not cleared, say).
+        Each chore has the time limit of services, and its failure does not disturb the others. It repeats at once while
+        there may be more; then the less often, the longer it takes to find nothing (over dead rows, for example).
         """
         pool = await create_pool(
             self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True

@@ -3,9 +3,9 @@
 A run keeps its slot until its end is written, so that an executor never holds more jobs than it has slots. The finisher
 keeps and retries an end until the database takes it, or answers that the run has lost its job.
 
-A batch has a budget in bytes, and is cut smaller after each failure: else a batch that does not get through in its time
-would be sent again for ever. What is large, or does not get through alone, is written apart (see `bulk`); so is what
-makes the database refuse its statement, once it is found by halves.
+A batch has a budget in bytes, which shrinks after each failure: otherwise the finisher would send a batch that is too
+slow again forever. It writes an end apart (see `bulk`) if it is large, or does not get through alone, or if it makes
+the database refuse its statement, which the finisher finds out by halving the batch.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _LOCKED_RETRY_IN = 0.25
 _LONGEST_RETRY = 2.0
 _NOTES_WITHIN = 0.5
 _BATCH_BYTES = 1_000_000
-_LARGE = 250_000  # bytes of an end that is written apart
-_ROW_BYTES = 500  # what an end costs in any case
-_BLAMED = 10_000  # bytes: a smaller end is not what makes its statement slow
+_LARGE = 250_000  # bytes; a larger end is written apart
+_ROW_BYTES = 500  # the overhead of an end
+_BLAMED = 10_000  # bytes: a smaller end does not make its statement slow
 _LONGEST_REASON = 2000
 
 
@@ -49,9 +49,9 @@ _OTHERWISE = {"canceled": Verdict(State.CANCELLED), "resubmitted": Verdict(State
 
 
 class End(EndedRun):
-    """The end of a run, as it is written, and what was decided about it.
+    """The end of a run as the finisher writes it, and the decision about it.
 
-    ``has_committed``: in a transaction of the task's own. (It is the row too: one object for each run instead of two.)
+    ``has_committed``: the task's own transaction has. (This object is the row too: one for each run instead of two.)
     """
 
     __slots__ = ("has_committed", "is_refused", "is_settled", "job", "said", "size", "verdict")
@@ -66,7 +66,7 @@ class End(EndedRun):
         *,
         has_committed: bool,
     ) -> None:
-        # (All is set right here: to call the row's own __init__ for each of thousands of runs costs as much again.)
+        # (Sets all fields here: a call of the row's own __init__ for each of thousands of runs would double the cost.)
         self.id = job.id
         self.lock_id = job.lock_id
         self.state, delay, self.error, exhausted = verdict
@@ -83,7 +83,7 @@ class End(EndedRun):
         self.size = _ROW_BYTES + (0 if result is None else len(result)) + (0 if message is None else len(message))
 
     def fail(self, why: str) -> None:
-        """The end can't be written: the job fails instead, with the reason."""
+        """Let the job fail with this reason, because the end can't be written."""
         self.is_refused = True
         self.verdict = Verdict(State.FAILED, error=why)
         self.state, self.error, self.exhausted, self.delay = State.FAILED, why, None, None
@@ -108,11 +108,11 @@ class Finisher:
     """The service that writes starts and ends of runs.
 
     Args:
-        pool: where connections come from.
-        reports: what runs have said, which is written before their ends.
-        emit: where events go.
-        written: called with the jobs of runs whose ends are written, or that have lost them: their slots are free.
-        bulk: where connections for what is large come from.
+        pool: lends connections.
+        reports: writes log lines and progress of runs, before their ends.
+        emit: receives events.
+        written: called with jobs whose runs have ended in the database, or have lost them: their slots are free.
+        bulk: lends connections for large ends.
         canceled: called, before ``written``, with the job of a run that ended as cancelled though it said otherwise.
     """
 
@@ -135,7 +135,7 @@ class Finisher:
         self._ends: list[End] = []
         self._apart: list[End] = []
         self._budget = _BATCH_BYTES
-        self._locked: set[UUID] = set()  # runs (lock ids) whose rows others hold
+        self._locked: set[UUID] = set()  # runs (lock ids) whose rows other transactions lock
         self._some = asyncio.Event()
         self._starts = StartMarks(self._some.set)
         self._loop = asyncio.get_running_loop()
@@ -159,7 +159,7 @@ class Finisher:
         self._written([job])
 
     async def run(self) -> None:
-        """Write what comes, until cancelled."""
+        """Write starts and ends as they come, until cancelled."""
         retry_in = 0.1
         try:
             async with asyncio.TaskGroup() as apart:
@@ -173,7 +173,7 @@ class Finisher:
                         await self._write()
                         retry_in = 0.1
                     except (JoexError, OSError) as error:
-                        # A row that another session has locked is such an error too: next time locked rows are skipped.
+                        # A row that another session has locked is such an error too: the next try skips locked rows.
                         self._careful = True
                         self._emit(DatabaseTrouble("finisher", str(error), retry_in))
                         await asyncio.sleep(retry_in)
@@ -199,7 +199,7 @@ class Finisher:
             left = [end for end in ends if not end.is_settled]
             is_late = isinstance(error.__cause__, TimeoutError)
             if is_late and len(ends) == 1:
-                self._apart += left  # the others do not wait for it
+                self._apart += left  # the other ends do not wait for them
             else:
                 self._ends = left + self._ends
             if is_late and ends:
@@ -224,7 +224,7 @@ class Finisher:
         return ends
 
     async def _write_apart(self, end: End) -> None:
-        """Write an end alone, with as much time as its size explains; in the end, that it can't be written."""
+        """Write an end alone, with as much time as its size needs; if that fails for good, write a failure instead."""
         end.is_settled = False
         await self._flush_reports()
         while not end.is_settled:
@@ -234,7 +234,7 @@ class Finisher:
                 if end.size > _BLAMED:
                     end.fail(f"result: {error} ({end.size} bytes)")
             except JoexError as error:
-                if end.is_refused or end.state == State.WAITING:  # it is not about what the run gave
+                if end.is_refused or end.state == State.WAITING:  # the run's values are not the cause
                     end.is_settled = True
                     self._emit(RunNotWritten(end.job.id, end.job.task, "end", str(error)))
                     self._written([end.job])
@@ -242,7 +242,7 @@ class Finisher:
                     end.fail(storable(f"the end of the run could not be written: {error}", _LONGEST_REASON))
 
     def _refused(self, end: End, _: JoexError) -> None:
-        """The database does not take this end: the others do not wait for it."""
+        """Write this end apart, so that the others do not wait for it: the database does not take it."""
         end.is_settled = True
         self._apart.append(end)
 
@@ -254,15 +254,15 @@ class Finisher:
                 self._starts.add(job, at, now + _LOCKED_RETRY_IN)
 
     def _give_up_start(self, start: tuple[TakenJob, float], error: JoexError) -> None:
-        """The database does not take this mark; the end of the run says it all."""
+        """Give up a mark that the database does not take; the end of the run says it all."""
         job, _ = start
         self._emit(RunNotWritten(job.id, job.task, "start", str(error)))
 
     async def _flush_reports(self) -> None:
-        """Write what the runs have said first: once their jobs are in other hands, their lines would be refused.
+        """Write the log lines of the runs first: once the runs have ended, the database would refuse the lines.
 
-        But a log that can't be written keeps no job waiting: it is given a moment, and then left behind until it has
-        caught up.
+        But a log that can't be written keeps no job waiting: the finisher waits for a moment, and then goes on without
+        the log until it has caught up.
         """
         if self._reports.is_empty:
             self._notes_lag = False
@@ -274,10 +274,10 @@ class Finisher:
                 self._notes_lag = True
 
     async def _write_ends(self, connection: Any, ends: Sequence[End]) -> None:
-        # (A row that others hold would keep the whole batch waiting, each time.)
+        # (A row that another transaction locks would keep the whole batch waiting, each time.)
         answers = await runs.finish_many(connection, ends, skip_locked=self._careful or bool(self._locked))
         unusual = {id(row): answer for row, answer in answers}
-        # The answer to a statement got lost, or came too late: what it has written is what is told.
+        # The answer to a statement got lost, or came too late: report what the statement has written.
         unheard = [end for end in ends if unusual.get(id(end)) == "already" and not end.has_committed]
         if unheard:
             written = await runs.ended_as(connection, unheard)
@@ -286,8 +286,8 @@ class Finisher:
         self._written([end.job for end in ends if self._settle(end, unusual.get(id(end), "ok"))])
 
     def _settle(self, end: End, answer: str) -> bool:
-        """Tell of an end that is written; False: it is not."""
-        end.is_settled = True  # (it is not kept, whatever becomes of the rest of its batch)
+        """Report a written end; False: it is not written."""
+        end.is_settled = True  # (not retried, even if the rest of its batch is)
         if answer == "locked":
             self._locked.add(end.lock_id)
             self._loop.call_later(_LOCKED_RETRY_IN, self._again, end)
@@ -310,7 +310,7 @@ class Finisher:
 async def _halved(
     rows: Sequence[T], write: Callable[[Sequence[T]], Awaitable[None]], refused: Callable[[T, JoexError], None]
 ) -> None:
-    """Write rows in one statement, or in several, until it is found which of them the database refuses."""
+    """Write rows in one statement, or in several, to find out which of them the database refuses."""
     try:
         await write(rows)
     except JoexError as error:
@@ -325,7 +325,7 @@ async def _halved(
 
 
 def _heard_late(end: End, written: tuple[str, str | None] | None) -> str:
-    """The answer to the statement that has ended a run, of which nothing was heard; and its verdict is that one's."""
+    """The lost answer to the statement that ended a run; the run gets the verdict that this statement wrote."""
     state, error = (end.said.state, end.said.error) if written is None else written
     if (state, error) != (end.verdict.state, end.verdict.error):
         end.verdict = end.said

@@ -27,12 +27,12 @@ def _boot() -> str:
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # not Linux: nothing is claimed about other processes then
+    except OSError:  # not Linux: other processes are then unknown
         return ""
 
 
 def _start(pid: int) -> str:
-    """When a process started, in clock ticks after the boot; empty where there is no such process."""
+    """When a process started, in clock ticks after the boot; empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -49,7 +49,7 @@ _RECONNECT_IN = 0.2
 _GRACE = (
     0.25  # seconds for interrupted runs to end, even where fatal_after has passed already (a process that was stopped)
 )
-_LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it is told that the lease has ended
+_LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, from the report that the lease has ended
 EXIT_CODE = 75
 """The exit code if the lease is over and task code can't be stopped (EX_TEMPFAIL: restart the executor)."""
 
@@ -60,10 +60,10 @@ class LeaseKeeper:
     Args:
         url: the database.
         executor: the id of the registration.
-        queues: those it serves.
-        lease: its times.
+        queues: the queues that it serves.
+        lease: the times of the lease.
         most_losses: how often a job may be lost before it fails, for the jobs of executors found dead.
-        pooled: a transaction pooler is in between: no session lock, no notifications.
+        pooled: the connections lead through a transaction pooler: no session lock, no notifications.
         held: the runs at this moment; called from the thread.
         executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
@@ -182,11 +182,11 @@ class LeaseKeeper:
                 one.cancel()
 
     async def _session(self) -> None:
-        """One connection, until it breaks."""
+        """Keep the lease on one connection, until it breaks."""
         connection = None
         try:
             # A heartbeat that is lost in a crash of the server does no harm, so it need not wait for the disk.
-            # (Behind a pooler it does: what is set in a session there is set for others.)
+            # (Behind a pooler it waits: a setting of the session there would apply to other clients.)
             connection = await connect(
                 self._url,
                 pooled=self._pooled,
@@ -215,7 +215,7 @@ class LeaseKeeper:
             await listener.listen("joex_wake", self._hear_wake)
             await listener.listen("joex_control", self._hear_control)
             await listener.listen(periodic.CHANNEL, self._hear_periodic)
-            self._hear_periodic("")  # no notification comes again that came before this session listened
+            self._hear_periodic("")  # notifications from before this session listened do not come again
         has_lock = listener.is_pooled
         while not listener.is_lost and not self._is_over:
             # An earlier session of ours may not have ended on the server yet, and holds the lock meanwhile.

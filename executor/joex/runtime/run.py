@@ -17,7 +17,7 @@ class Interruption(enum.Enum):
     """Why a run is interrupted."""
 
     CANCEL = enum.auto()  # the job is to be cancelled
-    GIVE_BACK = enum.auto()  # the executor leaves, or can't trust its lease: the job shall run again elsewhere
+    GIVE_BACK = enum.auto()  # the executor leaves, or can't trust its lease: another executor is to run the job
     LOST = enum.auto()  # the run has lost its job: it may write nothing
 
 

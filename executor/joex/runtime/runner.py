@@ -1,8 +1,8 @@
 """Runs of jobs in the slots of an executor, from their start to the `Outcome` that is written.
 
-A suspect, a job that executors died with, keeps its slot unstarted until all else that runs here has ended, and nothing
-is taken until it has ended itself: should this executor die too, it is known of which job (docs/why/adr/0030). Each of
-the two has a limit of time, for runs may wait for each other's jobs.
+A suspect, a job that executors died with, keeps its slot unstarted until all other runs here have ended, and the
+executor takes no jobs until the suspect has ended: if this executor dies too, that job is the cause
+(docs/why/adr/0030). Both waits have a time limit, because runs may wait for each other's jobs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _RETURNED = Outcome(Ending.RETURNED)
-_SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # whatever these are
+_SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # independent of these
 
 
 class Runner:
@@ -64,12 +64,12 @@ class Runner:
         self._reports = reports
         self._connections = connections
         self._is_trusted = is_trusted
-        self._on_room = on_room  # told where slots become free without the end of a run
+        self._on_room = on_room  # called when slots become free without the end of a run
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._caller = Caller(slots, defaults, reports)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
-        self._suspect: Run | None = None  # the one that is to run alone, or does
+        self._suspect: Run | None = None  # runs alone, or waits to do so
         self._is_alone = asyncio.Event()
 
     @property
@@ -85,8 +85,8 @@ class Runner:
     def start(self, job: TakenJob) -> None:
         """Run a job in a free slot.
 
-        Of several suspects that were taken at once one is kept: the others are given back, so that between two of them
-        there is a take, and the jobs of all groups have their turn.
+        Of several suspects from one take the runner keeps one, and gives the others back, so that a take comes between
+        two of them, and the jobs of all groups have their turn.
         """
         run = Run(job)
         self.runs[job.lock_id] = run
@@ -98,7 +98,7 @@ class Runner:
         run.worker = self._loop.create_task(self._run(run))
 
     def release(self, jobs: Iterable[TakenJob]) -> None:
-        """Free the slots of jobs whose ends are written, and that are not to be cleaned up."""
+        """Free the slots of jobs whose ends are written, unless a cancel handler still runs."""
         for job in jobs:
             run = self.runs.get(job.lock_id)
             if run is not None and not run.is_cleaning_up:
@@ -130,8 +130,8 @@ class Runner:
     def interrupt(self, run: Run, why: Interruption) -> None:
         """Interrupt a run: async code at its next await; code in a thread sees ``ctx.cancelled``.
 
-        Once is enough: what the task does to clean up is left alone. A later reason replaces an earlier one only where
-        it is stronger: what is lost stays lost.
+        Interrupts a run once, so that the task can clean up undisturbed. A later reason replaces an earlier one only
+        if it is stronger: a lost run stays lost.
         """
         if run.interruption is not None:
             run.interruption = why if why is Interruption.LOST else run.interruption
@@ -154,14 +154,14 @@ class Runner:
                 self.interrupt(run, Interruption.GIVE_BACK)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Release the threads."""
         self._caller.close()
 
     async def _run(self, run: Run) -> None:
         """Run the code of a job, and hand over its outcome.
 
-        The code is awaited right here: there are thousands of runs a second, and each coroutine that stood in between
-        would be one more for each of them.
+        Awaits the code directly: there are thousands of runs a second, and each further coroutine would cost all of
+        them.
         """
         args: str | Outcome | None = await self._until_alone(run) if run.job.suspect else run.job.args
         if args is None:
@@ -192,14 +192,14 @@ class Runner:
         self._end(run, outcome, result, message)
 
     async def _fetched(self, run: Run) -> str | Outcome:
-        """The arguments of a job that came without them; or why there are none."""
+        """Fetch the arguments of a job that came without them; or the reason why there are none."""
         try:
             return await _before_it_starts(run, self._fetch(run.job))
         except JoexError as error:
             return Outcome(Ending.RAISED, f"args: {error_line(error)}")
 
     async def _until_alone(self, run: Run) -> str | Outcome | None:
-        """Wait until nothing else runs here, and mark the run of a suspect; returns the arguments that came with it."""
+        """Wait until no other run is left here, and mark a suspect's run; returns the arguments that came with it."""
         try:
             marked = await _before_it_starts(run, self._marked(run.job))
         except JoexError:
@@ -225,10 +225,10 @@ class Runner:
     async def _settle_cancel(self, run: Run, task: Task[..., Any], outcome: Outcome) -> Outcome:
         """Decide the outcome of a run that was interrupted, or cancels itself.
 
-        The database ends a job with a cancel request as cancelled, whatever its run says. So a run that was told of the
-        request has been cancelled, however its code answers: its handler is called, and nothing is tried again.
+        The database ends a job with a cancel request as cancelled, whatever its run says. So a run that knew of the
+        request is cancelled, however its code reacts: the runner calls its handler, and does not retry it.
         """
-        _uncancel()  # a cancellation has reached its aim, even where the code has not let it through
+        _uncancel()  # the cancellation has done its work, even if the code swallowed it
         if run.context is not None and run.context.is_finished:
             return outcome  # its own transaction has ended the job before
         if run.interruption is Interruption.CANCEL:
@@ -239,7 +239,7 @@ class Runner:
 
     def _begin(self, run: Run, args: str) -> Task[..., Any] | Outcome:
         """The task whose code is to be called now, with the run's context and arguments; or why none is."""
-        # The last moment to see that the lease is over, after the process was stopped for a while, for example.
+        # The last check of the lease before the code runs: the process may have been stopped for a while.
         if run.interruption is None and not self._is_trusted():
             run.interruption = Interruption.GIVE_BACK
         if run.interruption is not None:
@@ -247,7 +247,7 @@ class Runner:
         job = run.job
         task = run.task = self._app.get(job.task)
         if task is None:
-            # Another version of the app may know it: it is tried again, until its retries are used up.
+            # Another version of the app may know it: retry the job, until its retries are used up.
             known = ", ".join(self._app.names) or "none"
             return Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor; it knows: {known}")
         try:
@@ -290,7 +290,7 @@ class Runner:
         return None if value is None or run.context is None else run.context.result_text(value)
 
     def _judge(self, run: Run, error: BaseException) -> Outcome:
-        """How a run ended that raised."""
+        """The outcome of a run whose code raised."""
         if isinstance(error, asyncio.CancelledError | Cancel) and run.interruption is not None:
             return _interrupted(run)
         if isinstance(error, Cancel):
@@ -323,7 +323,7 @@ async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T
 
 
 def _uncancel() -> None:
-    """What follows may await again: the cancellation of this asyncio task has done what it was for."""
+    """Let further code await again: the cancellation of this asyncio task has done its work."""
     current = asyncio.current_task()
     while current is not None and current.cancelling():
         current.uncancel()

@@ -9,7 +9,7 @@ _LONGEST_LINE = 100_000
 
 
 def storable(text: str, longest: int = _LONGEST_LINE) -> str:
-    """The text without what PostgreSQL can't store (NUL, lone surrogates), cut where it is very long."""
+    """The text without what PostgreSQL can't store (NUL, lone surrogates), cut if it is very long."""
     if len(text) > longest:
         text = f"{text[:longest]} ... ({len(text) - longest} more characters)"
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

@@ -1,12 +1,11 @@
-"""Ends the process when its interpreter is stuck: in code that holds Python's lock (the GIL) and does not come back.
+"""Ends the process when its interpreter is stuck: code holds the GIL and never releases it.
 
-Nothing in Python runs then, nor does the lease's thread: the lease is over some time, others run the jobs, and the code
-goes on beside them. So a process of its own watches (`watchdog_process`, which imports next to nothing): the lease's
-thread shows it again and again that it lives, and where that fails for `joex.core.lease.Lease.stuck_after`, it ends
-this process.
+Then no Python code runs, not even the lease's thread: the lease expires, other executors run the jobs, and the stuck
+code goes on beside them. So a separate process watches (`watchdog_process`, which imports next to nothing): the lease's
+thread sends it regular signs of life, and after `joex.core.lease.Lease.stuck_after` without one it ends this process.
 
-It must not end a process that was stopped (SIGSTOP, a debugger) and goes on, nor one whose machine was suspended: that
-one finds out by itself that its lease is over. Hence no timer of the kernel, which goes off the moment that it goes on.
+It must not end a process that was stopped (SIGSTOP, a debugger) and continues, nor a process whose machine was
+suspended: these find out by themselves that their lease is over. A kernel timer would go off the moment they continue.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ _SCRIPT = Path(watchdog_process.__file__)
 
 
 class Watchdog:
-    """Watches this process, which has one at most. Where it ends it, the exit code is 12 (SIGUSR2)."""
+    """Watches this process, which has one watchdog at most. If it ends the process, the exit code is 12 (SIGUSR2)."""
 
     def __init__(self, lease: Lease) -> None:
         self.show_every = lease.show_life_every
-        # -I, -S: nothing of the environment, no packages.
+        # -I, -S: ignore the environment, load no packages.
         self._command = [sys.executable, "-I", "-S", str(_SCRIPT), str(lease.stuck_after), str(lease.show_life_every)]
-        # Exits in the very handler, without the interpreter: no signal ends the first process of a container but one
-        # that it handles. Before that it writes what each thread was at.
+        # The handler itself exits, without the interpreter: a signal ends the first process of a container only if the
+        # process handles it. Before that, the handler writes the stack of each thread.
         libc = ctypes.CDLL(None)
         libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
         libc.signal(signal.SIGUSR2, ctypes.cast(libc["_exit"], ctypes.c_void_p))
-        with suppress(RuntimeError, OSError, ValueError):  # there is no standard error
+        with suppress(RuntimeError, OSError, ValueError):  # without a standard error
             faulthandler.register(signal.SIGUSR2, all_threads=True, chain=True)
         self._start()
 
     def show_life(self) -> None:
-        """Show that the interpreter is at work; from the first time on this is waited for, until `rest`."""
+        """Send a sign of life. From the first one on, the watching process expects them, until `rest`."""
         self._say(watchdog_process.ALIVE)
 
     def rest(self) -> None:
-        """Nothing is to be waited for any more."""
+        """Tell the watching process to expect no more signs of life."""
         self._say(watchdog_process.AT_REST)
 
     def close(self) -> None:
@@ -73,7 +72,7 @@ class Watchdog:
                 os.close(gone)
 
     def _start(self) -> None:
-        # (A session of its own: what a terminal says to the executor is not meant for it.)
+        # (In its own session: a terminal's signals to the executor must not reach it.)
         end, pipe = os.pipe()
         os.set_blocking(pipe, False)
         try:

@@ -1,6 +1,6 @@
-"""What `joex.runtime.watchdog` runs: ``python watchdog_process.py STUCK_AFTER TICK``, its standard input a pipe.
+"""The process that `joex.runtime.watchdog` starts: ``python watchdog_process.py STUCK_AFTER TICK``, stdin a pipe.
 
-It ends when the pipe does, or its parent, and whatever else it is told: its parent may take its time to leave.
+It ends when the pipe or its parent ends, and ignores termination signals: its parent may take its time to leave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def main() -> None:
                 return
             watching, silent = said.endswith(ALIVE), 0.0
         elif watching and not _is_stopped(parent):
-            silent += min(time.monotonic() - begin, 2 * tick)  # (no more: this process was stopped too, or its machine)
+            # (If it took longer, this process was stopped too, or its machine.)
+            silent += min(time.monotonic() - begin, 2 * tick)
             if silent > stuck_after:
                 _end(parent, silent)
                 return
@@ -54,7 +55,7 @@ def _can_read(seconds: float) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    """By SIGSTOP or a debugger; not where /proc can't tell."""
+    """Whether SIGSTOP or a debugger has stopped the process; False if /proc can't tell."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123 - pathlib would be most of this process
             return stat.read().rpartition(b") ")[2][:1] in b"Tt"

@@ -1,11 +1,10 @@
-"""A connection to the database: what holds on each one that is made here (`joex.store.database` makes them).
+"""The connections that `joex.store.database` makes, and their properties.
 
-- Its transactions, and its statements outside of any, are READ COMMITTED, whatever the database or the role has for a
-  default.
-- Where a pooler is in between, nothing is prepared and nothing of the session is set, for the next transaction may have
-  another session of the server; and each statement has a transaction of its own.
-- A link that has gone silent is noticed in half a minute, by keepalives and limits of TCP. A statement that waits for
-  the link and is cancelled, or takes too long, ends the connection: its roll-back would wait for the link once more.
+- Transactions, and statements outside of any, are READ COMMITTED, whatever the default of the database or the role is.
+- Through a pooler, Joex prepares no statement and sets no parameter of the session, because the next transaction may
+  have another session of the server; and each statement has its own transaction.
+- Keepalives and limits of TCP find a silent link in half a minute. A statement that waits for the link and is
+  cancelled, or takes too long, ends the connection: its roll-back would wait for the link once more.
 """
 
 from __future__ import annotations
@@ -33,23 +32,23 @@ CONNECT_WITHIN = 10.0
 """Seconds to wait for a connection before the database counts as unreachable."""
 
 BREAKS = (TimeoutError, asyncio.CancelledError, DatabaseUnavailable)
-"""After these the link may be silent: the connection is ended, and nothing is awaited of it."""
+"""After these errors the link may be silent: end the connection, and await nothing from it."""
 
 _TCP_INFO_BYTES = struct.Struct("120xQQ")
 """Of Linux's struct tcp_info: how many bytes the other end has acknowledged, and how many came from there."""
 
 _OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
-"""Seconds, and milliseconds: what is not acknowledged for twenty seconds is lost."""
+"""In seconds and milliseconds: after twenty seconds without an acknowledgement the link is lost."""
 
 _SESSION = {
     "default_transaction_isolation": "'read committed'",
-    # The same for the server's end, which holds the locks of a transaction whose client has gone without a word. (It is
-    # more patient with what it sends: a client that computes does not read.)
+    # The same for the server's end, which holds the locks of a transaction whose client has vanished. (It waits
+    # longer for acknowledgements of what it sends: a client that computes does not read.)
     "tcp_keepalives_idle": "'5'",
     "tcp_keepalives_interval": "'5'",
     "tcp_keepalives_count": "'3'",
     "tcp_user_timeout": "'60s'",
-    # A statement does not outlive its client for long; a server on Windows can't look after that.
+    # A statement does not outlive its client for long; a server on Windows can't check for that.
     "client_connection_check_interval": "CASE WHEN version() ~* 'visual c|msvc|mingw|windows' THEN '0' ELSE '1s' END",
 }
 _OLDEST_WITH_THESE = 14  # (`check_schema` and `migrate` refuse older servers, with a reason)
@@ -57,7 +56,7 @@ _OLDEST_WITH_THESE = 14  # (`check_schema` and `migrate` refuse older servers, w
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A server: as a URL names it, and the address that is meant if its name has several."""
+    """A server: its host as in the URL, and the chosen address if the name has several."""
 
     name: str
     port: int | None
@@ -70,10 +69,10 @@ class Host:
 
 
 class Towards:
-    """An event loop whose connections lead to one address, whatever host they are made to.
+    """An event loop that connects to one address, whatever host the caller names.
 
-    asyncpg takes the name of a host and tries its addresses without a limit of time for each. So it gets the name,
-    which TLS verifies, and this; also for what it connects later, for a request to cancel must reach the very server.
+    asyncpg resolves the name of a host and tries its addresses without a time limit for each. So it gets the name,
+    which TLS verifies, and this loop; also for later connections, because a cancel request must reach the same server.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
@@ -91,7 +90,7 @@ class Towards:
 
 
 class OwnConnection(_Base):
-    """A connection that was made here, straight to the server."""
+    """A connection of ours, straight to the server."""
 
     is_pooled = False
     asked_at: float | None = None
@@ -107,14 +106,14 @@ class OwnConnection(_Base):
 
     @property
     def host(self) -> Host | None:
-        """The same, to connect to it again; None with a Unix socket."""
+        """The server to connect to again; None for a Unix socket."""
         return None if isinstance(self._addr, str) else Host(*self._addr, address=self.peer[0])
 
     @property
     def passed(self) -> tuple[int, ...]:
-        """What has passed on the link: it differs from an earlier one if the other end has taken or sent anything.
+        """The traffic on the link: it differs from an earlier one if the other end has taken or sent anything.
 
-        Bytes that are not sent yet; and where the system tells, those that the other end has acknowledged and has sent.
+        Bytes not sent yet; and, if the system reports them, bytes that the other end has acknowledged and has sent.
         """
         unsent = self._transport.get_write_buffer_size()
         found = self._transport.get_extra_info("socket")
@@ -128,9 +127,9 @@ class OwnConnection(_Base):
         return unsent, *(_TCP_INFO_BYTES.unpack(info) if len(info) == _TCP_INFO_BYTES.size else ())
 
     async def begin(self, settings: dict[str, str]) -> bool:
-        """Set up the session; False: there is none of its own, a pooler is in between (and nothing was set).
+        """Set up the session; False: a pooler gives the connection no session of its own, and this has set nothing.
 
-        One question, which sets what it sets if it finds itself in the process that the start has told of.
+        One query sets the parameters, but only if it runs in the server process that the connection start reported.
         """
         self._set_socket()
         if self.get_server_version().major < _OLDEST_WITH_THESE:
@@ -141,11 +140,11 @@ class OwnConnection(_Base):
         return await self.execute(self._session, timeout=CONNECT_WITHIN) == "SELECT 1"
 
     def get_reset_query(self) -> str:
-        """What makes the session like new: as it was set up."""
+        """The statement that resets the session to its state after the setup."""
         return f"{super().get_reset_query()}\n{self._session}"
 
     def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
-        """As asyncpg's; where it is cancelled it ends the connection, instead of waiting for a roll-back."""
+        """As asyncpg's; if cancelled, it ends the connection instead of waiting for a roll-back."""
         return _Transaction(self, isolation, readonly, deferrable)
 
     def _set_socket(self) -> None:
@@ -193,9 +192,9 @@ class _Wrapped(OwnConnection):
 class PooledConnection(_Wrapped):
     """A connection to a pooler that gives each transaction any session of the server, as PgBouncer does.
 
-    asyncpg asks more than one question for a statement (what its types are, and then the statement), so each has a
-    transaction around it, in which the session stays the same; and which says how it is isolated, for what the session
-    says is not ours.
+    asyncpg sends more than one request for a statement (first for its types, then the statement), so each has a
+    transaction around it, in which the session stays the same. The transaction sets its own isolation level, because
+    the session's default is not ours.
     """
 
     is_pooled = True
@@ -206,11 +205,11 @@ class PooledConnection(_Wrapped):
         return True
 
     def get_reset_query(self) -> str:
-        """Nothing: the session that this would reach is another one's."""
+        """Nothing: it would reset another client's session."""
         return ""
 
     def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
-        """As asyncpg's, but READ COMMITTED where nothing else is said."""
+        """As asyncpg's, but READ COMMITTED by default."""
         if isolation is None and not self.is_in_transaction():
             isolation = "read_committed"
         return super().transaction(isolation=isolation, readonly=readonly, deferrable=deferrable)
@@ -221,7 +220,7 @@ class PooledConnection(_Wrapped):
 
 
 class TaskConnection(_Wrapped):
-    """A connection of a task, which knows since when it waits for an answer."""
+    """A task's connection, which remembers since when it waits for an answer."""
 
     @asynccontextmanager
     async def _around(self, *, is_simple: bool) -> AsyncIterator[None]:  # noqa: ARG002 - each

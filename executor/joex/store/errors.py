@@ -111,7 +111,7 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
 
 
 def reason(error: BaseException) -> str:
-    """What an error of the database layer says, in one line for people."""
+    """The message of an error of the database layer, in one line."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     # Each event loop has its own words for what the system says, and its own way to say where (which we do).
@@ -123,7 +123,7 @@ def reason(error: BaseException) -> str:
 def is_about_the_statement(error: JoexError) -> bool:
     """Whether the database refused what a statement says, so that others may succeed, and this one hardly ever will.
 
-    What is not available may be soon; a lease, rights or a schema that are missing concern every statement.
+    An unavailable database may be back soon; a missing lease, right or schema concerns every statement.
     """
     return type(error) is JoexError or isinstance(error, InvalidJob)
 

@@ -14,7 +14,7 @@ from joex.store.jobs import json_text, read_json
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_periodic"
-"""Where is heard that an owner has changed a periodic task; the payload is its id."""
+"""The channel for changes of periodic tasks by their owners; the payload is the id."""
 
 _DUE = statement("""
     SELECT id, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run, starting_deadline,
@@ -86,11 +86,11 @@ class PeriodicTask:
         id, owner, enabled, task, timer, zone: as set; and so the next seven.
         nextrun: when it is due; None: it is disabled, has an error, or there never is a next time.
         last_run: the latest time of its timer that was decided, and ``last_outcome`` how: ``submitted``,
-            ``started`` (Joex's own work: no job is made), ``overlapping`` (the job before was not finished: left
+            ``started`` (Joex's own work: without a job), ``overlapping`` (the job before was not finished: left
             out), ``late`` (it was missed by more than the deadline: left out).
         last_job: the latest job that was made, and ``last_job_state`` where it stands (None: it has been deleted).
         error: why it can't run, until that is changed.
-        worker: who has decided about it last, and ``marked`` when.
+        worker: the process that decided about it last, and ``marked`` when.
     """
 
     id: str
@@ -144,13 +144,13 @@ async def next_in(connection: Connection, *, system: bool = True, aside: Sequenc
 
 
 async def work_out_anew(connection: Connection) -> None:
-    """Let the next times be worked out anew that were decided by a clock that has been set back since."""
+    """Have next times computed again that came from a database clock that was set back since."""
     with translated():
         await connection.execute(_WORK_OUT_ANEW)
 
 
 async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:
-    """Carry out decisions that no other process was faster with. Empty: another one is doing so at this moment."""
+    """Carry out decisions, unless another process was faster. Empty: another process does so at this moment."""
     with translated():
         rows = await connection.fetch(
             _FIRE,
@@ -207,7 +207,7 @@ async def keep(connection: Connection, owner: str, ids: Sequence[str]) -> list[s
 
 
 async def run_now(connection: Connection, task_id: str) -> tuple[str, UUID | None]:
-    """Make the job of a periodic task now; answers submitted (and which), overlapping, not_found or not_yours."""
+    """Create the job of a periodic task now; answers submitted (and which), overlapping, not_found or not_yours."""
     with translated():
         row: Any = await connection.fetchrow(_RUN, task_id)
     return row["answer"], row["job"]

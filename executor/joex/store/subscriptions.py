@@ -50,7 +50,7 @@ class JobVersions:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something has happened to a job. A running or finished one has an ``executor``: the name of who took it.
+    """Something has happened to a job. ``executor``: of a running or finished job, the executor or worker that took it.
 
     ``kind``: ``job-submitted``, ``job-started`` or ``job-finished`` (``state`` says how).
     """

@@ -1,4 +1,4 @@
-"""The connections that tasks get, and how a silent one of them is found."""
+"""The connections that tasks get, and the search for silent ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 _LOOK_EVERY = 5.0
-_HELD = 8_000_000  # bytes at most that proxies and kernels in between hold of a statement,
+_HELD = 8_000_000  # bytes of a statement that proxies and kernels on the way hold at most,
 _SLOWEST = 500_000  # and bytes a second with which they pass them on
 
 _AT_WORK = statement("""
@@ -31,9 +31,9 @@ _AT_WORK = statement("""
 class TaskConnections:
     """The connections of a pool as tasks get them. Errors are asyncpg's.
 
-    A task's statement may take as long as it likes, so no limit of time finds that its link has gone silent; nor does
-    TCP, where a proxy in between still answers. The server knows: it is not at work on what is waited for. (Nor is it
-    while a large argument is on its way to it, or the end of a large result on its way back: then bytes pass.)
+    A task's statement may take as long as it likes, so no time limit finds a silent link; nor does TCP, if a proxy
+    between still answers. The server knows: it is not at work on the statement that the task awaits. (Nor is it while a
+    large argument is on its way to it, or the end of a large result on its way back: then bytes pass.)
     """
 
     def __init__(self, pool: asyncpg.Pool[Any]) -> None:
@@ -51,14 +51,14 @@ class TaskConnections:
                 self._lent.discard(connection)
 
     async def watch(self, pool: asyncpg.Pool[Any], url: str) -> None:
-        """End the connections whose links have gone silent, for ever.
+        """End connections with silent links, until cancelled.
 
-        The answer may be on its way, so that a look counts if the one before saw the same; and as long as the buffers
-        of proxies in between may need for what the statement has sent.
+        An answer may be on its way, so a link counts as silent only if two checks in a row see the same, and after the
+        time that buffers of proxies may need for the bytes of the statement.
 
         Args:
-            pool: where to ask.
-            url: where else to ask: of several hosts another one may have been found for the pool.
+            pool: asks the server.
+            url: asks other servers: of several hosts, the pool may have found another one since.
         """
         silent: dict[PoolConnectionProxy[Any], tuple[_Seen, float]] = {}
         now = asyncio.get_running_loop().time
@@ -79,7 +79,7 @@ class TaskConnections:
                         drop(one)
 
     def _waiting(self) -> dict[PoolConnectionProxy[Any], _Seen]:
-        """The connections that have waited for some time."""
+        """The connections that have waited for an answer for some time."""
         long_ago = asyncio.get_running_loop().time() - _LOOK_EVERY
         found = {one: _Seen.of(one) for one in self._lent}
         return {one: seen for one, seen in found.items() if seen is not None and seen.asked_at < long_ago}
@@ -87,7 +87,7 @@ class TaskConnections:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a look sees of a connection that waits for an answer."""
+    """The state of a connection that waits for an answer, at one check."""
 
     asked_at: float
     pid: int
@@ -100,20 +100,20 @@ class _Seen:
 
     @property
     def sent(self) -> int:
-        """Bytes of the statement that have left; 0, too, where the system does not tell."""
+        """Bytes of the statement that have left; 0 also if the system does not report them."""
         return self.passed[1] - self.passed_before[1] if len(self.passed) > 1 and len(self.passed_before) > 1 else 0
 
     @classmethod
     def of(cls, one: Any) -> _Seen | None:
-        """None: it waits for nothing, or has ended."""
-        asked_at = getattr(one, "asked_at", None)  # one that was ended has nothing
+        """The state now; None: it waits for no answer, or has ended."""
+        asked_at = getattr(one, "asked_at", None)  # an ended connection has none
         if asked_at is None or one.is_closed():
             return None
         return cls(asked_at, one.get_server_pid(), one.peer, one.host, one.passed, one.passed_before)
 
 
 async def _at_work(pool: asyncpg.Pool[Any], url: str, waiting: list[_Seen]) -> set[int]:
-    """Those processes of a server that are at work; all, where the server can't be asked."""
+    """The server processes that are at work; all of them if the server can't be asked."""
     pids = [one.pid for one in waiting]
     async with borrowed(pool) as connection:
         asked: Any = connection
