@@ -683,7 +683,8 @@ async def test_a_submission_that_waits_reports_a_failed_run_and_goes_on(joex, cl
             return (await asyncio.wait_for(waits.stderr.readline(), PATIENCE)).decode()
 
         job_id = (await line()).removeprefix("joex: job ").strip()
-        assert TIME.sub("TIME", await line()) == "joex: run 1 failed: ValueError: not at the first time; retry at TIME\n"
+        failed = "joex: run 1 failed: ValueError: not at the first time; retry at TIME\n"
+        assert TIME.sub("TIME", await line()) == failed
         assert await client.retry(job_id)
         out, err = await asyncio.wait_for(waits.communicate(), PATIENCE)
         assert (waits.returncode, out, err) == (0, b"2\n", b"")

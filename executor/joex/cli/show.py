@@ -148,7 +148,9 @@ def _facts(job: Job) -> list[tuple[str, str]]:
     }
     # An error may have many lines.
     return [
-        (name, str(value) if name.endswith("error") else shown(value)) for name, value in facts.items() if value is not None
+        (name, str(value) if name.endswith("error") else shown(value))
+        for name, value in facts.items()
+        if value is not None
     ]
 
 
