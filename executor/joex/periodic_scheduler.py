@@ -89,7 +89,7 @@ class PeriodicScheduler:
         self._aside = {task: until for task, until in self._aside.items() if until > now}
         async with borrowed(self._pool) as connection:
             if now >= self._clock_checked_at + _LONGEST_SLEEP:
-                await periodic.work_out_anew(connection)
+                await periodic.recompute(connection)
                 self._clock_checked_at = now
             which: Any = {"system": self._maintain is not None, "aside": list(self._aside)}
             seconds = await periodic.next_in(connection, **which)

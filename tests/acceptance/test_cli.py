@@ -680,7 +680,8 @@ async def test_a_submission_that_waits_reports_a_failed_run_and_goes_on(joex, cl
     async with joex.executor(), joex.started("submit", "second", "--wait") as waits:
 
         async def line() -> str:
-            return (await asyncio.wait_for(waits.stderr.readline(), PATIENCE)).decode()
+            printed: bytes = await asyncio.wait_for(waits.stderr.readline(), PATIENCE)
+            return printed.decode()
 
         job_id = (await line()).removeprefix("joex: job ").strip()
         failed = "joex: run 1 failed: ValueError: not at the first time; retry at TIME\n"

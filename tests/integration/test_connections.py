@@ -193,7 +193,7 @@ async def test_a_block_that_is_cancelled_on_a_silent_link_ends_and_its_slot_is_f
 
 
 async def test_a_run_whose_statement_waits_for_a_silent_link_fails_and_is_tried_again(proxy, database_url, monkeypatch):
-    monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.2)
+    monkeypatch.setattr("joex.store.task_connections._CHECK_EVERY", 0.2)
     app = joex.App()
 
     @app.task("talk", retries=1, retry_delay="0s")
@@ -209,7 +209,7 @@ async def test_a_run_whose_statement_waits_for_a_silent_link_fails_and_is_tried_
 
 
 async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypatch):
-    monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.05)
+    monkeypatch.setattr("joex.store.task_connections._CHECK_EVERY", 0.05)
     app = joex.App()
 
     @app.task("work", retries=0)
@@ -225,7 +225,7 @@ async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypat
 
 async def test_a_statement_whose_argument_takes_long_to_the_server_is_left_alone(proxy, database_url, monkeypatch):
     """While the server reads the argument of a prepared statement, it reports the session as idle."""
-    monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.3)
+    monkeypatch.setattr("joex.store.task_connections._CHECK_EVERY", 0.3)
     app, length = joex.App(), 16 * 2**20
 
     @app.task("upload", retries=0)
@@ -420,7 +420,7 @@ async def test_a_statement_that_takes_long_is_left_alone_where_the_others_go_to_
     database_name, postgres, postgres_servers, monkeypatch
 ):
     """The server of the rest of the executor may be another one than that of a task."""
-    monkeypatch.setattr("joex.store.task_connections._LOOK_EVERY", 0.05)
+    monkeypatch.setattr("joex.store.task_connections._CHECK_EVERY", 0.05)
     elsewhere = next(postgres_servers[version] for version in VERSIONS if version != postgres.version)
     url = postgres.tcp_url(database_name)
     tasks, others = await create_pool(url, most=1, for_tasks=True), await create_pool(elsewhere.url("postgres"), most=1)

@@ -249,7 +249,7 @@ def _mend(owner: str) -> str:
         return "change it in the code of the app"
     if owner.startswith("kubernetes:"):
         return "change its PeriodicTask object"
-    return "the settings of executors say what it does" if owner == SYSTEM_OWNER else "change it there"
+    return "it follows the settings of the executors" if owner == SYSTEM_OWNER else "change it there"
 
 
 def _check_id(task_id: str) -> None:

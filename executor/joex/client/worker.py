@@ -102,7 +102,9 @@ class Worker:
         with invalid("wait"):
             patience = parse_duration(wait).total_seconds()
         if patience and connection is not None:
-            raise InvalidJob("wait: not in a transaction: what comes while it is open is not seen there; got both")
+            raise InvalidJob(
+                "wait: expected none with a connection: an open transaction receives no notifications; got both"
+            )
         if not patience:
             return await self._accept(queue, worker, limit, connection)
         deadline = asyncio.get_running_loop().time() + patience
@@ -136,19 +138,19 @@ class Worker:
     async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> KeyedJob | None:
         async with self._connections.accept_waiters.wait(queue, limit) as waiter:
             while True:
-                look_at = deadline
+                poll_at = deadline
                 try:
                     found = await self._accept(queue, worker, limit, None)
                 except DatabaseUnavailable:
-                    found, look_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
+                    found, poll_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:
                     self._connections.accept_waiters.wake(queue)  # the next worker in line looks for more
                     return found
                 try:
-                    async with asyncio.timeout_at(look_at):
+                    async with asyncio.timeout_at(poll_at):
                         await waiter.woken()
                 except TimeoutError:
-                    if look_at == deadline:
+                    if poll_at == deadline:
                         return None
 
     async def update(

@@ -121,7 +121,7 @@ class _Queue:
     """The state of a queue in which workers wait. ``recheck``: None if it is settled, or none is needed."""
 
     recheck: Recheck | None
-    look_at: float
+    poll_at: float
     renew_at: float
 
 
@@ -151,8 +151,8 @@ class _QueueWatch:
                     await self._attend(name)
                 if waiting:
                     # (Skip queues where no worker waits any more: their times must not count.)
-                    looks = (queue.look_at for name, queue in self._queues.items() if name in waiting)
-                    await self._listener.woken(min(looks, default=0.0))
+                    polls = (queue.poll_at for name, queue in self._queues.items() if name in waiting)
+                    await self._listener.woken(min(polls, default=0.0))
                 elif not await self._listener.woken(self._clock() + LINGER):
                     return
 
@@ -166,18 +166,18 @@ class _QueueWatch:
             recheck = await ask(announce(self._connection, watch))
             now = self._clock()
             queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
-        if self._clock() >= queue.look_at:
+        if self._clock() >= queue.poll_at:
             next_due, oldest_xid = await ask(worker_runs.accept_state(self._connection, name))
             self._waiters.wake(name)
             now = self._clock()
-            queue.look_at = now + POLL_EVERY if is_pooled else queue.renew_at
+            queue.poll_at = now + POLL_EVERY if is_pooled else queue.renew_at
             if next_due is not None:
-                queue.look_at = min(queue.look_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
+                queue.poll_at = min(queue.poll_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
             if queue.recheck is not None:
                 if queue.recheck.settles(oldest_xid, now):
                     queue.recheck = None
                 else:
-                    queue.look_at = min(queue.look_at, queue.recheck.due_at)
+                    queue.poll_at = min(queue.poll_at, queue.recheck.due_at)
 
     def _hear(self, payload: str) -> None:
         try:

@@ -31,7 +31,7 @@ _NEXT = statement("""
     WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[]) AND id <> ALL ($2::text[])
     ORDER BY nextrun LIMIT 1
 """)
-_WORK_OUT_ANEW = statement("""
+_RECOMPUTE = statement("""
     UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE id IN (
         SELECT id FROM joex_private.periodic_task
         WHERE enabled AND error IS NULL AND marked > clock_timestamp() + interval '1 minute' AND nextrun > '-infinity'
@@ -143,10 +143,10 @@ async def next_in(connection: Connection, *, system: bool = True, aside: Sequenc
     return found
 
 
-async def work_out_anew(connection: Connection) -> None:
+async def recompute(connection: Connection) -> None:
     """Have next times computed again that came from a database clock that was set back since."""
     with translated():
-        await connection.execute(_WORK_OUT_ANEW)
+        await connection.execute(_RECOMPUTE)
 
 
 async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:

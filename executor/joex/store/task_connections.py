@@ -19,7 +19,7 @@ from joex.store.statement import statement
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
-_LOOK_EVERY = 5.0
+_CHECK_EVERY = 5.0
 _HELD = 8_000_000  # bytes of a statement that proxies and kernels on the way hold at most,
 _SLOWEST = 500_000  # and bytes a second with which they pass them on
 
@@ -63,24 +63,24 @@ class TaskConnections:
         silent: dict[PoolConnectionProxy[Any], tuple[_Seen, float]] = {}
         now = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_CHECK_EVERY)
             before, silent = silent, {}
-            waiting, looked_at = self._waiting(), now()
+            waiting, checked_at = self._waiting(), now()
             for peer in {seen.peer for seen in waiting.values()}:
                 there = {one: seen for one, seen in waiting.items() if seen.peer == peer}
                 with suppress(JoexError):
                     at_work = await _at_work(pool, url, list(there.values()))
-                    silent |= {one: (seen, looked_at) for one, seen in there.items() if seen.pid not in at_work}
+                    silent |= {one: (seen, checked_at) for one, seen in there.items() if seen.pid not in at_work}
             for one, (seen, _) in list(silent.items()):
                 earlier, since = before.get(one, (None, 0.0))
                 if earlier == seen == _Seen.of(one):
                     silent[one] = seen, since
-                    if looked_at - since >= _LOOK_EVERY / 2 + min(seen.sent, _HELD) / _SLOWEST:
+                    if checked_at - since >= _CHECK_EVERY / 2 + min(seen.sent, _HELD) / _SLOWEST:
                         drop(one)
 
     def _waiting(self) -> dict[PoolConnectionProxy[Any], _Seen]:
         """The connections that have waited for an answer for some time."""
-        long_ago = asyncio.get_running_loop().time() - _LOOK_EVERY
+        long_ago = asyncio.get_running_loop().time() - _CHECK_EVERY
         found = {one: _Seen.of(one) for one in self._lent}
         return {one: seen for one, seen in found.items() if seen is not None and seen.asked_at < long_ago}
 
