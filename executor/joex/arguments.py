@@ -12,7 +12,7 @@ from joex.errors import ConfigError, InvalidJob
 
 
 class Arguments:
-    """The arguments that a task's function takes by name: all of its parameters but the first, the context.
+    """The arguments that a task's function takes by name: all its parameters except the first, which is the context.
 
     Raises:
         ConfigError: no job can call this function; the message names the task.
@@ -26,7 +26,7 @@ class Arguments:
         def collect(**arguments: Any) -> dict[str, Any]:
             return arguments
 
-        # pydantic checks a call against the signature of the task's function; `collect` returns the checked arguments.
+        # pydantic checks calls against this signature; the function returns its arguments.
         collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         collect.__annotations__ = {p.name: p.annotation for p in parameters}
         try:
@@ -35,12 +35,12 @@ class Arguments:
             raise ConfigError(f"task {task!r}: pydantic can't check its arguments: {error}") from error
 
     def parse(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
-        """Parse arguments, JSON text or values, into the types of the function's annotations.
+        """Convert arguments, JSON text or values, into the types that the function expects.
 
         Raises:
             InvalidJob: the arguments don't fit the signature; the message names each wrong one.
         """
-        if args == "{}" and not self._has_parameters:  # nothing to check, as for most small jobs
+        if args == "{}" and not self._has_parameters:  # the usual small job has nothing to check
             return {}
         try:
             if isinstance(args, str):

@@ -27,11 +27,11 @@ ExcInfo: TypeAlias = (
     | tuple[None, None, None]
     | None
 )
-"""``exc_info``, as the loggers of the standard library take it."""
+"""An exception, in the forms that the standard library's loggers accept."""
 
 
 class RunReports(Protocol):
-    """Where log lines and progress go. Both calls return at once, from any thread."""
+    """Receives log lines and progress. Both calls return at once, from any thread."""
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
         """Keep a log line for writing, or drop it if the buffer is full."""
@@ -41,7 +41,7 @@ class RunReports(Protocol):
 
 
 class ConnectionSource(Protocol):
-    """Where connections come from."""
+    """Lends connections."""
 
     def acquire(self) -> AbstractAsyncContextManager[Any]:
         """A connection, for the time of a block."""
@@ -109,7 +109,7 @@ class Context:
         self._reports = reports
         self._connections = connections
         self._is_asked_to_end = False
-        self._end: threading.Event | None = None  # for threads in `wait_cancelled`
+        self._end: threading.Event | None = None  # wakes threads in `wait`
         self.is_finished = False
         self.message: str | None = None
         self.attempt = job.attempt + 1
@@ -174,9 +174,8 @@ class Context:
         """Wait in a thread for up to ``seconds``; True as soon as the run should end."""
         with _EVENT_LOCK:  # (created on demand: an event costs more than the rest of a context, and few runs wait)
             end = self._end = self._end or threading.Event()
-        return self._is_asked_to_end or end.wait(
-            seconds
-        )  # (in this order: `ask_to_end` sets the flag before it reads the event)
+        # Read after the event is set up, so that no request is missed.
+        return self._is_asked_to_end or end.wait(seconds)
 
     def ask_to_end(self) -> None:
         """Set `cancelled`. Called by the executor."""
@@ -188,7 +187,7 @@ class Context:
         """A result as JSON text. Called by the executor.
 
         Raises:
-            Fail: the result can't be stored, or is too large. (A retry would give the same result.)
+            Fail: the result can't be stored, or is too large. (A retry would give the same result, so there is none.)
         """
         try:
             text = None if result is None else json_text("result", result)

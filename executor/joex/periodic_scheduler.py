@@ -3,12 +3,12 @@
 No scheduler is in charge. Each sleeps until the next task is due, or one has changed. Then it reads the tasks that are
 due, works out when each is due next, and hands both to `fire_periodic` in SQL, which decides in one transaction which
 scheduler was first. The server holds the locks of that decision, for as long as the one statement takes, so a process
-that dies, hangs or loses its connection leaves nothing behind.
+that dies, hangs, or loses its connection meanwhile leaves nothing behind.
 
-Time is the database's: it says what is due, and how long it is until the next; the process's own clock only measures
-how long the scheduler sleeps. If the database's clock is set forward, the scheduler finds what has become due at the
-latest when its longest sleep ends. If it is set back, no time that was decided comes again, and the scheduler
-works out again the next times that have come to lie too far in the future.
+The database's clock decides which tasks are due, and how long it is until the next; the process's own clock only
+measures how long the scheduler sleeps. If the database's clock is set forward, the scheduler finds newly due tasks
+when its longest sleep ends, at the latest. If it is set back, no decided time of a timer comes again, and the scheduler
+computes next times again that now lie in the future.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 _BATCH = 200
 _LONGEST_SLEEP = 60.0
-_JITTER = 0.02  # seconds: of many schedulers that wake for one task, the first fires it, and the others find that done
+_JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
 _TROUBLE_RETRY_IN = 1.0
 _ASIDE_FOR = 10.0
 
 
 class PeriodicScheduler:
-    """The service that makes the jobs of periodic tasks.
+    """The service that creates the jobs of periodic tasks.
 
     Args:
-        pool: where connections come from.
-        worker: the name under which it decides; Joex only shows it.
-        emit: where events go.
-        maintain: called when maintenance is due, which the caller then does; None: leave it to other schedulers.
+        pool: lends connections.
+        worker: the name of this process; Joex only shows it.
+        emit: receives events.
+        maintain: called when Joex's own work is due, which the caller then does; None: other schedulers do this work.
         poll_every: seconds between two rounds if the caller never calls `wake`; None: the caller does.
     """
 
@@ -67,11 +67,11 @@ class PeriodicScheduler:
         self._clock_checked_at = float("-inf")
 
     def wake(self) -> None:
-        """A periodic task may have changed."""
+        """Decide again soon: a periodic task may have changed."""
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Make jobs, until cancelled."""
+        """Create jobs, until cancelled."""
         while True:
             self._wakeup.clear()
             try:
@@ -89,7 +89,7 @@ class PeriodicScheduler:
         self._aside = {task: until for task, until in self._aside.items() if until > now}
         async with borrowed(self._pool) as connection:
             if now >= self._clock_checked_at + _LONGEST_SLEEP:
-                await periodic.work_out_anew(connection)
+                await periodic.recompute(connection)
                 self._clock_checked_at = now
             which: Any = {"system": self._maintain is not None, "aside": list(self._aside)}
             seconds = await periodic.next_in(connection, **which)
@@ -105,7 +105,7 @@ class PeriodicScheduler:
         if all(one.outcome == "stale" for one in fired):
             return self._until_free()
         self._busy_for = _BUSY_RETRY_IN
-        # A task that could not be submitted must not block the others that are due.
+        # Tasks in trouble must not hold up the other due tasks.
         self._aside |= {one.id: now + _ASIDE_FOR for one in fired if one.outcome == "trouble"}
         return 0.0
 

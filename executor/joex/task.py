@@ -126,8 +126,8 @@ class App:
     """A set of tasks, and their schedules.
 
     Args:
-        name: the owner of its periodic tasks; apps on one database need different names. By default, where the app is
-            loaded from (``module:attribute``).
+        name: the app's name, the owner of its periodic tasks: two apps on one database need two names. By default the
+            place it is loaded from (``module:attribute``).
 
     >>> app = App()
     >>> @app.task("greetings.hello")
@@ -167,7 +167,7 @@ class App:
         Raises:
             ConfigError: the name is taken, or a setting is wrong.
         """
-        if not isinstance(name, str):  # @app.task without parentheses: `name` is the function
+        if not isinstance(name, str):  # @app.task without parentheses passes the function
             raise ConfigError(f'task: expected a name; write @app.task("name"); got {shown(name)}')
 
         def register(function: Callable[P, R]) -> Task[P, R]:
@@ -198,17 +198,17 @@ class App:
         Args:
             timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/reference/timers.md.
             zone: the time zone, such as ``"Europe/Zurich"``, of a timer that names none.
-            id: its id, which you set if a task has several schedules; by default the task's name.
+            id: tells the schedules of a task apart, if it has several; by default the task's name.
             args: the arguments of its jobs.
             group: the group of its jobs.
             queue: the queue of its jobs; by default the task's.
             priority: the priority of its jobs.
-            subject: what its jobs are about; Joex only shows it; by default the id.
-            starting_deadline: skip a time missed by more than this (``"1h"``); by default Joex
-                catches up on the latest, however late.
+            subject: what its jobs are about; Joex only shows it; by default its id.
+            starting_deadline: skip a time missed by more than this (``"1h"``); by default Joex catches up on the
+                latest, however late.
 
         Raises:
-            ConfigError: something is wrong; the message names it.
+            ConfigError: an argument is wrong; the message names it.
         """
         if not isinstance(timer, str):  # likewise
             raise ConfigError(f'periodic: expected a timer; write @app.periodic("Mon..Fri 08:00"); got {shown(timer)}')
@@ -247,7 +247,7 @@ class App:
         """The app's periodic tasks. Their ids begin with the app's name.
 
         Raises:
-            ConfigError: with the app's name in front, an id is too long.
+            ConfigError: an id is too long with the app's name before it.
         """
         try:
             return [replace(one, id=f"{self.name or 'app'}/{one.id}") for one in self._periodic.values()]

@@ -5,7 +5,7 @@
 ...     [job] = await drain(app, connection)
 ...     assert job.result == {"confirmed": "A-7"}
 
-With a connection, `drain` works in the transaction that is open there, so that your test can roll everything back.
+With a connection, all of it happens in the connection's open transaction, so that a test can roll it back in the end.
 """
 
 from __future__ import annotations
@@ -58,23 +58,22 @@ async def drain(
 ) -> list[Job]:
     """Run jobs one after the other, in the order in which an executor with one slot takes them, until none is left.
 
-    It also runs the jobs that these runs submit. Runs behave as in an executor: it checks their arguments, their
-    transactions finish jobs, and failed jobs wait for their retry.
+    This includes jobs that the runs submit. Runs work as in an executor: Joex checks their arguments, transactions
+    finish jobs, failed jobs wait for their retry.
 
     Args:
         app: the tasks.
-        database: an asyncpg connection: everything happens in its open transaction, if there is one (and if a task
-            raises in a block with its context's connection, the writes of the block are rolled back). Or a client: each
-            step commits, as in an executor.
-        queues: run the jobs of these queues only.
-        early: don't wait: also run jobs that are due later, retries included.
-        raise_failures: raise `RunFailed` after the first run that fails, once its end is written.
-        retries: the retries of a job if neither it nor its task sets them.
-        most: the largest number of runs.
+        database: an asyncpg connection: if it has an open transaction, all of it happens there (if a task raises, its
+            writes on a connection of its context are rolled back); or a client: then each step commits, as in an
+            executor.
+        queues: run only jobs of these queues.
+        early: run jobs now that are due later, retries included, instead of leaving them.
+        raise_failures: raise `RunFailed` at the first run that fails, after its end is written.
+        retries: retries of a failed job, unless the task or the job sets them.
+        most: the most runs.
 
     Returns:
-        The jobs that ran, in the order of their runs, each as it was stored after the run. A job that was retried is
-        in the list once for each run.
+        The jobs in the order of their runs, each as it was stored after the run; a retried job once for each run.
 
     Raises:
         RunFailed: see ``raise_failures``.
@@ -96,7 +95,7 @@ async def drain(
 
 
 class _Slot:
-    """A slot, registered as an executor. It collects the reports of its runner, and stores them when a run is over."""
+    """The slot of a short-lived executor. The runner reports to it, and it stores these reports after the run."""
 
     def __init__(self, connection: Connection, executor: int, runner_of: Callable[[_Slot], Runner]) -> None:
         self._connection = connection
@@ -108,7 +107,7 @@ class _Slot:
 
     @classmethod
     async def open(cls, connection: Connection, app: App, connections: ConnectionSource, retries: int) -> _Slot:
-        """Register the executor. It sends no heartbeats: its lease of an hour outlasts any test."""
+        """Register the executor. It keeps no lease: no other executor has to notice the end of so short a life."""
         process = this_process()
         me = NewExecutor(
             app_id=f"joex.testing-{uuid4()}",
@@ -181,22 +180,22 @@ class _Slot:
         return job
 
     async def close(self) -> None:
-        """End the registration; no error if the connection can't do that any more."""
+        """End the registration, if the database still takes it."""
         self._runner.close()
         with suppress(JoexError):
             await executors.leave(self._connection, self._executor, _MOST_LOSSES)
 
-    # The protocols `Ends` and `RunReports`, which the runner calls.
+    # The runner calls these (`Ends` and `RunReports`).
 
     def started(self, job: TakenJob, at: float) -> None:
-        """Write nothing: `run` stores the end before any other job runs."""
+        """Mark nothing: no reader sees the run while it lasts."""
 
     def ended(self, end: End) -> None:
         """Keep the end of the run."""
         self._ends.append(end)
 
     def forget(self, job: TakenJob) -> None:
-        """Write nothing: the run has lost its job."""
+        """Write nothing about this run."""
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
         """Keep a line of the log."""
@@ -209,7 +208,7 @@ class _Slot:
 
 
 class _OneConnection(ConnectionSource):
-    """Lends the one connection to tasks. A savepoint keeps an open transaction usable when a task raises."""
+    """The one connection, for tasks too. If it has an open transaction, a task that raises does not abort it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -225,7 +224,7 @@ class _OneConnection(ConnectionSource):
 
 @asynccontextmanager
 async def _opened(database: Connection | Client) -> AsyncIterator[tuple[Connection, ConnectionSource]]:
-    """The connection of `drain`, and the source of connections for tasks."""
+    """A connection for the drain, and connections for tasks."""
     if isinstance(database, Client):
         async with database.acquire() as connection:
             yield connection, database

@@ -61,6 +61,13 @@ async def open_(ctx) -> None:
 @app.task("boom", retries=0)
 def boom(ctx) -> None:
     raise ValueError("broken")
+
+
+@app.task("second", retries=1, retry_delay="1h")
+def second(ctx) -> int:
+    if ctx.attempt == 1:
+        raise ValueError("not at the first time")
+    return ctx.attempt
 """
 
 
@@ -667,6 +674,22 @@ async def test_a_submission_waits_for_the_result_where_it_is_told_to(joex, clien
     assert (bad.code, bad.out) == (1, "")
     first, second = bad.err.splitlines()
     assert second == f"{first}: failed, ValueError: broken"
+
+
+async def test_a_submission_that_waits_reports_a_failed_run_and_goes_on(joex, client):
+    async with joex.executor(), joex.started("submit", "second", "--wait") as waits:
+
+        async def line() -> str:
+            printed: bytes = await asyncio.wait_for(waits.stderr.readline(), PATIENCE)
+            return printed.decode()
+
+        job_id = (await line()).removeprefix("joex: job ").strip()
+        failed = "joex: run 1 failed: ValueError: not at the first time; retry at TIME\n"
+        assert TIME.sub("TIME", await line()) == failed
+        assert await client.retry(job_id)
+        out, err = await asyncio.wait_for(waits.communicate(), PATIENCE)
+        assert (waits.returncode, out, err) == (0, b"2\n", b"")
+    assert re.search(r"^last error +ValueError: not at the first time$", await joex.done("show", job_id), re.MULTILINE)
 
 
 async def test_a_submission_that_waits_fails_where_the_job_is_cancelled_removed_or_skipped(joex, client, pool):

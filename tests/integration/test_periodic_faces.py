@@ -21,7 +21,7 @@ MAINTENANCE = "joex.retention"  # each of the tests' databases has this row
 OWNERS = {
     "app:shop": "change it in the code of the app",
     "kubernetes:prod": "change its PeriodicTask object",
-    "joex": "the settings of executors say what it does",
+    "joex": "it follows the settings of the executors",
     "billing": "change it there",
 }
 FRIDAY = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -19,7 +19,7 @@ SAID: list[tuple[str, dict[str, Any], str]] = [
     (
         "running",
         {**HELD, "cancel_requested": True},
-        "it runs on prod/documents-0 since 2026-01-01T00:00:00+00:00, and a client has cancelled it",
+        "it runs on prod/documents-0 since 2026-01-01T00:00:00+00:00, and a client has asked to cancel it",
     ),
     ("not_due", {"at": "noon", "seconds": 90.2, "retry": False, "failures": 0}, "it is not due before noon, in 1m30s"),
     ("no_executor", {"queue": "mail", "draining": 2}, "no executor serves the queue 'mail' (2 drain)"),

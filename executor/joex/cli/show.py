@@ -143,11 +143,14 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         "arguments": json.dumps(job.args, ensure_ascii=False),
         "message": job.message,
         "result": None if job.result is None else json.dumps(job.result, ensure_ascii=False),
-        "error": job.error,
+        # The job keeps the error of the latest failed run, also when a later run has succeeded.
+        "last error" if job.state == State.SUCCESS else "error": job.error,
     }
     # An error may have many lines.
     return [
-        (name, str(value) if name == "error" else shown(value)) for name, value in facts.items() if value is not None
+        (name, str(value) if name.endswith("error") else shown(value))
+        for name, value in facts.items()
+        if value is not None
     ]
 
 

@@ -13,7 +13,7 @@ import typer
 
 from joex.cli.database import with_client
 from joex.cli.options import DatabaseUrl, time_or_duration
-from joex.cli.output import note, print_json, say
+from joex.cli.output import iso, note, print_json, say
 from joex.client.client import Client
 from joex.core.job import Priority, State
 from joex.errors import ConfigError, JoexError
@@ -77,15 +77,25 @@ def submit(
     with_client(database_url, work)
 
 
+_ENDED_OR_STUCK = [state for state in State if state.is_final or state == State.STUCK]
+_NOT_STUCK = [state for state in State if state != State.STUCK]
+
+
 async def _result(client: Client, job_id: UUID) -> Any:
-    """Wait for the result of a job.
+    """Wait for the result of a job, and report the runs that fail meanwhile.
 
     Raises:
         JoexError: the job did not succeed.
     """
-    job = await client.wait(job_id)
-    if job is None:
-        raise JoexError(f"job {job_id}: it was removed")
+    while True:
+        job = await client.wait(job_id, states=_ENDED_OR_STUCK)
+        if job is None:
+            raise JoexError(f"job {job_id}: it was removed")
+        if job.state != State.STUCK:
+            break
+        error, *_ = (job.error or "").splitlines() or [""]
+        note(f"run {job.attempt} failed: {error}; retry {f'at {iso(job.due_at)}' if job.due_at else 'now'}")
+        await client.wait(job_id, states=_NOT_STUCK)
     if job.state != State.SUCCESS:
         raise JoexError(f"job {job_id}: {job.state}{f', {job.error}' if job.error else ''}")
     return job.result

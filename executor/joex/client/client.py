@@ -35,15 +35,15 @@ class Client:
     """Submits, manages and reads jobs.
 
     Each method takes an optional ``connection`` (asyncpg): it then runs in the transaction of that connection, so that
-    a job exists if and only if the transaction commits. Without one, it uses the client's pool, and a transaction for
-    this call.
+    a job exists if and only if the transaction commits. Without one, it uses the client's pool, in its own
+    transaction.
 
     While callers wait for jobs or events, the client holds one connection of its pool for all of them together.
 
     Args:
         database: a PostgreSQL URL (the client opens its own pool at first use, and closes it), or your asyncpg pool
             (close the client before the pool).
-        timeout: the longest a statement may take on the client's own connections; if the link goes silent, the call
+        timeout: the longest a statement may take, on the client's own connections; when the link goes silent, the call
             then raises `DatabaseUnavailable`. None: no limit. (Your own pool has its ``command_timeout``.)
 
     Raises:
@@ -118,7 +118,7 @@ class Client:
             DatabaseUnavailable: try again later.
         """
         try:
-            # (Positional arguments are cheaper; and NewJob takes a priority as plain text, too.)
+            # (Positional arguments are cheaper; and a plain text does as a priority here.)
             known, time = cast("Priority", priority), time_of(not_before)
             job = NewJob(
                 task, {} if args is None else args, group, queue, known, subject, submitter, time, tracker, retries
@@ -215,9 +215,9 @@ class Client:
     ) -> Job | None:
         """Wait until a job is in one of these states; by default, until it is finished.
 
-        None: the job is gone, or the transaction of its submission has not committed. The wait may miss a state that
-        the job passes through quickly, so wait for the final states too. The wait goes on while the database is
-        unreachable.
+        Returns None if the job is gone, or the transaction of its submission has not committed. The wait may miss a
+        state that the job passes through quickly, so wait for the final states too. While the database is away, the
+        wait goes on.
 
         Args:
             job_id: the job.
@@ -281,18 +281,18 @@ class Client:
             return await jobs.job_log(used, job_id, after=after)
 
     def acquire(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
-        """The given connection, or one of the pool, for your own statements.
+        """The given connection, or one from the pool, for your own statements.
 
-        After the block the client resets the session: settings, listeners and an open transaction end. (A pool that
-        you pass resets by its own rules.) If the block is cancelled, or ends with a `TimeoutError`, the client closes
-        the connection.
+        The client's pool ends settings, listeners and an open transaction of the session after the block; your own pool
+        follows its own rules. If the block is cancelled, or ends with a `TimeoutError`, the client closes the
+        connection.
         """
         return self.connections.acquire(connection)
 
     def using(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
-        """The given connection, or one of the pool, for statements that leave nothing in the session, as Joex's own.
+        """The given connection, or one from the pool, for statements that leave nothing in the session.
 
-        The client does not reset it, which saves a round trip.
+        Joex's own statements are such. The pool does not reset the connection, which saves a round trip each time.
         """
         return self.connections.using(connection)
 

@@ -23,7 +23,7 @@ class Connections:
     """The connections to one database: a pool of the client, opened at first use, or a pool of the caller.
 
     Args:
-        database: a PostgreSQL URL, or an asyncpg pool of the caller's, which stays open.
+        database: a PostgreSQL URL, or the caller's asyncpg pool, which stays open.
         within: seconds that a statement may take on the client's own connections; None: no limit.
 
     Attributes:
@@ -59,19 +59,19 @@ class Connections:
             await close_pool(pool)
 
     async def cache(self) -> ConnectionCache:
-        """The connections of the pool, for statements that leave nothing in the session."""
+        """The pool's connections, for statements that leave nothing in the session."""
         pool = await self.open()
         if self._cache is None:
             self._cache = ConnectionCache(pool, keeps=self._url is not None)
         return self._cache
 
     def using(self, given: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
-        """The given connection, or one of the pool, which is not reset afterwards."""
+        """The given connection, or one from the pool, which the pool does not reset afterwards."""
         return _Using(self, given)
 
     @asynccontextmanager
     async def acquire(self, given: Connection | None = None) -> AsyncIterator[Connection]:
-        """The given connection, or one of the pool, which is reset afterwards if the pool is the client's own."""
+        """The given connection, or one from the pool; the client's own pool resets it afterwards."""
         async with self.using(given) as used:
             try:
                 yield used

@@ -32,7 +32,7 @@ def _finished(detail: Detail) -> str:
 
 def _held(what: str, alone_too: str) -> Callable[[Detail], str]:
     def say(detail: Detail) -> str:
-        cancel = ", and a client has cancelled it" if detail["cancel_requested"] else ""
+        cancel = ", and a client has asked to cancel it" if detail["cancel_requested"] else ""
         alone = f", {alone_too}, because executors died while they held it" if detail["alone"] else ""
         return f"it {what} {detail['app_id']} since {detail['since']}{alone}{cancel}"
 

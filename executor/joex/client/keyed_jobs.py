@@ -1,8 +1,8 @@
-"""Keyed jobs, whose callers choose types, ids and priorities, and workers with their own loops: ``client.keyed``.
+"""Keyed jobs, whose types, ids and priorities the caller chooses, and workers with their own loops: ``client.keyed``.
 
 The job API of CouchDB's background jobs (its RFC "Background jobs with FoundationDB"), on the table of all other jobs:
-executors run these jobs too, groups take turns, the views show them. What it calls pending is waiting, scheduled or
-stuck here. This module has its "Job Creation API", `joex.client.worker` its "Worker Implementation API", and
+executors run these jobs too, groups take turns, the views show them. Its state *pending* covers Joex's waiting,
+scheduled and stuck. This module has its "Job Creation API", `joex.client.worker` its "Worker Implementation API", and
 `joex.client.keyed_waits` its watches.
 """
 
@@ -43,7 +43,7 @@ _MOST_LISTED = 1_000_000
 class KeyedJobs(Worker, KeyedWaits):
     """The keyed jobs of a database: ``client.keyed``.
 
-    Types, ids and priorities are any values that FoundationDB's tuple layer orders: None, texts, bytes, numbers,
+    A type, an id or a priority is any value that FoundationDB's tuple layer orders: None, texts, bytes, numbers,
     booleans, UUIDs, and tuples of them. A type is also the name of a task and of a queue (`joex.core.tuples.to_name`):
     executors that serve the queue and know the task run its jobs, with ``data`` as arguments.
 
@@ -68,11 +68,11 @@ class KeyedJobs(Worker, KeyedWaits):
         Args:
             job_type: its type.
             job_id: its id, unique within the type.
-            opts: ``priority`` (the lowest runs first, equal ones first in, first out; a job without a priority comes
-                before all that have one), ``data`` (an object), ``cancel`` (don't run it until a client resubmits it),
-                ``resubmit`` (run it once more when its run ends), and fields of your own.
+            opts: ``priority`` (the lowest runs first, equal ones first in, first out; a job without one runs
+                before all jobs with one), ``data`` (an object), ``cancel`` (don't run it until a client resubmits it),
+                ``resubmit`` (run it once more when its run ends), and free fields.
             group: the tenant it belongs to; by default all jobs of a type are one group, so that priorities order all.
-            queue: the queue; by default each type has its own.
+            queue: by default the queue that is named like the type.
             subject: what the job is about; Joex only shows it; by default its id.
             submitter: the user or program that adds it; Joex only shows it.
             connection: add it in this connection's transaction.
@@ -141,8 +141,8 @@ class KeyedJobs(Worker, KeyedWaits):
     ) -> list[KeyedJob]:
         """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the previous page.
 
-        A page reads only the jobs that it returns; with ``state``, also those that it skips: for running jobs, use
-        `active`.
+        A page reads only the jobs that it returns; with ``state``, it also reads the jobs that it skips. For running
+        jobs, use `active`.
         """
         if state is not None and state not in STATES.values():
             raise InvalidJob(f"state: expected pending, running or finished; got {state!r}")
@@ -158,7 +158,7 @@ class KeyedJobs(Worker, KeyedWaits):
     async def count(
         self, job_type: Any, max_priority: Any = NO_LIMIT, *, connection: Connection | None = None
     ) -> dict[str, int]:
-        """How many jobs of a type are pending, running and finished; with ``max_priority``, of those not above it."""
+        """Count the pending, running and finished jobs of a type; with ``max_priority``, only jobs not above it."""
         limit = None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
         async with self._connections.using(connection) as used:
             return await keyed.count(used, name_of("type", job_type), limit)
@@ -181,7 +181,7 @@ class KeyedJobs(Worker, KeyedWaits):
         visibility: timedelta | float | str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Set when Joex puts back a run of this type, so that another worker or executor can take its job.
+        """Set when Joex puts back a run of this type, so that another executor or worker may take its job.
 
         Applies to runs that begin later.
 

@@ -1,4 +1,4 @@
-"""A job as clients and workers see it, and the checks of its fields before they go to the database."""
+"""Keyed jobs as creators and workers see them, and the checks of their fields before they reach the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from joex.store.statement import Connection
 from joex.store.worker_runs import Report
 
 JobState = Literal["pending", "running", "finished"]
-"""The state of a job. A type keeps its own states (completed, failed, ...) in the data of its jobs."""
+"""The state of a job. A type keeps its own states (completed, failed, ...) in its data."""
 
 PENDING = ("waiting", "scheduled", "stuck")
 FINISHED = ("success", "failed", "cancelled")
@@ -32,14 +32,14 @@ STATES: dict[str, JobState] = {
 }
 _KNOWN = ("priority", "data", "cancel", "resubmit")
 NO_LIMIT: Any = object()
-"""The default of a parameter for which None is a value."""
+"""The caller gave no value (None is a value)."""
 
 
 class Answer(str):
-    """The answer to a worker: ok; or worker_conflict (the run has lost its job) or canceled: stop, and roll back.
+    """The answer to a worker: ok; or, to stop and roll back, worker_conflict (the run has lost its job) or canceled.
 
     Attributes:
-        resubmit: set by `update` if a client has asked to run the job once more, which Joex does when this run ends.
+        resubmit: in the answer of `update`: a client asked to resubmit the job, so it runs again when this run ends.
     """
 
     __slots__ = ("resubmit",)
@@ -53,7 +53,7 @@ class Answer(str):
 
 @dataclass(frozen=True, slots=True)
 class TypeTimeout:
-    """When Joex puts back a run of a type: this long after its last report (``activity``), or after its start."""
+    """When Joex puts back runs of a type: this long after their last report (``activity``), or after their start."""
 
     type: Any
     activity: timedelta | None
@@ -65,12 +65,12 @@ class KeyedJob:
     """A job as clients and workers see it.
 
     Attributes:
-        type, id: as added; for a submitted job, its task and its UUID.
-        opts: ``data``; ``priority`` if it has one; ``cancel`` and ``resubmit`` if asked for; the fields of its type.
+        type, id: as added; a submitted job has its task and its UUID.
+        opts: ``data``, free fields, and ``priority``, ``cancel`` and ``resubmit`` if they are set.
         state: pending, running or finished.
-        job: its UUID, which the rest of Joex uses (`Client.get`, `Client.log`, the views).
-        attempt: the number of runs that were started.
-        lock_id: the fencing token of the run; only the worker that accepted the job gets it.
+        job: its UUID, for the rest of Joex (`Client.get`, `Client.log`, the views).
+        attempt: the number of runs that have started.
+        lock_id: the lock id of the run; only the worker that accepted the job has it.
     """
 
     type: Any
@@ -83,7 +83,7 @@ class KeyedJob:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The data of the job; for a submitted job, its arguments."""
+        """The data that its type keeps in it; for a submitted job, its arguments."""
         data: dict[str, Any] = self.opts["data"]
         return data
 
@@ -102,17 +102,17 @@ def keyed_job(row: KeyedRow) -> KeyedJob:
 
 
 def to_text(value: Any) -> str:
-    """An id for display: a text as it is, other values as JSON."""
+    """An id in readable form: a text as it is, another value as JSON."""
     return tuples.to_name("id", value).removeprefix("#") if not isinstance(value, str) else value.replace("\0", "")
 
 
 def checked(
     opts: Mapping[str, Any], *, may_cancel: bool = False, progress: Any = None, message: str | None = None
 ) -> Report:
-    """Check options, and turn them into a report.
+    """Parse options.
 
     Raises:
-        InvalidJob: one of them is wrong; the message names it.
+        InvalidJob: an option is wrong; the message names it.
     """
     if not isinstance(opts, Mapping):
         raise InvalidJob(f"opts: expected an object (names and values); got {type(opts).__name__}")
@@ -139,7 +139,7 @@ def checked(
 
 
 def check_texts(**texts: str | None) -> None:
-    """Check texts for the database, each under the name of its field."""
+    """Check texts before the database stores them; the keys are the names of their fields."""
     with invalid():
         for field, text in texts.items():
             if text is not None:
@@ -147,7 +147,7 @@ def check_texts(**texts: str | None) -> None:
 
 
 def check_lock(lock_id: UUID) -> None:
-    """Check that this can be the lock id of a run."""
+    """Check that this value has the form of a lock id."""
     if not isinstance(lock_id, UUID):
         raise InvalidJob(f"lock_id: expected the UUID that accept gave; got {lock_id!r}")
 
@@ -170,7 +170,7 @@ def name_of(field: str, value: Any) -> str:
 async def found(
     connections: Connections, job_type: Any, job_id: Any, connection: Connection | None
 ) -> AsyncIterator[tuple[Connection, UUID | None]]:
-    """Find a job: gives the connection to use in the block, and the job's UUID, or None if there is no such job."""
+    """Find a job for the time of a block: gives a connection (the given one or another), and its UUID or None."""
     name, key = name_of("type", job_type), pack("id", job_id)
     async with connections.using(connection) as used:
         yield used, await keyed.find(used, name, key)

@@ -34,17 +34,17 @@ class KeyedWaits:
         *,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - it reads like the other durations
     ) -> KeyedJob | None:
-        """Wait until a job is in a state; None: it is gone, or was never there.
+        """Wait until a job is in a state; None: the job is gone, or never existed.
 
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            until: pending, running or finished; or a function that returns whether a job is as you want it, for a
-                type's own states: ``lambda job: job.data.get("state") == "completed"``.
+            until: pending, running or finished; or, for the type's own states, a function that returns whether the job
+                has reached one: ``lambda job: job.data.get("state") == "completed"``.
             timeout: the longest time (``"30s"``).
 
         Raises:
-            TimeoutError: the job did not reach it in time.
+            TimeoutError: the job did not get there in time.
         """
         [job] = await self.wait_many(job_type, [job_id], until, timeout=timeout)
         return job
@@ -57,7 +57,7 @@ class KeyedWaits:
         *,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - likewise
     ) -> list[KeyedJob | None]:
-        """Wait until each of these jobs of a type is, or was meanwhile, in a state; as `wait`, in the order given.
+        """Wait until each of these jobs of a type has, or had meanwhile, reached its state; in the order given.
 
         The wait goes on while the database is unreachable.
         """
@@ -94,8 +94,8 @@ class KeyedWaits:
         """Receive each change of these jobs of a type, for the time of an ``async with`` block.
 
         Yields an async iterator over ids and jobs: first each job as it is, then again whenever it has changed, only
-        the latest version if several changes come at once. None: the job is gone; when all are gone, the iterator ends.
-        It leaves out jobs that never existed.
+        the latest version if several changes come at once. None: the job is gone; when all are gone, the iterator
+        ends. It leaves out a job that never existed.
         """
         given = list(job_ids)
         found = {
@@ -112,7 +112,7 @@ class KeyedWaits:
             yield named(changes)
 
     async def _find_in_any_case(self, job_type: Any, job_ids: list[Any]) -> list[UUID | None]:
-        """Find jobs; retries until the database answers."""
+        """Read jobs; try again until the database answers."""
         while True:
             try:
                 return await self._find(job_type, job_ids)

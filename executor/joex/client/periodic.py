@@ -22,12 +22,12 @@ from joex.store.statement import Connection
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """How Joex reads a timer.
+    """The meaning of a timer.
 
     Attributes:
         normal: the timer in its normal form.
-        zone: its time zone: the one that it names, or else the given one.
-        next: its next times, in this zone; empty if there are none.
+        zone: its time zone: the zone that it names, or the given one.
+        next: its next times, in this zone; empty if it is never due again.
     """
 
     normal: str
@@ -36,7 +36,7 @@ class TimerCheck:
 
 
 class RunNow(NamedTuple):
-    """The outcome of `run_now`; ``overlapping``: the last job is not finished, so Joex creates no new one."""
+    """The outcome of `run_now`. ``overlapping``: the last job is not finished, so Joex created none."""
 
     answer: Literal["submitted", "overlapping", "not_found"]
     job: UUID | None
@@ -52,11 +52,11 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
     Args:
         timer: a systemd calendar event, or a cron line.
         zone: the time zone of a timer that names none.
-        after: its times after this one; None: after now.
-        most: the largest number of times.
+        after: list times after this one; None: after now.
+        most: list at most this many.
 
     Raises:
-        InvalidJob: it can't be read; the message says why.
+        InvalidJob: the timer can't be read; the message says why.
     """
     with invalid():
         _check_texts(timer, zone)
@@ -95,9 +95,9 @@ class PeriodicTasks:
         """The periodic tasks in the order of their ids, at most ``most``.
 
         Args:
-            owner: of this owner only.
-            after: the last id of the previous page.
-            most: the largest number of tasks.
+            owner: only the tasks of this owner.
+            after: the last id of the page before.
+            most: at most this many.
             connection: read in this connection's transaction.
         """
         with invalid():
@@ -141,8 +141,8 @@ class PeriodicTasks:
             group: the group of its jobs.
             queue: the queue of its jobs.
             priority: the priority of its jobs, ``high`` or ``low``.
-            subject: what its jobs are about; Joex only shows it; by default the id.
-            submitter: the submitter of its jobs; Joex only shows it.
+            subject: what its jobs are about; Joex only shows it; by default its id.
+            submitter: the user or program that submits its jobs; Joex only shows it.
             starting_deadline: skip a time missed by more than this (``"1h"``); by default Joex
                 catches up on the latest, however late.
             enabled: None: leave as it is; a new one is enabled.
@@ -232,10 +232,10 @@ async def _get(connection: Connection, task_id: str) -> PeriodicTask | None:
 
 
 async def _check_answer(connection: Connection, answer: str, task_id: str, mend: str | None = None) -> None:
-    """Check that a periodic task was changed; if not, name its owner, and say what to do instead.
+    """Check the answer to a change; the error names the owner of the task, and what to do instead.
 
     Raises:
-        NotYours: the answer is ``not_yours``.
+        NotYours: the task has another owner, so nothing has changed.
     """
     if answer == "not_yours":
         found = await _get(connection, task_id)
@@ -244,12 +244,12 @@ async def _check_answer(connection: Connection, answer: str, task_id: str, mend:
 
 
 def _mend(owner: str) -> str:
-    """Where the periodic tasks of an owner are changed."""
+    """The remedy: where to change the periodic tasks of this owner."""
     if owner.startswith("app:"):
         return "change it in the code of the app"
     if owner.startswith("kubernetes:"):
         return "change its PeriodicTask object"
-    return "the settings of executors say what it does" if owner == SYSTEM_OWNER else "change it there"
+    return "it follows the settings of the executors" if owner == SYSTEM_OWNER else "change it there"
 
 
 def _check_id(task_id: str) -> None:

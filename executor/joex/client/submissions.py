@@ -30,7 +30,7 @@ class invalid:  # noqa: N801 - it reads like a statement
 
 
 def columns_of_any(new_jobs: Sequence[NewJob | Mapping[str, Any]], first: int = 0) -> Columns:
-    """Submissions, checked or not, as columns; checks plain ones all at once, which is cheaper.
+    """Check submissions, and turn them into columns; a fast path checks plain ones as a whole.
 
     ``first``: the index of the first one in the caller's list, for messages.
 

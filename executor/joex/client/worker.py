@@ -42,10 +42,10 @@ class Worker:
     """Accepts jobs, reports progress, and finishes runs.
 
     Args:
-        connections: the connections to the database.
-        retries: re-runs of a failed job, unless the job sets them.
-        retry_delay: the delay before the first re-run; it doubles each time.
-        retry_jitter: lengthen each of these delays by up to this share of it, 0 to 1.
+        connections: the client's connections to the database.
+        retries: re-runs of a failed job, unless its submission sets them.
+        retry_delay: the delay before the first of them.
+        retry_jitter: lengthen each delay by a random share of up to this, 0 to 1.
 
     Raises:
         ConfigError: one of these is wrong.
@@ -84,17 +84,16 @@ class Worker:
     ) -> KeyedJob | None:
         """Take the next job of a type, to run it yourself; None if there is none.
 
-        The job is yours alone as long as you call `update` within the type's timeout (see `set_timeout`; 60 seconds if
-        it has none). End the run with `finish`.
+        The run owns the job as long as it calls `update` within the type's timeout (see `set_timeout`; 60 seconds by
+        default). Call `finish` in the end.
 
         Args:
-            job_type: the type; or the name of any other queue, whose jobs may have any task as their type.
-            max_priority: take no job with a priority above it; if priorities are times, pass the time now to take only
-                jobs that are due.
-            wait: the longest time to wait for a job; by default, return at once. The wait goes on while the database is
-                unreachable.
+            job_type: the type; or the name of another queue, whose jobs may have any task as their type.
+            max_priority: take no job above it: if priorities are times, no job that is not due.
+            wait: the longest time to wait for a job; by default the call returns at once. While the database is away,
+                the wait goes on.
             worker: the name of the worker; Joex only shows it.
-            connection: take the job in this connection's transaction; if that rolls back, the job is not taken.
+            connection: take the job in this connection's transaction: if that rolls back, the job was not taken.
         """
         queue = name_of("type", job_type)
         with invalid():
@@ -104,7 +103,7 @@ class Worker:
             patience = parse_duration(wait).total_seconds()
         if patience and connection is not None:
             raise InvalidJob(
-                "wait: not in a transaction, which may not see the jobs that arrive meanwhile; got wait and connection"
+                "wait: expected none with a connection: an open transaction receives no notifications; got both"
             )
         if not patience:
             return await self._accept(queue, worker, limit, connection)
@@ -117,7 +116,7 @@ class Worker:
     async def _accept(
         self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
     ) -> KeyedJob | None:
-        """Take a job, or None. If it is cancelled during the take, it gives the job back."""
+        """Take a job, or none. If this call is cancelled in the middle, it gives the job back."""
 
         async def take() -> KeyedJob | None:
             async with self._connections.using(connection) as used:
@@ -130,7 +129,7 @@ class Worker:
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            with suppress(JoexError):  # (if that fails, the run's timeout frees the job)
+            with suppress(JoexError):  # the job's timeout frees it then
                 job = await taking
                 if job is not None and job.lock_id is not None:
                     await self.give_back(job.type, job.id, job.lock_id)
@@ -139,19 +138,19 @@ class Worker:
     async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> KeyedJob | None:
         async with self._connections.accept_waiters.wait(queue, limit) as waiter:
             while True:
-                try_at = deadline
+                poll_at = deadline
                 try:
                     found = await self._accept(queue, worker, limit, None)
                 except DatabaseUnavailable:
-                    found, try_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
+                    found, poll_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:
-                    self._connections.accept_waiters.wake(queue)  # there may be more jobs, for the next worker in line
+                    self._connections.accept_waiters.wake(queue)  # the next worker in line looks for more
                     return found
                 try:
-                    async with asyncio.timeout_at(try_at):
+                    async with asyncio.timeout_at(poll_at):
                         await waiter.woken()
                 except TimeoutError:
-                    if try_at == deadline:
+                    if poll_at == deadline:
                         return None
 
     async def update(
@@ -167,15 +166,15 @@ class Worker:
     ) -> Answer:
         """Report that a run continues, and change the options of its job.
 
-        Call it in the transaction of the run's own writes for mutual exclusion: if the answer is not ``ok``, roll back,
-        and a run that has lost its job leaves no writes behind. The answer also says whether a client has asked for a
-        resubmit (``answer.resubmit``).
+        Call it in the transaction of the run's own writes, for mutual exclusion: if the answer is not ``ok``, roll
+        back, so that a run that has lost its job leaves no writes. The answer also says whether a client asked to
+        resubmit the job (``answer.resubmit``).
 
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            opts: the changes: ``data`` (replaces all of it), ``priority``, ``resubmit``, your own fields (replace all
-                of them).
+            opts: the options to change: ``priority``, ``resubmit``, and, replaced as a whole, ``data`` and the free
+                fields.
             lock_id: the lock id of this run.
             progress: 0 to 100.
             message: the progress in words.
@@ -199,8 +198,7 @@ class Worker:
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            lock_id: a run that resubmits its own job passes its lock id, and gets the answer of `update`; without it,
-                the answer is ok or not_found.
+            lock_id: set by a run for its own job; the answer is then as with `update`, otherwise ok or not_found.
             connection: resubmit in this connection's transaction.
         """
         if lock_id is not None:
@@ -221,22 +219,22 @@ class Worker:
         retry: bool = True,
         connection: Connection | None = None,
     ) -> Answer:
-        """End a run. The job is finished; or pending again, if ``opts`` or a client has asked for a resubmit.
+        """End a run. With ``resubmit``, in ``opts`` or requested meanwhile, the job is pending again, else finished.
 
-        If the job was cancelled, the answer is ``canceled``, and the run has ended too. In your own transaction it has
-        not: roll back, and call `finish` once more without the transaction.
+        If the job was cancelled, the answer is ``canceled``, and the run has ended as well. If you then roll back
+        the transaction of ``connection``, the run has not ended: call this once more without ``connection``.
 
         Args:
             job_type: the job's type.
             job_id: the job's id.
-            opts: the changes, as for `update`.
+            opts: the options to change, as for `update`.
             lock_id: the lock id of this run.
             result: the result, a value that JSON can represent.
-            message: the result in words.
-            error: why the run has failed: Joex retries the job, after a delay that doubles each time, until its retries
+            message: the outcome in words.
+            error: why the run failed. Joex retries the job, after a delay that doubles each time, until its retries
                 are used up.
-            retry: False: fail the job for good, because no retry can help.
-            connection: finish in this connection's transaction.
+            retry: False: don't retry the job after an ``error``.
+            connection: end the run in this connection's transaction.
         """
         said = checked(opts)
         check_lock(lock_id)
@@ -272,9 +270,9 @@ class Worker:
     async def give_back(
         self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
     ) -> Answer:
-        """End a run without counting it: the job waits again, at its old place in line.
+        """End a run without counting it: the job waits again, where it stood in line, for another run.
 
-        If the job was cancelled, the answer is as with `finish`.
+        If the job was cancelled, this answers as `finish` does.
         """
         check_lock(lock_id)
         async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
@@ -291,7 +289,7 @@ def _outcome(error: str | None, *, retry: bool) -> Outcome:
 
 
 async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str) -> Answer:
-    """End the run of a cancelled job as cancelled; returns the answer."""
+    """The answer to the end of a run. A run whose job was cancelled has ended all the same."""
     if answer == "canceled":
         await worker_runs.finish(used, job, lock_id, "cancelled")
     return Answer(answer)
@@ -299,7 +297,7 @@ async def _end_canceled(used: Connection, job: UUID, lock_id: UUID, answer: str)
 
 @asynccontextmanager
 async def _transaction(used: Connection) -> AsyncIterator[bool]:
-    """A transaction for the block (True), unless the caller has one open on this connection (False)."""
+    """Open our own transaction (True), unless the caller has one on this connection."""
     if used.is_in_transaction():
         yield False
         return

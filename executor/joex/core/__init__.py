@@ -1,1 +1,1 @@
-"""What is decided, without any I/O: no clock, no random, no database. Time is an argument."""
+"""The decisions, without any I/O: no clock, no random, no database. Time is an argument."""

@@ -1,4 +1,4 @@
-"""When a failed job is tried again."""
+"""The delay before the retry of a failed job."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def retry_delay(
 
     Exponential back-off as in Docspell's ADR 0005: ``first`` is the delay before the second try. Jobs that fail
     together would all come back at one moment; so each delay is longer by a share of up to ``jitter`` (0.1: a tenth),
-    which ``chance`` (a random number from 0 to 1) decides. It is never shorter: a service that has to recover gets at
-    least this time.
+    which ``chance`` (a random number from 0 to 1) decides. It is never shorter, so that a failing service has this time
+    to recover.
 
     >>> [retry_delay(timedelta(minutes=1), n).total_seconds() for n in (1, 2, 3, 4)]
     [60.0, 120.0, 240.0, 480.0]

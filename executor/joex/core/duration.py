@@ -20,13 +20,13 @@ _LONGEST = timedelta(days=3650)
 
 
 def parse_duration(value: str | float | timedelta) -> timedelta:
-    """A duration from text, from a number of seconds, or as it is.
+    """Convert text, a number of seconds, or a timedelta into a duration.
 
     >>> parse_duration("1h30m"), parse_duration("30 minutes"), parse_duration(0.5)
     (datetime.timedelta(seconds=5400), datetime.timedelta(seconds=1800), datetime.timedelta(microseconds=500000))
 
     Raises:
-        ValueError: it can't be read, is negative, or is longer than ten years.
+        ValueError: the value can't be read, is negative, or is longer than ten years.
     """
     duration = value if isinstance(value, timedelta) else timedelta(seconds=_seconds(value))
     if not timedelta(0) <= duration <= _LONGEST:

@@ -1,7 +1,7 @@
 """The events of an executor, as data.
 
-One mechanism serves log lines, metrics, and the tests, which wait for events. (The events of runs are named
-tuples, which are cheaper to create: there are thousands a second.)
+One mechanism serves log lines, metrics, and the tests, which wait for events. (The events of
+runs are tuples, which Python makes faster: there are thousands a second.)
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class WorkerConflict:
 
 @dataclass(frozen=True, slots=True)
 class RunNotWritten:
-    """The database refuses to store the start or the end of a run, and the executor gives up.
+    """The database refuses to store the start or the end of a run, and the executor gives it up.
 
-    ``what``: ``start`` (the job stays scheduled until its run ends), or ``end`` (the job is held, without a run,
-    until its executor leaves; then it waits again).
+    ``what``: ``start`` (the job stays scheduled until its run ends), or ``end`` (its executor holds the job, without a
+    run, until it leaves; then the job waits again).
     """
 
     job_id: UUID
@@ -95,7 +95,7 @@ class Rescued:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Runs did not report within their tasks' timeouts, and were put back. ``app_id``: the executor, or worker."""
+    """Runs did not report within their tasks' timeouts: their jobs wait again. ``app_id``: the executor, or worker."""
 
     app_id: str
     jobs: int
@@ -124,11 +124,11 @@ class PeriodicNotRegistered:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A periodic task was due, and ``outcome`` says what came of it.
+    """A periodic task was due; ``outcome`` is the decision.
 
     ``submitted`` (as this job), ``started`` (Joex's own work, by this executor), ``overlapping`` (the job before is not
-    finished), ``late`` (it was missed by more than its starting deadline), ``refused`` (it can't run: ``error``, or the
-    task's own, says why), ``trouble`` (it is tried again).
+    finished), ``late`` (missed by more than its starting deadline), ``refused`` (it can't run: ``error`` here, or in
+    the task's row, says why), ``trouble`` (the executor tries again).
     """
 
     id: str

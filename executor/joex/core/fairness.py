@@ -1,4 +1,4 @@
-"""Which job is next: the executable specification of ``store/sql/30_take.sql``.
+"""The choice of the next job: the executable specification of ``store/sql/30_take.sql``.
 
 This code is short and slow on purpose: one job at a time, over all groups. The statement in the database takes a whole
 batch in a few index probes, and the simulator's `joex_operator.simulate.fair_queue` takes a job in the logarithm of the
@@ -15,7 +15,7 @@ from joex.core.priority_turns import CountingScheme
 
 @dataclass(slots=True)
 class Group:
-    """The runnable work of a group, and what is known of it.
+    """The runnable work of a group, and its state.
 
     Attributes:
         place: its place on the ring.
@@ -23,8 +23,8 @@ class Group:
             ``low`` likewise.
         running: how many of its jobs executors hold.
         weight: its share of the slots, against the weights of others.
-        paused: nothing of it is taken.
-        max_running: nothing of it is taken while that many are held; None: no limit.
+        paused: executors take none of its jobs.
+        max_running: executors take none of its jobs while they hold this many; None: no limit.
         turn: where it stands in the counting scheme.
     """
 
@@ -86,7 +86,7 @@ def take(groups: list[Group], cursor: Cursor, free: int, scheme: CountingScheme)
 
 
 _Turn: TypeAlias = tuple[int, bool, bool, int]
-"""What decides which group is next, the smallest first; the last number is the group's place."""
+"""The sort key of a group: the smallest is served next; the last number is the group's place."""
 
 
 def _next_job(group: Group, scheme: CountingScheme) -> int:

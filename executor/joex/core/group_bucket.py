@@ -9,11 +9,11 @@ GROUP_BUCKETS = 8
 """How many buckets there are: 0 to 7."""
 
 
-@lru_cache(maxsize=16_384)  # an executor asks at each run
+@lru_cache(maxsize=16_384)  # executors call this for each run
 def group_bucket(group: str) -> int:
     """Return the bucket of a group: the first byte of the SHA-256 of its name in UTF-8, modulo 8.
 
-    It is the same in every process and language; `joex.group_bucket` in SQL is it too.
+    Each process and language gets the same number; `joex.group_bucket` computes it in SQL.
 
     >>> group_bucket("acme"), group_bucket("globex")
     (2, 3)

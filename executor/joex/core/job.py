@@ -1,4 +1,4 @@
-"""A job as data, and the checks of a submission before it goes to the database."""
+"""A job as data, and the checks that a submission must pass before it reaches the database."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class NewJob:
         priority: ``high`` or ``low``, within its group.
         subject: what the job is about; Joex only shows it.
         submitter: the user or program that submits it; Joex only shows it.
-        not_before: don't run the job before; None: it may run at once.
-        tracker: skip this submission while an unfinished job has the same tracker; None: never skip it.
+        not_before: it waits until then; None: it may run at once.
+        tracker: skipped while an unfinished job has the same tracker; None: never skipped.
         retries: re-runs after a failed run; None: the default of its task, or of the executor.
     """
 
@@ -123,7 +123,7 @@ _PLAIN_FIELDS = frozenset(("task", "args", "group", "queue", "subject", "submitt
 def columns_of_plain(jobs: Sequence[Any]) -> Columns | None:
     """The columns of jobs that are plain dicts, checked field by field: a tenth of the work of a `NewJob` for each.
 
-    None: a job has other fields than the usual ones, or may be wrong; the caller then checks them one by one.
+    None: a job has other than the usual fields, or a value that may be wrong. The caller then checks them one by one.
     """
     if set(map(type, jobs)) != {dict} or not (fields := set().union(*jobs)) <= _PLAIN_FIELDS:
         return None
@@ -149,10 +149,10 @@ def columns_of_plain(jobs: Sequence[Any]) -> Columns | None:
 
 
 def _are_plain(texts: Collection[Any], *, may_be_empty: bool = False) -> bool:
-    """Whether one cheap check finds all of them good, as it nearly always does; if not, `check_text` checks each."""
+    """Whether a quick check accepts all of them as names, as it nearly always does; otherwise `check_text` decides."""
     try:
         text = "".join(texts)
-    except TypeError:  # one is no text
+    except TypeError:  # one is not a text
         return False
     if not text.isascii() or "\0" in text or not (may_be_empty or all(texts)):
         return False
@@ -162,10 +162,10 @@ def _are_plain(texts: Collection[Any], *, may_be_empty: bool = False) -> bool:
 class TakenJob(NamedTuple):
     """A job that an executor holds, and the lock id that every write of this run must show.
 
-    (A tuple, because the database's rows are tuples, and there are thousands a second.)
+    (A tuple, because the driver gives tuples, thousands a second.)
 
-    ``args`` is JSON; None: they are large, and the run fetches them. ``waited``: seconds from when it could be taken
-    until it was. ``suspect``: executors died while they held it; it runs alone.
+    ``args`` is JSON; None: they are large, and the run fetches them. ``waited``: seconds from when the job became
+    runnable until an executor took it. ``suspect``: executors died while they held it; it runs alone.
     """
 
     id: UUID
@@ -199,10 +199,10 @@ class RunningJob:
 
 
 def priority_of(text: str) -> Priority:
-    """The priority with this name, in upper or lower case.
+    """Parse a priority, in upper or lower case.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the text is no priority.
     """
     try:
         return Priority(text.lower())
@@ -220,20 +220,20 @@ def _check_time(field: str, time: datetime) -> None:
 
 
 def check_retries(field: str, retries: object) -> None:
-    """Check a number of re-runs.
+    """Check a number of retries.
 
     Raises:
-        ValueError: it is no whole number, or out of range.
+        ValueError: it is not a whole number in the allowed range.
     """
     if not (isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= _MOST_RETRIES):
         raise ValueError(f"{field}: expected 0 to {_MOST_RETRIES}; got {retries!r}")
 
 
 def check_texts(names: Mapping[str, str], subject: str, submitter: str) -> None:
-    """Check the texts of a submission: the names by their fields, subject and submitter.
+    """Check the texts of a submission: the names (by their fields), the subject and the submitter.
 
     Raises:
-        ValueError: one is wrong; the message names its field.
+        ValueError: a text is wrong; the message names its field.
     """
     if _are_plain(names.values()) and _are_plain((subject, submitter), may_be_empty=True):
         return
@@ -247,16 +247,16 @@ def check_name(field: str, name: str) -> None:
     """Check the name of a task, a group, a queue or a tracker.
 
     Raises:
-        ValueError: it is empty, longer than 254 bytes, or has a NUL character.
+        ValueError: the name is empty, longer than 254 bytes, or has a NUL character.
     """
     check_text(field, name, LONGEST_NAME, may_be_empty=False)
 
 
 def check_text(name: str, value: str, longest: int | None = None, *, may_be_empty: bool = True) -> None:
-    """Check a text for the database.
+    """Check a text.
 
     Raises:
-        ValueError: it is not text, is longer than ``longest`` bytes, or PostgreSQL can't store it.
+        ValueError: the value is not a text, is longer than this many bytes, or PostgreSQL can't store it.
     """
     if not isinstance(value, str):
         raise ValueError(f"{name}: expected text; got {type(value).__name__}")  # noqa: TRY004 - one error for callers

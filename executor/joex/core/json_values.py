@@ -1,4 +1,4 @@
-"""Finds the values that do not come back from JSON as they were."""
+"""Finds values that JSON would change on the way to the database and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-# (After the first three: types that JSON has as text, and a task's annotation turns back into the value.)
+# (The types after the first three are written as text; a task's annotation turns it back into the value.)
 _KNOWN = (str, int, NoneType, date, time, timedelta, UUID, PurePath, IPv4Address, IPv4Network, IPv6Address, IPv6Network)
 _MENDS: Mapping[type, str] = {
     **dict.fromkeys((bytes, bytearray, memoryview), ": write bytes as text, such as base64"),
@@ -29,7 +29,7 @@ _MOST_DIGITS = 4300
 _TOO_LONG = 10**_MOST_DIGITS
 _STARS = b'"**********"'
 _LONGEST = 100
-"""Characters of a name, or of a path, in a message."""
+"""The most characters of a name, or of a path, in a message."""
 
 
 def find_fault(value: Any) -> tuple[str, str] | None:
@@ -49,7 +49,7 @@ def shown(value: object) -> str:
 
 
 def as_dict(value: Any) -> dict[Any, Any]:
-    """A mapping of any type as a dict, for the JSON writer.
+    """Convert a mapping of a type that the JSON encoder does not know.
 
     Raises:
         TypeError: the value is no mapping.
@@ -60,7 +60,7 @@ def as_dict(value: Any) -> dict[Any, Any]:
 
 
 def _faults(path: str, value: Any, model: Any) -> Iterator[tuple[str, str]]:
-    """The faults of a value. Inside a pydantic model, which defines its own JSON, only lost values are faults."""
+    """The faults of a value. A pydantic model writes its values its own way: in it, only lost values are faults."""
     said = _say_fault(value, model)
     if said is not None:
         yield path if len(path) <= 2 * _LONGEST else f"{path[: 2 * _LONGEST]}...", said

@@ -1,4 +1,4 @@
-"""How long others believe an executor alive without heartbeats, and how long it trusts its own lease.
+"""How long other executors believe a silent executor alive, and how long it believes so itself.
 
 All times derive from the lease, so that their order can't be misconfigured::
 
@@ -28,14 +28,14 @@ class Lease:
     def heartbeat_every(self) -> float:
         """Seconds between two heartbeats: two may get lost, or be late, before trust ends.
 
-        At most ten, however long the lease: with its heartbeats an executor also observes others, and must find dead
-        ones in time.
+        The pause is bounded, however long the lease: an executor judges others by what it observes with its heartbeats,
+        and must find dead ones in time.
         """
         return min(self.duration.total_seconds() / 3, _LONGEST_PAUSE)
 
     @property
     def trusted_for(self) -> float:
-        """Seconds for which an executor trusts its lease, from when it sent the last answered heartbeat."""
+        """Seconds after an answered heartbeat was sent for which the executor may trust its lease."""
         return self.duration.total_seconds() * 3 / 4
 
     @property
@@ -48,7 +48,7 @@ class Lease:
         """Seconds without a sign of life of the interpreter after which the watchdog ends the process.
 
         Other executors may run its jobs five leases after its last heartbeat. The last sign of life came before
-        `fatal_after`, so at least four leases are left from there.
+        `fatal_after`, so they may do so at least four leases after it.
         """
         return self.duration.total_seconds() * 3.75
 
@@ -73,16 +73,16 @@ class Observation:
     """What a judge, an executor that decides whether others are dead, has observed without a gap.
 
     Each heartbeat of an executor keeps the id of its transaction, and ids only grow. The judge's marks are ids too, of
-    transactions of its own. A heartbeat with an id below a mark was begun before the judge knew that mark: the
-    executor has been silent for the age of the mark at least, on the judge's own monotonic clock. (The database's clock
+    transactions of its own. A heartbeat with an id below a mark began before the judge knew that mark: the
+    executor has been silent for at least the age of the mark, on the judge's own monotonic clock. (The database's clock
     plays no part: it may be set, or slewed.)
 
-    It may be declared dead for that, because it could have renewed its lease all the time: the judge's own session has
-    lived, and the database has answered again and again. After a gap the observation starts over, so that each
-    live executor has a whole lease to send a heartbeat.
+    The judge may declare the executor dead for that, because the executor could have renewed its lease all the time:
+    the judge's own session has lived, and the database has answered again and again. After a gap the observation starts
+    again, so that each living executor has a whole lease to renew.
 
     Args:
-        every: seconds between two questions of the judge; an answer that comes later than twice that is a gap.
+        every: seconds after which the judge asks again; an answer that takes longer than twice that is a gap.
     """
 
     def __init__(self, every: float) -> None:
@@ -96,7 +96,7 @@ class Observation:
 
     @property
     def marks(self) -> list[Mark]:
-        """The marks, the youngest first. Ages end at the latest question: nothing is known of the time after it."""
+        """The marks, the youngest first. Ages end at the latest question; later silence is unknown."""
         return [Mark(self._asked - at, mark) for _, at, mark in reversed(self._marks) if at < self._asked]
 
     def answered(self, sent: float, received: float, mark: int) -> None:
@@ -105,7 +105,7 @@ class Observation:
         Args:
             sent: when it was asked, in seconds of the judge's monotonic clock.
             received: when it had answered.
-            mark: the id of a transaction between the two.
+            mark: the id of a transaction that ran between these two times.
         """
         number = 0
         if self._marks:
@@ -115,7 +115,7 @@ class Observation:
                 self.break_off()
         self._asked = sent
         self._marks.append((number, received, mark))
-        # Enough of the older ones are kept that no age is more than an eighth below the next one.
+        # Keeps enough older marks that no age is more than an eighth below the next one.
         self._marks = [
             one for one in self._marks if one[0] % (1 << max((number - one[0]).bit_length() - _FINE, 0)) == 0
         ]

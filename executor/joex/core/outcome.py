@@ -1,4 +1,4 @@
-"""What becomes of a job when a run of it ends: Outcome (what the run did) -> Verdict (what is written)."""
+"""Decides about a job at the end of a run: Outcome (what the run did) -> Verdict (what the executor writes)."""
 
 from __future__ import annotations
 

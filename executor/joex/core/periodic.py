@@ -1,4 +1,4 @@
-"""Periodic tasks, which create jobs again and again, and the decision when one is due."""
+"""Periodic tasks, which create jobs whenever their timers are due: their fields, and the decision when one is due."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from joex.core.timers import Timer, parse_zone
 SYSTEM_OWNER = "joex"
 """The owner of Joex's own periodic tasks, which create no jobs."""
 USER = "user"
-"""The owner of those that users set: with a client, on the command line, over HTTP, in SQL."""
+"""The owner of periodic tasks that users set: on the command line, over HTTP, in SQL."""
 _LONGEST_ID = 240
 _LONGEST_DEADLINE = timedelta(days=365_000)
 _TICK = timedelta(microseconds=1)  # `Timer.next` is strictly later than its argument
@@ -29,9 +29,9 @@ class NewPeriodicTask:
         task: the task that its jobs run.
         timer: when: a systemd calendar event, or a cron line.
         zone: the time zone of a timer that names none.
-        args, group, queue, priority, subject, submitter: of its jobs; without a subject, they have its id.
+        args, group, queue, priority, subject, submitter: of its jobs; the default subject is its id.
         starting_deadline: skip a time missed by more than this; None: always catch up on the latest.
-        enabled: None: leave as it is; a new one is enabled.
+        enabled: None: unchanged; a new one is enabled.
     """
 
     id: str
@@ -61,12 +61,12 @@ class NewPeriodicTask:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The state of a periodic task, from which a scheduler decides.
+    """The state of a periodic task for a decision.
 
     Attributes:
         timer, zone: as set.
-        nextrun: when it was to run; None: that has not been worked out yet.
-        last_run: the latest time of its timer that was decided; None: none was.
+        nextrun: when it is due; None: not computed yet.
+        last_run: the latest time of its timer that a scheduler decided; None: none so far.
         starting_deadline: see `NewPeriodicTask`.
     """
 
@@ -79,9 +79,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision about a periodic task: ``fire``, the time that is due (None: none is); ``next``, the one after it.
+    """The decision: ``fire``, the time of the timer that is due (None: none is); ``next``, the time after it.
 
-    ``next`` is None if there never is one. ``error``: why the task can't run.
+    ``next`` is None if there is none. ``error``: why it can't run.
     """
 
     fire: datetime | None = None
@@ -93,14 +93,14 @@ def decide(schedule: Schedule, now: datetime) -> Decision:
     """Decide about a periodic task that has no next time yet, or whose time has come.
 
     However many times were missed, at most one is caught up: the first that is not older than the starting deadline.
-    The next time is after now, and after each that was decided: if the clock was set back, none comes twice.
-    Whatever is wrong with the task becomes its own error.
+    The next time is after now, and after each decided time: if the clock was set back, none comes twice.
+    A wrong timer is an error of this task alone.
     """
     try:
         return _decide(schedule, now)
     except ValueError as error:
         return Decision(error=str(error))
-    except Exception as error:  # noqa: BLE001 - the scheduler goes on with the others
+    except Exception as error:  # noqa: BLE001 - the caller goes on with the other tasks
         return Decision(error=f"timer {schedule.timer!r}: {type(error).__name__}: {error}")
 
 
@@ -117,5 +117,5 @@ def _decide(schedule: Schedule, now: datetime) -> Decision:
 
 @lru_cache(maxsize=1024)
 def _read_timer(text: str) -> Timer:
-    """A timer; cached, because parsing one takes longer than using it."""
+    """Parse a timer, cached: parsing takes longer than finding its next time."""
     return Timer.parse(text)

@@ -1,7 +1,7 @@
 """The counting scheme: how often a high-priority job is chosen for each low-priority one.
 
 The scheme of Docspell's Joex (ADR 0005): ``4,1`` means four high ones, then a low one, then over again; if no job of
-the wanted priority waits, the other is taken.
+the wanted priority waits, the executor takes one of the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The race between falling asleep and a transaction that is still open.
 
 A transaction notifies the sleepers that it can see while it is open, and its changes can be seen only after its commit.
-So a reader that announces its sleep after the notification and before the commit misses them::
+So a reader that announces its sleep while such a transaction is open misses its changes::
 
     reader                            submitter
     read: no job                      insert
@@ -12,8 +12,8 @@ So a reader that announces its sleep after the notification and before the commi
 
 Transactions that begin after the announcement see it, and notify. For all others there is the horizon: a transaction
 id, taken after the announcement (`joex.store.horizon.announce`), that is younger than each of these. Until they have
-ended, the reader reads again: first soon, because most transactions end within milliseconds, then less and less often.
-Executors, clients, waiting workers and the operator all take these times from here.
+ended, the reader reads again: soon at first, because most transactions end within milliseconds, then less often. Only
+this module decides when; executors, clients, waiting workers and the operator use it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LONGEST = 1.0
 
 @dataclass(slots=True)
 class Recheck:
-    """When to read again after an announcement. The first read is due at once.
+    """The times to read again after an announcement. The first read is due at once.
 
     Attributes:
         horizon: transactions below this id may not have seen the announcement.
         pause: seconds from the next read to the one after it; it doubles each time.
         longest: the longest pause.
-        due_at: when the next read is due, on the caller's clock; inf: never, because it is settled.
+        due_at: when the next read is due, on the caller's clock; inf: never, because the race is settled.
     """
 
     horizon: int
@@ -44,7 +44,7 @@ class Recheck:
     def settles(self, oldest_xid: int, now: float) -> bool:
         """Whether all transactions below the horizon had ended; otherwise the next read is due after the pause.
 
-        What is read in the snapshot in which they have ended, or in a later one, is all that they did.
+        A snapshot in which they have ended, or a later one, shows all their changes.
 
         Args:
             oldest_xid: the oldest transaction id that was open in that snapshot.

@@ -1,4 +1,4 @@
-"""A trace: one line for each job that has run. ``joex stats --trace`` writes it, and ``joex simulate`` reads it."""
+"""A trace: the history of each job, a line each. ``joex stats --trace`` writes it, and ``joex simulate`` reads it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class TracedJob:
     """A job that has run, and the settings of its group.
 
     Attributes:
-        at: the time from which it could be taken: its submission, or its not-before time.
-        seconds: how long its last run held a slot, from when it was taken until its end was written.
-        waited: seconds from when it could be taken to when it was, the last time; None: unknown.
-        attempts: runs that were started.
+        at: when it became runnable: its submission, or its not-before time.
+        seconds: how long its last run held a slot, from the take until its end was written.
+        waited: seconds from when it became runnable to its take, the last time; None: unknown.
+        attempts: runs that started.
         failures: runs that failed.
         retries: its own limit of re-runs; None: that of its task, or of its executor.
         weight, max_running: of the group in this queue, when the trace was made.
-        seq: of jobs that could be taken since the same time, the one with the smaller number is the first.
+        seq: orders jobs that became runnable at the same time; the smallest is first.
     """
 
     at: datetime

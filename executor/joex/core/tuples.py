@@ -1,14 +1,14 @@
-"""Values of FoundationDB's tuple layer: the types, ids and priorities of keyed jobs.
+"""Values of FoundationDB's tuple layer: the types, ids and priorities that callers give to keyed jobs.
 
 Any value that the tuple layer can order: None, bytes, text, integers of up to 255 bytes, floats, booleans, UUIDs,
 versionstamps, and tuples of these, nested at will. Packed, their bytes order as the values do (``fdb.tuple`` of the
 FoundationDB client does it).
 
-They have two more forms. In JSON (HTTP) most are what they look like, tuples are arrays, and what JSON lacks is an
-object of one name: ``{"bytes": "aGk="}``, ``{"uuid": "..."}``, ``{"double": "7ff0000000000000"}`` (only for those that
-are no finite numbers), ``{"single": "3fc00000"}``, ``{"versionstamp": "..."}`` (24 hexadecimal digits). As a
-name (of a task, a queue), a text stays as it is, and any other value becomes a ``#`` and its JSON. (So does a text that
-would otherwise be the name of another value.)
+They have two more forms. In JSON (HTTP) most values are themselves, tuples are arrays, and a value that JSON lacks is
+an object with one name: ``{"bytes": "aGk="}``, ``{"uuid": "..."}``, ``{"double": "7ff0000000000000"}`` (only if it
+is not finite), ``{"single": "3fc00000"}``, ``{"versionstamp": "..."}`` (24 hexadecimal digits). And as a name
+(of a task, a queue) a text is itself, and each other value a ``#`` and its JSON. (A text that is such a name of another
+value is a ``#`` and its JSON too.)
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fdb.tuple import unpack as _unpack
 
 LONGEST = 1000
 """Bytes of a packed id or priority."""
-_DEEPEST = 100  # so that the JSON of every value can be read again
+_DEEPEST = 100  # so that JSON readers can read every value back
 
 
 class Versionstamp(_Versionstamp):  # type: ignore[misc] # the library has no types
-    """A versionstamp that can be packed without FoundationDB's native library, which the original needs."""
+    """A versionstamp that packs without FoundationDB's native library, which the original class asks."""
 
     def to_bytes(self) -> bytes:
         """Its 12 bytes."""
@@ -45,7 +45,7 @@ def pack(field: str, value: Any) -> bytes:
     """A value as bytes that order as the values do.
 
     Args:
-        field: what it is, for the message.
+        field: the name of the field, for the message.
         value: the value.
 
     Raises:
@@ -69,7 +69,7 @@ def _packable(value: Any, depth: int = 0) -> Any:
 
 
 def unpack(packed: bytes) -> Any:
-    """The value again. Lists have become tuples."""
+    """The value from its bytes. Lists have become tuples."""
     return _packable(_unpack(packed)[0])
 
 
@@ -86,7 +86,7 @@ def to_name(field: str, value: Any) -> str:
 
 
 def from_name(name: str) -> Any:
-    """The value with this name; each text is the name of one."""
+    """The value with this name: each text is the name of one value."""
     if name.startswith("#"):
         with suppress(ValueError, RecursionError):
             value = from_json("name", json.loads(name[1:]))
@@ -96,7 +96,7 @@ def from_name(name: str) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """The JSON of a value."""
+    """The JSON form of a value."""
     if isinstance(value, tuple | list):
         return [to_json(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -108,10 +108,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(field: str, value: Any) -> Any:
-    """The value with this JSON.
+    """The value from its JSON form.
 
     Raises:
-        ValueError: it is none of the forms above; the message names the field.
+        ValueError: it has none of the forms above; the message names the field.
     """
     if isinstance(value, list):
         return tuple(from_json(field, part) for part in value)

@@ -14,8 +14,8 @@ def check_database_url(url: str) -> None:
     """Check the form of a database URL.
 
     Raises:
-        ValueError: it is not a PostgreSQL URL, or its target_session_attrs is unknown. The message never shows a part
-            that may be a password.
+        ValueError: the text is not a PostgreSQL URL, or has an unknown ``target_session_attrs``. The message never
+            shows a part that may be a password.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("postgresql", "postgres"):
@@ -28,7 +28,7 @@ def check_database_url(url: str) -> None:
 
 
 def parameters(url: str) -> dict[str, str]:
-    """The parameters after the question mark of a valid database URL; of several with one name, the last."""
+    """The parameters after the question mark of a valid database URL; the last one of each name."""
     return {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
 
 
@@ -60,7 +60,7 @@ def _host(spec: str) -> tuple[str, int | None]:
 
 
 def _unreadable() -> ValueError:
-    # Show no part of it: if a password has a / or # that is not escaped, its start looks like a host and a port.
+    # This may be part of a password: with a / or # in it, the parser takes its beginning for a host and a port.
     return ValueError(
         f"{_EXPECTED}, or several host:port, separated by commas; "
         "special characters of a password are written as %2F (/), %40 (@), %23 (#), %3A (:), %3F (?)"

@@ -7,7 +7,6 @@
                                           └▶ job_watch ┘ (LISTEN, check, read)
     client.keyed.accept(wait=...) ───▶ accept_waiters (LISTEN, check, wake)
 
-Both use a `listener`: a connection that receives notifications, with a time limit for each answer. Its loop reconnects
-when the connection is lost, and gives it back when nothing waits. A lease and the operator have listeners on their own
-connections.
+Both work on a `listener` (a connection that hears notifications, and answers in time), which is connected again when it
+is lost, and given back when nothing waits. A lease and the operator keep listeners on their own connections.
 """

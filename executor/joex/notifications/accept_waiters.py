@@ -1,12 +1,12 @@
 """One connection for all workers of a client that wait for work.
 
-The client announces that a worker waits in a queue, and then checks the queue until the race with open transactions is
-settled (`joex.core.recheck`). It checks again when a job is due there, or a run overdue; and regularly in any case,
-because a notification can get lost. Through a pooler none comes: there it checks the queue every second.
+After the announcement that a worker waits in a queue, the connection polls the queue until the race with open
+transactions is settled (`joex.core.recheck`); again when a job is due there, or a run overdue; and now and then in any
+case, because a notification can get lost. Notifications do not pass a pooler: there it polls every second.
 
-Each notification announces one job, and wakes one worker: the one that has waited longest. A worker that gets a job
-wakes the next one. Workers with different priority limits wait in separate lines, because one that accepts nothing
-above its limit may leave the job to others.
+A notification is about one job, and wakes one worker: the one that has waited longest. A worker that gets a job wakes
+the next one. Workers with different priority limits wait in separate lines, because one that accepts nothing above its
+limit may leave a job that the others accept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from joex.store.statement import Connection
 
 _LEASE = 60.0
 _RENEW_EVERY = 20.0
-_LOCKED_RETRY_IN = 0.2  # a job that is due and not taken: another transaction has locked its row
+_LOCKED_RETRY_IN = 0.2  # a due job is not taken while another transaction locks its row
 
 
 class Waiter:
@@ -41,13 +41,13 @@ class Waiter:
         self._error: BaseException | None = None
 
     def wake(self, error: BaseException | None = None) -> None:
-        """There may be work; or, with an error, there will never be any."""
+        """Wake the worker: there may be work; or, with an error, there never will be any."""
         self._error = error
         self._wakeup.set()
 
     @property
     def is_woken(self) -> bool:
-        """Whether there may be work that the worker has not tried to take yet."""
+        """Whether there may be work that the worker has not looked for yet."""
         return self._wakeup.is_set()
 
     async def woken(self) -> None:
@@ -59,15 +59,15 @@ class Waiter:
 
 
 class AcceptWaiters:
-    """Wakes the workers that wait.
+    """Wakes waiting workers.
 
     Args:
-        connect: gives a connection.
+        connect: lends a connection.
     """
 
     def __init__(self, connect: Connect) -> None:
         self.waiting: dict[str, dict[bytes | None, deque[Waiter]]] = {}
-        """By queue and priority limit, the one that has waited longest first."""
+        """By queue and priority limit; the worker that has waited longest comes first."""
         self.changed = asyncio.Event()
         """Set when the waiters have changed."""
         self._name = f"worker {uuid4()}"
@@ -86,13 +86,13 @@ class AcceptWaiters:
             self._remove(queue, limit, waiter)
 
     def wake(self, queue: str) -> None:
-        """There may be a job in this queue: wake the first in each line."""
+        """Wake the first worker in each line of this queue: it may have a job."""
         for line in self.waiting.get(queue, {}).values():
             line[0].wake()
             line.rotate(-1)
 
     async def close(self) -> None:
-        """End the connection. Workers that still wait get an error."""
+        """End the connection. Waiting workers get an error."""
         await self._loop.close()
 
     def _remove(self, queue: str, limit: bytes | None, waiter: Waiter) -> None:
@@ -103,7 +103,7 @@ class AcceptWaiters:
         if not lines:
             del self.waiting[queue]
         elif waiter.is_woken:
-            self.wake(queue)  # it was woken for a job that it does not take: wake the next one
+            self.wake(queue)  # it was woken for a job, and leaves without it: wake the next one
         self.changed.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -118,10 +118,10 @@ class AcceptWaiters:
 
 @dataclass(slots=True)
 class _Queue:
-    """A queue in which workers wait. ``recheck``: None if it is settled, or not needed."""
+    """The state of a queue in which workers wait. ``recheck``: None if it is settled, or none is needed."""
 
     recheck: Recheck | None
-    check_at: float
+    poll_at: float
     renew_at: float
 
 
@@ -150,14 +150,14 @@ class _QueueWatch:
                 for name in list(waiting):
                     await self._attend(name)
                 if waiting:
-                    # (A queue stays after its last worker has gone: its time must not count.)
-                    checks = (queue.check_at for name, queue in self._queues.items() if name in waiting)
-                    await self._listener.woken(min(checks, default=0.0))
+                    # (Skip queues where no worker waits any more: their times must not count.)
+                    polls = (queue.poll_at for name, queue in self._queues.items() if name in waiting)
+                    await self._listener.woken(min(polls, default=0.0))
                 elif not await self._listener.woken(self._clock() + LINGER):
                     return
 
     async def _attend(self, name: str) -> None:
-        """Announce that workers wait in the queue, and check it, each when it is time."""
+        """Announce that workers wait in the queue, and poll it, each when it is due."""
         queue, ask, is_pooled = self._queues.get(name), self._listener.ask, self._listener.is_pooled
         if queue is None and is_pooled:
             queue = self._queues[name] = _Queue(None, 0.0, math.inf)
@@ -166,18 +166,18 @@ class _QueueWatch:
             recheck = await ask(announce(self._connection, watch))
             now = self._clock()
             queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
-        if self._clock() >= queue.check_at:
+        if self._clock() >= queue.poll_at:
             next_due, oldest_xid = await ask(worker_runs.accept_state(self._connection, name))
             self._waiters.wake(name)
             now = self._clock()
-            queue.check_at = now + POLL_EVERY if is_pooled else queue.renew_at
+            queue.poll_at = now + POLL_EVERY if is_pooled else queue.renew_at
             if next_due is not None:
-                queue.check_at = min(queue.check_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
+                queue.poll_at = min(queue.poll_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
             if queue.recheck is not None:
                 if queue.recheck.settles(oldest_xid, now):
                     queue.recheck = None
                 else:
-                    queue.check_at = min(queue.check_at, queue.recheck.due_at)
+                    queue.poll_at = min(queue.poll_at, queue.recheck.due_at)
 
     def _hear(self, payload: str) -> None:
         try:

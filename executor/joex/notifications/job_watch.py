@@ -1,8 +1,8 @@
-"""Serves all waits of a client with one connection.
+"""The one connection that serves all waits of a client.
 
-The watch announces the jobs that the client waits for (`wait_for`), and then checks them until the race with open
-transactions is settled (`joex.core.recheck`). A notification can get lost all the same, so the watch checks all jobs
-whenever it renews the subscription. Through a pooler none comes: there it checks all jobs every second, and refuses
+After the announcement that the client waits for jobs (`wait_for`), the job watch polls these until the race with open
+transactions is settled (`joex.core.recheck`). A notification can get lost all the same, so it polls all jobs whenever
+it renews the subscription. Notifications do not pass a pooler: there it polls all jobs every second, and refuses
 events.
 """
 
@@ -52,13 +52,13 @@ class JobWatch:
         self._name = name
         self._streams = streams
         self._registered: set[UUID] = set()
-        self._unsure: list[_Unsure] = []  # also those that nothing waits for now: another wait may come
+        self._unsure: list[_Unsure] = []  # jobs without a stream stay, too: another wait may come
         self._renew_at = 0.0
         self._tells_events = False
         self._clock = asyncio.get_running_loop().time
 
     async def run(self) -> None:
-        """Serve, until nothing has waited for a moment.
+        """Serve, until no stream has been open for a moment.
 
         Raises:
             DatabaseUnavailable: the connection is lost.
@@ -87,7 +87,7 @@ class JobWatch:
             if new := self._streams.of.keys() - self._registered:
                 await self._register(new)
                 ids |= new
-        if is_due:  # (only here: if each new wait postponed the next renewal, it might never come)
+        if is_due:  # (set the next time only then: otherwise new waits would put it off forever)
             self._renew_at = self._clock() + (POLL_EVERY if self._listener.is_pooled else _RENEW_EVERY)
             await self._forget_the_others()
             ids |= self._streams.of.keys()
@@ -102,7 +102,7 @@ class JobWatch:
                 stream.begin()
 
     async def _subscribe(self) -> None:
-        """Subscribe, or renew that."""
+        """Subscribe, or renew the subscription."""
         events = bool(self._streams.events)
         if events != self._tells_events:
             await (self._listener.listen(EVENTS, self._hear_event) if events else self._listener.unlisten(EVENTS))
@@ -119,7 +119,7 @@ class JobWatch:
         self._unsure.append(_Unsure(new, recheck))
 
     async def _forget_the_others(self) -> None:
-        """Unsubscribe from jobs that no stream waits for: seldom, because they only cost superfluous notifications."""
+        """Unsubscribe from jobs without a stream, now and then: until then they cost superfluous notifications."""
         if old := self._registered - self._streams.of.keys():
             await self._listener.ask(subscriptions.wait_no_more(self._connection, self._name, old))
             self._registered -= old
@@ -128,7 +128,7 @@ class JobWatch:
             self._unsure = [unsure for unsure in self._unsure if unsure.ids]
 
     def _waited(self) -> list[_Unsure]:
-        """The unsure jobs that streams wait for."""
+        """The jobs for which streams wait."""
         of = self._streams.of.keys()
         return [unsure for unsure in self._unsure if not of.isdisjoint(unsure.ids)]
 

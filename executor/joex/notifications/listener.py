@@ -1,4 +1,4 @@
-"""A connection that receives notifications, and the loop that keeps one while something waits for them."""
+"""A connection that receives notifications, and the loop that keeps one open while waits need it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Connect = Callable[[], AbstractAsyncContextManager[Connection]]
 """Returns a connection for the time of a block, with errors translated."""
 
 LINGER = 1.0
-"""Seconds to keep an idle listener: a caller that waits for one thing after another needs it again."""
+"""Seconds for which an idle listener stays open: a caller that waits for one thing after the other needs it again."""
 
 _ANSWER_WITHIN = 10.0
 _FAREWELL_WITHIN = 2.0
@@ -30,11 +30,11 @@ class Listener:
     """A connection that receives notifications, with a time limit for each answer.
 
     Args:
-        connection: one that nothing else uses meanwhile.
+        connection: a connection that no other code uses meanwhile.
         wakeup: set when there is something to do, also when the connection is lost.
 
     Attributes:
-        is_pooled: the connection goes through a pooler: no notification comes, so its user must poll.
+        is_pooled: the connection leads through a pooler, so no notification comes, and the caller must poll.
         is_lost: the connection is lost.
     """
 
@@ -46,14 +46,14 @@ class Listener:
         self.is_pooled = False
 
     async def start(self) -> None:
-        """Notice from now on that the connection is lost; and find out whether notifications come at all."""
+        """Notice a lost connection from now on, and find out whether notifications come at all."""
         with translated():
             self.connection.add_termination_listener(self._lose)
         self.is_pooled = await self.ask(is_pooled(self.connection))
 
     @asynccontextmanager
     async def held(self, farewell: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[None]:
-        """Use a pool's connection for the time of a block, and leave it clean: ``farewell`` ends what was announced."""
+        """Use a pool's connection for the time of a block. Leaves it clean: ``farewell`` ends announcements."""
         try:
             await self.start()
             yield
@@ -76,7 +76,7 @@ class Listener:
         await self.ask(self.connection.remove_listener(channel, self._heard.pop(channel)))
 
     async def ask(self, answer: Awaitable[T]) -> T:
-        """Wait for an answer of the server. If it does not come in time, the link has gone silent.
+        """Wait for an answer of the server. Without one in time, the link counts as silent.
 
         Raises:
             DatabaseUnavailable: the connection is lost, or silent.
@@ -86,11 +86,11 @@ class Listener:
                 async with asyncio.timeout(_ANSWER_WITHIN):
                     return await answer
         except DatabaseUnavailable:
-            self.is_lost = True  # a silent link is lost, too: the server would not answer a farewell
+            self.is_lost = True  # the server would not answer a farewell either
             raise
 
     async def woken(self, until: float) -> bool:
-        """Wait for the wakeup, at most until then (on the loop's clock); returns whether it has come.
+        """Wait for the wakeup, at most until this time of the loop's clock; returns whether it has come.
 
         Raises:
             DatabaseUnavailable: the connection is lost.
@@ -123,14 +123,14 @@ class Listener:
 
 
 class ListenerLoop:
-    """A task that serves waits on one connection after the other, for as long as there are any.
+    """An asyncio task that serves waits on one connection after the other, while there are any.
 
     Args:
-        name: of the task.
-        connect: gives the connections.
-        serve: serves with a connection until nothing waits; raises `DatabaseUnavailable` when the connection is lost.
-        is_needed: whether something waits.
-        fail: called with a permanent error (a wrong URL, no schema), with which all waits must end.
+        name: the name of the asyncio task.
+        connect: lends the connections.
+        serve: serves with a connection until no wait is left; raises `DatabaseUnavailable` when the connection is lost.
+        is_needed: whether there are waits.
+        fail: called with a permanent error (a wrong URL, no schema): all waits must end with it.
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class ListenerLoop:
         self._work: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Something waits: run, unless it runs already."""
+        """Start the task for a new wait, unless it runs already."""
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
-        """Stop. Waits that have not ended get an error."""
+        """End the task. Open waits get an error."""
         self._fail(JoexError("the client was closed"))
         work, self._work = self._work, None
         if work is not None:
@@ -173,6 +173,6 @@ class ListenerLoop:
                 has_worked = clock() - begun > _LONGEST_RETRY.total_seconds()
                 failures = 1 if has_worked else failures + 1
                 await asyncio.sleep(retry_delay(_FIRST_RETRY, failures, _LONGEST_RETRY).total_seconds())
-            except Exception as error:  # noqa: BLE001 - whatever it is, no wait may last for ever
+            except Exception as error:  # noqa: BLE001 - after any error, no wait may last forever
                 self._fail(error)
                 return

@@ -16,20 +16,20 @@ from joex.store.subscriptions import ExecutorEvent, JobEvent, Version
 T = TypeVar("T")
 Event: TypeAlias = JobEvent | ExecutorEvent
 Read: TypeAlias = Callable[[Connection, Collection[UUID]], Awaitable[Mapping[UUID, T]]]
-"""Reads jobs in one query, without those that are gone."""
+"""Reads jobs in one query; leaves out jobs that are gone."""
 
 _MOST_EVENTS = 10_000
 
 
 class Stream(ABC, Generic[T]):
-    """An async iterator for one reader, which another task fills."""
+    """An async iterator over changes or events, for one reader."""
 
     def __init__(self) -> None:
         self._arrived = asyncio.Event()
         self._error: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """End the stream: the reader gets this error when it has read what came before."""
+        """End the stream with an error, which the reader gets after everything that came before."""
         self._error = error
         self._arrived.set()
 
@@ -64,7 +64,7 @@ class Changes(Stream[tuple[UUID, T | None]]):
     Args:
         ids: the jobs.
         read: reads them.
-        states: deliver only jobs in one of these states, and jobs that are gone; None: all.
+        states: give only jobs in one of these states, and jobs that are gone; None: all.
     """
 
     def __init__(self, ids: Iterable[UUID], read: Read[T], states: Collection[str] | None) -> None:
@@ -77,12 +77,12 @@ class Changes(Stream[tuple[UUID, T | None]]):
         self._unread: dict[UUID, None] = {}  # in the order in which they came
 
     def wants(self, job_id: UUID, version: Version | None) -> bool:
-        """Whether the reader wants this version (None: gone), and does not know it yet."""
+        """Whether this version (None: gone) is new to the stream, and wanted."""
         is_known = job_id in self._seen and self._seen[job_id] == version
         return not is_known and (version is None or self._states is None or version.state in self._states)
 
     def put(self, job_id: UUID, version: Version | None, value: T | None) -> None:
-        """Deliver a new version. ``value`` may be newer than it; if it then comes once more, it is not a change."""
+        """Add a new version. If the job read is newer than that, it comes once more later."""
         self._seen[job_id] = version
         if job_id not in self._latest or self._latest[job_id] != value:
             self._latest[job_id] = value
@@ -112,7 +112,7 @@ class Events(Stream[Event]):
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
-        """Each event comes from now on."""
+        """Start receiving each event."""
         self._begun.set()
 
     def fail(self, error: BaseException) -> None:
@@ -149,7 +149,7 @@ class Streams:
     Attributes:
         of: the streams of changes, by job.
         events: the streams of all events.
-        unsettled: jobs to check: a stream is new, or they may have changed.
+        unsettled: jobs to read: their stream is new, or they may have changed.
         wakeup: set when there is something to do.
     """
 
@@ -184,7 +184,7 @@ class Streams:
         self.wakeup.set()
 
     def heard(self, ids: Iterable[UUID]) -> None:
-        """These jobs may have changed."""
+        """Note that these jobs may have changed."""
         known = self.of.keys() & set(ids)
         if known:
             self.unsettled |= known

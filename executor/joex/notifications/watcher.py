@@ -1,4 +1,4 @@
-"""The watcher of a client: serves all waits on one connection, which it has only while something waits."""
+"""The watcher of a client: serves all waits on one connection, while there are any."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 class Watcher:
     """Watches jobs and receives events.
 
-    During a wait it keeps one connection and one row in the table of subscribers. While the database is
-    unreachable, waits go on: the changes of jobs come later, events of that time are lost. A permanent error, such as a
-    wrong URL or a missing schema, ends all waits.
+    During a wait it keeps one connection and one row in the table of subscribers. While the database is away, waits go
+    on: the changes of jobs come later, events of that time are lost. A permanent error, such as a wrong URL
+    or a missing schema, ends all waits.
 
     Args:
-        connect: gives a connection.
+        connect: lends a connection.
     """
 
     def __init__(self, connect: Connect) -> None:
@@ -41,13 +41,13 @@ class Watcher:
     ) -> AsyncIterator[AsyncIterator[tuple[UUID, T | None]]]:
         """Watch jobs for the time of a block.
 
-        Yields an iterator over ids and what was read: first of each job, then of each that has changed, only the latest
-        if several changes have come; None: the job is gone. It ends when all are gone.
+        Gives an iterator over ids and what ``read`` returned: first of each job, then of each changed job, only the
+        latest if several changes have come; None: the job is gone. It ends when all are gone.
 
         Args:
             ids: the jobs.
-            read: reads jobs, all that have changed in one query; streams with the same function share it.
-            states: leave out jobs that are in none of these states (jobs that are gone come in any case).
+            read: reads all changed jobs in one query; streams with the same function share it.
+            states: leave out jobs that are in no such state (those that are gone come in any case).
         """
         changes = Changes(ids, read, states)
         with self._added(changes):
@@ -62,17 +62,17 @@ class Watcher:
         states: Collection[str],
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - it is the caller's
     ) -> dict[UUID, T | None]:
-        """Wait until each job is, or was meanwhile, as the caller wants it, or gone (None).
+        """Wait until each job has reached its state, or is gone (None).
 
         Args:
             ids: the jobs.
             read: as for `watch`.
-            is_reached: returns whether a job is as the caller wants it.
-            states: the states in which it can be so.
+            is_reached: whether a job has reached its state.
+            states: the states in which this is possible.
             timeout: the longest time.
 
         Raises:
-            TimeoutError: some jobs were not so in time.
+            TimeoutError: the jobs did not get there in time.
         """
         wanted, reached = frozenset(ids), {}
         limit = time_limit(timeout)

@@ -16,7 +16,7 @@ from joex.config import Settings
 from joex.core import events
 from joex.core.job import State
 
-# The level and the text of the line for each event; the event's fields follow.
+# The message of each event, beside its own fields.
 _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Registered: ("info", "registered"),
     events.AppIdInUse: (
@@ -29,7 +29,7 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.WorkerConflict: ("warning", "a run had lost its job: its result is dropped"),
     events.RunNotWritten: (
         "error",
-        "the database refuses a run's start or end: given up (after an end, its job is held until the executor leaves)",
+        "the database refuses the start or the end of a run: given up (after an end, its job stays held)",
     ),
     events.Rescued: ("warning", "an executor has died: its jobs wait again"),
     events.Overdue: ("warning", "runs did not report within their task's timeout: their jobs wait again"),
@@ -57,7 +57,7 @@ _ENDED = {
 
 
 def fan_out(*emits: events.Emit) -> events.Emit:
-    """An `Emit` that passes each event on to all of these."""
+    """Combine receivers: each event goes to all of them."""
 
     def emit(event: events.Event) -> None:
         for one in emits:
@@ -82,8 +82,8 @@ class LogLines:
     """Writes a line for each event that is worth one. A `joex.core.events.Emit`.
 
     Args:
-        settings: give the format and the level of the lines.
-        stream: where to write; None: stderr.
+        settings: give the format and the level.
+        stream: written to instead of stderr.
     """
 
     def __init__(self, settings: Settings, stream: TextIO | None = None) -> None:
@@ -110,7 +110,7 @@ class LogLines:
 
 
 def capture_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Write what libraries and tasks log (with the standard library) in the same format, to the same stream."""
+    """Write what libraries and tasks log (with the standard library) in the same form, to the same stream."""
     to = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(to)
     handler.setFormatter(
@@ -142,7 +142,7 @@ def _render(settings: LogSettings, stream: TextIO) -> list[Processor]:
             colors=stream.isatty(),
             sort_keys=False,
             exception_formatter=structlog.dev.plain_traceback,
-            repr_native_str=True,  # names come from submitters, and must not control the terminal
+            repr_native_str=True,  # names come from submitters: they must not steer the terminal
         )
     ]
 
@@ -160,7 +160,7 @@ def _of_run(event: events.RunStarted | events.RunEnded) -> dict[str, Any]:
         "task": job.task,
         "group": job.group,
         "queue": job.queue,
-        "attempt": job.attempt + 1,  # as the task sees it: taken jobs carry the attempts before
+        "attempt": job.attempt + 1,  # as the task sees it: a taken job counts the attempts before this one
     }
     if isinstance(event, events.RunEnded):
         verdict = event.verdict

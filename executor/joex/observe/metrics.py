@@ -1,8 +1,8 @@
 """Events -> numbers for Prometheus.
 
-Labels are bounded: task, queue, the bucket of a group, result, and fixed words. A job could name any task, so after
-`_MOST_TASKS` pairs of task and queue, all further ones are counted together. docs/reference/metrics.md explains each
-metric.
+Labels are bounded: task, queue, the bucket of a group, result, and fixed words. A job could name any task, so
+after `_MOST_TASKS` pairs of task and queue one tally counts all further pairs. docs/reference/metrics.md explains each
+number.
 """
 
 from __future__ import annotations

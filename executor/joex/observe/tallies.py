@@ -1,7 +1,7 @@
 """Counts runs, for Prometheus.
 
-The executor counts many thousand runs a second, all on its event loop. So the counts are plain numbers, which a scrape
-turns into metrics; the counters of prometheus_client take a lock for each increment.
+The executor's loop updates them for many thousand runs a second. So they are plain numbers, which a scrape turns into
+a page; the counters of prometheus_client take a lock for each update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDS = (State.SUCCESS, State.FAILED, State.CANCELLED, State.STUCK, State.WAITIN
 
 
 class Distribution:
-    """A histogram: each bucket counts the values up to its bound that are above the bound before."""
+    """The distribution of values over buckets, each from above the bound before up to its own bound."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -57,14 +57,14 @@ class RunTally:
 
 
 class RunTallies(Collector):
-    """All tallies: ``runs``, by task and queue. A collector for a registry of prometheus_client."""
+    """The tallies of all runs: ``runs``, by task and queue. A collector for a registry of prometheus_client."""
 
     def __init__(self) -> None:
         self.runs: dict[tuple[str, str], RunTally] = {}
         self._waited: dict[str, tuple[Distribution, ...]] = {}
 
     def add(self, task: str, queue: str) -> RunTally:
-        """The tally of a task in a queue, made if there is none yet."""
+        """The tally of a task in a queue; creates it at first use."""
         waited = self._waited.get(queue)
         if waited is None:
             waited = self._waited[queue] = tuple(Distribution(_WAIT_SECONDS) for _ in range(GROUP_BUCKETS))

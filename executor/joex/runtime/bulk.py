@@ -1,6 +1,6 @@
-"""Moves large arguments and results one by one, on connections that no service waits for.
+"""Moves large arguments and results one by one, on connections that no service uses.
 
-On a slow link each may take seconds. So each has a time limit that fits its size, and delays only its own run.
+On a slow link each may take seconds: each has a time limit that fits its size, and delays only its own run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECTIONS = 2
-"""How many connections of an executor carry what is large."""
+"""How many connections of an executor carry large values."""
 SLOWEST = 500_000
-"""Bytes a second; a slower transfer counts as too slow."""
+"""Bytes a second; a slower transfer exceeds its limit."""
 _BASE = 5.0  # seconds, whatever the size
 _TRIES = 3
 _RETRY_IN = 1.0
@@ -37,13 +37,13 @@ class TooSlow(JoexError):
 
 
 async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitable[T]], emit: Emit) -> T:
-    """The result of ``move``, which moves ``size`` bytes over a connection; retries it until it gets through.
+    """Call ``move``, which moves this many bytes over a connection, and return its value. Tries until it gets through.
 
     Only a statement that took too long, or that the database refuses, counts as a try. An executor that can't reach
     its database at all loses its lease soon, and its runs are interrupted.
 
     Raises:
-        TooSlow: it took longer than its size explains, several times.
+        TooSlow: the transfer took longer than its size explains, several times.
         InvalidJob: the database refuses the data.
         JoexError: the database refuses the statement, several times. (Some internal errors go away.)
     """
@@ -72,14 +72,14 @@ async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitab
 
 @asynccontextmanager
 async def _lent(pool: Pool[Any]) -> AsyncIterator[Connection]:
-    """A connection for the time of a block. It cancels a statement that was given up, which may hold the job's row."""
+    """A connection for the time of a block. Cancels a statement that was given up: it may hold the job's row."""
     with translated():
         connection = await pool.acquire()
         try:
             yield connection
         except asyncio.CancelledError:
             with suppress(asyncpg.InterfaceError):  # it is gone already
-                connection.terminate()  # its answer is of no use any more
+                connection.terminate()  # no code needs its answer any more
             raise
         finally:
             with suppress(TimeoutError):  # then it is terminated

@@ -30,7 +30,7 @@ class Caller:
         self._threads.shutdown(wait=False)
 
     def call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
-        """Call the task's code; await the result for its value."""
+        """Call the task's code; returns an awaitable for its value."""
         limit = self._defaults.timeout_of(task)
         if not task.is_async:
             return self._in_thread(run, task.function, limit)
@@ -38,9 +38,9 @@ class Caller:
         return called if limit is None else _within(limit, called)
 
     async def _in_thread(self, run: Run, function: Callable[..., Any], limit: float | None = None) -> Any:
-        """Run code in a thread. Python can't interrupt it: after the limit, ask it to end, and still wait for it.
+        """Run code in a thread. Python can't interrupt it: after the limit, ask it to end, and still await it.
 
-        If its slot, or its job, went to another run meanwhile, two would run at once.
+        Meanwhile its slot and its job stay taken: another run would make two at once.
         """
         call = functools.partial(contextvars.copy_context().run, function, run.context, **run.args)
         future = self._loop.run_in_executor(self._threads, _caught, call)
@@ -69,7 +69,7 @@ class Caller:
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """The value of a call, or its error: a future can't carry every exception (StopIteration, for one)."""
+    """The value of a call, or its exception: a future can't carry every exception (StopIteration, for one)."""
     try:
         return call(), None
     except BaseException as error:  # noqa: BLE001 - see above

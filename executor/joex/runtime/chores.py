@@ -1,6 +1,6 @@
-"""The periodic chores of an executor, beside its heartbeats, on a connection of their own.
+"""The periodic chores of an executor, beside its heartbeats, on their own connection.
 
-They recheck what notifications may have missed, and rescue the jobs of dead executors and overdue runs. None of them is
+They find changes whose notifications got lost, and rescue the jobs of dead executors and overdue runs. None of them is
 urgent, but all must continue whatever a task does to the executor's loop, so they run in the thread of the lease.
 Heartbeats use another connection, so that no chore delays a heartbeat.
 """
@@ -22,8 +22,8 @@ from joex.runtime.waits import wait_for
 from joex.store import executors, timeouts
 from joex.store.database import borrowed, create_pool
 
-_REST = 10  # a chore rests this many times as long as it took,
-_LONGEST_REST = 30.0  # but at most this many seconds
+_REST = 10  # a chore rests for this many times as long as it took,
+_LONGEST_REST = 30.0  # but no more seconds than this
 
 
 class Chores:
@@ -33,12 +33,12 @@ class Chores:
         url: the database.
         executor: the id of the registration.
         queues: the queues that it serves.
-        lease: its times.
+        lease: the times of its lease.
         most_losses: how often a job may be lost before it fails.
-        pooled: connections go through a transaction pooler.
-        held: returns the runs at this moment (job id, lock id).
+        pooled: the connection leads through a transaction pooler.
+        held: the runs at this moment.
         observed: what heartbeats have observed of other executors.
-        notifier: notifies the executor of what the chores find.
+        notifier: notifies the executor of the findings.
     """
 
     def __init__(
@@ -65,20 +65,17 @@ class Chores:
         self._notifier = notifier
         self._callbacks = notifier.callbacks
         self._beaten = asyncio.Event()
-        self._rescued: Counter[tuple[str, int]] = (
-            Counter()
-        )  # each call puts back a part of the jobs; one event reports all
+        self._rescued: Counter[tuple[str, int]] = Counter()  # each call rescues a part; one event sums up an executor
 
     def has_beaten(self) -> None:
-        """A heartbeat was answered: do what is due now, while its observation is fresh."""
+        """Do the due chores now, after an answered heartbeat: its observation is fresh."""
         self._beaten.set()
 
     async def do(self) -> Never:
-        """Do all chores after each heartbeat, and without heartbeats too, until cancelled.
+        """Do all chores, with each heartbeat and also without, until cancelled.
 
-        Each chore has the time limit of services, and its failure doesn't affect the others. It is done again at once
-        while it reports that there may be more. Then it rests; the longer it takes to find nothing (over dead rows that
-        vacuum has not cleared, say), the longer it rests.
+        Each chore has the time limit of services, and its failure does not disturb the others. It repeats at once while
+        there may be more; then the less often, the longer it takes to find nothing (over dead rows, for example).
         """
         pool = await create_pool(
             self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True

@@ -51,7 +51,7 @@ class Executor:
         app: the tasks.
         settings: see `joex.config.Settings`.
         url: the database, which has this version's schema.
-        emit: where events go; called on the executor's loop.
+        emit: receives events, on the executor's loop.
         watchdog: ends this process if its interpreter is stuck; None: no watchdog.
     """
 
@@ -117,11 +117,11 @@ class Executor:
         """Run until it has drained. ``services`` run beside it all the time (the HTTP interface).
 
         Raises:
-            SchemaError, ConfigError, DatabaseUnavailable: at the start, while nothing has been taken.
+            SchemaError, ConfigError, DatabaseUnavailable: at the start, before the executor takes jobs.
         """
         polls = self.settings.poll_interval is not None
         pool = await create_pool(self._url, most=4, pooled=polls, name=f"joex {self.app_id}", for_services=True)
-        # Tasks have connections of their own, so that long transactions of theirs never keep the services waiting.
+        # Tasks have their own connections, so that their long transactions never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
         task_pool = await create_pool(
             self._url, most=most, pooled=polls, name=f"joex tasks {self.app_id}", for_tasks=True
@@ -176,7 +176,7 @@ class Executor:
         )
 
     async def _unless_drained(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Do work before the first take; None if the executor was asked to drain meanwhile, which nothing delays."""
+        """Prepare the first take; None if the executor was asked to drain first, so that nothing delays the exit."""
         task, drained = asyncio.ensure_future(work), asyncio.ensure_future(self._asked_to_drain.wait())
         try:
             await asyncio.wait({task, drained}, return_when=asyncio.FIRST_COMPLETED)
@@ -211,8 +211,7 @@ class Executor:
         while not self._asked_to_drain.is_set():
             sent = clock()
             try:
-                # (A drain does not interrupt the registration itself: it could leave the row of an executor that does
-                # not exist.)
+                # (Don't cancel the registration itself: that would leave the row of an executor that does not exist.)
                 if not await self._unless_drained(_reach(pool)):
                     return None
                 async with borrowed(pool) as connection:
@@ -263,7 +262,7 @@ class Executor:
 
 
 async def _reach(pool: asyncpg.Pool[Any]) -> Literal[True]:
-    """Open a connection in the pool."""
+    """Open a connection of the pool."""
     async with borrowed(pool):
         return True
 
@@ -273,7 +272,7 @@ async def _run(service: Callable[[], Awaitable[None]]) -> None:
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error inside the groups that task groups raise, if it is a single one."""
+    """The error without the groups around it, if it is a single one."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

@@ -3,9 +3,9 @@
 A run keeps its slot until its end is written, so that an executor never holds more jobs than it has slots. The finisher
 keeps and retries an end until the database takes it, or answers that the run has lost its job.
 
-A batch has a budget in bytes, which shrinks after each timeout: otherwise the finisher would send a batch that does not
-get through in its time again for ever. It writes an end apart (see `bulk`) if the end is large, does not get through
-alone, or makes the database refuse the statement; to find the latter, it halves the batch.
+A batch has a budget in bytes, which shrinks after each failure: otherwise the finisher would send a batch that is too
+slow again forever. It writes an end apart (see `bulk`) if it is large, or does not get through alone, or if it makes
+the database refuse its statement, which the finisher finds out by halving the batch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _LONGEST_RETRY = 2.0
 _NOTES_WITHIN = 0.5
 _BATCH_BYTES = 1_000_000
 _LARGE = 250_000  # bytes; a larger end is written apart
-_ROW_BYTES = 500  # what an end costs in any case
-_BLAMED = 10_000  # bytes: a smaller end is not what makes its statement slow
+_ROW_BYTES = 500  # the overhead of an end
+_BLAMED = 10_000  # bytes: a smaller end does not make its statement slow
 _LONGEST_REASON = 2000
 
 
@@ -49,10 +49,9 @@ _OTHERWISE = {"canceled": Verdict(State.CANCELLED), "resubmitted": Verdict(State
 
 
 class End(EndedRun):
-    """The end of a run, as it is written, and what was decided about it.
+    """The end of a run as the finisher writes it, and the decision about it.
 
-    ``has_committed``: a transaction of the task has ended the job already. (An end is also the row that is written: one
-    object for each run instead of two.)
+    ``has_committed``: the task's own transaction has. (This object is the row too: one for each run instead of two.)
     """
 
     __slots__ = ("has_committed", "is_refused", "is_settled", "job", "said", "size", "verdict")
@@ -67,7 +66,7 @@ class End(EndedRun):
         *,
         has_committed: bool,
     ) -> None:
-        # (Sets all fields itself: to call the __init__ of the row, too, would double the cost for each run.)
+        # (Sets all fields here: a call of the row's own __init__ for each of thousands of runs would double the cost.)
         self.id = job.id
         self.lock_id = job.lock_id
         self.state, delay, self.error, exhausted = verdict
@@ -84,7 +83,7 @@ class End(EndedRun):
         self.size = _ROW_BYTES + (0 if result is None else len(result)) + (0 if message is None else len(message))
 
     def fail(self, why: str) -> None:
-        """The end can't be written: the job fails instead, with the reason."""
+        """Let the job fail with this reason, because the end can't be written."""
         self.is_refused = True
         self.verdict = Verdict(State.FAILED, error=why)
         self.state, self.error, self.exhausted, self.delay = State.FAILED, why, None, None
@@ -109,12 +108,12 @@ class Finisher:
     """The service that writes starts and ends of runs.
 
     Args:
-        pool: where connections come from.
-        reports: writes the log lines and progress of runs, before their ends.
-        emit: where events go.
-        written: called with jobs whose runs have their ends written, or have lost them: their slots are free.
-        bulk: where connections for large ends come from.
-        canceled: called, before ``written``, with the job of a run that ended as cancelled although its code did not.
+        pool: lends connections.
+        reports: writes log lines and progress of runs, before their ends.
+        emit: receives events.
+        written: called with jobs whose runs have ended in the database, or have lost them: their slots are free.
+        bulk: lends connections for large ends.
+        canceled: called, before ``written``, with the job of a run that ended as cancelled though it said otherwise.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class Finisher:
         self._ends: list[End] = []
         self._apart: list[End] = []
         self._budget = _BATCH_BYTES
-        self._locked: set[UUID] = set()  # runs (lock ids) whose rows other transactions have locked
+        self._locked: set[UUID] = set()  # runs (lock ids) whose rows other transactions lock
         self._some = asyncio.Event()
         self._starts = StartMarks(self._some.set)
         self._loop = asyncio.get_running_loop()
@@ -160,7 +159,7 @@ class Finisher:
         self._written([job])
 
     async def run(self) -> None:
-        """Write what comes, until cancelled."""
+        """Write starts and ends as they come, until cancelled."""
         retry_in = 0.1
         try:
             async with asyncio.TaskGroup() as apart:
@@ -174,7 +173,7 @@ class Finisher:
                         await self._write()
                         retry_in = 0.1
                     except (JoexError, OSError) as error:
-                        # A row that another session has locked is such an error too: next time locked rows are skipped.
+                        # A row that another session has locked is such an error too: the next try skips locked rows.
                         self._careful = True
                         self._emit(DatabaseTrouble("finisher", str(error), retry_in))
                         await asyncio.sleep(retry_in)
@@ -200,7 +199,7 @@ class Finisher:
             left = [end for end in ends if not end.is_settled]
             is_late = isinstance(error.__cause__, TimeoutError)
             if is_late and len(ends) == 1:
-                self._apart += left  # so that the others do not wait for it
+                self._apart += left  # the other ends do not wait for them
             else:
                 self._ends = left + self._ends
             if is_late and ends:
@@ -225,7 +224,7 @@ class Finisher:
         return ends
 
     async def _write_apart(self, end: End) -> None:
-        """Write an end alone, with a time limit that fits its size; if it can't be written, fail the job instead."""
+        """Write an end alone, with as much time as its size needs; if that fails for good, write a failure instead."""
         end.is_settled = False
         await self._flush_reports()
         while not end.is_settled:
@@ -235,7 +234,7 @@ class Finisher:
                 if end.size > _BLAMED:
                     end.fail(f"result: {error} ({end.size} bytes)")
             except JoexError as error:
-                if end.is_refused or end.state == State.WAITING:  # the run's result is not the cause
+                if end.is_refused or end.state == State.WAITING:  # the run's values are not the cause
                     end.is_settled = True
                     self._emit(RunNotWritten(end.job.id, end.job.task, "end", str(error)))
                     self._written([end.job])
@@ -243,7 +242,7 @@ class Finisher:
                     end.fail(storable(f"the end of the run could not be written: {error}", _LONGEST_REASON))
 
     def _refused(self, end: End, _: JoexError) -> None:
-        """The database refuses this end: write it apart, so that the others do not wait for it."""
+        """Write this end apart, so that the others do not wait for it: the database does not take it."""
         end.is_settled = True
         self._apart.append(end)
 
@@ -255,15 +254,15 @@ class Finisher:
                 self._starts.add(job, at, now + _LOCKED_RETRY_IN)
 
     def _give_up_start(self, start: tuple[TakenJob, float], error: JoexError) -> None:
-        """The database refuses this mark: give it up, because the end of the run has the start, too."""
+        """Give up a mark that the database does not take; the end of the run says it all."""
         job, _ = start
         self._emit(RunNotWritten(job.id, job.task, "start", str(error)))
 
     async def _flush_reports(self) -> None:
-        """Write log lines and progress before the ends: once another run has the job, the database refuses them.
+        """Write the log lines of the runs first: once the runs have ended, the database would refuse the lines.
 
-        But a log that can't be written must not delay ends: they wait for it for a moment, and then not again until it
-        has caught up.
+        But a log that can't be written keeps no job waiting: the finisher waits for a moment, and then goes on without
+        the log until it has caught up.
         """
         if self._reports.is_empty:
             self._notes_lag = False
@@ -275,10 +274,10 @@ class Finisher:
                 self._notes_lag = True
 
     async def _write_ends(self, connection: Any, ends: Sequence[End]) -> None:
-        # (One locked row would make the whole batch wait, each time.)
+        # (A row that another transaction locks would keep the whole batch waiting, each time.)
         answers = await runs.finish_many(connection, ends, skip_locked=self._careful or bool(self._locked))
         unusual = {id(row): answer for row, answer in answers}
-        # The answer to an earlier statement got lost, or came too late: report what that statement has written.
+        # The answer to a statement got lost, or came too late: report what the statement has written.
         unheard = [end for end in ends if unusual.get(id(end)) == "already" and not end.has_committed]
         if unheard:
             written = await runs.ended_as(connection, unheard)
@@ -287,8 +286,8 @@ class Finisher:
         self._written([end.job for end in ends if self._settle(end, unusual.get(id(end), "ok"))])
 
     def _settle(self, end: End, answer: str) -> bool:
-        """Report an end that is written; False: its row is locked, and it is not."""
-        end.is_settled = True  # (so that it is not written again if the rest of its batch fails)
+        """Report a written end; False: it is not written."""
+        end.is_settled = True  # (not retried, even if the rest of its batch is)
         if answer == "locked":
             self._locked.add(end.lock_id)
             self._loop.call_later(_LOCKED_RETRY_IN, self._again, end)
@@ -311,7 +310,7 @@ class Finisher:
 async def _halved(
     rows: Sequence[T], write: Callable[[Sequence[T]], Awaitable[None]], refused: Callable[[T, JoexError], None]
 ) -> None:
-    """Write rows in one statement; if the database refuses it, in halves, to find the rows that it refuses."""
+    """Write rows in one statement, or in several, to find out which of them the database refuses."""
     try:
         await write(rows)
     except JoexError as error:
@@ -326,7 +325,7 @@ async def _halved(
 
 
 def _heard_late(end: End, written: tuple[str, str | None] | None) -> str:
-    """The lost answer to the statement that has ended a run; sets the verdict to what that statement has written."""
+    """The lost answer to the statement that ended a run; the run gets the verdict that this statement wrote."""
     state, error = (end.said.state, end.said.error) if written is None else written
     if (state, error) != (end.verdict.state, end.verdict.error):
         end.verdict = end.said

@@ -27,7 +27,7 @@ def _boot() -> str:
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # not Linux: then nothing is known about other processes
+    except OSError:  # not Linux: other processes are then unknown
         return ""
 
 

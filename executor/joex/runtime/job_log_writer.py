@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _BATCH = 1000
 _BATCH_BYTES = 500_000
-_LINE_BYTES = 100  # what a line costs in any case
+_LINE_BYTES = 100  # the overhead of a line
 _TRIES = 3
 _GATHER = 0.05  # seconds between two writes, so that a chatty job causes few of them
 _RETRY_IN = 1.0
@@ -63,10 +63,10 @@ class JobLogWriter:
         self._lines: deque[_Line] = deque()
         self._progress: dict[UUID, _Progress] = {}
         self._locked: dict[UUID, _Progress] = {}  # progress that is not written yet: its row was locked
-        self._next_try: asyncio.TimerHandle | None = None  # of the locked progress
+        self._next_try: asyncio.TimerHandle | None = None  # to write these
         self._writing = asyncio.Lock()
         self._dropped = 0
-        self._budget = _BATCH_BYTES  # it shrinks while batches do not get through
+        self._budget = _BATCH_BYTES  # shrinks while batches do not get through
         self._tries = 0  # of a line that does not get through alone
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
@@ -110,10 +110,10 @@ class JobLogWriter:
                 self._report(len(self._lines), "the database could not be reached before the executor left")
 
     async def flush(self) -> None:
-        """Write all lines and progress that were given up to now, except progress whose row is locked.
+        """Write all reports up to now, and return when they are written; progress whose row is locked stays behind.
 
         Raises:
-            DatabaseUnavailable: it could not be written, and is kept.
+            DatabaseUnavailable: the reports could not be written; they stay in the buffer.
         """
         async with self._writing:
             with self._lock:  # (only here, between batches: a batch on its way may have later progress)
@@ -126,7 +126,7 @@ class JobLogWriter:
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing to write, and nothing is being written."""
+        """Whether the buffer is empty, and no write is under way."""
         return not (self._lines or self._progress or self._locked or self._writing.locked())
 
     def _cut(self) -> _Batch | None:
@@ -144,7 +144,7 @@ class JobLogWriter:
             return lines, progress
 
     async def _write(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> None:
-        """Write a batch. If the database refuses it, halve it until what it refuses is found, and drop that."""
+        """Write a batch. Halves a batch that the database refuses, until it finds the refused part, and drops that."""
         batches: list[_Batch] = [(lines, progress)]  # the last one is the first to be written
         while batches:
             lines, progress = batches[-1]
@@ -188,7 +188,7 @@ class JobLogWriter:
         return noted.dropped
 
     def _is_hopeless(self, lines: list[_Line], error: DatabaseUnavailable) -> bool:
-        """Whether to give up a line: it was tried alone, and did not get through in its time often enough."""
+        """Whether to give up a line that did not get through in its time: it was tried alone, and often enough."""
         if not (lines and isinstance(error.__cause__, TimeoutError)):
             return False
         self._budget = max(sum(_LINE_BYTES + len(line.message) for line in lines) // 8, 1)
@@ -199,7 +199,7 @@ class JobLogWriter:
         with self._lock:
             for lines, progress in batches:
                 self._lines.extendleft(reversed(lines))
-                self._progress = {**progress, **self._progress}  # progress that came since is later
+                self._progress = {**progress, **self._progress}  # newer reports replace older ones
 
     def _report(self, lines: int, reason: str) -> None:
         if lines:

@@ -46,8 +46,10 @@ from joex.store.database import connect
 from joex.store.errors import NO_MESSAGE
 
 _RECONNECT_IN = 0.2
-_GRACE = 0.25  # seconds for interrupted runs to end, even if fatal_after has passed already (in a stopped process)
-_LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, once it knows that the lease has ended
+_GRACE = (
+    0.25  # seconds for interrupted runs to end, even where fatal_after has passed already (a process that was stopped)
+)
+_LOOP_WITHIN = 3.0  # seconds for the executor's loop to end its runs, from the report that the lease has ended
 EXIT_CODE = 75
 """The exit code if the lease is over and task code can't be stopped (EX_TEMPFAIL: restart the executor)."""
 
@@ -59,11 +61,11 @@ class LeaseKeeper:
         url: the database.
         executor: the id of the registration.
         queues: the queues that it serves.
-        lease: its times.
+        lease: the times of the lease.
         most_losses: how often a job may be lost before it fails, for the jobs of executors found dead.
-        pooled: connections go through a transaction pooler: no session lock, no notifications.
-        held: returns the runs at this moment (job id, lock id); called from the thread.
-        executing: returns how many runs have code running at this moment; called from the thread.
+        pooled: the connections lead through a transaction pooler: no session lock, no notifications.
+        held: the runs at this moment; called from the thread.
+        executing: how many runs have code running at this moment; called from the thread.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
         watchdog: watches the process; None: no watchdog.
         callbacks: called when something happens.
@@ -180,11 +182,11 @@ class LeaseKeeper:
                 one.cancel()
 
     async def _session(self) -> None:
-        """One connection, until it breaks."""
+        """Keep the lease on one connection, until it breaks."""
         connection = None
         try:
             # A heartbeat that is lost in a crash of the server does no harm, so it need not wait for the disk.
-            # (Behind a pooler it does wait: a setting of the session there would be set for other clients.)
+            # (Behind a pooler it waits: a setting of the session there would apply to other clients.)
             connection = await connect(
                 self._url,
                 pooled=self._pooled,
@@ -214,7 +216,7 @@ class LeaseKeeper:
             await listener.listen("joex_wake", self._hear_wake)
             await listener.listen("joex_control", self._hear_control)
             await listener.listen(periodic.CHANNEL, self._hear_periodic)
-            self._hear_periodic("")  # a notification from before this session listened does not come again
+            self._hear_periodic("")  # notifications from before this session listened do not come again
         has_lock = listener.is_pooled
         while not listener.is_lost and not self._is_over:
             # An earlier session of this executor may not have ended on the server yet, and holds the lock until then.

@@ -19,28 +19,28 @@ class LeaseCallbacks(Protocol):
         """Log and count an event."""
 
     def on_wake(self) -> None:
-        """There may be work."""
+        """Look for work: there may be some."""
 
     def on_crowd(self) -> None:
-        """Takes have to walk over dead rows, which vacuum has not cleared."""
+        """Raise floors: takes have to walk over dead rows that vacuum has not cleared."""
 
     def on_periodic(self) -> None:
-        """A periodic task has changed."""
+        """Read the periodic tasks: one has changed."""
 
     def on_drain(self) -> None:
-        """A client or operator asks this executor to drain."""
+        """Drain: a client or operator asks for it."""
 
     def on_cancel(self, job_id: UUID) -> None:
-        """A client has cancelled a job that this executor holds."""
+        """Cancel a job that this executor holds."""
 
     def on_lost(self, lock_ids: list[UUID]) -> None:
-        """These runs have lost their jobs."""
+        """Interrupt these runs: they have lost their jobs."""
 
     def on_trust(self, *, trusted: bool) -> None:
-        """The lease can't be trusted any more, or can be again."""
+        """Stop trusting the lease, or trust it again."""
 
     def on_ended(self) -> None:
-        """The lease has ended: another executor has declared this registration dead."""
+        """End this registration: another executor has declared it dead."""
 
 
 class Notifier:

@@ -36,9 +36,9 @@ class Maintenance:
 
     Args:
         url: the database.
-        pooled: connections go through a transaction pooler.
-        name: the name of its connection.
-        emit: where events go.
+        pooled: the connection leads through a transaction pooler.
+        name: the name of its connection in pg_stat_activity.
+        emit: receives events.
     """
 
     def __init__(self, url: str, *, pooled: bool, name: str, emit: Emit) -> None:
@@ -67,7 +67,7 @@ class Maintenance:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
-        """A connection of its own, without a time limit: long logs take long to delete, and no other service waits."""
+        """Its own connection, without a time limit: long logs take long to delete, and no other service waits."""
         connection = await connect(self._url, pooled=self._pooled, name=self._name)
         try:
             yield connection
@@ -105,7 +105,7 @@ async def _delete_finished(connection: Connection, states: list[str], age: timed
 
 
 async def _forget_lines(connection: Connection) -> None:
-    """Delete log lines whose jobs are gone. There are few, if any, so most calls check only one batch of lines."""
+    """Look for lines whose jobs are gone: there are few, so it seldom searches a long log as a whole."""
     is_thorough = random.randrange(_ALL_LINES_ONCE_IN) == 0  # noqa: S311 - there is no secret
     after: UUID | None = UUID(int=0)
     while after is not None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _EVERY = 1.0
 _RETRY_IN = 2.0
 _CROWD = 50  # jobs that finish in a group before its floor is raised
-_AT_ONCE = 50_000  # finished jobs to read at once
-_BACK = timedelta(hours=1)  # jobs that finished earlier are not counted
+_AT_ONCE = 50_000  # finished jobs that one check reads
+_BACK = timedelta(hours=1)  # a check reads only jobs that finished since
 
 
 class ReadFloorKeeper:
@@ -37,7 +37,7 @@ class ReadFloorKeeper:
         self._forget()
 
     def wake(self) -> None:
-        """Takes have to walk over dead rows, or floors are on."""
+        """Check the floors: takes have to walk, or floors are on."""
         self._crowded.set()
 
     async def run(self) -> None:

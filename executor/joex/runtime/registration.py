@@ -52,9 +52,9 @@ class Resources:
         bulk_pool: connections for arguments and results that are too large to travel with others.
         task_connections: connections for the tasks.
         limits: the largest arguments and results.
-        poll_interval: seconds between two takes if it polls; None: it listens.
-        asked_to_drain: set when the executor must take no more jobs.
-        asked_to_stop: set when it must also interrupt the running ones.
+        poll_interval: seconds between two takes without notifications; None: it listens.
+        asked_to_drain: set when the executor is to take no more jobs.
+        asked_to_stop: set when it is to interrupt running jobs, too.
         drain: called when the database asks the executor to drain.
     """
 
@@ -180,13 +180,13 @@ class Registration:
         self.taker.stop()
         await taking
         if self.runner.runs:
-            with suppress(JoexError, OSError):  # only the views show it: nothing depends on it
+            with suppress(JoexError, OSError):  # only shown to users: no code depends on it
                 async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
                     await executors.show_drain(connection, self._id)
-        self.runner.give_back_unstarted()  # what was taken at the last moment
+        self.runner.give_back_unstarted()  # the jobs of a take at the last moment
         limit = resources.settings.drain_timeout
         patience = wait_for(resources.asked_to_stop, None if limit is None else limit.total_seconds())
-        # The ends of runs may wait for the database. Once the lease is over, don't wait.
+        # Ended runs may still wait for the database to store them. With the lease over, don't wait for that.
         await first_of(patience, self._ended.wait(), self._until_idle(), self.keeper.until_over())
         if self.runner.runs:
             self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
@@ -202,8 +202,8 @@ class Registration:
                     given_back = await executors.leave(connection, self._id, self._resources.settings.most_losses)
                 self._emit(events.Left(self._id, given_back))
         if stubborn:
-            # Code in threads that does not check ctx.cancelled. While it runs, its jobs can't be given back, so they
-            # move on as those of a dead executor do.
+            # Code in threads that ignores ctx.cancelled. While it runs, no other executor may run its jobs, so they
+            # move on as the jobs of a dead executor do.
             sys.stderr.write(f"joex: {stubborn} tasks did not react to being interrupted; exiting\n")
             sys.stderr.flush()
             os._exit(EXIT_CODE)
@@ -233,7 +233,7 @@ class Registration:
     # The callbacks of the lease's thread, on the executor's loop.
 
     def on_event(self, event: Event) -> None:
-        """Pass an event on."""
+        """Emit an event of the lease's thread."""
         self._emit(event)
 
     def on_wake(self) -> None:
@@ -245,7 +245,7 @@ class Registration:
         self.read_floors.wake()
 
     def on_periodic(self) -> None:
-        """Wake the scheduler of periodic tasks."""
+        """Wake the scheduler."""
         self.scheduler.wake()
 
     def on_drain(self) -> None:
@@ -274,5 +274,5 @@ class Registration:
             self.runner.interrupt_all(Interruption.GIVE_BACK)
 
     def on_ended(self) -> None:
-        """This registration is over."""
+        """End this registration."""
         self._ended.set()

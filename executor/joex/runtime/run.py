@@ -16,8 +16,8 @@ from joex.task import Task
 class Interruption(enum.Enum):
     """Why a run is interrupted."""
 
-    CANCEL = enum.auto()  # a client has cancelled the job
-    GIVE_BACK = enum.auto()  # the executor leaves, or can't trust its lease: the job runs again elsewhere
+    CANCEL = enum.auto()  # the job is to be cancelled
+    GIVE_BACK = enum.auto()  # the executor leaves, or can't trust its lease: another executor is to run the job
     LOST = enum.auto()  # the run has lost its job: it may write nothing
 
 

@@ -1,7 +1,7 @@
 """Runs of jobs in the slots of an executor, from their start to the `Outcome` that is written.
 
-A suspect is a job that executors held when they died. It waits in its slot until all other runs here have ended, and
-the executor takes no jobs until the suspect has ended: if this executor dies too, the suspect is the cause
+A suspect, a job that executors died with, keeps its slot unstarted until all other runs here have ended, and the
+executor takes no jobs until the suspect has ended: if this executor dies too, that job is the cause
 (docs/why/adr/0030). Both waits have a time limit, because runs may wait for each other's jobs.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _RETURNED = Outcome(Ending.RETURNED)
-_SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # whatever the other arguments are
+_SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # independent of these
 
 
 class Runner:
@@ -69,7 +69,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._caller = Caller(slots, defaults, reports)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
-        self._suspect: Run | None = None  # the one that waits to run alone, or does
+        self._suspect: Run | None = None  # runs alone, or waits to do so
         self._is_alone = asyncio.Event()
 
     @property
@@ -85,8 +85,8 @@ class Runner:
     def start(self, job: TakenJob) -> None:
         """Run a job in a free slot.
 
-        Of several suspects from one take it keeps one, and gives the others back: so there is a take between two
-        suspects, in which the jobs of all groups have their turn.
+        Of several suspects from one take the runner keeps one, and gives the others back, so that a take comes between
+        two of them, and the jobs of all groups have their turn.
         """
         run = Run(job)
         self.runs[job.lock_id] = run
@@ -98,7 +98,7 @@ class Runner:
         run.worker = self._loop.create_task(self._run(run))
 
     def release(self, jobs: Iterable[TakenJob]) -> None:
-        """Free the slots of jobs whose ends are written, unless their cancel handlers run."""
+        """Free the slots of jobs whose ends are written, unless a cancel handler still runs."""
         for job in jobs:
             run = self.runs.get(job.lock_id)
             if run is not None and not run.is_cleaning_up:
@@ -130,8 +130,8 @@ class Runner:
     def interrupt(self, run: Run, why: Interruption) -> None:
         """Interrupt a run: async code at its next await; code in a thread sees ``ctx.cancelled``.
 
-        It interrupts a run only once, so that the task can clean up. A later reason replaces an earlier one only if it
-        is LOST, which is final.
+        Interrupts a run once, so that the task can clean up undisturbed. A later reason replaces an earlier one only
+        if it is stronger: a lost run stays lost.
         """
         if run.interruption is not None:
             run.interruption = why if why is Interruption.LOST else run.interruption
@@ -160,8 +160,8 @@ class Runner:
     async def _run(self, run: Run) -> None:
         """Run the code of a job, and hand over its outcome.
 
-        It awaits the code itself: there are thousands of runs a second, and each coroutine between here and the code
-        would cost one more object for each of them.
+        Awaits the code directly: there are thousands of runs a second, and each further coroutine would cost all of
+        them.
         """
         args: str | Outcome | None = await self._until_alone(run) if run.job.suspect else run.job.args
         if args is None:
@@ -192,14 +192,14 @@ class Runner:
         self._end(run, outcome, result, message)
 
     async def _fetched(self, run: Run) -> str | Outcome:
-        """The arguments of a job that came without them; or why there are none."""
+        """Fetch the arguments of a job that came without them; or the reason why there are none."""
         try:
             return await _before_it_starts(run, self._fetch(run.job))
         except JoexError as error:
             return Outcome(Ending.RAISED, f"args: {error_line(error)}")
 
     async def _until_alone(self, run: Run) -> str | Outcome | None:
-        """Wait until nothing else runs here, and mark the run of a suspect; returns the arguments that came with it."""
+        """Wait until no other run is left here, and mark a suspect's run; returns the arguments that came with it."""
         try:
             marked = await _before_it_starts(run, self._marked(run.job))
         except JoexError:
@@ -225,10 +225,10 @@ class Runner:
     async def _settle_cancel(self, run: Run, task: Task[..., Any], outcome: Outcome) -> Outcome:
         """Decide the outcome of a run that was interrupted, or cancels itself.
 
-        The database ends a job with a cancel request as cancelled, whatever its run reports. So a run that was
-        interrupted for it counts as cancelled, whatever its code does: its handler is called, and it is not retried.
+        The database ends a job with a cancel request as cancelled, whatever its run says. So a run that knew of the
+        request is cancelled, however its code reacts: the runner calls its handler, and does not retry it.
         """
-        _uncancel()  # the cancellation is done, even if the code has swallowed it
+        _uncancel()  # the cancellation has done its work, even if the code swallowed it
         if run.context is not None and run.context.is_finished:
             return outcome  # its own transaction has already ended the job
         if run.interruption is Interruption.CANCEL:
@@ -238,8 +238,8 @@ class Runner:
         return outcome
 
     def _begin(self, run: Run, args: str) -> Task[..., Any] | Outcome:
-        """Prepare the run's context and arguments; returns the task to call, or the outcome if it is not called."""
-        # The last moment to see that the lease is over, after the process was stopped for a while, for example.
+        """The task whose code is to be called now, with the run's context and arguments; or why none is."""
+        # The last check of the lease before the code runs: the process may have been stopped for a while.
         if run.interruption is None and not self._is_trusted():
             run.interruption = Interruption.GIVE_BACK
         if run.interruption is not None:
@@ -290,7 +290,7 @@ class Runner:
         return None if value is None or run.context is None else run.context.result_text(value)
 
     def _judge(self, run: Run, error: BaseException) -> Outcome:
-        """The outcome of a run that raised."""
+        """The outcome of a run whose code raised."""
         if isinstance(error, asyncio.CancelledError | Cancel) and run.interruption is not None:
             return _interrupted(run)
         if isinstance(error, Cancel):
@@ -323,7 +323,7 @@ async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T
 
 
 def _uncancel() -> None:
-    """Clear the cancellation of this asyncio task, so that the code that follows can await again."""
+    """Let further code await again: the cancellation of this asyncio task has done its work."""
     current = asyncio.current_task()
     while current is not None and current.cancelling():
         current.uncancel()

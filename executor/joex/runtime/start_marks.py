@@ -1,4 +1,4 @@
-"""Which runs must still be marked as running, and when (ADR 7)."""
+"""The runs that the executor has yet to mark as running, and when (ADR 7)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import UUID
 
 from joex.core.job import TakenJob
 
-_AFTER = 0.02  # seconds: a run that is over sooner is never marked running, its end says it all
+_AFTER = 0.02  # seconds: a shorter run is never marked running, its end says it all
 
 
 class StartMarks:
@@ -36,7 +36,7 @@ class StartMarks:
         self._marks.pop(job.lock_id, None)
 
     def take_due(self) -> list[tuple[TakenJob, float]]:
-        """Remove and return the runs whose marks are due, with the times at which their code started."""
+        """Remove and return the runs to mark now, with the times at which their code started."""
         now = time.monotonic()
         found = [(job, at) for job, at, due in self._marks.values() if now >= due]
         for job, _ in found:

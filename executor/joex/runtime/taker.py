@@ -58,15 +58,14 @@ class Taker:
         self._emit = emit
         self._wakeup = asyncio.Event()
         self._is_declared = False  # the database knows that this executor sleeps
-        self._recheck: Recheck | None = None  # for the work of transactions that may not have seen that yet
-        # The answer to a take was lost: the database may have given jobs to this executor, or may yet, as long as the
-        # network can deliver the statement. Until this time of the loop's clock, and once after it, each take first
-        # gives such jobs back; 0: there are none.
+        self._recheck: Recheck | None = None  # for jobs of transactions that may not have seen that
+        # The answer to a take was lost: the database may have given us jobs, or may yet, as long as the network can
+        # deliver the statement. Look for them up to this time of the loop's clock, and once after it; 0: don't.
         self._unknown_until = 0.0
         self.is_stopped = False
 
     def wake(self) -> None:
-        """Something may have changed: a slot is free, a job came, the lease is trusted again."""
+        """Take again soon: a slot is free, a job came, or the lease is trusted again."""
         self._wakeup.set()
 
     def stop(self) -> None:
@@ -100,7 +99,7 @@ class Taker:
                 await wait_for(self._wakeup, sleep)
 
     def _wanted(self, unstarted: int = 0) -> int:
-        """How many jobs to take now, besides ``unstarted`` ones, which are taken and not started yet.
+        """How many jobs to take now, while this many taken ones have not started.
 
         With many slots, at most half of them at once: one half runs while the other is taken and written.
         """
@@ -112,7 +111,7 @@ class Taker:
 
     async def _take(self) -> float:
         """Take as long as slots are free; returns for how long to sleep, 0 for not at all."""
-        taken: list[TakenJob] = []  # by the last take, and not started
+        taken: list[TakenJob] = []  # from the last take, not started yet
         async with borrowed(self._pool) as connection:
             while asked := self._wanted(len(taken)):
                 if self._unknown_until:
@@ -126,7 +125,7 @@ class Taker:
                 taken = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
                 self._emit(Taken(asked, len(taken), time.perf_counter() - begin))
                 if any(job.suspect for job in taken):
-                    # Until the suspect has ended, this executor takes nothing although it has free slots: wake others.
+                    # A suspect keeps slots free until it has ended: other executors must wake for new jobs.
                     self._is_declared = False
                     try:
                         await executors.stand_aside(connection, self._executor, self._queues)
@@ -135,7 +134,7 @@ class Taker:
                     return 0
                 if len(taken) < asked:
                     self._start(taken)
-                    await asyncio.sleep(0)  # what follows is not urgent: let the jobs start first
+                    await asyncio.sleep(0)  # let the jobs begin: the rest can wait
                     return await self._found_less(connection)
                 self._is_declared = False  # the take has removed this executor from the list of sleepers
             self._start(taken)

@@ -1,6 +1,6 @@
-"""The process of `joex.runtime.watchdog`: ``python watchdog_process.py STUCK_AFTER TICK``, with a pipe as its input.
+"""The process that `joex.runtime.watchdog` starts: ``python watchdog_process.py STUCK_AFTER TICK``, stdin a pipe.
 
-It exits when its parent closes the pipe or exits. It ignores signals to stop, because its parent may drain for long.
+It ends when the pipe or its parent ends, and ignores termination signals: its parent may take its time to leave.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent, stuck_after, tick = os.getppid(), float(sys.argv[1]), float(sys.argv[2])
-    is_expecting, silent = False, 0.0
+    watching, silent = False, 0.0
     while os.getppid() == parent:
         begin = time.monotonic()
         if _can_read(tick):
-            signs = os.read(_PIPE, 4096)
-            if not signs:
+            said = os.read(_PIPE, 4096)
+            if not said:
                 return
-            is_expecting, silent = signs.endswith(ALIVE), 0.0
-        elif is_expecting and not _is_stopped(parent):
-            silent += min(
-                time.monotonic() - begin, 2 * tick
-            )  # (a longer tick: this process, or its machine, was stopped)
+            watching, silent = said.endswith(ALIVE), 0.0
+        elif watching and not _is_stopped(parent):
+            # (If it took longer, this process was stopped too, or its machine.)
+            silent += min(time.monotonic() - begin, 2 * tick)
             if silent > stuck_after:
                 _end(parent, silent)
                 return
@@ -41,7 +40,7 @@ def main() -> None:
 
 def _end(parent: int, silent: float) -> None:
     os.kill(parent, signal.SIGUSR2)
-    _can_read(_DEATH_WITHIN)  # until the parent's end of the pipe closes
+    _can_read(_DEATH_WITHIN)  # the end of the pipe
     if os.getppid() == parent:
         os.kill(parent, signal.SIGKILL)
     with suppress(OSError):
@@ -56,9 +55,9 @@ def _can_read(seconds: float) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether SIGSTOP or a debugger has stopped it; False if /proc can't tell."""
+    """Whether SIGSTOP or a debugger has stopped the process; False if /proc can't tell."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123 - pathlib would make up most of this process
+        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123 - pathlib would be most of this process
             return stat.read().rpartition(b") ")[2][:1] in b"Tt"
     except OSError:
         return False

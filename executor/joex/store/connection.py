@@ -1,10 +1,10 @@
-"""The connections to the database that Joex makes (in `joex.store.database`), and their common rules.
+"""The connections that `joex.store.database` makes, and their properties.
 
-- Transactions, and statements outside of any, are READ COMMITTED, whatever the default of the database or the role.
-- Through a pooler, Joex prepares no statements and sets nothing in the session, because the next transaction may get
-  another session of the server; and each statement has its own transaction.
-- Keepalives and time limits of TCP detect within half a minute that a link has gone silent. If a statement that waits
-  for the link is cancelled, or takes too long, Joex closes the connection: a roll-back would wait for the link again.
+- Transactions, and statements outside of any, are READ COMMITTED, whatever the default of the database or the role is.
+- Through a pooler, Joex prepares no statement and sets no parameter of the session, because the next transaction may
+  have another session of the server; and each statement has its own transaction.
+- Keepalives and limits of TCP find a silent link in half a minute. A statement that waits for the link and is
+  cancelled, or takes too long, ends the connection: its roll-back would wait for the link once more.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ CONNECT_WITHIN = 10.0
 """Seconds to wait for a connection before the database counts as unreachable."""
 
 BREAKS = (TimeoutError, asyncio.CancelledError, DatabaseUnavailable)
-"""After these errors the link may be silent: close the connection, and wait for nothing on it."""
+"""After these errors the link may be silent: end the connection, and await nothing from it."""
 
 _TCP_INFO_BYTES = struct.Struct("120xQQ")
 """From Linux's struct tcp_info: how many bytes the other end has acknowledged, and how many came from there."""
 
 _OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
-"""In seconds, the last one in milliseconds: data without an acknowledgement for twenty seconds ends the connection."""
+"""In seconds and milliseconds: after twenty seconds without an acknowledgement the link is lost."""
 
 _SESSION = {
     "default_transaction_isolation": "'read committed'",
-    # The same for the server's end, which holds the locks of a transaction whose client has vanished. (It waits longer
-    # for acknowledgements: a client that computes does not read.)
+    # The same for the server's end, which holds the locks of a transaction whose client has vanished. (It waits
+    # longer for acknowledgements of what it sends: a client that computes does not read.)
     "tcp_keepalives_idle": "'5'",
     "tcp_keepalives_interval": "'5'",
     "tcp_keepalives_count": "'3'",
     "tcp_user_timeout": "'60s'",
-    # The server soon ends the statement of a client that has vanished; on Windows it can't check that.
+    # A statement does not outlive its client for long; a server on Windows can't check for that.
     "client_connection_check_interval": "CASE WHEN version() ~* 'visual c|msvc|mingw|windows' THEN '0' ELSE '1s' END",
 }
 _OLDEST_WITH_THESE = 14  # (`check_schema` and `migrate` refuse older servers, with a reason)
@@ -56,7 +56,7 @@ _OLDEST_WITH_THESE = 14  # (`check_schema` and `migrate` refuse older servers, w
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A server: its name and port in a URL, and the address to use if the name has several."""
+    """A server: its host as in the URL, and the chosen address if the name has several."""
 
     name: str
     port: int | None
@@ -69,11 +69,10 @@ class Host:
 
 
 class Towards:
-    """An event loop that connects to one address, whatever host it is asked for.
+    """An event loop that connects to one address, whatever host the caller names.
 
-    asyncpg takes the name of a host, and tries its addresses without a time limit for each. So it gets the name, which
-    TLS verifies, and this loop. The loop also serves its later connections: a request to cancel must reach the same
-    server.
+    asyncpg resolves the name of a host and tries its addresses without a time limit for each. So it gets the name,
+    which TLS verifies, and this loop; also for later connections, because a cancel request must reach the same server.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
@@ -91,7 +90,7 @@ class Towards:
 
 
 class OwnConnection(_Base):
-    """A connection that Joex made, straight to the server."""
+    """A connection of ours, straight to the server."""
 
     is_pooled = False
     asked_at: float | None = None
@@ -107,15 +106,14 @@ class OwnConnection(_Base):
 
     @property
     def host(self) -> Host | None:
-        """The server, to connect to it again; None for a Unix socket."""
+        """The server to connect to again; None for a Unix socket."""
         return None if isinstance(self._addr, str) else Host(*self._addr, address=self.peer[0])
 
     @property
     def passed(self) -> tuple[int, ...]:
-        """Byte counts of the link, which change whenever the other end takes or sends anything.
+        """The traffic on the link: it differs from an earlier one if the other end has taken or sent anything.
 
-        The bytes that are not sent yet; and if the system reports them, those that the other end has acknowledged, and
-        those that it has sent.
+        Bytes not sent yet; and, if the system reports them, bytes that the other end has acknowledged and has sent.
         """
         unsent = self._transport.get_write_buffer_size()
         found = self._transport.get_extra_info("socket")
@@ -129,9 +127,9 @@ class OwnConnection(_Base):
         return unsent, *(_TCP_INFO_BYTES.unpack(info) if len(info) == _TCP_INFO_BYTES.size else ())
 
     async def begin(self, settings: dict[str, str]) -> bool:
-        """Set up the session. False: the connection goes through a pooler, without its own session; nothing is set.
+        """Set up the session; False: a pooler gives the connection no session of its own, and this has set nothing.
 
-        One query, which applies the settings only in the server process that the start of the connection named.
+        One query sets the parameters, but only if it runs in the server process that the connection start reported.
         """
         self._set_socket()
         if self.get_server_version().major < _OLDEST_WITH_THESE:
@@ -142,11 +140,11 @@ class OwnConnection(_Base):
         return await self.execute(self._session, timeout=CONNECT_WITHIN) == "SELECT 1"
 
     def get_reset_query(self) -> str:
-        """The query that restores the session as it was set up."""
+        """The statement that resets the session to its state after the setup."""
         return f"{super().get_reset_query()}\n{self._session}"
 
     def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
-        """As asyncpg's; if it is cancelled, it closes the connection instead of waiting for a roll-back."""
+        """As asyncpg's; if cancelled, it ends the connection instead of waiting for a roll-back."""
         return _Transaction(self, isolation, readonly, deferrable)
 
     def _set_socket(self) -> None:
@@ -194,9 +192,9 @@ class _Wrapped(OwnConnection):
 class PooledConnection(_Wrapped):
     """A connection to a pooler that gives each transaction any session of the server, as PgBouncer does.
 
-    asyncpg sends more than one message for a statement (it asks for its types first), so each statement gets a
-    transaction, in which the session stays the same. The transaction names its isolation, because the session's default
-    belongs to all clients of the pooler.
+    asyncpg sends more than one request for a statement (first for its types, then the statement), so each has a
+    transaction around it, in which the session stays the same. The transaction sets its own isolation level, because
+    the session's default is not ours.
     """
 
     is_pooled = True
@@ -207,7 +205,7 @@ class PooledConnection(_Wrapped):
         return True
 
     def get_reset_query(self) -> str:
-        """None: it would reach the session of another client."""
+        """Nothing: it would reset another client's session."""
         return ""
 
     def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
@@ -222,7 +220,7 @@ class PooledConnection(_Wrapped):
 
 
 class TaskConnection(_Wrapped):
-    """A connection of a task, which records since when it waits for an answer."""
+    """A task's connection, which remembers since when it waits for an answer."""
 
     @asynccontextmanager
     async def _around(self, *, is_simple: bool) -> AsyncIterator[None]:  # noqa: ARG002 - each

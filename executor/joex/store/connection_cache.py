@@ -22,8 +22,8 @@ _KEPT_FOR = 1.0
 class ConnectionCache:
     """Connections of a pool, for statements that leave nothing in the session.
 
-    With a pool that only Joex uses (``keeps``), it keeps one returned connection for the next caller: to release it to
-    the pool and to acquire it again costs as much as a short statement. After a second the connection goes to the pool,
+    With our own pool (``keeps``) it keeps one returned connection for the next caller: releasing it to
+    the pool and acquiring it again costs as much as a short statement. After a second the connection goes to the pool,
     which limits its age; and at once when another caller waits for a connection.
     """
 
@@ -37,7 +37,7 @@ class ConnectionCache:
         self._giving_up: asyncio.Task[None] | None = None
 
     async def borrow(self) -> PoolConnectionProxy[Any]:
-        """A connection, which you give back with `give_back`. Errors as with `connect`."""
+        """A connection; give it back. Errors as with `connect`."""
         kept, self._kept = self._kept, None
         if kept is not None:
             if _is_idle(kept):
@@ -69,7 +69,7 @@ class ConnectionCache:
             await self._to_the_pool(connection)
 
     async def close(self) -> None:
-        """Keep no connection any more, so that the caller can close the pool."""
+        """Stop keeping connections, before the pool closes."""
         self._keeps = False
         if self._timer is not None:
             self._timer.cancel()
@@ -86,7 +86,7 @@ class ConnectionCache:
             self._giving_up = asyncio.get_running_loop().create_task(self._to_the_pool(kept))
 
     async def _to_the_pool(self, connection: PoolConnectionProxy[Any]) -> None:
-        # If the connection is lost by now, the caller's work is done all the same, and the pool drops the connection.
+        # The statements are done, even if the connection is lost before its return: the pool then drops it.
         with suppress(JoexError), translated():
             await self._pool.release(connection)
 

@@ -1,7 +1,7 @@
 """The database: connections and pools of connections to it.
 
-A connection finds out by itself whether it goes through a pooler: a pooler, which has no session of the server for it
-yet, makes up the process id that it names at the start.
+A connection finds out by itself whether it leads through a pooler: a pooler, which has no session of the server for it
+yet, reports an invented process id at the start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 POLL_EVERY = 1.0
-"""Seconds between two polls through a pooler, where no notifications come."""
+"""Seconds between two polls through a pooler, which passes no notifications."""
 
 SERVICE_WITHIN = 5.0
 """Seconds that a statement of a service may take, so that a link that has gone silent is noticed."""
@@ -44,13 +44,13 @@ SERVICE_WITHIN = 5.0
 _CLOSE_WITHIN = 5.0
 _PORT = 5432
 _WRONG_VALUE = (asyncpg.DataError, asyncpg.CantChangeRuntimeParamError)
-"""A server's errors for a setting in the URL that has a wrong value, or that a session can't set."""
+"""The server's errors about a server setting in the URL: its value is wrong, or a session can't set it."""
 
 _latest: dict[tuple[Host | None, ...] | Host, Host | None] = {}
-"""The one of several hosts, or of a host's addresses, that answered last: to try dead ones before it would take time.
+"""Of several hosts, or of the addresses of one, the one that answered last: those before it cost their time again.
 
-One dict for the process, because a service with its own connections, such as the lease, makes a connector for each. The
-keys are the names in URLs, because addresses keep changing.
+Shared by the whole process, because services with their own connections, such as the lease, would otherwise start from
+the first host each time. The key is the hosts of the URL, because addresses keep changing.
 """
 
 
@@ -84,7 +84,7 @@ class _Connector:
         self._hosts = [host] if host else [Host(name, port) if name else None for name, port in hosts] or [None]
 
     async def __call__(self, *_: object, **__: object) -> OwnConnection:
-        """A connection; the arguments, which a pool passes, repeat what is known here."""
+        """A connection; ignores the arguments that a pool passes: they add nothing."""
         connection = await self._connected()
         try:
             if await connection.begin(self._settings):
@@ -102,12 +102,12 @@ class _Connector:
             return await _first(tuple(self._hosts), self._hosts, self._connected_to, until)
         except _NoneAnswers as none:
             told = "; ".join(f"{self._place(host)}: {reason(error)}" for host, error in none.failures)
-            # (Callers distinguish a time-out from a failure.)
+            # (Callers distinguish a timeout from a failure.)
             kind = TimeoutError if isinstance(none.latest, TimeoutError) else ConnectionError
             raise kind(told) from none.latest
 
     def _place(self, host: Host | None) -> str:
-        """A server in a message: its host and port, or its socket."""
+        """The server's name in messages: its host and port, or its socket."""
         given = parameters(self._url)
         name = host.name if host else given.get("host") or os.environ.get("PGHOST") or "this machine"
         port = host.port if host and host.port else given.get("port") or os.environ.get("PGPORT") or _PORT
@@ -141,7 +141,7 @@ class _Connector:
                 statement_cache_size=0 if self._is_pooled else 100,
                 connection_class=PooledConnection if self._is_pooled else self._direct,
             )
-        except asyncpg.UndefinedObjectError as error:  # asyncpg passes what it does not know to the server
+        except asyncpg.UndefinedObjectError as error:  # asyncpg takes unknown parameters for server settings
             name = re.search(r'"(.*)"', str(error))
             raise ConfigError(
                 f"database URL: there is no parameter {name[1] if name else str(error)!r}; after the ? come sslmode, "
@@ -154,7 +154,7 @@ class _Connector:
 
 
 class _NoneAnswers(Exception):
-    """None of the candidates gave a connection: each with its error, in the order in which they were tried."""
+    """No candidate gave a connection: each with its error, in the order of the tries."""
 
     def __init__(self, failures: list[tuple[Host | None, Exception]]) -> None:
         super().__init__()
@@ -168,9 +168,9 @@ async def _first(
     connected: Callable[[Host | None, float], Awaitable[OwnConnection]],
     until: float,
 ) -> OwnConnection:
-    """A connection to the first candidate that answers; each has its time, because a dead one may not even refuse.
+    """A connection to the first candidate that answers; each has a time limit, because a dead one may not even refuse.
 
-    ``named``: the key of the candidates in `_latest`: the hosts of a URL, or the host whose addresses they are.
+    ``named``: the candidates' hosts, or the host whose addresses they are.
 
     Raises:
         _NoneAnswers: none of them answers.
@@ -200,18 +200,18 @@ async def connect(
     host: Host | None = None,
     **settings: str,
 ) -> OwnConnection:
-    """Make a connection, which the caller closes.
+    """Open a connection outside of any pool.
 
     Args:
         url: the database.
-        pooled: assume that it goes through a pooler; otherwise the connection finds out.
+        pooled: assume that it leads through a pooler; otherwise find out.
         name: shown in pg_stat_activity.
         within: seconds that a statement may take; None: no limit.
-        host: the only one to try (`OwnConnection.host`); None: those of the URL.
-        settings: parameters of the session, such as ``synchronous_commit="off"``; ignored through a pooler.
+        host: the only host to try (`OwnConnection.host`); None: the hosts of the URL.
+        settings: parameters of the session, such as ``synchronous_commit="off"``; not through a pooler.
 
     Raises:
-        DatabaseUnavailable: it can't be reached now.
+        DatabaseUnavailable: the database can't be reached now.
         ConfigError: the URL, the password or the database's name is wrong.
     """
     with translated():
@@ -231,12 +231,12 @@ async def create_pool(
 ) -> asyncpg.Pool[Any]:
     """A pool of connections, which closes idle ones. Errors as with `connect`, but when it makes a connection.
 
-    ``for_services``: for Joex's own short statements. They have a time limit, which detects a link that has gone
-    silent; and no reset. ``for_tasks``: for `TaskConnections`.
+    ``for_services``: for our own short statements. They have a time limit, which finds a silent link; and no reset.
+    ``for_tasks``: for `TaskConnections`.
 
-    ``resets``: reset the session of each released connection, which costs a round trip. Joex's own statements need
-    none: they leave nothing in the session that matters to the next one. (The pool rolls back an open transaction in
-    any case.)
+    ``resets``: the pool resets the session of each returned connection, which costs a round trip to the server. Our own
+    statements need no reset: they leave nothing in the session that could disturb the next one. (The pool rolls back
+    an open transaction in any case.)
     """
     with translated():
         pool: asyncpg.Pool[Any] = await asyncpg.create_pool(
@@ -258,16 +258,16 @@ async def create_pool(
 
 
 async def close_pool(pool: asyncpg.Pool[Any]) -> None:
-    """Close a pool; after five seconds, also connections that are still at work, or silent."""
+    """Close a pool; ends connections that are still at work after five seconds, or silent."""
     with suppress(JoexError), translated():
         async with asyncio.timeout(_CLOSE_WITHIN):
             await pool.close()
 
 
 async def is_pooled(connection: Connection) -> bool:
-    """Whether a connection goes through a pooler, so that its session keeps nothing, and no notification comes."""
+    """Whether a connection leads through a pooler, so that it has no session to keep, and no notification comes."""
     known = getattr(connection, "is_pooled", None)
-    if known is None:  # not a connection that Joex made
+    if known is None:  # a connection that Joex did not make
         with translated():
             found = await connection.execute(f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid()}")
         known = found == "SELECT 0"
@@ -276,7 +276,7 @@ async def is_pooled(connection: Connection) -> bool:
 
 @asynccontextmanager
 async def lent(pool: asyncpg.Pool[Any]) -> AsyncIterator[PoolConnectionProxy[Any]]:
-    """A connection of a pool for the time of a block; closed at once if the link may have gone silent."""
+    """A connection of a pool for the time of a block; after it, awaits nothing from a link that may be silent."""
     async with pool.acquire() as connection:
         try:
             yield connection
@@ -294,9 +294,9 @@ async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
 
 
 async def reset(connection: Connection) -> None:
-    """Reset the session of a connection, or close it if that fails, so that no other user sees what was left there.
+    """Reset the session of a connection, or end it if that fails: the next user finds nothing from the last one.
 
-    A connection that is lost by now is no error: the caller's work on it is done.
+    The work on it is done, so a lost connection is no error here.
     """
     is_reset = False
     try:

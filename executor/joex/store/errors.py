@@ -123,7 +123,7 @@ def reason(error: BaseException) -> str:
 def is_about_the_statement(error: JoexError) -> bool:
     """Whether the database refused this very statement: others may succeed, and this one hardly ever will.
 
-    A database that is unavailable may be back soon; a lost lease, or missing rights or schema, affect every statement.
+    An unavailable database may be back soon; a missing lease, right or schema concerns every statement.
     """
     return type(error) is JoexError or isinstance(error, InvalidJob)
 

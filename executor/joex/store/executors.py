@@ -50,7 +50,7 @@ class NewExecutor:
     """What an executor reports about itself when it starts.
 
     Attributes:
-        app_id: its stable name; two live executors must not share one.
+        app_id: its stable name; no two live executors may share one.
         pod_uid: the pod it runs in; None: none.
         boot_id, pid, process_start: which process it is, on which boot of its host; so that a successor on the same
             host can see whether it still exists.
@@ -87,7 +87,7 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a registration: the new id; or the executor that has the app-id, or that the app-id is retired.
+    """The answer to a registration: the new id; or the live executor with this app-id, or that the app-id is retired.
 
     ``mark``: the id of the transaction (`joex.core.lease.Observation`).
     """
@@ -180,7 +180,7 @@ async def register(
 
 
 async def serve(connection: Connection, queue: str) -> None:
-    """Prepare a queue for takes; once is enough."""
+    """Prepare the database for takes from this queue; once is enough."""
     with translated():
         await connection.execute(_SERVE, queue)
 
@@ -199,7 +199,7 @@ async def heartbeat(connection: Connection, executor: int) -> int | None:
 
 
 async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Checked:
-    """Ask what this executor may have missed; ``runs`` (job id, lock id) are those that it believes to hold."""
+    """Ask what this executor may have missed; ``runs`` (job id, lock id) are the runs that it believes to hold."""
     with translated():
         row: Any = await connection.fetchrow(_CHECK_RUNS, executor, [r[0] for r in runs], [r[1] for r in runs])
     return Checked(row["draining"], row["lost"] or [], row["cancel"] or [], row["crowded"])
@@ -246,7 +246,7 @@ async def stand_aside(connection: Connection, executor: int, queues: Sequence[st
 
 
 async def sleep_state(connection: Connection, queues: Sequence[str]) -> SleepState:
-    """When the next job is due, and the oldest transaction that is open."""
+    """When the next job is due, and the oldest open transaction."""
     with translated():
         row: Any = await connection.fetchrow(_SLEEP_STATE, queues)
     return SleepState(row["next_due"], row["oldest_xid"])
@@ -259,7 +259,7 @@ async def drain(connection: Connection, app_id: str | None) -> list[str]:
 
 
 async def show_drain(connection: Connection, executor: int) -> None:
-    """Show in the views that this executor drains."""
+    """Mark this executor as draining, for users to see."""
     with translated():
         await connection.execute(_SHOW_DRAIN, executor)
 

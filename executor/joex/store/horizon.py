@@ -1,4 +1,4 @@
-"""Finds out which transactions are open, whose changes can't be seen yet (`joex.core.recheck`)."""
+"""The open transactions, whose changes readers can't see yet (`joex.core.recheck`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _OLDEST = statement("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigin
 
 
 async def horizon(connection: Connection) -> int:
-    """A transaction id that is younger than each that writes now; see `horizon` in sql/80_subscribe.sql."""
+    """A transaction id that is younger than all writing transactions; see `horizon` in sql/80_subscribe.sql."""
     with translated():
         return int(await connection.fetchval(_HORIZON))
 
 
 async def oldest_transaction(connection: Connection) -> int:
-    """The oldest transaction id that is still open: all below it have ended."""
+    """The oldest open transaction id: all transactions below it have ended."""
     with translated():
         return int(await connection.fetchval(_OLDEST))
 

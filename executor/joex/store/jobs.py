@@ -104,14 +104,14 @@ class LogEntry:
 
 
 def json_text(field: str, value: Any) -> str:
-    """A value as JSON text, from which it comes back as it was (see `joex.core.json_values`).
+    """A value as JSON text, from which a reader gets the same value (see `joex.core.json_values`).
 
     Raises:
-        InvalidJob: it has something that JSON, or PostgreSQL's jsonb, can't hold; the message says where.
+        InvalidJob: the value has a part that JSON, or PostgreSQL's jsonb, can't hold; the message says where.
     """
     try:
         text = to_json(value, inf_nan_mode="null", fallback=as_dict).decode()
-        # (To read the text back costs as much again: `_is_flat` spares the usual small object that.)
+        # (Reading the text back would double the cost: check the usual small object instead.)
         if not (type(value) is dict and _is_flat(value)) and from_json(text) != value:
             _refuse_fault(field, value)
     except (PydanticSerializationError, ValueError, TypeError, UnicodeError, RecursionError) as error:
@@ -123,9 +123,9 @@ def json_text(field: str, value: Any) -> str:
 
 
 def read_json(text: str) -> Any:
-    """A value as it is stored; in place of one that Python can't hold, an object that says so.
+    """A value from the database; if Python can't hold it, an object that says so.
 
-    (SQL accepts such values, for example a number of 5,000 digits; one such job must not hide the others of a list.)
+    (SQL accepts such values, a number of 5,000 digits for example; one such job must not hide the others of a list.)
     """
     try:
         return from_json(text)
@@ -137,7 +137,7 @@ _PLAIN = frozenset((str, bool, NoneType))
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    """Whether all names are texts, and all values are plain ones, which JSON keeps."""
+    """Whether all names are texts, and all values of types that need no further check."""
     for name, each in value.items():
         kind = type(each)
         if type(name) is not str or not (kind in _PLAIN or (kind is int and -(2**63) <= each < 2**63)):
@@ -284,7 +284,7 @@ async def get_job(connection: Connection, job_id: UUID) -> Job | None:
 
 
 async def why(connection: Connection, job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
-    """Why a job is not running, the blocking reasons first: names and details, as sql/75_why.sql lists them."""
+    """The reasons why a job is not running, the blocking ones first: words and details as in sql/75_why.sql."""
     with translated():
         rows = await connection.fetch(_WHY, job_id)
     return [(row["reason"], from_json(row["detail"])) for row in rows]

@@ -1,6 +1,6 @@
 """Keyed jobs, whose callers choose their ids.
 
-Ids and priorities come here packed (`joex.core.tuples`), types as names. A submitted job is found by its UUID.
+These functions take ids and priorities packed (`joex.core.tuples`), and types as names. A submitted job has its UUID.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class NewKeyedJob:
 
 
 async def add(connection: Connection, job: NewKeyedJob) -> UUID | None:
-    """Add a job; None if its type already has one with this key."""
+    """Add a job; None if its type has one with this key already."""
     with translated():
         found: UUID | None = await connection.fetchval(
             _ADD,
@@ -119,7 +119,7 @@ async def find_many(connection: Connection, job_type: str, keys: Sequence[bytes]
 
 
 async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedRow]:
-    """Read jobs, without those that are gone."""
+    """Read jobs; leaves out a job that is gone."""
     with translated():
         return [row_of(row) for row in await connection.fetch(_READ, list(ids))]
 

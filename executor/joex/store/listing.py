@@ -39,7 +39,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some jobs, and the cursor of the next page; None: there is none."""
+    """A page of jobs, and the cursor of the next page; None: this is the last."""
 
     jobs: list[Job]
     next: str | None
@@ -137,7 +137,7 @@ async def list_jobs(connection: Connection, wanted: Filter, cursor: str | None =
     found: list[tuple[_Part, Any]] = []
     for part in _PARTS[start:]:
         states = [str(state) for state in part.states if wanted.states is None or state in wanted.states]
-        if states and len(found) <= most:  # one more than wanted says whether there is a next page
+        if states and len(found) <= most:  # one more than wanted shows that there is a next page
             given = key or [None] * len(part.key)
             rows: list[Any] = []
             with translated():

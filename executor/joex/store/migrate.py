@@ -218,7 +218,7 @@ def _refuse_newer(version: int, known: list[Migration]) -> None:
 async def _check_database(connection: Connection) -> None:
     server = connection.get_server_version()
     if server.major < OLDEST_SERVER:
-        raise ConfigError(f"database URL: PostgreSQL {OLDEST_SERVER} or newer is needed; the server is {server.major}")
+        raise ConfigError(f"the server is PostgreSQL {server.major}; Joex needs PostgreSQL {OLDEST_SERVER} or newer")
     encoding = await connection.fetchval(_ENCODING)
     if encoding != "UTF8":
         raise ConfigError(

@@ -14,7 +14,7 @@ from joex.store.jobs import json_text, read_json
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_periodic"
-"""The channel that notifies of a changed periodic task; the payload is its id."""
+"""The channel for changes of periodic tasks by their owners; the payload is the id."""
 
 _DUE = statement("""
     SELECT id, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run, starting_deadline,
@@ -31,7 +31,7 @@ _NEXT = statement("""
     WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[]) AND id <> ALL ($2::text[])
     ORDER BY nextrun LIMIT 1
 """)
-_WORK_OUT_ANEW = statement("""
+_RECOMPUTE = statement("""
     UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE id IN (
         SELECT id FROM joex_private.periodic_task
         WHERE enabled AND error IS NULL AND marked > clock_timestamp() + interval '1 minute' AND nextrun > '-infinity'
@@ -86,11 +86,11 @@ class PeriodicTask:
         id, owner, enabled, task, timer, zone: as set; so are the next seven.
         nextrun: when it is due; None: it is disabled, has an error, or there never is a next time.
         last_run: the latest time of its timer that was decided, and ``last_outcome`` how: ``submitted``,
-            ``started`` (Joex's own work, without a job), ``overlapping`` (skipped: the job before was not finished),
-            ``late`` (skipped: it was missed by more than the deadline).
-        last_job: the latest job, and ``last_job_state`` its state (None: it has been deleted).
-        error: why it can't run, until its owner changes that.
-        worker: the scheduler that decided about it last, and ``marked`` when.
+            ``started`` (Joex's own work: without a job), ``overlapping`` (the job before was not finished: left
+            out), ``late`` (it was missed by more than the deadline: left out).
+        last_job: the latest job that was made, and ``last_job_state`` where it stands (None: it has been deleted).
+        error: why it can't run, until that is changed.
+        worker: the process that decided about it last, and ``marked`` when.
     """
 
     id: str
@@ -143,14 +143,14 @@ async def next_in(connection: Connection, *, system: bool = True, aside: Sequenc
     return found
 
 
-async def work_out_anew(connection: Connection) -> None:
-    """Clear the next times that were decided by a clock that has been set back since, to work them out again."""
+async def recompute(connection: Connection) -> None:
+    """Have next times computed again that came from a database clock that was set back since."""
     with translated():
-        await connection.execute(_WORK_OUT_ANEW)
+        await connection.execute(_RECOMPUTE)
 
 
 async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:
-    """Carry out decisions, unless another scheduler was faster. Empty: another one is at work at this moment."""
+    """Carry out decisions, unless another process was faster. Empty: another process does so at this moment."""
     with translated():
         rows = await connection.fetch(
             _FIRE,

@@ -11,8 +11,7 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_operator"
-"""The channel that notifies of work for which no executor slept (``{"queue": name}``), and of changes of executors
-(``{"executor": app_id}``)."""
+"""The channel for work for which no executor slept (``{"queue": name}``), and executors (``{"executor": app_id}``)."""
 
 _PROMOTE = statement("SELECT joex_private.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text[], $2::integer)")
@@ -85,6 +84,6 @@ async def forget_retired(connection: Connection, app_id: str, retired_at: dateti
 
 
 async def pod_gone(connection: Connection, pod_uid: str, most_losses: int) -> int:
-    """End the executor of a pod that certainly does not run any more; returns how many jobs wait again."""
+    """End the executor of a pod that has certainly stopped; returns how many jobs wait again."""
     with translated():
         return int(await connection.fetchval(_POD_GONE, pod_uid, most_losses))

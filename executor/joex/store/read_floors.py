@@ -35,7 +35,7 @@ async def switch(connection: Connection) -> bool:
 
 
 async def draw(connection: Connection) -> Draw:
-    """Draw a number up to which floors can be raised when all transactions that wrote at that moment have ended."""
+    """Draw a number up to which floors can rise once all transactions that write at that moment have ended."""
     with translated():
         row: Any = await connection.fetchrow(_DRAW)
     return Draw(row["upto"], row["epoch"], row["writers"])
@@ -49,7 +49,7 @@ async def finished_since(connection: Connection, after: datetime, most: int) -> 
 
 
 async def raise_floors(connection: Connection, drawn: Draw, places: Collection[Place]) -> bool | None:
-    """Raise the floors of these groups. None: not possible yet; False: the drawn number is outdated."""
+    """Raise the floors of these groups. None: not yet; False: the number has expired."""
     with translated():
         done: bool | None = await connection.fetchval(
             _RAISE, drawn.upto, drawn.epoch, drawn.writers, [queue for queue, _ in places], [ring for _, ring in places]

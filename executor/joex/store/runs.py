@@ -1,4 +1,4 @@
-"""The runs of executors: take, start, finish, note."""
+"""The statements of an executor about runs: take, start, finish, note."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def size_limits(connection: Connection) -> SizeLimits:
 
 
 async def forget_turns(connection: Connection) -> None:
-    """Remove the rows of counting schemes that are no longer needed, such as those of takes that met."""
+    """Remove rows of counting schemes that takes no longer need, such as surplus rows of concurrent takes."""
     with translated():
         await connection.execute(_FORGET_TURNS)
 

@@ -29,5 +29,5 @@ def columns(of: type[Any], **expressions: str) -> str:
 
 
 def column(values: list[T | None] | None) -> list[T | None] | None:
-    """A field of many rows, for an array that is unnested beside others; None, to the same effect, if none has it."""
+    """A field of many rows, for an array that SQL unnests beside others; None (the same in SQL) if no row has it."""
     return None if values is None or values.count(None) == len(values) else values

@@ -50,7 +50,7 @@ class JobVersions:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """A change of a job. If it runs or is finished, ``executor`` is the name of the executor or worker that took it.
+    """Something has happened to a job. ``executor``: of a running or finished job, the executor or worker that took it.
 
     ``kind``: ``job-submitted``, ``job-started`` or ``job-finished`` (``state`` says how).
     """

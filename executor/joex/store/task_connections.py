@@ -1,4 +1,4 @@
-"""The connections of tasks, and the check that finds those whose links have gone silent."""
+"""The connections that tasks get, and the search for silent ones."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 _CHECK_EVERY = 5.0
-_HELD = 8_000_000  # bytes: proxies and kernels on the way hold at most so much of a statement,
-_SLOWEST = 500_000  # and pass on at least so many bytes a second
+_HELD = 8_000_000  # bytes of a statement that proxies and kernels on the way hold at most,
+_SLOWEST = 500_000  # and bytes a second with which they pass them on
 
 _AT_WORK = statement("""
     SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND (state IS NULL OR state NOT LIKE 'idle%')
@@ -31,10 +31,9 @@ _AT_WORK = statement("""
 class TaskConnections:
     """The connections of a pool, for tasks. Errors are asyncpg's.
 
-    A task's statement may take as long as it likes, so no time limit can detect that its link has gone silent; nor does
-    TCP, if a proxy on the way still answers. But the server knows: it is not at work on the statement that the task
-    waits for. (Nor is it while a large argument is on its way to the server, or the end of a large result on its way
-    back; but then bytes pass.)
+    A task's statement may take as long as it likes, so no time limit finds a silent link; nor does TCP, if a proxy
+    between still answers. The server knows: it is not at work on the statement that the task awaits. (Nor is it while a
+    large argument is on its way to it, or the end of a large result on its way back: then bytes pass.)
     """
 
     def __init__(self, pool: asyncpg.Pool[Any]) -> None:
@@ -52,14 +51,14 @@ class TaskConnections:
                 self._lent.discard(connection)
 
     async def watch(self, pool: asyncpg.Pool[Any], url: str) -> None:
-        """Close the connections whose links have gone silent, until cancelled.
+        """End connections with silent links, until cancelled.
 
-        The answer may be on its way, so a connection is closed only if two checks in a row see the same, and after the
-        time that proxies on the way may need to pass on what the statement has sent.
+        An answer may be on its way, so a link counts as silent only if two checks in a row see the same, and after the
+        time that buffers of proxies may need for the bytes of the statement.
 
         Args:
-            pool: its connections ask the server.
-            url: to connect to the server of a task if the pool has connected to another of several hosts.
+            pool: asks the server.
+            url: asks other servers: of several hosts, the pool may have found another one since.
         """
         silent: dict[PoolConnectionProxy[Any], tuple[_Seen, float]] = {}
         now = asyncio.get_running_loop().time
@@ -80,7 +79,7 @@ class TaskConnections:
                         drop(one)
 
     def _waiting(self) -> dict[PoolConnectionProxy[Any], _Seen]:
-        """The connections that have waited for some time."""
+        """The connections that have waited for an answer for some time."""
         long_ago = asyncio.get_running_loop().time() - _CHECK_EVERY
         found = {one: _Seen.of(one) for one in self._lent}
         return {one: seen for one, seen in found.items() if seen is not None and seen.asked_at < long_ago}
@@ -88,7 +87,7 @@ class TaskConnections:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A connection that waits for an answer, as a check sees it."""
+    """The state of a connection that waits for an answer, at one check."""
 
     asked_at: float
     pid: int
@@ -101,20 +100,20 @@ class _Seen:
 
     @property
     def sent(self) -> int:
-        """Bytes of the statement that have left; also 0 if the system does not report them."""
+        """Bytes of the statement that have left; 0 also if the system does not report them."""
         return self.passed[1] - self.passed_before[1] if len(self.passed) > 1 and len(self.passed_before) > 1 else 0
 
     @classmethod
     def of(cls, one: Any) -> _Seen | None:
-        """A connection as it is now; None: it waits for nothing, or is closed."""
-        asked_at = getattr(one, "asked_at", None)  # a closed one has no attributes
+        """The state now; None: it waits for no answer, or has ended."""
+        asked_at = getattr(one, "asked_at", None)  # an ended connection has none
         if asked_at is None or one.is_closed():
             return None
         return cls(asked_at, one.get_server_pid(), one.peer, one.host, one.passed, one.passed_before)
 
 
 async def _at_work(pool: asyncpg.Pool[Any], url: str, waiting: list[_Seen]) -> set[int]:
-    """The processes of a server that are at work; all of them, if the server can't be asked."""
+    """The server processes that are at work; all of them if the server can't be asked."""
     pids = [one.pid for one in waiting]
     async with borrowed(pool) as connection:
         asked: Any = connection

@@ -1,4 +1,4 @@
-"""What became of finished jobs, for the simulator."""
+"""The history of finished jobs, for the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of workers, which are no executors: they accept jobs, report, and finish them."""
+"""Runs of workers, which accept jobs, report and finish them without an executor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WATCH = statement("SELECT joex_private.watch_for_workers($1::text, $2::text, $3
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run changes of its job; None leaves a thing as it is."""
+    """What a run changes of its job; None leaves a field as it is."""
 
     data: str | None = None
     opts: str | None = None
@@ -47,7 +47,7 @@ async def accept(connection: Connection, queue: str, most: int, worker: str, max
 
 
 async def update(connection: Connection, job_id: UUID, lock_id: UUID, report: Report) -> tuple[str, bool]:
-    """A run reports; answers ok, worker_conflict or canceled, and whether the job runs once more after it."""
+    """Report for a run; answers ok, worker_conflict or canceled, and whether the job goes round once more after it."""
     r = report
     with translated():
         [(answer, resubmit)] = await connection.fetch(

@@ -1,4 +1,4 @@
-"""When a periodic task is due: systemd's calendar events and cron lines. See docs/reference/timers.md."""
+"""The timers of periodic tasks: systemd's calendar events and cron lines. See docs/reference/timers.md."""
 
 from joex.core.timers.timer import Timer
 from joex.core.timers.zone import parse_zone

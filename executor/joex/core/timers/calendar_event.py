@@ -1,8 +1,9 @@
 """systemd's calendar events: ``Mon..Fri *-*-* 08:00:00 Europe/Zurich``.
 
-`oncalendar` finds the minutes. The rest is done here, because it takes what systemd refuses (``*-*~5/5``,
-``00:00/60``), lacks a part (``@5``, fractions of seconds, several shorthands), has no normal form, and answers a start
-in a repeated hour with times before it. It gets only normal forms, without seconds and zone.
+`oncalendar` finds the minutes. This module does the rest, because `oncalendar` accepts what systemd refuses
+(``*-*~5/5``, ``00:00/60``), lacks a part (``@5``, fractions of seconds, several shorthands), has no normal form, and
+answers a start in a repeated hour with times before it. This module gives it normal forms alone, without seconds and
+zone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The part of a calendar event for one unit: ``*``, or a list of values and ranges, with steps."""
+"""The expression for one unit of a calendar event: ``*``, or a list of values and ranges, with steps."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-_LARGEST = 2**31 - 1  # systemd's integers; larger numbers are out of every range
+_LARGEST = 2**31 - 1  # systemd counts in 32 bits; larger numbers are out of every range
 _MICROSECONDS = 1_000_000
 _FIRST_OF_LAST_CENTURY = 70  # '70' is 1970, '69' is 2069
 _SPAN = "({0})(?:\\.\\.({0}))?(?:/({0}))?"
@@ -17,7 +17,7 @@ class Unit:
     """A unit of time, and the values it takes.
 
     Attributes:
-        name: What errors call it.
+        name: Its name in errors.
         first: Its least value.
         last: Its largest value.
         width: How many digits a value is written with.
@@ -69,7 +69,7 @@ class Chain:
 
     @classmethod
     def parse(cls, text: str, unit: Unit) -> Chain:
-        """Read the part for one unit.
+        """Parse the expression for a unit.
 
         >>> str(Chain.parse("5,1..4/2,1", MONTH)), str(Chain.parse("*", SECOND)), str(Chain.parse("7.5/10", SECOND))
         ('01,01..03/2,05', '*', '07.500000/10')

@@ -1,7 +1,7 @@
 """Cron lines: ``30 2 * * MON-FRI``, with the rules of Debian's cron.
 
-`cronsim` reads them, and finds the times on wall clocks. It gets no zones: with some it skips an hour that exists,
-or loops (``* 1 * * *`` where a gap ends at 01:00, ``2 */5 * * *`` where clocks go back at 00:01).
+`cronsim` reads them, and finds the times on wall clocks. It gets no zones: with some it skips an existing hour, or
+loops (``* 1 * * *`` where a gap ends at 01:00, ``2 */5 * * *`` where clocks go back at 00:01).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CronLine:
         '30 2 * * MON-FRI'
 
         Raises:
-            ValueError: it is not one.
+            ValueError: the text is not a cron line.
         """
         fields = text.upper().split()
         try:

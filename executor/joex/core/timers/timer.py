@@ -1,4 +1,4 @@
-"""What all timers have in common."""
+"""The base of all timers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST, _END = datetime(1969, 12, 31, tzinfo=UTC), datetime(2200, 1, 2, tzinfo=U
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """When something is due, again and again: a calendar event of systemd or a cron line.
+    """The times at which a periodic task is due: a calendar event of systemd or a cron line.
 
     >>> timer = Timer.parse("Mon..Fri 08:30 Europe/Zurich")
     >>> timer.normal
@@ -31,7 +31,7 @@ class Timer:
         """Read an expression: five fields with white space between are a cron line, all else is a calendar event.
 
         Raises:
-            ValueError: it can't be read. The one line says which part, and what is expected there.
+            ValueError: the text can't be read. The one-line message names the part, and what is expected there.
         """
         if (size := len(text.encode(errors="replace"))) > _LONGEST:
             raise ValueError(f"timer: expected at most {_LONGEST} bytes; got {size}")
@@ -45,7 +45,7 @@ class Timer:
 
     @property
     def normal(self) -> str:
-        """The expression in its normal form, which reads as the same timer; equal timers mostly have the same one."""
+        """The expression in its normal form, which parses to the same timer. Equal timers mostly have the same one."""
         return self._times.normal
 
     @property
@@ -54,7 +54,7 @@ class Timer:
         return self._times.zone
 
     def next(self, after: datetime, zone: ZoneInfo) -> datetime | None:
-        """The first time after ``after`` at which it is due, in UTC; None: there is none before the year 2200.
+        """The first due time after ``after``, in UTC; None: there is none before the year 2200.
 
         Args:
             after: An aware time.

@@ -1,4 +1,4 @@
-"""From wall clocks to instants: what becomes of the times that clocks leave out, and of those that they show twice.
+"""From wall clocks to instants: the rules for times that clocks skip, and for times that they show twice.
 
 ::
 
@@ -32,16 +32,16 @@ Later = Callable[[datetime], datetime | None]
 
 
 def as_systemd(after: datetime, zone: ZoneInfo, later: Later) -> datetime | None:
-    """Systemd's rule: times that clocks leave out are skipped; clocks only go forward.
+    """Systemd's rule: skipped times are not wanted; clocks only go forward.
 
-    So a time that clocks show twice counts at its first pass, and a search that starts in the first pass skips the
-    second; but one that starts inside the second pass goes on in it.
+    So a time shown twice counts at its first pass, and after the first pass this ignores the second; but a search that
+    starts inside the second pass goes on in it.
     """
     return _from(_wall(after, zone), after, zone, later)
 
 
 def as_cron_at_times(after: datetime, zone: ZoneInfo, later: Later) -> datetime | None:
-    """Debian's rule for lines with fixed times: never twice, and times that are left out come at the end of the gap."""
+    """Debian's rule for lines with fixed times: never twice, and a skipped time comes at the end of the gap."""
     wall: datetime | None = _wall(after, zone)
     while wall is not None and (wall := later(wall)):
         first, second = _passes(wall, zone)
