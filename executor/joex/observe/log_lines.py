@@ -29,7 +29,7 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.WorkerConflict: ("warning", "a run had lost its job: its result is dropped"),
     events.RunNotWritten: (
         "error",
-        "the database refuses the start or the end of a run: given up (after an end, its job stays held until this executor leaves)",
+        "the database refuses the start or the end of a run: given up (after an end, its job stays held)",
     ),
     events.Rescued: ("warning", "an executor has died: its jobs wait again"),
     events.Overdue: ("warning", "runs did not report within their task's timeout: their jobs wait again"),
