@@ -199,5 +199,5 @@ async def test_nobody_is_notified_of_work_while_nobody_waits(client, connection,
 
 
 async def test_a_wait_within_a_transaction_is_refused(client, connection):
-    with pytest.raises(joex.InvalidJob, match=r"^wait: not in a transaction"):
+    with pytest.raises(joex.InvalidJob, match=r"^wait: expected none with a connection"):
         await client.keyed.accept("mail", wait=1, connection=connection)

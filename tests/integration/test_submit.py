@@ -581,7 +581,7 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
         "SELECT joex_private.add('keyed', 'two', args) FROM document",
         "SELECT joex.put_periodic_task('a', 't', 'daily', args => args) FROM document",
     ):
-        with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got \d+: keep it") as refused:
+        with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got \d+: store it") as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
     with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: store it elsewhere"):
