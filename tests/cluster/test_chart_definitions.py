@@ -195,7 +195,7 @@ async def test_the_operators_account_can_do_its_work_and_no_more(
             operator.get_all("secrets", namespace),
             operator.get("configmaps", "kube-root-ca.crt", namespace),
             operator.get_all("pods", "default"),
-            operator.create({**rendered["Lease", "joex-operator"], "metadata": {"name": "other"}}, namespace),
+            operator.create({**rendered["Lease", "joex-operator"], "metadata": {"name": "other"}}, "default"),
         ):
             with pytest.raises(ApiError) as error:
                 await refused

@@ -262,6 +262,8 @@ async def test_the_operator_uses_each_right_that_it_has(
     await api.patch(DEPLOYMENTS, slot, {"spec": {"replicas": 0}}, release.namespace)
     await api.until(DEPLOYMENTS, slot, lambda found: found["spec"]["replicas"] == 1, release.namespace)
     await api.until("leases", OPERATOR, is_renewed, release.namespace)
+    await api.delete("leases", OPERATOR, release.namespace)  # as an administrator may
+    await api.until("leases", OPERATOR, lambda found: bool(found) and is_renewed(found), release.namespace)
 
     may = await rights(api, release)
 

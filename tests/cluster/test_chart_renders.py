@@ -135,7 +135,10 @@ FOR_POOLS = {
     ("", "secrets"): "get",
     ("", "events"): "create patch",
 }
-TO_LEAD = {("coordination.k8s.io", "leases", "joex-operator"): "get update"}
+TO_LEAD = {
+    ("coordination.k8s.io", "leases"): "create",
+    ("coordination.k8s.io", "leases", "joex-operator"): "get update",
+}
 FOR_THE_FIRST_POOL = {
     ("", "configmaps", "joex-pools"): "get",
     ("joex.dev", "joexpools", "default"): "create patch",

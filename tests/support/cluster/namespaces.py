@@ -35,7 +35,7 @@ class Namespaces:
             await self._api.delete("namespaces", name)
 
     async def tell(self) -> str:
-        """Their content, for people who debug a failure."""
+        """Return the content of these namespaces, to debug a failure."""
         told = []
         for name in self._made:
             for pod in await self._api.get_all("pods", name):
