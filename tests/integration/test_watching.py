@@ -270,14 +270,18 @@ async def test_a_job_that_a_repeatable_read_transaction_submits_can_be_waited_fo
     assert (await wait).state == "success"
 
 
+async def _fail_without_notification(bench, job_id):
+    await bench.connection.execute(
+        "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
+    )
+
+
 async def test_a_notification_that_was_lost_is_made_up_for_when_the_subscription_is_renewed(bench, client, monkeypatch):
     monkeypatch.setattr(job_watch, "_RENEW_EVERY", 0.1)
     job_id = await bench.submit()
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
-        await bench.connection.execute(  # sends no notification
-            "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
-        )
+        await _fail_without_notification(bench, job_id)
         assert await _next_state(changes) == "failed"
 
 
@@ -287,9 +291,7 @@ async def test_a_subscription_is_renewed_in_time_however_many_waits_begin_meanwh
     job_id = await bench.submit()
     async with client.subscribe(job_id) as changes:
         assert await _next_state(changes) == "waiting"
-        await bench.connection.execute(  # sends no notification
-            "UPDATE joex_private.job SET state = 'failed', lane = NULL, finished_at = now() WHERE id = $1", job_id
-        )
+        await _fail_without_notification(bench, job_id)
         changed = asyncio.ensure_future(_next_state(changes))
 
         async def is_told() -> bool:
