@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import httpx
@@ -580,11 +581,12 @@ async def test_settings_of_a_group_are_changed_one_by_one(http):
 
 
 async def test_a_group_may_have_any_name(http, client):
-    await client.submit("t", group="a/b é?")
-    assert (await http.post("/api/v1/groups/a%2Fb%20%C3%A9%3F", json={"weight": 2})).status_code == 200
+    name = "\na/b é?\n"
+    await client.submit("t", group=name)
+    assert (await http.post(f"/api/v1/groups/{quote(name, safe='')}", json={"weight": 2})).status_code == 200
     (group,) = (await http.get("/api/v1/groups")).json()["groups"]
-    assert (group["group"], group["weight"], group["waiting"]) == ("a/b é?", 2, 1)
-    assert group["bucket"] == group_bucket("a/b é?")
+    assert (group["group"], group["weight"], group["waiting"]) == (name, 2, 1)
+    assert group["bucket"] == group_bucket(name)
 
 
 @pytest.mark.parametrize(

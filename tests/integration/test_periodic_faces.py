@@ -237,7 +237,9 @@ def test_a_timer_that_can_not_be_read_is_refused(timer, zone, message):
 # Over HTTP
 
 
-@pytest.mark.parametrize("path", ["prod/nightly", quote("prod/nightly", safe=""), "nightly", "a%20b/%3F", "x/enable"])
+@pytest.mark.parametrize(
+    "path", ["prod/nightly", quote("prod/nightly", safe=""), "nightly", "%0Aa%0A", "a%20b/%3F", "x/enable"]
+)
 async def test_it_is_set_read_changed_and_removed_over_http_whatever_its_id(http, path):
     where = f"/api/v1/periodic/{path}"
     body = {

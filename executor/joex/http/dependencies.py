@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, HTTPException, Query, Request, Security, params, status
 from fastapi.security import HTTPBearer
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from joex.client.client import Client
 from joex.http.errors import Answers, cut, problems
@@ -38,6 +39,15 @@ TheExecutor = Annotated[ExecutorProtocol, Depends(_executor)]
 QueueFilter = Annotated[Name | None, Query(description="only of this queue")]
 GroupFilter = Annotated[Name | None, Query(description="only of this group")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="at most this many")]
+
+
+class _NameConvertor(PathConvertor):
+    """The rest of a path as a name: any character may be in it, also a line break, which Starlette's ``path`` omits."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("name", _NameConvertor())
 
 # Only documents which routes change something: the check itself is `joex.http.auth`, before all routes.
 CHANGING: Sequence[params.Depends] = [

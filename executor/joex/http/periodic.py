@@ -110,7 +110,7 @@ async def list_periodic_tasks(
     return TaskPage(page, page[-1].id if len(found) > limit else None)
 
 
-@routes.get("/api/v1/periodic/{task_id:path}", responses=problems(503) | _NOT_FOUND)
+@routes.get("/api/v1/periodic/{task_id:name}", responses=problems(503) | _NOT_FOUND)
 async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
     """Read a periodic task."""
     task = await client.periodic.get(task_id)
@@ -119,7 +119,7 @@ async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
     return _shown(task)
 
 
-@routes.put("/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_YOURS)
+@routes.put("/api/v1/periodic/{task_id:name}", dependencies=CHANGING, responses=refusals(503) | _NOT_YOURS)
 async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) -> Done:
     """Create a periodic task, or replace the one with this id."""
     with _owned():
@@ -128,7 +128,7 @@ async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) 
 
 
 @routes.patch(
-    "/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
+    "/api/v1/periodic/{task_id:name}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
 )
 async def enable_periodic_task(
     client: TheClient, task_id: Id, body: EnabledBody, *, any_owner: AnyOwner = False
@@ -143,7 +143,7 @@ async def enable_periodic_task(
 
 
 @routes.delete(
-    "/api/v1/periodic/{task_id:path}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
+    "/api/v1/periodic/{task_id:name}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
 )
 async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: AnyOwner = False) -> Done:
     """Remove a periodic task; its jobs stay."""
@@ -155,7 +155,7 @@ async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: Any
 
 
 @routes.post(
-    "/api/v1/periodic/{task_id:path}",
+    "/api/v1/periodic/{task_id:name}",
     status_code=status.HTTP_201_CREATED,
     dependencies=CHANGING,
     responses=refusals(503) | _NOT_FOUND | _NOT_RUN,

@@ -101,7 +101,7 @@ async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit
         )
 
 
-@routes.post("/api/v1/groups/{group:path}", dependencies=CHANGING, responses=refusals())
+@routes.post("/api/v1/groups/{group:name}", dependencies=CHANGING, responses=refusals())
 async def set_group(client: TheClient, group: Annotated[Name, Path()], body: GroupBody) -> Done:
     """Change the settings of a group in a queue; they apply at once."""
     async with client.using() as connection:
