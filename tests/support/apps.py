@@ -145,16 +145,17 @@ class Effects:
         """Wait until these jobs are finished; returns how many ended in each state."""
         ids = list(job_ids)
 
-        async def states() -> dict[str, int] | None:
+        async def states() -> tuple[dict[str, int]] | None:
             rows = await self._pool.fetch(
                 "SELECT state::text, count(*) FROM joex_private.job WHERE id = ANY ($1) AND finished_at IS NOT NULL "
                 "GROUP BY 1",
                 ids,
             )
             found = {row[0]: row[1] for row in rows}
-            return found if sum(found.values()) == len(ids) else None
+            return (found,) if sum(found.values()) == len(ids) else None  # (of no jobs, too)
 
-        finished: dict[str, int] = await eventually(states, timeout, why=f"{len(ids)} jobs are finished {why}")
+        finished: dict[str, int]
+        (finished,) = await eventually(states, timeout, why=f"{len(ids)} jobs are finished {why}")
         return finished
 
 
