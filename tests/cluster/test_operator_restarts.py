@@ -142,6 +142,7 @@ async def test_what_was_deleted_while_the_watches_were_cut_is_noticed(
     await system.api.delete("joexpools.joex.dev", "other", system.namespace)
     await system.api.delete("deployments.apps", "pool-0", system.namespace, propagation="Foreground")
     await system.until_slots()
+    local_cluster.control_plane.restart_api(grace=0)  # and it knows no changes from before its start
     operator.resume()
     await system.api.until_all("deployments.apps", lambda found: len(found) == 1, system.namespace)
     await eventually(lambda: _tells_not(operator, "other"))

@@ -45,7 +45,7 @@ async def client(api_server: ApiServer) -> AsyncIterator[ApiClient]:
 
 @pytest.fixture
 async def session(client: ApiClient) -> AsyncIterator[WatchSession]:
-    session = WatchSession(client, [PODS, POOLS])
+    session = WatchSession(client, [PODS, POOLS], lambda: None)
     yield session
     await session.close()
 
@@ -77,6 +77,25 @@ async def test_the_watches_are_live_when_the_latest_request_of_each_began_well(
     api_server.status = 200
     await watch(http, client, PODS)
     assert session.problem() is None
+
+
+async def test_a_list_of_what_was_watched_before_is_told_because_no_watch_reports_what_has_gone_before_it(
+    api_server: ApiServer, client: ApiClient
+) -> None:
+    told: list[bool] = []
+    session = WatchSession(client, [PODS, POOLS], lambda: told.append(True))
+    http = (await session.login()).aiohttp_session
+    await get(http, client, PODS)
+    await watch(http, client, PODS, PODS)
+    await get(http, client, POOLS)
+    assert told == []
+    api_server.status = 503
+    await get(http, client, PODS)
+    assert told == []
+    api_server.status = 200
+    await get(http, client, PODS)
+    assert told == [True]
+    await session.close()
 
 
 async def test_what_fails_before_the_first_watch_is_told(client: ApiClient, session: WatchSession) -> None:

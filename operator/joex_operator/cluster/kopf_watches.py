@@ -63,11 +63,18 @@ class KopfWatches:
         self._namespaces = tuple(namespaces)
         self._identity = identity
         paths = [path_of(namespace, kind) for kind in _LISTED for namespace in self._namespaces or ("",)]
-        self._session = WatchSession(api.client, paths)
+        self._loop = asyncio.get_running_loop()
+        self._listed_anew = asyncio.Event()
+        self._session = WatchSession(api.client, paths, self._note_list)
 
     def problem(self) -> str | None:
         """Why a watch is not live, in one line; None: all are live."""
         return self._session.problem()
+
+    async def missed(self) -> None:
+        """Wait until a watch may have missed deletions, which `resync` finds."""
+        await self._listed_anew.wait()
+        self._listed_anew.clear()
 
     async def wait_for_crds(self) -> None:
         """Wait until the API server serves the CRDs, which the chart may install at the same time."""
@@ -98,8 +105,7 @@ class KopfWatches:
 
     def _start(self, stop: Future[None]) -> asyncio.Future[str]:
         """Start kopf in a thread; the result says why kopf has ended."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[str] = loop.create_future()
+        loop, ended = self._loop, self._loop.create_future()
 
         def hand_over(plural: str, event: kopf.RawEvent) -> None:
             loop.call_soon_threadsafe(self._on_event, plural, event)
@@ -133,6 +139,10 @@ class KopfWatches:
             )
         finally:
             await self._session.close()
+
+    def _note_list(self) -> None:
+        with suppress(RuntimeError):  # the operator's loop has ended
+            self._loop.call_soon_threadsafe(self._listed_anew.set)
 
     def _on_event(self, plural: str, event: kopf.RawEvent) -> None:
         """Take an event of a watch, on the operator's loop."""

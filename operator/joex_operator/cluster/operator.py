@@ -141,11 +141,15 @@ class Operator:
         period = self._settings.resync_period.total_seconds()
         pause = min(_FIRST_RESYNC_AFTER, period)
         while True:
-            await asyncio.sleep(pause)
-            # Not sooner: in an upgrade the old operator would replace executors for the new spec with its own image.
-            if not are_applied or pause == period:
-                are_applied = await self._apply_bootstrap_pools()
-            pause = period
+            try:
+                async with asyncio.timeout(pause):
+                    await watches.missed()
+            except TimeoutError:
+                # Not sooner: in an upgrade the old operator would replace executors for the new spec with its own
+                # image.
+                if not are_applied or pause == period:
+                    are_applied = await self._apply_bootstrap_pools()
+                pause = period
             try:
                 await watches.resync()
             except FleetError as error:

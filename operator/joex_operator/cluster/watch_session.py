@@ -1,13 +1,14 @@
 """The HTTP session of kopf's watches, with the TLS settings and credentials of the operator's client.
 
 kopf retries failed watches and does not report whether they succeed. So the session notes for each watched path whether
-the latest request succeeded.
+the latest request succeeded. Nor does kopf report which objects were deleted before it lists anew, as it must where the
+API server has no older changes any more, for example after its restart: so the session tells of such lists.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 
 import aiohttp
@@ -27,12 +28,14 @@ class WatchSession:
     Args:
         client: has the credentials and the TLS settings.
         paths: to watch.
+        listed_anew: called, in kopf's thread, when kopf has listed what it watched before.
     """
 
-    def __init__(self, client: ApiClient, paths: Collection[str]) -> None:
+    def __init__(self, client: ApiClient, paths: Collection[str], listed_anew: Callable[[], None]) -> None:
         self._client = client
         self._prefix = URL(client.configuration.host).path.rstrip("/")
         self._paths = tuple(paths)
+        self._listed_anew = listed_anew
         self._wrong: dict[str, str] = {}
         self._live: set[str] = set()
         self._failure = ""
@@ -88,6 +91,8 @@ class WatchSession:
             path = self._path(request.url)
             self._wrong.pop(path, None)
             self._live.add(path)
+        elif self._path(request.url) in self._live:
+            self._listed_anew()
 
     async def _note_failure(
         self, _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams
