@@ -35,6 +35,8 @@ async def met(holder: asyncpg.Connection, observer: asyncpg.Connection, signal_n
     pid = await eventually(lambda: observer.fetchval(WAITS), why="the take waits for the ring")
     os.kill(pid, signal.SIGSTOP)
     try:
+        # (A process that has not been scheduled since would handle the interrupt first.)
+        await eventually(lambda: status_of(pid)["State"].startswith("T"), why="the process has stopped")
         await holder.execute(f"SELECT pg_advisory_unlock({RING})")
         await interrupt(pid)
         await eventually(lambda: is_pending(pid, signal_number), why="the interrupt has come")
@@ -44,8 +46,14 @@ async def met(holder: asyncpg.Connection, observer: asyncpg.Connection, signal_n
 
 def is_pending(pid: int, signal_number: int) -> bool:
     """Whether a signal waits for a stopped process."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return any(int(line.split()[1], 16) >> signal_number - 1 & 1 for line in status.splitlines() if "Pnd:" in line)
+    status = status_of(pid)
+    return any(int(status[key], 16) >> signal_number - 1 & 1 for key in ("SigPnd", "ShdPnd"))
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """What the kernel says of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 async def nothing(_: object) -> None:
