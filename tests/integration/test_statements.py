@@ -174,7 +174,14 @@ CALLS = {
     "submit_many": "joex.submit_many(ARRAY['a', 'b'])",
     "subscribe": "joex.subscribe('me', '1 minute')",
     "take": "joex_private.take(1, ARRAY['default'], 3)",
-    "hold_ring": "joex_private.hold_ring('default'), joex_private.free_ring('default')",
+    "take_in_turn": None,  # take calls it
+    "hand_out": "joex_private.hand_out('{}', 1, 'a')",
+    "draw": "joex_private.draw('default', NULL, 1)",
+    "hold_ring": "joex_private.hold_ring('default', NULL, NULL, 1), joex_private.free_ring('default')",
+    "allowed": "joex_private.allowed('{}', '{}', 'default')",
+    "services_to_plan": "joex_private.services_to_plan('default')",
+    "give_back_turns": None,  # hold_ring calls it
+    "publish_plan": None,  # take_in_turn calls it
     "wait_for_ring": "joex_private.wait_for_ring('default'), joex_private.free_ring('default')",
     "free_ring": "joex_private.free_ring('default')",
     "ring_holder": "joex_private.ring_holder('default')",

@@ -118,7 +118,7 @@ class Sides:
         place, served = (places[plan.cursor[0]], plan.cursor[1]) if plan.cursor else (NEVER >> 8, 0)
         self.cursor = Cursor(place, served)
         await self.connection.execute(
-            "TRUNCATE joex_private.job, joex_private.group_setting, joex_private.priority_turns"
+            "TRUNCATE joex_private.job, joex_private.group_setting, joex_private.priority_turns, joex_private.plan"
         )
         await self.connection.execute(
             "SELECT setval(cursor, $1, $2) FROM joex_private.queue", place * 256 + served, plan.cursor is not None
@@ -287,6 +287,34 @@ async def test_the_database_takes_the_very_jobs_that_the_specification_takes(sid
 @pytest.mark.postgres(16)
 async def test_the_oldest_supported_server_takes_them_too(sides, plan):
     await play(Sides(*sides), plan)
+
+
+@settings(max_examples=200, suppress_health_check=one_database)
+@given(plan=plans(), ahead=st.integers(2, 60), frees=st.lists(st.integers(1, 8), min_size=1, max_size=20))
+@pytest.mark.postgres(18)
+async def test_takes_by_a_plan_are_together_one_take_of_its_length(sides, plan, ahead, frees):
+    pair = Sides(*sides)
+    await pair.prepare(plan)
+    await pair.step(plan.steps[0])
+    await pair.connection.execute(
+        "INSERT INTO joex_private.plan (queue, first, places, cursors, turns, held, renew_at) "
+        "SELECT name, nextval(drawn) + 1, '{}', '{}', '{}', 64 * $1::integer, now() FROM joex_private.queue",
+        ahead,
+    )
+    expected, _ = take(pair.groups, pair.cursor, ahead, plan.scheme)
+    taken: list[int] = []
+    while frees and len(taken) < ahead:
+        taken += [job.seq for job in await runs.take(pair.connection, pair.me, [QUEUE], frees.pop(), plan.scheme)]
+        if not await pair.connection.fetchval(ENTRIES_LEFT):
+            break
+        await pair.connection.execute("UPDATE joex_private.plan SET renew_at = 'infinity'")
+    assert taken[:ahead] == expected[: len(taken)]
+
+
+ENTRIES_LEFT = """
+    SELECT p.first + cardinality(p.places) - 1 - pg_sequence_last_value(q.drawn)
+    FROM joex_private.plan p JOIN joex_private.queue q ON q.name = p.queue
+"""
 
 
 async def play(pair: Sides, plan: Plan) -> None:

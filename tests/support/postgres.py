@@ -69,7 +69,7 @@ _EMPTY = r"""
             EXECUTE 'TRUNCATE ' || touched || ' RESTART IDENTITY CASCADE';
         END IF;
         FOR name IN SELECT oid::regclass FROM pg_class
-                    WHERE relnamespace = 'joex_private'::regnamespace AND relname LIKE 'ring\_cursor\_%' LOOP
+                    WHERE relnamespace = 'joex_private'::regnamespace AND relname ~ '^(ring_cursor|drawn)_\d' LOOP
             EXECUTE 'DROP SEQUENCE ' || name;
         END LOOP;
     END $$

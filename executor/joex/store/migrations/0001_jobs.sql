@@ -225,11 +225,12 @@ CREATE TABLE joex_private.priority_turns (
 CREATE TABLE joex_private.queue (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
     id      integer GENERATED ALWAYS AS IDENTITY UNIQUE,
-    cursor  regclass NOT NULL
+    cursor  regclass NOT NULL,
+    drawn   regclass NOT NULL       -- how many entries of its plans have been drawn (see sql/35_plans.sql)
 );
 
--- The installing role owns the sequence, whichever role is the first to serve the queue; roles that may take jobs may advance it. (No role
--- can call a trigger: the right to make a sequence is the right to insert a queue. On a table of another role the trigger would work
+-- The installing role owns the sequences, whichever role is the first to serve the queue; roles that may take jobs may advance them. (No
+-- role can call a trigger: the right to make sequences is the right to insert a queue. On a table of another role the trigger would work
 -- with values whose types, casts and texts belong to that role. So other roles may not attach it, and it refuses other tables.)
 CREATE FUNCTION joex_private.make_ring_cursor() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -246,14 +247,32 @@ BEGIN
         FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
         WHERE c.oid = 'joex_private.job'::regclass AND a.privilege_type = 'UPDATE');
     EXECUTE format('CREATE SEQUENCE joex_private.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
+    EXECUTE format('CREATE UNLOGGED SEQUENCE joex_private.drawn_%s', v_id);
     NEW.cursor := format('joex_private.ring_cursor_%s', v_id)::regclass;
+    NEW.drawn := format('joex_private.drawn_%s', v_id)::regclass;
     IF v_takers IS NOT NULL THEN
-        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex_private.ring_cursor_%s TO %s', v_id, v_takers);
+        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex_private.ring_cursor_%s, joex_private.drawn_%s TO %s', v_id, v_id, v_takers);
     END IF;
     RETURN NEW;
 END $$;
 REVOKE EXECUTE ON FUNCTION joex_private.make_ring_cursor() FROM PUBLIC;
 CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex_private.queue FOR EACH ROW EXECUTE FUNCTION joex_private.make_ring_cursor();
+
+-- The next services of a queue, which a take of a large fleet has chosen for the takes after it (see sql/35_plans.sql). Not logged: it
+-- is worth nothing after a crash.
+CREATE UNLOGGED TABLE joex_private.plan (
+    queue     text NOT NULL,
+    first     bigint NOT NULL,      -- the draw that gets the first entry
+    places    tid[] NOT NULL,       -- where the jobs lie, in the order of service
+    cursors   bigint[] NOT NULL,    -- the ring cursor before each service
+    turns     smallint[] NOT NULL,  -- the position in the counting scheme of its group before it; null: the service is not counted
+    held      integer NOT NULL,     -- the jobs that executors held, when it was made
+    made_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    renew_at  timestamptz NOT NULL,
+    PRIMARY KEY (queue, first)
+);
+ALTER TABLE joex_private.plan ALTER COLUMN places SET STORAGE PLAIN, ALTER COLUMN cursors SET STORAGE PLAIN,
+    ALTER COLUMN turns SET STORAGE PLAIN;
 
 -- Where takes begin to read while vacuum can't clear what lies before (see sql/25_floors.sql). Of the runnable jobs of rank ''
 -- in a lane of the group none has a smaller seq, but for those of floor exceptions whose `at` is above `upto`. Of its jobs that are held

@@ -10,7 +10,7 @@
 -- scan, computes how deep the free slots reach into each group (water filling), and locks just these rows. A group
 -- that has fewer jobs than that leaves slots over; the next pass gives them to the others, so that no slot stays empty.
 -- The cost grows with the batch, with the groups that are served already (they must be passed over), and with the
--- logarithm of everything else.
+-- logarithm of everything else. Where executors hold hundreds of jobs, one take chooses for many after it: see 35_plans.sql.
 
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker: the oldest
 -- first; where there are more than a batch, first a share of it for each group (see promote_in_turn). (No sort: a planner that has
@@ -219,10 +219,12 @@ END $$;
 -- lie, in the order of service. p_from is the cursor at the start of the call (place * 256 + services already given there), the
 -- same for all passes; p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
 -- blocked: the places of groups that were to be served, and all of whose jobs others have locked. The next pass must leave them
--- out (p_without), else they would keep those from their turn that come after them on the ring.
+-- out (p_without), else they would keep those from their turn that come after them on the ring. For those who choose ahead: cursors, where
+-- the cursor is after each service; turns, where its group stands in the counting scheme before it (null: it is not counted); held,
+-- the jobs that executors hold, of the groups it has met.
 CREATE OR REPLACE FUNCTION joex_private.choose(
     p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_free integer, p_high integer, p_low integer, p_most bytea,
-    p_without bigint[], OUT places tid[], OUT blocked bigint[]
+    p_without bigint[], OUT places tid[], OUT blocked bigint[], OUT cursors bigint[], OUT turns integer[], OUT held bigint
 ) LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
@@ -353,6 +355,11 @@ BEGIN
         FROM chosen c WHERE c.counts GROUP BY c.ring
     )
     SELECT ARRAY(SELECT c.place FROM chosen c ORDER BY c.nr),
+           ARRAY(SELECT c.ring * 256 + least(255, row_number() OVER (PARTITION BY c.ring, c.level, c.is_over ORDER BY c.nr))
+                 FROM chosen c ORDER BY c.nr),
+           ARRAY(SELECT CASE WHEN c.counts THEN (c.turn + row_number() OVER (PARTITION BY c.ring, c.counts ORDER BY c.nr) - 1)
+                                                % (p_high + p_low) END
+                 FROM chosen c ORDER BY c.nr),
            ARRAY(SELECT l.ring FROM lined l WHERE l.place IS NULL),
            -- The services of this visit: the last group's jobs on its last level; and those before this call, where the visit
            -- has merely gone on.
@@ -361,8 +368,8 @@ BEGIN
                        THEN v_served ELSE 0 END
                    + (SELECT count(*) FROM chosen c
                       WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over)) FROM last l),
-           (SELECT array_agg(c.ring) FROM counted c), (SELECT array_agg(c.position) FROM counted c)
-    INTO places, blocked, v_cursor, v_turned, v_positions;
+           (SELECT array_agg(c.ring) FROM counted c), (SELECT array_agg(c.position) FROM counted c), (SELECT sum(w.running) FROM walk w)
+    INTO places, cursors, turns, blocked, v_cursor, v_turned, v_positions, held;
     PERFORM setval(p_cursor, v_cursor) WHERE v_cursor IS NOT NULL;
     IF v_turned IS NOT NULL THEN
         PERFORM joex_private.count_turns(p_queue, v_turned, v_positions);
@@ -402,11 +409,6 @@ CREATE OR REPLACE FUNCTION joex_private.entries_walked() RETURNS bigint LANGUAGE
 -- Hold the ring of a queue: an advisory lock of the session, on the hash of the queue's name. False: another session has held it
 -- for a second. Then the take goes on without, for the ring keeps the order of turns alone: what keeps two takes from one job is
 -- the lock of its row. So a session that hangs, or leaves the lock behind, stops no queue.
-CREATE OR REPLACE FUNCTION joex_private.hold_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN pg_try_advisory_lock(joex_private.ring_lock(), hashtext(p_queue)) OR joex_private.wait_for_ring(p_queue);
-END $$;
-
 CREATE OR REPLACE FUNCTION joex_private.wait_for_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET lock_timeout = '1s' AS $$
 DECLARE
     v_holder integer;
@@ -436,9 +438,9 @@ CREATE OR REPLACE FUNCTION joex_private.ring_holder(p_queue text) RETURNS SETOF 
 CREATE OR REPLACE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     LOOP
-        PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue))
-        FROM joex_private.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid();
-        EXIT WHEN NOT FOUND;
+        -- (Where the lock is the transaction's, see publish_plan, this can't free it, and need not.)
+        EXIT WHEN (SELECT pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue))
+                   FROM joex_private.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid()) IS NOT TRUE;
     END LOOP;
 END $$;
 
@@ -446,11 +448,128 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT floor((random() - 0.5) * 72057594037927936)::bigint $$;
 
--- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
--- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
--- Arguments come along where they are small, and those of one pass have a megabyte together, or else no more than their share of it:
+-- The jobs at these places, which this transaction has locked, go to the executor, in this order.
+-- Arguments come along where they are small, and those of one call have a megabyte together, or else no more than their share of it:
 -- others are null, and the run asks for them itself (see joex_private.arguments). Else those of one tenant would keep all others waiting on
 -- a link that is slow.
+CREATE OR REPLACE FUNCTION joex_private.hand_out(p_places tid[], p_executor integer, p_app_id text) RETURNS SETOF joex_private.taken
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    -- What the lock ids begin with; the number of the job follows. (Chance has its price: without OpenSSL the server opens the kernel's
+    -- device for each number.)
+    v_lock CONSTANT text := left(gen_random_uuid()::text, 28);
+    v_timed CONSTANT boolean := EXISTS (SELECT FROM joex_private.task_timeout);
+BEGIN
+    RETURN QUERY WITH taken AS (
+        UPDATE joex_private.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
+               lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
+               held_since = (SELECT coalesce(pg_sequence_last_value('joex_private.job_seq_seq'), 0)),
+               -- (An executor may hold a suspect for long before it starts: see start_alone.)
+               (overdue_at, renew_by) = (
+                   SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
+                   FROM joex_private.task_timeout o
+                   WHERE v_timed AND o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
+        FROM unnest(p_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
+        RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
+                  j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
+                  extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect, c.nr,
+                  -- (#> '{}': as it is, and not as the table has compressed it; read only where that is small)
+                  CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args)
+                       WHEN pg_column_size(j.args) < 8000 THEN pg_column_size(j.args #> '{}')
+                       ELSE 8 * pg_column_size(j.args) END AS size
+    ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
+             CASE WHEN t.size <= 16384 AND (a.size <= 1000000 OR t.size <= 1000000 / a.jobs) THEN t.args::text END,
+             t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited, t.suspect
+    FROM taken t CROSS JOIN (SELECT sum(t.size) AS size, count(*) AS jobs FROM taken t) a
+    ORDER BY t.nr;
+END $$;
+
+-- The next jobs of a queue by the rule, for an executor; some of them perhaps by a plan that another take has made meanwhile.
+-- p_cursor null: the transaction that serves the queue for the first time is still open. Then this begins anywhere on the ring.
+CREATE OR REPLACE FUNCTION joex_private.take_in_turn(
+    p_executor integer, p_app_id text, p_queue text, p_cursor regclass, p_drawn regclass, p_free integer, p_high integer, p_low integer,
+    p_most bytea
+) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_simple CONSTANT boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
+    v_from bigint;
+    v_again boolean := false;
+    v_want integer := p_free;
+    v_plans boolean;
+    v_ahead integer;
+    v_cursors bigint[];
+    v_turns integer[];
+    v_held bigint;
+    v_begun timestamptz;
+    v_waiting integer;      -- 2: or more
+    v_place tid;
+    v_ring bigint;
+    v_is_set boolean;
+    v_places tid[];
+    v_blocked bigint[];
+    v_without bigint[] := '{}';
+    v_holds_ring boolean;   -- null: it has not asked for it
+BEGIN
+    -- The ring is held while choosing, not until the commit has reached the disk: others skip the rows locked here.
+    -- Session locks outlive an error; hence the handlers here and in take, which cancellation must reach too.
+    LOOP
+        v_places := '{}';
+        v_blocked := '{}';
+        IF v_holds_ring IS NULL THEN
+            SELECT h.places, h.holds_ring INTO v_places, v_holds_ring
+            FROM joex_private.hold_ring(p_queue, p_cursor, p_drawn, v_want) h;
+            v_from := CASE WHEN p_cursor IS NULL THEN joex_private.any_place() * 256
+                           ELSE coalesce(pg_sequence_last_value(p_cursor), -9223372036854775808) END;
+        END IF;
+        -- Often there is nothing, or one job, of a group about which nothing is set: then there is nothing to choose. (Where
+        -- somebody has locked it, or changed it since, the choice finds out.)
+        IF v_places = '{}' AND v_simple THEN
+            SELECT count(*), min(w.place), min(w.ring), bool_or(w.is_set) INTO v_waiting, v_place, v_ring, v_is_set
+            FROM (SELECT j.ctid AS place, j.ring, EXISTS (SELECT FROM joex_private.group_setting g
+                                                          WHERE g.queue = j.queue AND g.ring = j.ring) AS is_set
+                  FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL LIMIT 2) w;
+            EXIT WHEN v_waiting = 0;
+            IF v_waiting = 1 AND NOT v_is_set THEN
+                v_places := ARRAY(SELECT j.ctid FROM joex_private.job j WHERE j.ctid = v_place AND j.lane IS NOT NULL
+                                  FOR UPDATE SKIP LOCKED);
+                PERFORM setval(p_cursor, v_ring * 256 + 1) WHERE v_places <> '{}';
+            END IF;
+        END IF;
+        IF v_places = '{}' THEN
+            -- (No worker makes plans: its transaction may stay open, see publish_plan.)
+            v_plans := p_executor <> 0 AND p_drawn IS NOT NULL AND v_holds_ring;
+            v_ahead := CASE WHEN v_plans THEN joex_private.services_to_plan(p_queue) ELSE 0 END;
+            v_begun := clock_timestamp();
+            SELECT c.places, c.blocked, c.cursors, c.turns, c.held INTO v_places, v_blocked, v_cursors, v_turns, v_held
+            FROM joex_private.choose(
+                p_queue, v_from, v_again, p_cursor, greatest(v_want, v_ahead), p_high, p_low, p_most, v_without) c;
+            EXIT WHEN v_places = '{}' AND v_blocked = '{}';
+            IF cardinality(v_places) > v_want OR cardinality(v_places) = v_want AND v_plans AND v_ahead = 0 AND v_held >= 256 THEN
+                PERFORM joex_private.publish_plan(
+                    p_queue, p_drawn, v_places[v_want + 1:], v_cursors[v_want:], v_turns[v_want + 1:], v_held, v_begun);
+                v_places := v_places[:v_want];
+            END IF;
+            v_again := true;
+        END IF;
+        v_want := v_want - cardinality(v_places);
+        v_without := v_without || v_blocked;
+        IF v_want = 0 AND v_holds_ring THEN
+            PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
+            v_holds_ring := false;
+        END IF;
+        RETURN QUERY SELECT * FROM joex_private.hand_out(v_places, p_executor, p_app_id);
+        EXIT WHEN v_want = 0;
+    END LOOP;
+    IF v_holds_ring THEN
+        PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
+    END IF;
+EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
+    PERFORM joex_private.free_ring(p_queue);
+    RAISE;
+END $$;
+
+-- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
+-- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
 -- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex_private.accept).
 CREATE OR REPLACE FUNCTION joex_private.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
@@ -459,22 +578,12 @@ CREATE OR REPLACE FUNCTION joex_private.take(
 DECLARE
     v_executor record;
     v_queue record;
-    v_cursor regclass;
-    v_from bigint;
-    v_again boolean;
+    v_now CONSTANT timestamptz := clock_timestamp();
     v_want integer := p_free;
-    v_waiting integer;      -- 2: or more
-    v_place tid;
-    v_ring bigint;
-    v_is_set boolean;
+    v_got integer;
+    v_drawn regclass;       -- null: this take neither draws from plans nor makes any
     v_places tid[];
-    v_blocked bigint[];
-    v_without bigint[];
-    v_holds_ring boolean;
-    v_walked bigint := joex_private.entries_walked();
-    v_simple boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
-    v_timed boolean;
-    v_lock text;
+    v_walked CONSTANT bigint := joex_private.entries_walked();
 BEGIN
     IF p_executor = 0 THEN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
@@ -491,85 +600,25 @@ BEGIN
     IF v_executor.draining THEN
         RETURN;
     END IF;
-    FOR v_queue IN SELECT n.name, q.cursor FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
+    FOR v_queue IN SELECT n.name, q.cursor, q.drawn FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
                    LEFT JOIN joex_private.queue q USING (name) ORDER BY n.ord LOOP
         -- (for a worker, whose transaction may stay open, no more than it takes)
-        PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
-        -- Null: the transaction that serves the queue for the first time is still open. Then this take begins anywhere on the ring.
-        v_cursor := coalesce(v_queue.cursor, joex_private.serve_queue(v_queue.name));
-        -- The ring is held while choosing, not until the commit has reached the disk: others skip the rows locked here.
-        -- Session locks outlive an error; hence the handlers, which cancellation must reach too.
-        BEGIN
-            v_holds_ring := joex_private.hold_ring(v_queue.name);
-            v_from := CASE WHEN v_cursor IS NULL THEN joex_private.any_place() * 256
-                           ELSE coalesce(pg_sequence_last_value(v_cursor), -9223372036854775808) END;
-            v_again := false;
-            v_without := '{}';
-            LOOP
-                -- Often there is nothing, or one job, of a group about which nothing is set: then there is nothing to choose. (Where
-                -- somebody has locked it, or changed it since, the choice finds out.)
-                v_places := '{}';
-                v_blocked := '{}';
-                IF v_simple THEN
-                    SELECT count(*), min(w.place), min(w.ring), bool_or(w.is_set) INTO v_waiting, v_place, v_ring, v_is_set
-                    FROM (SELECT j.ctid AS place, j.ring, EXISTS (SELECT FROM joex_private.group_setting g
-                                                                  WHERE g.queue = j.queue AND g.ring = j.ring) AS is_set
-                          FROM joex_private.job j WHERE j.queue = v_queue.name AND j.lane IS NOT NULL LIMIT 2) w;
-                    EXIT WHEN v_waiting = 0;
-                    IF v_waiting = 1 AND NOT v_is_set THEN
-                        v_places := ARRAY(SELECT j.ctid FROM joex_private.job j WHERE j.ctid = v_place AND j.lane IS NOT NULL
-                                          FOR UPDATE SKIP LOCKED);
-                    END IF;
-                END IF;
-                IF v_places <> '{}' THEN
-                    PERFORM setval(v_cursor, v_ring * 256 + 1);
-                ELSE
-                    SELECT c.places, c.blocked INTO v_places, v_blocked FROM joex_private.choose(
-                        v_queue.name, v_from, v_again, v_cursor, v_want, p_high, p_low, p_most, v_without) c;
-                    EXIT WHEN v_places = '{}' AND v_blocked = '{}';
-                END IF;
-                v_want := v_want - cardinality(v_places);
-                v_without := v_without || v_blocked;
-                IF v_want = 0 AND v_holds_ring THEN
-                    PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(v_queue.name));
-                    v_holds_ring := false;
-                END IF;
-                -- What the lock ids of this pass begin with; the number in the pass follows. (Chance has its price: without
-                -- OpenSSL the server opens the kernel's device for each number.)
-                v_lock := left(gen_random_uuid()::text, 28);
-                v_timed := EXISTS (SELECT FROM joex_private.task_timeout);
-                RETURN QUERY WITH taken AS (
-                    UPDATE joex_private.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = v_executor.app_id,
-                           lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
-                           held_since = (SELECT coalesce(pg_sequence_last_value('joex_private.job_seq_seq'), 0)),
-                           -- (An executor may hold a suspect for long before it starts: see start_alone.)
-                           (overdue_at, renew_by) = (
-                               SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                               FROM joex_private.task_timeout o
-                               WHERE v_timed AND o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
-                    FROM unnest(v_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
-                    RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
-                              j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
-                              extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect, c.nr,
-                              -- (#> '{}': as it is, and not as the table has compressed it; read only where that is small)
-                              CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args)
-                                   WHEN pg_column_size(j.args) < 8000 THEN pg_column_size(j.args #> '{}')
-                                   ELSE 8 * pg_column_size(j.args) END AS size
-                ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
-                         CASE WHEN t.size <= 16384 AND (a.size <= 1000000 OR t.size <= 1000000 / a.jobs) THEN t.args::text END,
-                         t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited, t.suspect
-                FROM taken t CROSS JOIN (SELECT sum(t.size) AS size, count(*) AS jobs FROM taken t) a
-                ORDER BY t.nr;
-                EXIT WHEN v_want = 0;
-                v_again := true;
-            END LOOP;
-            IF v_holds_ring THEN
-                PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(v_queue.name));
-            END IF;
-        EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
-            PERFORM joex_private.free_ring(v_queue.name);
-            RAISE;
-        END;
+        PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END)
+        WHERE (SELECT j.due_at FROM joex_private.job j WHERE j.queue = v_queue.name AND j.due_at IS NOT NULL
+               ORDER BY j.due_at LIMIT 1) <= v_now;
+        v_drawn := CASE WHEN p_most >= joex_private.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
+        v_places := joex_private.draw(v_queue.name, v_drawn, v_want);
+        IF v_places <> '{}' THEN
+            RETURN QUERY SELECT * FROM joex_private.hand_out(v_places, p_executor, v_executor.app_id);
+            v_want := v_want - cardinality(v_places);
+        END IF;
+        IF v_want > 0 THEN
+            RETURN QUERY SELECT * FROM joex_private.take_in_turn(
+                p_executor, v_executor.app_id, v_queue.name, coalesce(v_queue.cursor, joex_private.serve_queue(v_queue.name)), v_drawn,
+                v_want, p_high, p_low, p_most);
+            GET DIAGNOSTICS v_got = ROW_COUNT;
+            v_want := v_want - v_got;
+        END IF;
         -- Many more than it takes: most were dead. (A sequence tells it without a write.)
         IF joex_private.entries_walked() - v_walked > 1000 + 50 * p_free THEN
             PERFORM nextval('joex_private.long_takes');
@@ -580,12 +629,13 @@ BEGIN
             END IF;
             -- All slots filled, so more may wait, in any of the queues: the wake-up may have been for another one than this.
             -- Pass it on. Each woken executor does the same.
-            PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex_private.has_runnable(n.name);
+            PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name)
+            WHERE joex_private.is_awaited(n.name) AND joex_private.has_runnable(n.name);
             RETURN;
         END IF;
     END LOOP;
 EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
-    -- A second cancellation may have met the handler above.
+    -- A second cancellation may have met the handler of take_in_turn.
     PERFORM joex_private.free_ring(q.name) FROM unnest(p_queues) q(name);
     RAISE;
 END $$;

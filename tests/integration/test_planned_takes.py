@@ -1,0 +1,316 @@
+"""Takes of a fleet that holds many jobs: one chooses ahead, others draw from its plan (see sql/35_plans.sql)."""
+
+import asyncio
+import itertools
+from collections import Counter
+from typing import Any
+
+import asyncpg
+import pytest
+
+from joex.core.priority_turns import CountingScheme
+from joex.store import runs, stats, worker_runs
+from tests.support.waiting import eventually
+
+FOUR_ONE = CountingScheme(4, 1)
+HELD = 1280
+AHEAD = HELD // 64
+GROUPS = [f"group {n}" for n in range(10)]
+
+_HOLD = """
+    INSERT INTO joex_private.job (grp, task, state, executor_id, app_id, lock_id, scheduled_at, started_at)
+    SELECT grp, 'a', 'running', $1, 'fleet', gen_random_uuid(), now(), now() FROM unnest($2::text[]) AS grp
+    RETURNING id, lock_id
+"""
+_STOCK = """
+    INSERT INTO joex_private.job (grp, task, lane)
+    SELECT grp, 'a', 2 FROM unnest($1::text[]) AS grp, generate_series(1, $2)
+"""
+_JOBS = """
+    SELECT j.id, j.grp FROM joex_private.plan p CROSS JOIN unnest(p.places) WITH ORDINALITY AS e(place, nr)
+    JOIN joex_private.job j ON j.ctid = e.place ORDER BY e.nr
+"""
+_WAITING = "SELECT EXISTS (SELECT FROM joex_private.job WHERE lane IS NOT NULL)"
+_LEFT = """
+    SELECT p.first + cardinality(p.places) - 1 - coalesce(pg_sequence_last_value(q.drawn), 0)
+    FROM joex_private.plan p JOIN joex_private.queue q ON q.name = p.queue
+"""
+
+
+class Fleet:
+    """A fleet that holds many jobs, most of them in an executor that never ends them; another one takes."""
+
+    def __init__(self, bench: Any, taker: int, held: list[asyncpg.Record]) -> None:
+        self.bench, self.taker, self.held = bench, taker, held
+
+    async def take(self, free: int = 1) -> list[str]:
+        """Take jobs; returns their groups."""
+        return [job.group for job in await self.bench.take(self.taker, free)]
+
+    async def renew(self) -> None:
+        """Let the next take make a plan."""
+        await self.bench.connection.execute("UPDATE joex_private.plan SET renew_at = now()")
+
+    async def entries(self) -> list[str]:
+        """The groups of the services in the plan."""
+        return [row[1] for row in await self.bench.connection.fetch(_JOBS)]
+
+    async def left(self) -> int:
+        """How many entries of the plan have not been drawn."""
+        return int(await self.bench.connection.fetchval(_LEFT))
+
+    async def set_group(self, group: str, *, paused: bool = False, max_running: int | None = None) -> None:
+        """Change a group just after a take has read the plan, which `joex.set_group` discards."""
+        await self.bench.connection.execute(
+            "INSERT INTO joex_private.group_setting (queue, grp, paused, max_running) VALUES ('default', $1, $2, $3)",
+            group,
+            paused,
+            max_running,
+        )
+
+    async def settle(self) -> None:
+        """Plans live on until they are used up, so that a slow machine tests the same."""
+        await self.bench.connection.execute("UPDATE joex_private.plan SET renew_at = 'infinity'")
+
+
+@pytest.fixture
+async def fleet(bench) -> Fleet:
+    others = await bench.executor("others")
+    held = await bench.connection.fetch(_HOLD, others, list(itertools.islice(itertools.cycle(GROUPS), HELD)))
+    await bench.connection.execute(_STOCK, GROUPS, 40)
+    fleet = Fleet(bench, await bench.executor("taker", pool_size=1000), held)
+    await fleet.take()  # learns how many are held
+    await fleet.take()  # makes the first plan
+    await fleet.settle()
+    return fleet
+
+
+async def test_a_fleet_that_holds_few_jobs_makes_no_plan(bench):
+    taker = await bench.executor()
+    await bench.connection.execute(_STOCK, GROUPS, 40)
+    for _ in range(12):
+        assert len(await bench.take(taker, 20)) == 20
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.plan") == 0
+
+
+async def test_a_sixty_fourth_of_the_held_jobs_is_chosen_ahead_and_others_draw_it_in_order(fleet):
+    entries = await fleet.entries()
+    assert len(entries) == await fleet.left() == AHEAD - 1
+    assert max(Counter(entries).values()) <= 2
+    assert [group for _ in entries for group in await fleet.take()] == entries
+    assert await fleet.left() == 0
+    assert len(await fleet.take()) == 1
+    assert len(await fleet.entries()) == AHEAD - 1
+
+
+async def test_a_take_that_wants_more_than_the_plan_has_gets_the_rest_from_the_next_one(fleet):
+    assert len(await fleet.take(AHEAD + 5)) == AHEAD + 5
+    assert len(await fleet.take(370)) == 370
+    assert len(await fleet.take(100)) == 400 - 2 - (AHEAD + 5) - 370
+
+
+async def test_a_new_group_is_served_first_by_the_next_plan(fleet):
+    await fleet.bench.submit("new")
+    assert await fleet.take() != ["new"]
+    await fleet.renew()
+    assert await fleet.take() == ["new"]
+
+
+async def test_the_next_choice_goes_on_where_the_draws_have_ended(fleet):
+    await fleet.bench.connection.execute("DELETE FROM joex_private.job WHERE executor_id = $1", fleet.taker)
+    served: Counter[str] = Counter()  # all groups hold the same number
+    for _ in range(3 * len(GROUPS)):
+        await fleet.renew()
+        [job] = await fleet.bench.take(fleet.taker)
+        assert await fleet.bench.finish(job) == []
+        served[job.group] += 1
+    assert served == dict.fromkeys(GROUPS, 3)
+
+
+async def test_so_does_the_counting_scheme_of_a_group_in_which_both_priorities_wait(fleet):
+    connection = fleet.bench.connection
+    await connection.execute("DELETE FROM joex_private.job WHERE lane IS NOT NULL AND grp <> $1", GROUPS[0])
+    for _ in range(40):
+        await fleet.bench.submit(GROUPS[0], "high")
+    priorities: Counter[str] = Counter()
+    for _ in range(40):
+        await fleet.renew()
+        [job] = await fleet.bench.take(fleet.taker)
+        assert await fleet.bench.finish(job) == []
+        priorities[job.priority] += 1
+    assert priorities == {"high": 32, "low": 8}
+
+
+async def test_a_fleet_that_holds_few_jobs_by_now_makes_no_plan(fleet):
+    assert (
+        await fleet.bench.connection.execute(
+            "UPDATE joex_private.job SET executor_id = NULL, state = 'success', finished_at = now() "
+            "WHERE id = ANY (SELECT id FROM joex_private.job WHERE executor_id IS NOT NULL LIMIT 1100)"
+        )
+        == "UPDATE 1100"
+    )
+    await fleet.renew()
+    await fleet.take()  # as long as was held before
+    await fleet.renew()
+    await fleet.take()
+    assert await fleet.left() == 0
+
+
+async def test_jobs_that_have_gone_or_changed_since_are_passed_over(fleet, client):
+    connection = fleet.bench.connection
+    first, second, *_ = await connection.fetch(_JOBS)
+    _, _, third, *_ = await fleet.entries()
+    assert await client.cancel(first[0])
+    assert await client.set_priority(second[0], "high")
+    assert await fleet.take() == [third]
+    assert await fleet.left() == AHEAD - 1 - 3
+
+
+async def test_a_place_where_another_job_lies_by_now_gives_only_a_waiting_job_of_the_queue(fleet):
+    connection = fleet.bench.connection
+    await connection.execute("UPDATE joex_private.job SET queue = 'another' WHERE lane IS NOT NULL")
+    await fleet.bench.submit("new")
+    # Each place of the plan, as if vacuum had made room there for these.
+    await connection.execute(
+        "UPDATE joex_private.plan SET places = ARRAY(SELECT (array_agg(ctid))[1] FROM joex_private.job "
+        "WHERE grp <> 'new' GROUP BY queue, grp)"
+    )
+    assert await fleet.take() == ["new"]
+    assert await fleet.take() == []
+
+
+async def test_a_group_that_was_paused_since_is_passed_over(fleet):
+    paused, *_ = entries = await fleet.entries()
+    await fleet.set_group(paused, paused=True)
+    served = [group for _ in range(len(entries) - entries.count(paused)) for group in await fleet.take()]
+    assert served == [group for group in entries if group != paused]
+
+
+async def test_a_limit_that_was_set_since_holds(fleet, client):
+    limited, *_ = entries = await fleet.entries()
+    held = await fleet.bench.connection.fetchval(
+        "SELECT count(*) FROM joex_private.job WHERE grp = $1 AND executor_id IS NOT NULL", limited
+    )
+    await fleet.set_group(limited, max_running=held + 1)
+    # (Jobs that have gone make a draw draw again.)
+    for job_id in [row[0] for row in await fleet.bench.connection.fetch(_JOBS)][1:4]:
+        assert await client.cancel(job_id)
+    assert Counter(await fleet.take(len(entries)))[limited] <= 1
+    while taken := await fleet.take(20):
+        assert limited not in taken
+        await fleet.renew()
+
+
+async def test_a_change_of_weight_holds_from_the_next_choice_on(fleet):
+    favoured = GROUPS[5]
+    await stats.set_group(fleet.bench.connection, favoured, "default", weight=100)
+    await fleet.renew()
+    assert {group for _ in range(30) for group in await fleet.take()} == {favoured}
+
+
+async def test_takes_side_by_side_take_each_job_once_and_keep_the_limits(fleet, another_connection):
+    """Executors end jobs, take, roll back; a client cancels. Nothing is lost, nothing twice, no limit exceeded."""
+    await stats.set_group(fleet.bench.connection, GROUPS[0], "default", max_running=HELD // len(GROUPS) + 2)
+    await stats.set_group(fleet.bench.connection, GROUPS[1], "default", weight=3)
+    runs_of: Counter[Any] = Counter()
+
+    async def executor(number: int) -> None:
+        connection = await another_connection()
+        for turn in itertools.count():
+            transaction = connection.transaction()
+            await transaction.start()
+            taken = await runs.take(connection, fleet.taker, ["default"], 1 + (turn + number) % 3, FOUR_ONE)
+            running = await connection.fetchval(
+                "SELECT count(*) FROM joex_private.job WHERE grp = $1 AND executor_id IS NOT NULL", GROUPS[0]
+            )
+            assert running <= HELD // len(GROUPS) + 2
+            if turn % 7 == number:
+                await transaction.rollback()
+                continue
+            await transaction.commit()
+            runs_of.update(job.id for job in taken)
+            ended = [runs.EndedRun(job.id, job.lock_id, "success") for job in taken]
+            assert await runs.finish_many(connection, ended) == []
+            # (A take may get nothing only because another one has just looked at the group with the limit.)
+            if not taken and not await connection.fetchval(_WAITING):
+                return
+
+    await asyncio.gather(*(executor(number) for number in range(6)))
+    assert (len(runs_of), set(runs_of.values())) == (400 - 2, {1})
+
+
+async def test_a_take_waits_for_the_plan_of_another_one_which_has_locked_all_jobs(fleet, another_connection):
+    connection, planner, other = fleet.bench.connection, await another_connection(), await another_connection()
+    assert len(await fleet.take(390)) == 390
+    await connection.execute("ALTER FUNCTION joex_private.wait_for_ring SET lock_timeout = 0")
+    await connection.execute("CREATE TABLE other_than_new ()")  # this database serves no other test
+    await connection.execute("DELETE FROM joex_private.plan")
+    await connection.execute(
+        "INSERT INTO joex_private.plan (queue, first, places, cursors, turns, held, renew_at) "
+        "VALUES ('default', 1, '{}', '{}', '{}', 1280, now())"
+    )
+    transaction = planner.transaction()
+    await transaction.start()
+    assert len(await runs.take(planner, fleet.taker, ["default"], 1, FOUR_ONE)) == 1
+    waits = asyncio.ensure_future(runs.take(other, fleet.taker, ["default"], 1, FOUR_ONE))
+    waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
+    await eventually(lambda: waits.done() or connection.fetchval(waiting, other.get_server_pid()))
+    await transaction.commit()
+    assert len(await waits) == 1
+
+
+async def test_a_session_that_hangs_with_a_plan_stops_no_other_take(fleet, another_connection):
+    other = await another_connection()
+    await fleet.renew()
+    async with other.transaction():
+        assert len(await runs.take(other, fleet.taker, ["default"], 1, FOUR_ONE)) == 1
+        assert len(await fleet.take(3)) == 3  # after a second
+    assert len(await fleet.take(3)) == 3
+
+
+async def test_the_plan_of_a_transaction_that_is_rolled_back_was_never_there(fleet, another_connection):
+    other = await another_connection()
+    await fleet.renew()
+    transaction = other.transaction()
+    await transaction.start()
+    await runs.take(other, fleet.taker, ["default"], 1, FOUR_ONE)
+    await transaction.rollback()
+    assert len(await fleet.take(390)) == 390
+
+
+async def test_a_worker_draws_from_the_plan_and_makes_none(fleet):
+    entries = await fleet.entries()
+    accepted = await worker_runs.accept(fleet.bench.connection, "default", 1, "worker", None)
+    assert [job.group for job in accepted] == entries[:1]
+    await fleet.renew()
+    assert len(await worker_runs.accept(fleet.bench.connection, "default", 1, "worker", None)) == 1
+    assert await fleet.left() == 0
+
+
+async def test_a_worker_whose_snapshot_is_old_draws_nothing(fleet):
+    async with fleet.bench.connection.transaction(isolation="repeatable_read"):
+        assert len(await worker_runs.accept(fleet.bench.connection, "default", 1, "worker", None)) == 1
+        assert await fleet.left() == AHEAD - 1
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "DELETE FROM joex_private.plan",
+        "SELECT setval('joex_private.drawn_1', 1, false)",
+        "SELECT setval('joex_private.drawn_1', 1000000)",
+        "UPDATE joex_private.plan SET made_at = now() + interval '1 hour'",  # the clock was set back
+    ],
+)
+async def test_a_plan_that_is_lost_in_part_stops_no_take(fleet, lost):
+    await fleet.bench.connection.execute(lost)
+    assert len(await fleet.take(3)) == 3
+    await fleet.renew()
+    assert len(await fleet.take(390)) == 390
+
+
+async def test_plans_leave_one_row_for_each_queue(fleet):
+    for _ in range(20):
+        await fleet.take()
+        await fleet.renew()
+    assert await fleet.bench.connection.fetchval("SELECT count(*) FROM joex_private.plan") == 1
