@@ -1,26 +1,28 @@
 -- Floors: where takes begin to read while vacuum is kept from clearing what jobs leave behind.
 --
--- An old snapshot, anybody's, pins vacuum. Each job that was taken and finished then leaves dead entries at the head of its group
--- in the indexes of runnable and of held jobs, and each take would walk over all of them. A floor says of a group, for each lane:
--- no runnable job of rank '' has a smaller seq; so that takes begin there. (Other ranks sort behind '' and are never passed over.)
--- And it says which jobs are held of those that were taken before a certain moment; the others are counted from there.
+-- An old snapshot of any session keeps vacuum from clearing. Each job that was taken and finished then leaves dead entries at the
+-- head of its group in the indexes of runnable and of held jobs, and each take would walk over all of them. A floor is a low watermark of
+-- a group. For each lane it says: no runnable job of rank '' has a smaller seq, so a take begins there. (Other ranks sort behind '',
+-- and a floor never passes over them.) It also lists the held jobs of those that were taken before a certain moment; a take counts the
+-- later ones from there.
 --
--- All moments are positions on one line of numbers, the seqs of jobs, because these are drawn outside of transactions and
--- never go back. Every transaction that writes a job has locked the table (ROW EXCLUSIVE) before it draws or reads a
--- number, and holds this lock until it has ended, when all others see what it did. So:
+-- All moments are positions on one line of numbers, the seqs of jobs, because the server draws these outside of transactions and
+-- they never go back. Every transaction that writes a job locks the table (ROW EXCLUSIVE) before it draws or reads a
+-- number, and holds this lock until it ends, when all other transactions see what it did. So:
 --
---   1. floors are on (a sequence says so, which all see at once, whatever their snapshot)
---   2. draw a number U, and then note who holds the lock
+--   1. floors are on (a sequence says so, which all transactions see at once, whatever their snapshot)
+--   2. draw a number U, then list the transactions that hold the lock
 --   3. when these have ended, read the head of each group with a new snapshot: floor = the least of that and U
 --
--- Who locked the table before step 2 has ended, and is seen in step 3. Who locks it later finds that floors are on and
--- draws numbers above U: a new job's seq is above the floor; a job that becomes runnable again, or changes its lane or rank, leaves
--- a row in joex_private.floor_exception in the same transaction, with a number above U; a job that is taken is marked with a number of U or
--- above. So whoever sees the floor of a group, with whatever snapshot, sees each such job as well as what lowers the floor for it.
--- Inserting never waits for anybody, and nobody waits in step 3: while somebody of step 2 is there, the floors stay where they are.
+-- A transaction that locked the table before step 2 has ended by step 3, which sees its work. One that locks it later finds that
+-- floors are on, and draws numbers above U: a new job's seq is above the floor; a job that becomes runnable again, or changes its lane
+-- or rank, leaves a row in joex_private.floor_exception in the same transaction, with a number above U; a job that is taken is marked
+-- with a number of U or above. So a transaction that sees the floor of a group, with whatever snapshot, sees with each such job also
+-- what lowers the floor for it. An insert never waits, and step 3 does not wait either: while a transaction of step 2 is open, the
+-- floors stay where they are.
 --
--- A floor is made anew with each U, under a key of its own, the newest first: a row that is updated would collect dead versions.
--- No floor is needed for a right take, it is only slower without; so a group has one when it has many dead entries.
+-- Each U makes a new row for a floor, under a key of its own, the newest first: a row that is updated would collect dead versions.
+-- A take is right without floors, only slower; so a group has one when it has many dead entries.
 
 -- 0: there have never been floors; odd: they are on; even: off.
 CREATE OR REPLACE FUNCTION joex_private.floor_epoch() RETURNS bigint LANGUAGE sql VOLATILE AS $$
@@ -50,7 +52,7 @@ LANGUAGE sql STABLE AS $$
         FROM joex_private.floor_exception s WHERE s.queue = p_queue AND s.ring = p_ring AND s.at > f.upto) s $$;
 
 -- The next place on the ring, after p_after and not after p_stop, that has runnable jobs or (p_floors) a floor; and where there is
--- none, the first of its jobs, so that whoever reads on need not walk again over what lies dead before it. The search for runnable
+-- none, the first of its jobs, so that the caller need not walk again over the dead entries before it. The search for runnable
 -- jobs ends before the next floor, so that it walks over no entries below one.
 CREATE OR REPLACE FUNCTION joex_private.next_place(p_queue text, p_after bigint, p_stop bigint, p_floors boolean)
 RETURNS TABLE (ring bigint, is_floored boolean, lane smallint, rank bytea, seq bigint) LANGUAGE sql STABLE AS $$
@@ -164,8 +166,8 @@ BEGIN
         ) SELECT coalesce(bool_or(is_runnable), false) FROM step);
 END $$;
 
--- Steps 1 and 2. Who calls this keeps the answer for raise_floors: the number, in which epoch it was drawn, and who was there.
--- (A transaction that was prepared is somebody else from then on: all prepared ones are waited for.)
+-- Steps 1 and 2. The caller keeps the answer for raise_floors: the number, in which epoch it was drawn, and the transactions that
+-- held the lock. (A transaction that is prepared gets another name: raise_floors waits for all prepared ones.)
 CREATE OR REPLACE FUNCTION joex_private.draw_floor(OUT upto bigint, OUT epoch bigint, OUT writers text[])
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -180,8 +182,8 @@ CREATE OR REPLACE FUNCTION joex_private.job_writers() RETURNS text[] LANGUAGE sq
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND l.pid IS DISTINCT FROM pg_backend_pid() $$;
 
--- Step 3, for these groups. Null: not now, somebody of step 2 is still there, or others are at it; false: floors are off or were so
--- meanwhile, and the number is worth nothing; true: done. Ends after about p_seconds: a floor may be raised halfway.
+-- Step 3, for these groups. Null: not now, because a transaction of step 2 is still open, or another session raises floors; false:
+-- floors are off or were so meanwhile, and the number is worth nothing; true: done. Ends after about p_seconds: a floor may be raised halfway.
 CREATE OR REPLACE FUNCTION joex_private.raise_floors(
     p_upto bigint, p_epoch bigint, p_writers text[], p_queues text[], p_rings bigint[], p_seconds float8 DEFAULT 0.5
 ) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
@@ -191,7 +193,7 @@ DECLARE
 BEGIN
     -- (A TRUNCATE, after which numbers may begin anew, comes before all of this, and has changed the epoch; or after.)
     LOCK TABLE joex_private.job IN ACCESS SHARE MODE;
-    -- (An old snapshot would not see what those of step 2 have done.)
+    -- (An old snapshot would not see what the transactions of step 2 have done.)
     IF NOT joex_private.sees_the_latest() OR NOT pg_try_advisory_xact_lock(joex_private.floors_lock(), 0) THEN
         RETURN NULL;
     ELSIF p_epoch % 2 = 0 OR joex_private.floor_epoch() <> p_epoch THEN
@@ -215,7 +217,7 @@ DECLARE
     v_held uuid[];
 BEGIN
     SELECT * INTO v_old FROM joex_private.floor_of(p_queue, p_ring);
-    IF v_old.upto >= p_upto THEN        -- somebody drew later, and was faster
+    IF v_old.upto >= p_upto THEN        -- another session drew later, and was faster
         RETURN;
     END IF;
     FOR i IN 0..2 LOOP
@@ -282,13 +284,13 @@ BEGIN
     ) SELECT f.queue::text, f.ring, count(*), (SELECT max(finished_at) FROM finished) FROM finished f GROUP BY f.queue, f.ring;
 END $$;
 
--- Whether takes had to walk over much (see take), or floors are on: then somebody must look after them.
+-- Whether takes had to walk over much (see take), or floors are on: then an executor must raise them.
 CREATE OR REPLACE FUNCTION joex_private.is_crowded() RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT joex_private.floor_epoch() % 2 = 1 OR pg_sequence_last_value('joex_private.long_takes') IS NOT NULL $$;
 
 -- Switch floors on where takes walk over what vacuum has not cleared, and off when it has. Answers whether they are on and wanted.
--- Off takes two calls: who still sees a floor, with an older snapshot, must not see a job that was made runnable without regard
--- to floors. So the floors go first, and when that has been committed, they are off.
+-- To switch them off takes two calls: a transaction that still sees a floor, with an older snapshot, must not see a job that was made
+-- runnable without regard to floors. So the first call deletes the floors, and when that has been committed, the second one switches.
 CREATE OR REPLACE FUNCTION joex_private.switch_floors() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_is_on boolean := joex_private.floor_epoch() % 2 = 1;
@@ -303,8 +305,8 @@ BEGIN
     RETURN false;
 END $$;
 
--- (The caller excludes others.) Floors that are there while they are off, say after a fail-over that left sequences behind, know
--- nothing of what was done meanwhile: they go before floors are on.
+-- (The caller holds the lock of floors.) Floors that exist while they are off, for example after a failover that left sequences behind,
+-- know nothing of what was done meanwhile: this deletes them before it switches floors on.
 CREATE OR REPLACE FUNCTION joex_private.set_floors(p_wanted boolean) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_epoch bigint := joex_private.floor_epoch();

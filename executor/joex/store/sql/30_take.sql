@@ -66,7 +66,7 @@ BEGIN
                        ORDER BY j.due_at LIMIT 1);
         END IF;
     END LOOP;
-    v_from := date_bin('1 minute', least(v_from, v_to, p_now), v_origin);   -- (one is null if others have just moved the last)
+    v_from := date_bin('1 minute', least(v_from, v_to, p_now), v_origin);   -- (one is null if another take has just moved the last)
     WITH RECURSIVE step AS (
         -- (As in choose, the circle has two halves: to the end, and from the beginning to the start.)
         SELECT 0 AS nr, v_from AS minute, v_place AS ring, date_bin('1 minute', p_now, v_origin) AS last_minute,
@@ -126,7 +126,7 @@ DO $do$ BEGIN
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 
 -- How many more jobs of a group with a limit may run. A limit must hold at every moment, so that takes from such a group
--- exclude each other until they have committed: 0 where another one is under way. (It wakes whoever sleeps if it leaves
+-- exclude each other until they have committed: 0 where another one is under way. (That one wakes a sleeping executor if it leaves
 -- work.) The count is a statement of its own, and so sees what has committed before the lock was free.
 CREATE OR REPLACE FUNCTION joex_private.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -145,7 +145,7 @@ END $$;
 -- The next jobs of groups in which both priorities wait, locked, as many as said of each: due retries, then by the counting scheme.
 -- The nth high job has the nth turn for high ones from where the group stands, and so the low ones; the scheme's turns for a priority
 -- that runs out go to the other one. kth: a job's number in its group; counts: the scheme moves on with it, from `turn` on. A group
--- all of whose jobs others have locked is a row without a place. (Also for groups with floors, and where a rank is the limit.)
+-- all of whose jobs other transactions have locked is a row without a place. (Also for groups with floors, and where a rank is the limit.)
 CREATE OR REPLACE FUNCTION joex_private.in_turns(p_queue text, p_groups joex_private.mixed_group[], p_high integer, p_low integer, p_most bytea)
 RETURNS TABLE (
     ring bigint, pos integer, running integer, weight integer, place tid, kth bigint, turn integer, counts boolean
@@ -218,8 +218,8 @@ END $$;
 -- One pass over the ring of one queue; the caller holds the ring. Chooses and locks jobs, and moves the cursor; says where they
 -- lie, in the order of service. p_from is the cursor at the start of the call (place * 256 + services already given there), the
 -- same for all passes; p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
--- blocked: the places of groups that were to be served, and all of whose jobs others have locked. The next pass must leave them
--- out (p_without), else they would keep those from their turn that come after them on the ring. For those who choose ahead: cursors, where
+-- blocked: the places of groups that were to be served, and all of whose jobs other transactions have locked. The next pass must leave them
+-- out (p_without), else they would keep the groups after them on the ring from their turn. For a plan (see 35_plans.sql): cursors, where
 -- the cursor is after each service; turns, where its group stands in the counting scheme before it (null: it is not counted); held,
 -- the jobs that executors hold, of the groups it has met.
 CREATE OR REPLACE FUNCTION joex_private.choose(
@@ -306,7 +306,7 @@ BEGIN
         ) v(is_over, jobs, is_first)
     ), due AS (
         -- How many jobs of each group that makes. The last visit is not cut, so that its services are counted. No row of a group is
-        -- locked whose turn it is not: others pass over what is locked here until this transaction ends, and that may be long (see
+        -- locked whose turn it is not: other takes pass over what is locked here until this transaction ends, and that may be long (see
         -- accept).
         SELECT v.ring, v.pos, v.running, v.weight, v.lane0, v.lane1, v.lane2, v.lane, v.rank, v.seq,
                (sum(v.sure) + coalesce(sum(v.jobs) FILTER (WHERE v.before < p_free - (SELECT sum(a.sure) FROM visit a)), 0))::integer
@@ -323,8 +323,8 @@ BEGIN
         FROM due d WHERE d.jobs > 0
     ), lined AS MATERIALIZED (
         -- The jobs of each group, locked, in their order. Where one priority waits, that is the index's. (The number of a row tells
-        -- the order in which it was read: to sort once more costs as much as to read.) A group all of whose jobs others have locked
-        -- is a row without a place.
+        -- the order in which it was read: to sort once more costs as much as to read.) A group all of whose jobs other
+        -- transactions have locked is a row without a place.
         SELECT r.ring, r.pos, r.running, r.weight, j.place, j.kth, NULL::integer AS turn, false AS counts
         FROM reached r LEFT JOIN LATERAL (
             SELECT a.place, row_number() OVER () - 1 AS kth
@@ -379,7 +379,7 @@ END $$;
 -- A rank above all others: what a tuple is packed into never begins with this byte.
 CREATE OR REPLACE FUNCTION joex_private.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
 
--- Remove rows of the counting schemes that nobody needs: those that are not the newest of their group, which takes that met have
+-- Remove rows of the counting schemes that no take needs: those that are not the newest of their group, which takes that met have
 -- left; and those of groups of which no job waits in a lane or is held, whose counting begins anew. (Not while floors are on: to ask
 -- for the jobs of a group would walk over all that vacuum has not cleared.)
 CREATE OR REPLACE FUNCTION joex_private.forget_turns() RETURNS void
@@ -450,8 +450,8 @@ CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql 
 
 -- The jobs at these places, which this transaction has locked, go to the executor, in this order.
 -- Arguments come along where they are small, and those of one call have a megabyte together, or else no more than their share of it:
--- others are null, and the run asks for them itself (see joex_private.arguments). Else those of one tenant would keep all others waiting on
--- a link that is slow.
+-- others are null, and the run asks for them itself (see joex_private.arguments). Else the arguments of one tenant would keep all
+-- other tenants waiting on a slow link.
 CREATE OR REPLACE FUNCTION joex_private.hand_out(p_places tid[], p_executor integer, p_app_id text) RETURNS SETOF joex_private.taken
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -510,7 +510,7 @@ DECLARE
     v_without bigint[] := '{}';
     v_holds_ring boolean;   -- null: it has not asked for it
 BEGIN
-    -- The ring is held while choosing, not until the commit has reached the disk: others skip the rows locked here.
+    -- The ring is held while choosing, not until the commit has reached the disk: other takes skip the rows locked here.
     -- Session locks outlive an error; hence the handlers here and in take, which cancellation must reach too.
     LOOP
         v_places := '{}';
@@ -522,7 +522,7 @@ BEGIN
                            ELSE coalesce(pg_sequence_last_value(p_cursor), -9223372036854775808) END;
         END IF;
         -- Often there is nothing, or one job, of a group about which nothing is set: then there is nothing to choose. (Where
-        -- somebody has locked it, or changed it since, the choice finds out.)
+        -- another transaction has locked it, or changed it since, the choice finds out.)
         IF v_places = '{}' AND v_simple THEN
             SELECT count(*), min(w.place), min(w.ring), bool_or(w.is_set) INTO v_waiting, v_place, v_ring, v_is_set
             FROM (SELECT j.ctid AS place, j.ring, EXISTS (SELECT FROM joex_private.group_setting g

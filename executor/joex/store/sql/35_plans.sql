@@ -2,11 +2,11 @@
 --
 -- To choose (see 30_take.sql) a take must look at all groups with work and count what they hold: the cost of the fleet, not of the
 -- batch. So a take that has to choose chooses ahead, for a sixty-fourth of the held jobs, in the very order in which the rule serves them.
--- Others draw from this plan: a number from a sequence, and the row at its entry, which they lock. A plan is advice: it is never
--- wrong to take a runnable job, only not its turn. An entry whose job has been taken, changed or moved meanwhile is passed over;
--- pauses and limits are judged by the draw. What a plan does not know, new groups, weights, and runs that have ended since, waits for
--- the next one: until the entries are used up, but not longer than a fifth of a second (or three times as long as a choice takes).
--- The next choice goes on where the draws have ended: turns that nobody has drawn are given back.
+-- Other takes draw from this plan: a number from a sequence, and the row at its entry, which they lock. A plan is advice: it is never
+-- wrong to take a runnable job, only not its turn. A draw passes over an entry whose job has been taken, changed or moved meanwhile,
+-- and checks pauses and limits. New groups, changes of weight, and runs that have ended since wait for the next choice: until
+-- the entries are used up, at most a fifth of a second (or three times as long as a choice takes).
+-- The next choice goes on where the draws have ended: it gives back the turns that no take has drawn.
 --
 -- Fleets that hold few jobs have no plans.
 
@@ -49,7 +49,7 @@ BEGIN
     v_last := v_plan.first + cardinality(v_plan.places) - 1;
     v_drawn := greatest(coalesce(pg_sequence_last_value(p_drawn), 0), v_plan.first - 1);
     IF v_drawn < v_last THEN
-        PERFORM setval(p_drawn, v_last);        -- (first: who draws from now on gets nothing)
+        PERFORM setval(p_drawn, v_last);        -- (first: a take that draws from now on gets nothing)
         v_drawn := v_drawn - v_plan.first + 1;
         PERFORM setval(p_cursor, v_plan.cursors[v_drawn + 1]);
         SELECT array_agg(t.ring), array_agg(t.turn) INTO v_rings, v_positions FROM (
@@ -104,8 +104,8 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
                         FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = e.ring) s
     WHERE NOT s.paused AND (s.most IS NULL OR e.kth <= joex_private.room(p_queue, e.ring, s.most)) $$;
 
--- Publish what a take has chosen for those after it. It keeps the ring until its transaction has ended, because until then others see
--- neither the plan nor its jobs, which are locked: who chose now would find less than there is.
+-- Publish what a take has chosen for the takes after it. It keeps the ring until its transaction has ended, because until then other
+-- takes see neither the plan nor its jobs, which are locked: a choice would find less than there is.
 CREATE OR REPLACE FUNCTION joex_private.publish_plan(
     p_queue text, p_drawn regclass, p_places tid[], p_cursors bigint[], p_turns integer[], p_held bigint, p_begun timestamptz
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
@@ -116,7 +116,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock(joex_private.ring_lock(), hashtext(p_queue));
     INSERT INTO joex_private.plan (queue, first, places, cursors, turns, held, renew_at)
     VALUES (p_queue, v_first, p_places, p_cursors, p_turns::smallint[], p_held, v_now + greatest(interval '200 ms', 3 * (v_now - p_begun)));
-    -- (The one before, of which there is one at most: whoever publishes holds the ring. A search for all would walk over those that
+    -- (The plan before, of which there is one at most, because this take holds the ring. A search for all would walk over plans that
     -- vacuum can't clear.)
     DELETE FROM joex_private.plan p WHERE p.queue = p_queue
            AND p.first = (SELECT max(o.first) FROM joex_private.plan o WHERE o.queue = p_queue AND o.first < v_first);
