@@ -56,8 +56,8 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
 }
 
 
-def main() -> int:
-    """Run the measurements of the command line; returns 1 if Joex misses an aim."""
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[System]]:
+    """The arguments of a command line, and the peers that it names; exits with a line that says what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Joex.")
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"what to measure (default: all): {', '.join(_MEASUREMENTS)}"
@@ -69,13 +69,19 @@ def main() -> int:
         "--peers", default=",".join(PEERS), metavar="NAME,...", help="the peers of the race (default: %(default)s)"
     )
     parser.add_argument("--docs", action="store_true", help="write docs/why/benchmarks.md and its plots too")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
         peers = race.choose(given.peers)
     except ValueError as error:
         parser.error(str(error))
     if unknown := [name for name in given.names if name not in _MEASUREMENTS]:
         parser.error(f"there is no measurement {unknown[0]!r}; choose from: {', '.join(_MEASUREMENTS)}")
+    return given, peers
+
+
+def main() -> int:
+    """Run the measurements of the command line; returns 1 if Joex misses an aim."""
+    given, peers = parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server stops then too
     with tempfile.TemporaryDirectory(prefix="joex-bench-", dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)  # the server may run as another user

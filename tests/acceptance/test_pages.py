@@ -1,23 +1,31 @@
-"""Readers follow the pages of docs/learn and docs/how-to word for word, and each page does what it says.
+"""Readers follow the README and the pages of docs/ word for word, and each page does what it says.
 
-The tour of docs/learn begins in a clone, in an environment in which nothing is installed. A page of docs/how-to begins
-in a folder with the examples of a clone; ``joex`` is installed, ``JOEX_DATABASE_URL`` is set, and a job has run.
+The README and the tour of docs/learn begin in a clone, in an environment in which nothing is installed. Other pages
+begin in a folder with the examples of a clone; ``joex`` is installed, ``JOEX_DATABASE_URL`` is set, and a job has run.
 """
 
+import ast
+import asyncio
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 
 import asyncpg
 import pytest
 
 import joex.examples.documents
+from benchmarks.__main__ import parse
+from joex import Client
 from joex.testing import drain
 from joex_operator.local.files import read_files
 from tests.support.pages import (
@@ -27,6 +35,7 @@ from tests.support.pages import (
     File,
     Foreign,
     Manifest,
+    Session,
     Statements,
     Step,
     UnclassifiedError,
@@ -35,8 +44,14 @@ from tests.support.pages import (
     steps,
 )
 from tests.support.shell import Shell
+from tests.support.waiting import eventually
 
 LEARN, HOW_TO = pages("learn"), pages("how-to")
+SQL_REFERENCE = DOCS / "reference" / "sql.md"  # signatures: a test compares them with the catalogue
+README, CONTRIBUTING = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
+REFERENCE = [page for page in sorted((DOCS / "reference").glob("*.md")) if page != SQL_REFERENCE]
+WHY = sorted((DOCS / "why").rglob("*.md"))
+ALL = [README, CONTRIBUTING, *LEARN, *HOW_TO, *REFERENCE, *WHY]
 PYTHONPATH = f"{ROOT / 'executor'}:{ROOT / 'operator'}"
 STORIES = (ROOT / "tests" / "node" / "test_stories.py").read_text()
 RUN_BY = {"Dockerfile": "docker build", "test": "pytest", "conftest.py": "pytest", "pyproject.toml": "pytest"}
@@ -44,7 +59,7 @@ POOL = ROOT / "examples" / "joexpool.yaml"
 
 
 def page_id(page: Path) -> str:
-    return str(page.relative_to(DOCS))
+    return str(page.relative_to(DOCS if DOCS in page.parents else ROOT))
 
 
 # ---- the pages, and their tests
@@ -96,13 +111,33 @@ def test_each_file_of_a_page_is_used_by_a_command_or_a_test(page: Path) -> None:
             assert used or step.name in _of_other_tests(page), f"neither the page nor a test uses {step.name}"
 
 
-@pytest.mark.parametrize("page", [*LEARN, *HOW_TO], ids=page_id)
+@pytest.mark.parametrize("page", ALL, ids=page_id)
 def test_a_real_node_runs_each_command_for_a_cluster(page: Path) -> None:
     on_cluster = [step for step in steps(page) if isinstance(step, Command) and step.on_cluster]
     followed = f'story.follow("{page_id(page)}")' in STORIES
-    beginnings = re.findall(r"story\.documented\(\"([^\"]+)\"", STORIES)
+    beginnings = [
+        "docker build --tag joex:",
+        *re.findall(r"story\.documented\(\"([^\"]+)\"", STORIES),
+    ]  # the node's image
     for step in on_cluster:
         assert followed or step.text.startswith(tuple(beginnings)), f"no story runs: {step.text}"
+
+
+@pytest.mark.parametrize("page", ALL, ids=page_id)
+def test_make_has_the_targets_of_a_page(page: Path) -> None:
+    for step in steps(page):
+        if isinstance(step, Command) and is_make(step):
+            made = subprocess.run(
+                ["bash", "-c", f"make --dry-run {step.text[5:]}"], cwd=ROOT, capture_output=True, text=True, check=False
+            )
+            assert made.returncode == 0, made.stderr
+            for arguments in re.findall(r"-m benchmarks\b(.*)", made.stdout):
+                parse(shlex.split(arguments))
+
+
+def is_make(command: Command) -> bool:
+    """Whether a command runs a target of the Makefile; .ci/run does the same."""
+    return command.text.startswith("make ")
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=page_id)
@@ -172,9 +207,9 @@ def clone(home: Path) -> Path:
     return folder
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(1800)
-async def test_the_tour_leads_from_a_clone_to_a_pool(home: Path, clone: Path) -> None:
+@pytest.fixture
+async def newcomer(home: Path, clone: Path) -> AsyncIterator[Shell]:
+    """The shell of a reader who begins in the clone."""
     environment = {
         "HOME": str(home),
         "TMPDIR": str(home / "tmp"),  # one `joex up` of a name has a lock there
@@ -187,13 +222,27 @@ async def test_the_tour_leads_from_a_clone_to_a_pool(home: Path, clone: Path) ->
         "LANG": "C.UTF-8",
     }
     async with Shell(clone, environment) as shell:
-        for page in LEARN:
-            for step in steps(page):
-                await follow(shell, step)
+        yield shell
         await shell.run("kill $(jobs -p); wait")
 
 
-# ---- docs/how-to
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+async def test_the_tour_leads_from_a_clone_to_a_pool(newcomer: Shell) -> None:
+    for page in LEARN:
+        for step in steps(page):
+            await follow(newcomer, step)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+async def test_the_readme_leads_to_a_first_job_and_to_a_pool(newcomer: Shell) -> None:
+    for step in steps(README):
+        if not (isinstance(step, Command) and is_make(step)):
+            await follow(newcomer, step)
+
+
+# ---- docs/how-to, docs/reference
 
 
 @pytest.fixture
@@ -207,7 +256,7 @@ async def roles(connection: asyncpg.Connection) -> AsyncIterator[None]:
         await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-@pytest.mark.parametrize("page", HOW_TO, ids=page_id)
+@pytest.mark.parametrize("page", [*HOW_TO, *REFERENCE], ids=page_id)
 @pytest.mark.usefixtures("roles")
 async def test_a_page_does_what_it_says(page, postgres, database_url, connection, tmp_path):
     async with connection.transaction():
@@ -234,7 +283,9 @@ async def test_a_page_does_what_it_says(page, postgres, database_url, connection
     async with Shell(tmp_path, environment) as shell:
         for step in steps(page):
             if isinstance(step, Statements):
-                await connection.execute(step.text)
+                await connection.execute(step.text.replace("019f...", str(uuid.uuid4())))
+            elif isinstance(step, Session):
+                await hold(step, database_url)
             else:
                 await follow(shell, step)
 
@@ -245,6 +296,34 @@ async def follow(shell: Shell, step: Step) -> None:
         await shell.write(step.name, step.text)
     elif isinstance(step, Command) and not step.on_cluster:
         await shell.follow(step)
+
+
+async def hold(session: Session, url: str) -> None:
+    """Execute the lines of a session while jobs run, until it has printed something, or ends."""
+    printed = asyncio.Event()
+    async with Client(url) as client:
+        a, b = ids = [await client.submit("documents.count", {"path": __file__}) for _ in range(2)]
+        names = {
+            "client": client,
+            "url": url,
+            "ids": ids,
+            "a": a,
+            "b": b,
+            "job_id": a,
+            "print": lambda *_: printed.set(),
+        }
+        code = compile(session.text, "page", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        reader = asyncio.ensure_future(FunctionType(code, names)())
+
+        async def has_seen_jobs() -> bool:
+            await client.submit("documents.count", {"path": __file__})
+            await drain(joex.examples.documents.app, client, raise_failures=False)  # (of a task of the page)
+            return printed.is_set() or reader.done()
+
+        await eventually(has_seen_jobs, why="the session prints what it receives")
+        reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await reader
 
 
 def write_program(path: Path, *lines: str) -> None:

@@ -270,6 +270,8 @@ async def test_an_upgrade_and_a_rollback_interrupt_nothing(story: Story) -> None
     _, job_id = await story.busy("own", seconds=25)
     with story.timed("helm upgrade, until the new operator is ready"):
         story.sh("helm upgrade joex charts/joex --set operator.logLevel=debug --wait --timeout 120s")
+    story.documented("kubectl annotate crd joexpools.joex.dev", NAME="joex", NAMESPACE="default")
+    story.documented("kubectl label crd joexpools.joex.dev")
     story.documented("helm upgrade joex charts/joex")
     with story.timed("helm rollback, until the old operator is ready"):
         story.documented("helm rollback joex")

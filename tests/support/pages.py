@@ -5,8 +5,9 @@ A fenced block is classified by its language, the word behind it, and its first 
 ``console``: commands behind ``$``, each followed by its output, if the page shows it. ``console cluster``: the same on
 a cluster; tests/node runs them. ``console foreign``, ``python foreign``: of another library, for comparison.
 ``python``, ``yaml``, ``dockerfile``, ``toml`` whose first line is ``# NAME``: a file of this name. A ``python`` block
-without a name continues the file before it. A ``yaml`` block without one is a JoexPool or a PeriodicTask. ``sql``:
-statements for the database of Joex. Anything else in these languages is an error, so that no example goes untested.
+without a name continues the file before it; a ``yaml`` block without one is a JoexPool or a PeriodicTask. ``python
+session``: the body of an async function that has a client, and ids of jobs. ``sql``: statements for the database of
+Joex. Anything else in these languages is an error, so that no example goes untested.
 """
 
 import re
@@ -62,6 +63,13 @@ class Statements:
 
 
 @dataclass(frozen=True)
+class Session:
+    """The body of an async function that has ``url``, ``client``, and the ids ``job_id``, ``ids``, ``a`` and ``b``."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Foreign:
     """An example for another library."""
 
@@ -69,7 +77,7 @@ class Foreign:
     text: str
 
 
-Step = File | Command | Manifest | Statements | Foreign
+Step = File | Command | Manifest | Statements | Session | Foreign
 
 
 def pages(folder: str) -> list[Path]:
@@ -119,6 +127,8 @@ def _step(language: str, kind: str, block: str, before: Sequence[Step]) -> Seque
             return [Foreign(language, block)]
         case "console", ("" | "cluster"):
             return list(commands(block, on_cluster=bool(kind)))
+        case "python", "session":
+            return [Session(block)]
         case "sql", "":
             return [Statements(block)]
         case (("python" | "yaml" | "dockerfile" | "toml"), ""):

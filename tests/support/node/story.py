@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -81,11 +82,16 @@ class Story:
             kubectl logs deployment/joex-operator --tail=60 || true
         """)
 
-    def documented(self, beginning: str) -> str:
-        """Run the command that begins so, as it stands in a console block of the README or of a page."""
+    def documented(self, beginning: str, **names: str) -> str:
+        """Run the command that begins so, as it stands in a console block of the README or of a page.
+
+        ``names`` replace words that stand for names of the reader's own.
+        """
         found = [command for page in _PAGES for command in console(page) if command.text.startswith(beginning)]
         assert found, f"no document has a command that begins so: {beginning}"
-        return self.sh(found[0].text)
+        return self.sh(
+            re.sub("|".join(rf"\b{word}\b" for word in names) or "$^", lambda word: names[word[0]], found[0].text)
+        )
 
     async def follow(self, page: str) -> None:
         """Execute the steps of a page of docs/ for a cluster, in a new folder of a clone.
