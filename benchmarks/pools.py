@@ -162,7 +162,11 @@ async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
     p95 = _quantile({edge: after[edge] - before.get(edge, 0.0) for edge in after}, 0.95)
     return [
         Figure(
-            f"look at one of {pools} pools, {pools * slots:,} executors, p95", p95 * 1000, "ms", "below 1,000", p95 < 1
+            f"reconcile one of {pools} pools, {pools * slots:,} executors, p95",
+            p95 * 1000,
+            "ms",
+            "below 1,000",
+            p95 < 1,
         ),
         Figure("operator's memory then", memory, "MiB", "below 200", memory < 200),
     ]
