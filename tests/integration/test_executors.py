@@ -673,7 +673,7 @@ async def test_a_draining_executor_is_told(bench, another_connection):
     heard = asyncio.get_running_loop().create_future()
     await listener.add_listener("joex_control", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
     await executors.drain(bench.connection, "app")
-    assert await asyncio.wait_for(heard, 30) == {"do": "drain", "executor": executor, "job": None}
+    assert await asyncio.wait_for(heard, 30) == {"executor": executor}
 
 
 async def test_a_draining_executor_is_not_woken(bench, another_connection):

@@ -81,6 +81,28 @@ async def test_an_executor_passes_over_junk_on_its_channels_and_hears_what_comes
         assert (await client.wait(job_id)).state == "cancelled"
 
 
+async def test_a_notification_alone_cancels_no_run_and_drains_no_executor(database_url, client, connection):
+    """Any role that can connect to the database can notify."""
+    app, go_on = joex.App(), asyncio.Event()
+
+    @app.task("hold")
+    async def hold(ctx: joex.Context) -> None:
+        await go_on.wait()
+
+    @app.task("next")
+    async def run_next(ctx: joex.Context) -> None: ...
+
+    async with executor_inside(app, database_url) as inside:
+        me = (await inside.log.wait_for(Registered)).executor
+        held = await client.submit("hold")
+        await eventually(inside.executor.running)
+        for order in ({"do": "cancel", "job": str(held)}, {"do": "drain"}):
+            await connection.execute("SELECT pg_notify('joex_control', $1)", json.dumps({"executor": me, **order}))
+        assert (await client.wait(await client.submit("next"), timeout="1m")).state == "success"
+        go_on.set()
+        assert (await client.wait(held)).state == "success"
+
+
 @pytest.mark.usefixtures("quiet")
 async def test_those_who_wait_for_jobs_and_events_pass_over_junk(client, connection, send):
     job_id = await client.submit("a")

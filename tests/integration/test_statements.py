@@ -192,7 +192,7 @@ CALLS = {
     "choose": None,  # take calls it
     "in_turns": None,  # choose calls it
     "count_turns": "joex_private.count_turns('default', '{1}', '{1}')",
-    "notify_executor": "joex_private.notify_executor(1, 'drain')",
+    "notify_executor": "joex_private.notify_executor(1)",
     "notify_operators": "joex_private.notify_operators('a/b')",
     "turns": "joex_private.turns(0, 5, 4, 1)",
     "unsubscribe": "joex.unsubscribe('me')",

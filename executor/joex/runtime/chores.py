@@ -1,16 +1,16 @@
 """The periodic chores of an executor, beside its heartbeats, on their own connection.
 
-They find changes whose notifications got lost, and rescue the jobs of dead executors and overdue runs. None of them is
-urgent, but all must continue whatever a task does to the executor's loop, so they run in the thread of the lease.
-Heartbeats use another connection, so that no chore delays a heartbeat.
+They find what the database wants of the executor, with a notification or without, and rescue the jobs of dead
+executors and overdue runs. None of them is urgent, but all must continue whatever a task does to the executor's loop,
+so they run in the thread of the lease. Heartbeats use another connection, so that no chore delays a heartbeat.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
-from typing import Any, Never
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, Any, Never
 from uuid import UUID
 
 from joex.core.events import Overdue, Rescued
@@ -21,6 +21,9 @@ from joex.runtime.lease_callbacks import Notifier
 from joex.runtime.waits import wait_for
 from joex.store import executors, timeouts
 from joex.store.database import borrowed, create_pool
+
+if TYPE_CHECKING:
+    import asyncpg
 
 _REST = 10  # a chore rests for this many times as long as it took,
 _LONGEST_REST = 30.0  # but no more seconds than this
@@ -65,11 +68,16 @@ class Chores:
         self._notifier = notifier
         self._callbacks = notifier.callbacks
         self._beaten = asyncio.Event()
+        self._to_check = asyncio.Event()
         self._rescued: Counter[tuple[str, int]] = Counter()  # each call rescues a part; one event sums up an executor
 
     def has_beaten(self) -> None:
         """Do the due chores now, after an answered heartbeat: its observation is fresh."""
         self._beaten.set()
+
+    def check_soon(self) -> None:
+        """Ask the database what it wants of this executor and its runs: a notification says that there is something."""
+        self._to_check.set()
 
     async def do(self) -> Never:
         """Do all chores, with each heartbeat and also without, until cancelled.
@@ -81,21 +89,37 @@ class Chores:
             self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True
         )
         not_before = dict.fromkeys((self._check_runs, self._look_for_work, self._rescue, self._recover_overdue), 0.0)
+        told = asyncio.create_task(self._check_when_told(pool))
         try:
-            while True:
+            while not told.done():
                 for chore in [chore for chore, due in not_before.items() if clock() >= due]:
-                    begin = clock()
-                    try:
-                        async with borrowed(pool) as connection:
-                            while await chore(connection):
-                                begin = clock()
-                    except (JoexError, OSError) as error:
-                        self._notifier.report_trouble("chores", str(error), self._lease.heartbeat_every)
-                    not_before[chore] = clock() + min(_REST * (clock() - begin), _LONGEST_REST)
+                    took = await self._do(chore, pool)
+                    not_before[chore] = clock() + min(_REST * took, _LONGEST_REST)
                 await wait_for(self._beaten, 2 * self._lease.heartbeat_every)
                 self._beaten.clear()
+            told.result()
         finally:
+            told.cancel()
             pool.terminate()
+
+    async def _check_when_told(self, pool: asyncpg.Pool[Any]) -> Never:
+        while True:
+            await self._to_check.wait()
+            self._to_check.clear()
+            # (Half of the time at most: any role that can connect can notify, as often as it likes.)
+            await asyncio.sleep(await self._do(self._check_runs, pool))
+
+    async def _do(self, chore: Callable[[Any], Awaitable[bool]], pool: asyncpg.Pool[Any]) -> float:
+        """Do a chore while there may be more; returns how many seconds the last part took."""
+        begin = clock()
+        try:
+            async with borrowed(pool) as connection:
+                begin = clock()
+                while await chore(connection):
+                    begin = clock()
+        except (JoexError, OSError) as error:
+            self._notifier.report_trouble("chores", str(error), self._lease.heartbeat_every)
+        return clock() - begin
 
     async def _check_runs(self, connection: Any) -> bool:
         held = self._held()

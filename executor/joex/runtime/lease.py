@@ -287,15 +287,11 @@ class LeaseKeeper:
 
     def _hear_control(self, payload: str) -> None:
         try:
-            message = json.loads(payload)
-            is_meant = message["executor"] == self._executor
-            cancelled = UUID(message["job"]) if is_meant and message["do"] == "cancel" else None
+            is_meant = json.loads(payload)["executor"] == self._executor
         except NO_MESSAGE:
             return
-        if cancelled is not None:
-            self._notifier.notify_executor(self._callbacks.on_cancel, cancelled)
-        elif is_meant and message["do"] == "drain":
-            self._notifier.notify_executor(self._callbacks.on_drain)
+        if is_meant:
+            self._chores.check_soon()
 
     def _hear_periodic(self, _payload: str) -> None:
         self._notifier.notify_executor(self._callbacks.on_periodic)

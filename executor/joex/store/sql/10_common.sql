@@ -182,10 +182,10 @@ BEGIN
     END IF;
 END $$;
 
--- Notify an executor: {"do": "cancel", "executor": 7, "job": "..."} and the like.
-CREATE OR REPLACE FUNCTION joex_private.notify_executor(p_executor integer, p_do text, p_job uuid DEFAULT NULL) RETURNS void
-LANGUAGE sql VOLATILE AS $$
-    SELECT joex_private.send('joex_control', json_build_object('do', p_do, 'executor', p_executor, 'job', p_job)::text) $$;
+-- Notify an executor, {"executor": 7}, that it has to drain, or to cancel a run. The notification does not say which, because every role
+-- that can connect can send one: the executor asks the tables (see check_runs).
+CREATE OR REPLACE FUNCTION joex_private.notify_executor(p_executor integer) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT joex_private.send('joex_control', json_build_object('executor', p_executor)::text) $$;
 
 -- Notify operators that an executor has joined, drains, or has left.
 CREATE OR REPLACE FUNCTION joex_private.notify_operators(p_app_id text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$

@@ -22,7 +22,7 @@ BEGIN
         PERFORM joex_private.announce('job-finished', ARRAY[id]);
         RETURN 'cancelled';
     END IF;
-    PERFORM joex_private.notify_executor(v_executor, 'cancel', id);
+    PERFORM joex_private.notify_executor(v_executor);
     PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN 'requested';
 END $$;
@@ -140,7 +140,7 @@ BEGIN
         RETURN 'ok';
     END IF;
     UPDATE joex_private.job j SET cancel_requested = true, remove_requested = true, resubmit_requested = false WHERE j.id = id;
-    PERFORM joex_private.notify_executor(v_executor, 'cancel', id);
+    PERFORM joex_private.notify_executor(v_executor);
     PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN 'ok';
 END $$;

@@ -296,7 +296,7 @@ BEGIN
         PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_executor.id);
         UPDATE joex_private.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;
         IF FOUND THEN
-            PERFORM joex_private.notify_executor(v_executor.id, 'drain');
+            PERFORM joex_private.notify_executor(v_executor.id);
             PERFORM joex_private.notify_operators(v_executor.app_id);
             RETURN NEXT v_executor.app_id;
         END IF;

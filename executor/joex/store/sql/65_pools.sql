@@ -23,7 +23,7 @@ BEGIN
         IF NOT FOUND THEN
             v_id := NULL;
         ELSE
-            PERFORM joex_private.notify_executor(v_id, 'drain');
+            PERFORM joex_private.notify_executor(v_id);
         END IF;
     END IF;
     INSERT INTO joex_private.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;     -- (the first time counts)
