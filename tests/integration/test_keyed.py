@@ -16,6 +16,7 @@ from joex import ConfigError, InvalidJob, JobExists, KeyedJobs, TypeTimeout
 from joex.core import tuples
 from joex.core.tuples import Versionstamp
 from joex.store import jobs, runs, stats
+from joex.store.errors import translated
 from joex.store.listing import Filter, list_jobs
 from joex.store.runs import LogLine
 from tests.integration.conftest import FOUR_ONE
@@ -598,6 +599,14 @@ async def test_the_types_that_have_a_timeout_are_listed(keyed):
     ]
     await keyed.set_timeout("mail")
     assert [one.type for one in await keyed.timeouts()] == [(1, "eu")]
+
+
+async def test_a_timeout_beyond_the_calendar_is_refused_and_stops_no_take(keyed, connection):
+    await keyed.add(T, 1)
+    refused = pytest.raises(InvalidJob, match=r"^timeout: more than zero, at most 100 years$")
+    with refused, translated():
+        await connection.execute("SELECT joex_private.set_timeout($1, '170000000 years')", T)
+    assert (await keyed.accept(T)).id == 1
 
 
 async def test_the_active_ones_are_in_the_order_of_their_ids(keyed):

@@ -297,6 +297,17 @@ async def test_a_user_who_may_not_create_the_schema_is_told_so(empty, postgres):
         await poor.close()
 
 
+@pytest.mark.parametrize("planted", ["joex", "joex_private"])
+async def test_a_superuser_does_not_migrate_a_schema_that_another_role_has_made(empty, planted):
+    """Its functions would run with the rights of a superuser."""
+    await empty.execute("DO $$ BEGIN CREATE ROLE poor LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    await empty.execute(f"CREATE SCHEMA {planted} AUTHORIZATION poor")
+    with pytest.raises(ConfigError, match=f"^the schema {planted} belongs to the role poor, which could run code"):
+        await migrate(empty)
+    await empty.execute(f"ALTER SCHEMA {planted} OWNER TO CURRENT_USER")
+    assert len(await migrate(empty)) == len(migrations())
+
+
 async def test_a_database_that_does_not_exist_is_a_wrong_url(postgres):
     with pytest.raises(ConfigError, match=r'^database URL: database "nowhere" does not exist'):
         await connect(postgres.url("nowhere"))

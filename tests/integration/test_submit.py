@@ -280,6 +280,7 @@ async def test_what_is_no_submission_is_named_with_its_place_among_the_others(cl
 WRONG_IN_SQL = {
     "task => ''": "task: 1 to 254 bytes",
     "task => 'a', args => '[1]'": "args: must be a JSON object",
+    "task => 'a', not_before => '290000-01-01'": "not_before: at most the year 9999, or infinity",
     "task => 'a', grp => ''": "group: 1 to 254 bytes",
     "task => 'a', queue => repeat('x', 255)": "queue: 1 to 254 bytes",
     "task => 'a', subject => repeat('x', 1001)": "subject: at most 1000 bytes",

@@ -62,6 +62,12 @@ _VERSIONS_TABLE = """
 _HAS_VERSIONS = statement("SELECT to_regclass('joex_private.migration') IS NOT NULL")
 _HAS_PUBLIC = statement("SELECT to_regnamespace('joex') IS NOT NULL")
 _ENCODING = statement("SELECT getdatabaseencoding()")
+# (PostgreSQL keeps all other roles from changing what is not theirs.)
+_PLANTED = statement("""
+    SELECT n.nspname AS name, o.rolname AS owner FROM pg_namespace n JOIN pg_roles o ON o.oid = n.nspowner
+    WHERE n.nspname IN ('joex', 'joex_private') AND NOT o.rolsuper
+          AND (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) LIMIT 1
+""")
 _VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
 _DEFINED = "SELECT definitions FROM joex_private.migration WHERE number = $1"
 _RECORD = "INSERT INTO joex_private.migration (number, name, definitions) VALUES ($1, $2, $3)"
@@ -136,7 +142,8 @@ async def migrate(
 
     Raises:
         SchemaError: the database has the schema of a newer version.
-        ConfigError: the server is too old, its encoding is not UTF8, or the user may not create the schema.
+        ConfigError: the server is too old, its encoding is not UTF8, or the user may not create the schema, or
+            is a superuser and the schema belongs to a role that is none.
         DatabaseUnavailable: other transactions were in the way all the time; nothing was done.
     """
     until, told, is_long = time.monotonic() + patience, "", False
@@ -165,6 +172,7 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
     known = migrations()
     async with connection.transaction():
         await connection.execute(_LOCK)
+        await _refuse_planted(connection)
         version = await schema_version(connection)
         _refuse_newer(version, known)
         missing = [migration for migration in known if migration.number > version]
@@ -224,6 +232,16 @@ async def _check_database(connection: Connection) -> None:
         raise ConfigError(
             f"database URL: the encoding of the database must be UTF8; it is {encoding}: use one that was made with "
             "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+        )
+
+
+async def _refuse_planted(connection: Connection) -> None:
+    """A superuser would execute what another role may have put into the schema."""
+    found = await connection.fetchrow(_PLANTED)
+    if found is not None:
+        raise ConfigError(
+            f"the schema {found['name']} belongs to the role {found['owner']}, which could run code with your rights "
+            f"of a superuser: connect as {found['owner']}, or drop the schema if you don't know it"
         )
 
 

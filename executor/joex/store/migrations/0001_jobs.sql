@@ -81,6 +81,9 @@ CREATE DOMAIN joex_private.job_opts AS jsonb CONSTRAINT "opts: must be a JSON ob
 CREATE DOMAIN joex_private.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 CREATE DOMAIN joex_private.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
 CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
+-- (Later years are beyond the dates of most languages: one such row would break each list that has it.)
+CREATE DOMAIN joex_private.job_due_time AS timestamptz CONSTRAINT "not_before: at most the year 9999, or infinity" CHECK (
+    VALUE < '10000-01-01 00:00+00' OR VALUE = 'infinity');
 CREATE DOMAIN joex_private.job_progress AS smallint CONSTRAINT "progress: 0 to 100" CHECK (VALUE BETWEEN 0 AND 100);
 
 -- The columns that say in which place a job is, and what must hold between them. (A type too: a third of the cost of submitting one job
@@ -118,7 +121,7 @@ CREATE TABLE joex_private.job (
     opts             joex_private.job_opts,                         -- free fields
     state            joex_private.job_state NOT NULL DEFAULT 'waiting',
     lane             smallint,
-    due_at           timestamptz,
+    due_at           joex_private.job_due_time,
     runnable_since   timestamptz NOT NULL DEFAULT clock_timestamp(),    -- since when, or from when, a take can have it
     executor_id      integer,                               -- 0: a worker (see joex_private.accept)
     lock_id          uuid,                                  -- fencing token of the latest run
@@ -316,7 +319,9 @@ CREATE TRIGGER forget_floors AFTER TRUNCATE ON joex_private.job FOR EACH STATEME
 -- joex_private.set_timeout).
 CREATE TABLE joex_private.task_timeout (
     task       text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 254),
-    timeout    interval NOT NULL CHECK (timeout > interval '0'),
+    -- (A take adds it to the time of day: a sum beyond the calendar would stop all takes.)
+    timeout    interval NOT NULL CONSTRAINT "timeout: more than zero, at most 100 years" CHECK (
+        timeout > interval '0' AND timeout <= interval '100 years'),
     renewable  boolean NOT NULL
 );
 
