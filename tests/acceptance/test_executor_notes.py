@@ -9,10 +9,11 @@ import pytest
 
 import joex
 from joex.core.events import LogLinesDropped, RunStarted
+from joex.runtime import job_log_writer
 from joex.store import runs
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import executor_inside
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 @pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
@@ -127,6 +128,29 @@ async def test_a_full_log_buffer_drops_and_counts_lines_and_never_makes_the_job_
     assert dropped.reason == "the buffer was full"
     assert len(lines) + sum(event.lines for event in inside.log.of(LogLinesDropped)) == 1000
     assert lines[:50] == [f"line {n}" for n in range(50)]
+
+
+async def test_a_line_that_takes_long_to_write_is_in_the_log_once(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finisher writes it, because the log writer has just written another one, and does not wait for it."""
+    monkeypatch.setattr(job_log_writer, "_GATHER", PATIENCE)
+    app, go_on = joex.App(), asyncio.Event()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        ctx.log.info("first")
+        await go_on.wait()
+        ctx.log.info("second")
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await eventually(lambda: client.log(job_id))
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE joex_private.job_log IN SHARE MODE")
+            go_on.set()
+            await inside.ended(job_id)
+    assert [line.message for line in await client.log(job_id)] == ["first", "second", "succeeded"]
 
 
 async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(

@@ -267,11 +267,7 @@ class Finisher:
         if self._reports.is_empty:
             self._notes_lag = False
         elif not self._notes_lag:
-            try:
-                async with asyncio.timeout(_NOTES_WITHIN):
-                    await self._reports.flush()
-            except (TimeoutError, JoexError, OSError):
-                self._notes_lag = True
+            self._notes_lag = not await self._reports.flushed_within(_NOTES_WITHIN)
 
     async def _write_ends(self, connection: Any, ends: Sequence[End]) -> None:
         # (A row that another transaction locks would keep the whole batch waiting, each time.)

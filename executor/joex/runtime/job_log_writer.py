@@ -68,6 +68,7 @@ class JobLogWriter:
         self._dropped = 0
         self._budget = _BATCH_BYTES  # shrinks while batches do not get through
         self._tries = 0  # of a line that does not get through alone
+        self._flush: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
 
@@ -123,6 +124,16 @@ class JobLogWriter:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         self._report(dropped, "the buffer was full")
+
+    async def flushed_within(self, seconds: float) -> bool:
+        """Whether all reports up to now are written within this time. A write that takes longer goes on.
+
+        (To cancel it would write its lines twice, if the server is about to execute it.)
+        """
+        self._flush = asyncio.ensure_future(self.flush())
+        self._flush.add_done_callback(lambda done: done.cancelled() or done.exception())  # (`run` reports the trouble)
+        await asyncio.wait({self._flush}, timeout=seconds)
+        return self._flush.done() and self._flush.exception() is None
 
     @property
     def is_empty(self) -> bool:
