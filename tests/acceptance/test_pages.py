@@ -89,6 +89,7 @@ def test_a_block_that_no_test_would_run_is_refused(fence: str, tmp_path: Path) -
         ("job 01a2044a-b310-7e11-9942-81c079912e73 5s", "job 01a2044b-b310-7e11-9942-81c079912e00 12ms"),
         ("a\nb\nc\n", "a\n...\n"),
         ("STATE    success", "STATE success"),
+        ("joex: pool.yaml: 20,000 of 23,331 jobs have arrived\nPOLICY\n", "POLICY\n"),
     ],
 )
 def test_ids_times_and_widths_may_differ_from_what_the_page_shows(printed: str, shown: str) -> None:

@@ -179,14 +179,16 @@ _VARYING = (
     (re.compile(r"[ \t]+"), " "),
 )
 _EMBEDDED = re.compile(r"^joex: no database URL is given: .*\n", re.MULTILINE)
+_PROGRESS = re.compile(r"^joex: .* jobs have arrived\n", re.MULTILINE)
 
 
 def is_as_shown(printed: str, shown: str) -> bool:
     """Whether the output is that of the page, except ids, times, durations and the width of columns.
 
     ``...`` matches any text within a line, and any lines if a line has nothing else. The page may omit the line that
-    names the embedded server.
+    names the embedded server, and those with which a long simulation shows its progress.
     """
+    printed = _PROGRESS.sub("", printed)
     if not _EMBEDDED.search(shown):
         printed = _EMBEDDED.sub("", printed)
     pattern = re.compile("".join(_pattern(line) for line in _plain(shown)))

@@ -74,10 +74,14 @@ class Shell:
 
     async def write(self, name: str, text: str) -> None:
         """Write a file in the current folder of the shell."""
-        _, folder = await self.run("pwd")
-        path = Path(folder.strip()) / name
+        path = self._current / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+    @property
+    def _current(self) -> Path:
+        """The current folder. (A command in the background may print beside any other command.)"""
+        return Path(psutil.Process(self._process.pid).cwd())
 
     async def run(self, text: str) -> tuple[int, str]:
         """Run a command, and return its exit code and its output."""
@@ -97,9 +101,7 @@ class Shell:
     async def _leave_running(self, text: str, shown: str | None) -> None:
         """Start a command that keeps running, and wait until it is ready and has printed the output of the page."""
         name = f".terminal-{next(self._terminals)}"
-        code, folder = await self.run("pwd")
-        assert code == 0
-        output = Path(folder.strip()) / name
+        output = self._current / name
         await self.run(f"{{ {text.rstrip()}\n}} >{name} 2>&1 &")
 
         def is_ready() -> bool:
