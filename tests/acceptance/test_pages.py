@@ -224,7 +224,6 @@ async def newcomer(home: Path, clone: Path) -> AsyncIterator[Shell]:
     }
     async with Shell(clone, environment) as shell:
         yield shell
-        await shell.run("kill $(jobs -p); wait")
 
 
 @pytest.mark.heavy
