@@ -66,7 +66,9 @@ def _run(name: str, app: str) -> int:
 
 def _complain(message: str, code: int) -> int:
     """Print in one line what is wrong."""
-    sys.stderr.write(f"joex: {' '.join(message.split())}\n")
+    from joex.cli.output import note  # noqa: PLC0415 - as above
+
+    note(" ".join(message.split()))
     return code
 
 

@@ -26,7 +26,7 @@ _WIDEST_TABLE = 10_000
 
 def note(message: str) -> None:
     """Print a remark on stderr, apart from the answer."""
-    sys.stderr.write(f"joex: {message}\n")
+    sys.stderr.write(f"joex: {printable(message)}\n")
 
 
 def say(line: str = "") -> None:
@@ -36,7 +36,7 @@ def say(line: str = "") -> None:
 
 def print_json(value: object) -> None:
     """Print a JSON value: dataclasses become objects, times are ISO 8601 in UTC, durations as in settings."""
-    sys.stdout.write(json.dumps(value, default=_json_value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(_json_text(value, indent=2) + "\n")
 
 
 def print_json_line(value: object) -> None:
@@ -46,7 +46,7 @@ def print_json_line(value: object) -> None:
 
 def print_json_lines(values: Iterable[object]) -> None:
     """Print JSON values, a line each, and all of them at once."""
-    sys.stdout.writelines(json.dumps(value, default=_json_value, ensure_ascii=False) + "\n" for value in values)
+    sys.stdout.writelines(_json_text(value) + "\n" for value in values)
     sys.stdout.flush()
 
 
@@ -129,6 +129,16 @@ def ago(moment: datetime | None) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _WIDEST_CELL else f"{text[: _WIDEST_CELL - 1]}…"
+
+
+def _json_text(value: object, indent: int | None = None) -> str:
+    """JSON for programs, which may end in a terminal all the same: in strings, what can't be printed is escaped."""
+    text = json.dumps(value, default=_json_value, indent=indent, ensure_ascii=False)
+    return "\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n"))
+
+
+def _escaped(line: str) -> str:
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def _json_value(value: object) -> object:
