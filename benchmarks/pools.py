@@ -133,18 +133,18 @@ async def _one_growth(stage: _Stage, pool: str) -> float:
 
 async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
     """Many pools with many executors: how long one reconcile takes, and the operator's memory."""
-    pools, slots, window = (20, 5, 20.0) if quick else (100, 10, 60.0)
-    say(f"pools: {pools} pools of {slots} executors, {pools * slots:,} Deployments")
+    pools, replicas, window = (20, 5, 20.0) if quick else (100, 10, 60.0)
+    say(f"pools: {pools} pools of {replicas} executors, {pools * replicas:,} Deployments")
     async with _stage(server_url) as stage, _operator(stage) as operator:
         for number in range(pools):
-            await stage.pool(f"pool-{number}", replicas=slots)
+            await stage.pool(f"pool-{number}", replicas=replicas)
         await stage.api.until_all(
-            _DEPLOYMENTS, lambda found: len(found) >= pools * slots, _NAMESPACE, timeout=_PATIENCE, why="Deployments"
+            _DEPLOYMENTS, lambda found: len(found) >= pools * replicas, _NAMESPACE, timeout=_PATIENCE, why="Deployments"
         )
-        await _register_all(stage.connection, pools, slots)
+        await _register_all(stage.connection, pools, replicas)
         await stage.api.until_all(
             _POOLS,
-            lambda found: all(one.get("status", {}).get("readyReplicas") == slots for one in found),
+            lambda found: all(one.get("status", {}).get("readyReplicas") == replicas for one in found),
             _NAMESPACE,
             timeout=_PATIENCE,
             why="all executors are known",
@@ -162,7 +162,7 @@ async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
     p95 = _quantile({edge: after[edge] - before.get(edge, 0.0) for edge in after}, 0.95)
     return [
         Figure(
-            f"reconcile one of {pools} pools, {pools * slots:,} executors, p95",
+            f"reconcile one of {pools} pools, {pools * replicas:,} executors, p95",
             p95 * 1000,
             "ms",
             "below 1,000",
@@ -172,7 +172,7 @@ async def measure_pools(server_url: str, *, quick: bool) -> list[Figure]:
     ]
 
 
-async def _register_all(connection: asyncpg.Connection[Any], pools: int, slots: int) -> None:
+async def _register_all(connection: asyncpg.Connection[Any], pools: int, replicas: int) -> None:
     """Register executors in the database, with a lease that lasts."""
     await connection.execute(
         """
@@ -180,7 +180,7 @@ async def _register_all(connection: asyncpg.Connection[Any], pools: int, slots: 
                                      ARRAY['pool-' || p], '{}', 1, NULL, '1 hour', false, 5)
         FROM generate_series(0, $2::int - 1) p, generate_series(0, $3::int - 1) s
         """,
-        _NAMESPACE, pools, slots,
+        _NAMESPACE, pools, replicas,
     )  # fmt: skip
 
 

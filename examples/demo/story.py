@@ -115,7 +115,7 @@ class Story:
         return Kill(executor, now, jobs)
 
     async def _see_it_come_back(self, kill: Kill) -> None:
-        """Wait until the slot of the killed executor has a process again, which puts the lost jobs back."""
+        """Wait until the replica of the killed executor has a process again, which puts the lost jobs back."""
         await self._until(lambda now: _is_gone(now, kill))
         seconds = ((await self._ledger.registration(kill.executor.id)).left_at or kill.at) - kill.at
         self._stage.tell(

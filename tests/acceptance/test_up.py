@@ -245,7 +245,7 @@ async def test_a_killed_executor_is_started_again_in_place_and_has_its_jobs_back
     assert set(await living(database)) == {"here/docs-0"}
     lives = await database.fetch("SELECT pod_uid FROM joex_private.executor")
     assert len(lives) == 2
-    assert len({life["pod_uid"] for life in lives} - {None}) == 1, "one slot, one uid"
+    assert len({life["pod_uid"] for life in lives} - {None}) == 1, "one replica, one uid"
     await effects.flag("go")
     assert await effects.all_finished([job]) == {"success": 1}
 

@@ -1,4 +1,4 @@
-"""The process of a slot: kept running as a kubelet would, and ended in time."""
+"""The process of a replica: kept running as a kubelet would, and ended in time."""
 
 import doctest
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from joex.cli.parent_watch import ParentWatch
-from joex_operator.local import slot
-from joex_operator.local.slot import SlotProcess, restart_delay
+from joex_operator.local import replica
+from joex_operator.local.replica import ReplicaProcess, restart_delay
 from tests.support.waiting import eventually
 
 
@@ -22,16 +22,16 @@ class Recorder:
         self.failures: list[tuple[str, float]] = []
         self.has_ended = False
 
-    def printed(self, slot: str, line: str) -> None:
-        del slot
+    def printed(self, replica: str, line: str) -> None:
+        del replica
         self.lines.append(line)
 
-    def failed(self, slot: str, problem: str, again_in: float) -> None:
-        del slot
+    def failed(self, replica: str, problem: str, again_in: float) -> None:
+        del replica
         self.failures.append((problem, again_in))
 
-    def ended(self, slot: str) -> None:
-        del slot
+    def ended(self, replica: str) -> None:
+        del replica
         self.has_ended = True
 
 
@@ -50,14 +50,16 @@ def recorder() -> Recorder:
 @pytest.fixture
 async def start(
     tmp_path: Path, parent_watch: ParentWatch, recorder: Recorder
-) -> AsyncIterator[Callable[[str], SlotProcess]]:
+) -> AsyncIterator[Callable[[str], ReplicaProcess]]:
     """Start an executor whose app's module executes this at its import."""
-    started: list[SlotProcess] = []
+    started: list[ReplicaProcess] = []
 
-    def start(code: str) -> SlotProcess:
+    def start(code: str) -> ReplicaProcess:
         (tmp_path / "strange.py").write_text(code)
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-        started.append(SlotProcess("docs-0", ["executor", "--app", "strange:app"], parent_watch, environment, recorder))
+        started.append(
+            ReplicaProcess("docs-0", ["executor", "--app", "strange:app"], parent_watch, environment, recorder)
+        )
         return started[-1]
 
     yield start
@@ -124,7 +126,7 @@ async def test_lines_of_any_length_are_told(start, recorder):
 
 
 def test_the_examples_are_true():
-    assert doctest.testmod(slot).failed == 0
+    assert doctest.testmod(replica).failed == 0
 
 
 def test_the_delays_double_up_to_five_minutes():

@@ -111,7 +111,7 @@ async def test_upgrades_of_the_operator_and_of_the_pool_leave_what_runs_alone(re
     assert await system.effects.all_finished(held) == {"success": 3}
     assert await runs(system, *held) == [1, 1, 1]
 
-    await system.until_slots()
+    await system.until_replicas()
     await system.until_reason("AtZero", name="first")
     await system.check()
 
@@ -162,7 +162,7 @@ async def test_uninstalling_ends_the_first_pool_after_its_jobs_and_leaves_other_
     of_own = {"own-0": (await executors(system))["own-0"]}
 
     await release.uninstall()
-    await system.until_slots("own-0")
+    await system.until_replicas("own-0")
     assert [pool["metadata"]["name"] for pool in await api.get_all(POOLS, release.namespace)] == ["own"]
     after = await system.client.submit("effect", queue="own")
     assert await system.effects.all_finished([after]) == {"success": 1}
@@ -180,13 +180,13 @@ async def test_uninstalling_ends_the_first_pool_after_its_jobs_and_leaves_other_
     await system.scale(2, "own")
     await system.until_ready(2, "own")
     await system.scale(1, "own")
-    await system.until_slots("own-0")
+    await system.until_replicas("own-0")
     assert await executors(system) == of_own
 
     # Without an operator, users can delete pools like any object.
     await release.uninstall()
     await api.delete(POOLS, "own", release.namespace)
-    await system.until_slots()
+    await system.until_replicas()
     await system.effects.flag("own")
     assert await system.effects.all_finished([own]) == {"success": 1}
     await until_pods_of(system)
@@ -254,13 +254,13 @@ async def test_the_operator_uses_each_right_that_it_has(
     await api.until("periodictasks", "nightly", lambda found: found and "status" in found, release.namespace)
     for _ in range(2):  # the second time the same Events get a higher count
         assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
-        await system.until_slots()
+        await system.until_replicas()
         await system.until_reason("AtZero", name="first")
     await system.scale(1, "first")
     await system.until_ready(1, "first")
-    [slot] = await system.slots()
-    await api.patch(DEPLOYMENTS, slot, {"spec": {"replicas": 0}}, release.namespace)
-    await api.until(DEPLOYMENTS, slot, lambda found: found["spec"]["replicas"] == 1, release.namespace)
+    [replica] = await system.replicas()
+    await api.patch(DEPLOYMENTS, replica, {"spec": {"replicas": 0}}, release.namespace)
+    await api.until(DEPLOYMENTS, replica, lambda found: found["spec"]["replicas"] == 1, release.namespace)
     await api.until("leases", OPERATOR, is_renewed, release.namespace)
     await api.delete("leases", OPERATOR, release.namespace)  # as an administrator may
     await api.until("leases", OPERATOR, lambda found: bool(found) and is_renewed(found), release.namespace)
@@ -330,8 +330,8 @@ async def hold(system: System, queue: str) -> UUID:
 
 
 async def executors(system: System) -> dict[str, int]:
-    """The ids of the living executors, by slot: another process is another executor."""
-    return {slot: row["id"] for slot, row in (await system.executors()).items()}
+    """The ids of the living executors, by replica: another process is another executor."""
+    return {replica: row["id"] for replica, row in (await system.executors()).items()}
 
 
 async def runs(system: System, *jobs: UUID) -> list[int]:

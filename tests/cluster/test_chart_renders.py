@@ -7,7 +7,7 @@ import yaml
 
 from joex_operator.api.names import selector
 from joex_operator.api.objects import Pool, parse_pool
-from joex_operator.decide.manifests import slot_deployment
+from joex_operator.decide.manifests import replica_deployment
 from tests.support.cluster.api import Api
 from tests.support.cluster.chart import CHART, Key, manifests, pod_templates, render
 from tests.support.cluster.connection import APPLY_PATCH, Object
@@ -269,7 +269,7 @@ async def test_the_monitors_find_the_operator_and_all_executors(helm: Helm) -> N
     assert (wanted["key"], wanted["operator"]) == (selector("any").partition("=")[0], "Exists")
     assert executors["namespaceSelector"] == {"any": True}
     [endpoint] = executors["podMetricsEndpoints"]
-    [port] = slot_deployment(_pool(rendered), 0, "joex")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    [port] = replica_deployment(_pool(rendered), 0, "joex")["spec"]["template"]["spec"]["containers"][0]["ports"]
     assert endpoint["port"] == port["name"]
     assert endpoint["relabelings"] == [
         {"sourceLabels": ["__meta_kubernetes_pod_label_joex_dev_pool"], "targetLabel": "pool"}

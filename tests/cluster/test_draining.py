@@ -14,17 +14,21 @@ async def test_idle_executors_go_and_busy_ones_stay(system: System) -> None:
     jobs = {flag: await system.submit("hold", flag=flag) for flag in ("a", "b", "c")}
     async with Terminations(system) as terminations:
         await system.pool()
-        slots = {flag: await system.executor_of(job) for flag, job in jobs.items()}
-        assert set(slots.values()) == {"pool-0", "pool-1", "pool-2"}
+        replicas = {flag: await system.executor_of(job) for flag, job in jobs.items()}
+        assert set(replicas.values()) == {"pool-0", "pool-1", "pool-2"}
         before = await system.executors()
 
         # The oldest and the youngest of them become idle, one after the other.
-        by_slot = sorted(slots, key=lambda flag: slots[flag])
-        for done, flag in enumerate((by_slot[0], by_slot[2], by_slot[1]), start=1):
+        by_replica = sorted(replicas, key=lambda flag: replicas[flag])
+        for done, flag in enumerate((by_replica[0], by_replica[2], by_replica[1]), start=1):
             await system.effects.flag(flag)
-            left = {slots[other] for other in by_slot if other not in (by_slot[0], by_slot[2], by_slot[1])[:done]}
-            await system.until_slots(*left)
-            assert await system.executors() == {slot: before[slot] for slot in left}
+            left = {
+                replicas[other]
+                for other in by_replica
+                if other not in (by_replica[0], by_replica[2], by_replica[1])[:done]
+            }
+            await system.until_replicas(*left)
+            assert await system.executors() == {replica: before[replica] for replica in left}
         assert terminations.too_early == []
     for job in jobs.values():
         assert await ran_once(system, job)
@@ -44,10 +48,10 @@ async def test_those_that_start_go_before_those_that_are_idle(system: System) ->
     def starts_anew(found: list[Object]) -> bool:
         return len(found) == 2 and all(one["metadata"]["uid"] != old["metadata"]["uid"] for one in found)
 
-    await system.api.until_all(DEPLOYMENTS, starts_anew, system.namespace, why="a slot in place of the deleted one")
+    await system.api.until_all(DEPLOYMENTS, starts_anew, system.namespace, why="a replica in place of the deleted one")
     idle = (await system.executors())["pool-1"]
     await system.scale(1)
-    await system.until_slots("pool-1")
+    await system.until_replicas("pool-1")
     assert await system.executors() == {"pool-1": idle}
 
 
@@ -71,9 +75,9 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
         await system.scale(1)
         await eventually(lambda: waits_for(system, "advisory"), why="the operator asks whether it may go")
     assert await system.executor_of(job) == "pool-1"
-    await system.until_slots("pool-1")
+    await system.until_replicas("pool-1")
     after = await system.executors()
-    assert [(slot, one["pid"], one["draining"]) for slot, one in after.items()] == [
+    assert [(replica, one["pid"], one["draining"]) for replica, one in after.items()] == [
         ("pool-1", before["pool-1"]["pid"], False)
     ]
     await system.effects.flag("go")
@@ -98,7 +102,7 @@ async def test_jobs_that_come_while_executors_go_are_safe(system: System) -> Non
             if dice.randrange(3) == 0:
                 await eventually(lambda: one_leaves(system), why="an executor is asked to go")
         assert await system.effects.all_finished(jobs) == {"success": len(jobs)}
-        await system.until_slots()
+        await system.until_replicas()
         assert len(terminations.pods) > 1
         assert terminations.too_early == []
     for job in jobs:
@@ -111,19 +115,19 @@ async def test_a_busy_executor_that_must_go_finishes_first(system: System) -> No
     jobs = [await system.submit("hold", flag=flag) for flag in ("first", "second")]
     async with Terminations(system) as terminations:
         await system.pool(replicas=2)
-        slots = [await system.executor_of(job) for job in jobs]
+        replicas = [await system.executor_of(job) for job in jobs]
         before = await system.executors()
 
         await system.scale(1)
         await system.until_pool(lambda pool: pool["status"]["drainingReplicas"] == 1)
         executors = await system.executors()
-        [leaving] = [slot for slot, executor in executors.items() if executor["draining"]]
+        [leaving] = [replica for replica, executor in executors.items() if executor["draining"]]
         [staying] = executors.keys() - {leaving}
         assert executors[leaving]["pid"] == before[leaving]["pid"]
         waiting = await system.submit()
 
-        await system.effects.flag(("first", "second")[slots.index(leaving)])
-        await system.until_slots(staying)
+        await system.effects.flag(("first", "second")[replicas.index(leaving)])
+        await system.until_replicas(staying)
         # The removed executor has taken no more jobs.
         assert await system.db.fetchval("SELECT state::text FROM joex_private.job WHERE id = $1", waiting) == "waiting"
         await system.effects.flag("first", "second")
@@ -143,7 +147,7 @@ async def test_a_slow_drain_is_waited_for_and_told(system: System) -> None:
         pool = await system.until_reason("DrainSlow", "AbleToScale")
         assert pool["status"]["drainingReplicas"] == 1
         await system.effects.flag("go")
-        await system.until_slots()
+        await system.until_replicas()
         assert terminations.too_early == []
     assert await ran_once(system, job)
 
@@ -153,18 +157,18 @@ async def test_a_drain_that_is_over_gives_its_job_to_another(system: System) -> 
     jobs = {flag: await system.submit("hold", flag=flag) for flag in ("first", "second")}
     async with Terminations(system) as terminations:
         await system.pool(replicas=2, drain={"timeout": "100ms", "onTimeout": "Terminate"})
-        slots = {await system.executor_of(job): flag for flag, job in jobs.items()}
+        replicas = {await system.executor_of(job): flag for flag, job in jobs.items()}
 
         await system.scale(1)
         await eventually(lambda: is_left(system, 1), why="the one that drained has left")
         [staying] = await system.executors()
-        [given_back] = [flag for slot, flag in slots.items() if slot != staying]
-        await system.effects.flag(slots[staying])
+        [given_back] = [flag for replica, flag in replicas.items() if replica != staying]
+        await system.effects.flag(replicas[staying])
         again = await system.effects.begun(jobs[given_back], runs=2)
         assert again["pid"] == (await system.executors())[staying]["pid"]
         await system.effects.flag(given_back)
         assert await system.effects.all_finished(jobs.values()) == {"success": 2}
-        await system.until_slots(staying)
+        await system.until_replicas(staying)
         assert terminations.too_early == []
     await system.check()
 

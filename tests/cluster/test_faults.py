@@ -32,17 +32,17 @@ async def job(system: System, job_id: UUID) -> asyncpg.Record:
     return found
 
 
-async def endings(system: System, slot: str) -> list[str | None]:
-    """How the executors of a slot ended, in order; None: it lives."""
-    app_id = f"{system.namespace}/{slot}"
+async def endings(system: System, replica: str) -> list[str | None]:
+    """How the executors of a replica ended, in order; None: it lives."""
+    app_id = f"{system.namespace}/{replica}"
     rows = await system.db.fetch("SELECT ending FROM joex_private.executor WHERE app_id = $1 ORDER BY id", app_id)
     return [row["ending"] for row in rows]
 
 
-async def until_drains(system: System, slot: str) -> None:
-    app_id = f"{system.namespace}/{slot}"
+async def until_drains(system: System, replica: str) -> None:
+    app_id = f"{system.namespace}/{replica}"
     query = "SELECT draining FROM joex_private.executor WHERE app_id = $1 AND left_at IS NULL"
-    await eventually(lambda: system.db.fetchval(query, app_id), why=f"{slot} drains")
+    await eventually(lambda: system.db.fetchval(query, app_id), why=f"{replica} drains")
 
 
 def near(node: LocalNode) -> Object:
@@ -95,10 +95,10 @@ async def test_a_pod_that_somebody_deletes_finishes_its_job(system: System) -> N
     system.operator()
     await system.pool()
     held = await system.submit("hold", flag="go")
-    slot = await system.executor_of(held)
-    pod = await system.pod_of(slot)
+    replica = await system.executor_of(held)
+    pod = await system.pod_of(replica)
     await system.api.delete("pods", pod["metadata"]["name"], system.namespace)
-    await until_drains(system, slot)
+    await until_drains(system, replica)
 
     other = await system.submit("effect")
     assert await system.effects.all_finished([other]) == {"success": 1}
@@ -107,7 +107,7 @@ async def test_a_pod_that_somebody_deletes_finishes_its_job(system: System) -> N
     assert await system.effects.all_finished([held]) == {"success": 1}
     assert (await job(system, held))["losses"] == 0
     assert len(await system.effects.of(held)) == 1
-    await system.until_slots()
+    await system.until_replicas()
 
 
 @pytest.mark.parametrize("own_node", [{"restart_delay": 600.0, "most_restart_delay": 600.0}], indirect=True)
@@ -136,10 +136,10 @@ async def test_the_jobs_of_a_pod_that_has_ended_move_on_at_once(
     await system.pool(lease=LONG, scaling={"minReplicas": 2})
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 2)
     held = await system.submit("hold", flag="go")
-    slot = await system.executor_of(held)
-    pod = await system.pod_of(slot)
+    replica = await system.executor_of(held)
+    pod = await system.pod_of(replica)
     pid = (await system.effects.begun(held))["pid"]
-    # Only the operator can report the death: the next pod of the slot would notice by itself that the process is gone.
+    # Only the operator can report the death: the replica's next pod would notice by itself that the process is gone.
     await no_more_pods(system)
     if how == "evicted":
         local_cluster.node_of(pod).evict(pod)
@@ -148,7 +148,7 @@ async def test_the_jobs_of_a_pod_that_has_ended_move_on_at_once(
 
     await system.effects.begun(held, runs=2)
     await system.effects.end_of(pid)
-    assert await endings(system, slot) == ["dead"]
+    assert await endings(system, replica) == ["dead"]
     await system.effects.flag("go")
     assert await system.effects.all_finished([held]) == {"success": 1}
     assert (await job(system, held))["losses"] == 1
@@ -168,9 +168,9 @@ async def test_a_pod_deleted_by_force_is_not_taken_for_dead(system: System, own_
     def waits(pods: list[Object]) -> bool:
         return any(condition(one, "PodScheduled") == "False" for one in pods)
 
-    await system.api.until_all("pods", waits, system.namespace, labels="joex.dev/slot=pool-0")
+    await system.api.until_all("pods", waits, system.namespace, labels="joex.dev/replica=pool-0")
     looked = await system.submit("effect")
-    await system.until_slots("pool-0", "pool-1")
+    await system.until_replicas("pool-0", "pool-1")
     assert (await job(system, held))["losses"] == 0
     assert await endings(system, "pool-0") == [None]
     assert (await job(system, looked))["state"] == "waiting"
@@ -199,7 +199,7 @@ async def test_a_silent_node_that_reaches_the_database_goes_on_with_its_jobs(
 
     own_node.resume()
     await system.api.until("nodes", own_node.name, is_ready)
-    await system.until_slots()
+    await system.until_replicas()
     assert len(await system.effects.of(held)) == 1
 
 
@@ -219,10 +219,10 @@ async def test_the_only_executor_died_with_its_node_and_its_jobs_move_on_by_the_
 
     await system.effects.begun(held, runs=2)
     assert await system.executor_of(held) == "pool-1"
-    # The operator removes the slot of the lost pod; the pod stays until its node is back and ends it.
+    # The operator removes the replica of the lost pod; the pod stays until its node is back and ends it.
     await system.until_pool(lambda pool: pool["status"]["replicas"] == 1)
     own_node.start()
-    await system.until_slots("pool-1")
+    await system.until_replicas("pool-1")
     await system.effects.flag("go")
     assert await system.effects.all_finished([held]) == {"success": 1}
     assert await endings(system, "pool-0") == ["dead"]
@@ -253,7 +253,7 @@ async def test_a_node_that_is_cut_off_from_everything_is_replaced_and_takes_noth
         await system.until_pool(lambda pool: pool["status"]["replicas"] == 1)
         far.thaw()
         own_node.resume()
-        await system.until_slots("pool-1")
+        await system.until_replicas("pool-1")
         await system.effects.flag("go")
         assert await system.effects.all_finished([held]) == {"success": 1}
         assert await endings(system, "pool-0") == ["dead"]

@@ -126,7 +126,7 @@ async def test_asked_to_end_it_gives_its_lease_up_and_leaves_the_executors_at_wo
     assert "Traceback" not in operator.log
     await system.effects.flag("go")
     assert await system.effects.all_finished([held]) == {"success": 1}
-    assert await system.slots() == {"pool-0"}
+    assert await system.replicas() == {"pool-0"}
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ async def test_first_pools_come_from_a_config_map_follow_it_and_go_with_it(syste
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 2, "good")
     await system.api.delete("configmaps", "first-pools", system.namespace)
     await system.api.until("joexpools.joex.dev", "good", lambda found: found is None, system.namespace)
-    await system.until_slots()
+    await system.until_replicas()

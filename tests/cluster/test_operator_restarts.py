@@ -24,7 +24,7 @@ _WAITING = "SELECT pid FROM pg_locks WHERE relation = 'joex_private.retired'::re
 
 
 async def retired(system: System) -> list[str]:
-    """The slots whose names are retired."""
+    """The replicas whose names are retired."""
     rows = await system.db.fetch("SELECT app_id FROM joex_private.retired ORDER BY app_id")
     return [row["app_id"].partition("/")[2] for row in rows]
 
@@ -55,7 +55,7 @@ async def killed_before_it_deletes(system: System, operator: OperatorProcess) ->
     gone = "SELECT NOT EXISTS (SELECT FROM joex_private.executor WHERE left_at IS NULL)"
     await eventually(lambda: system.db.fetchval(gone), why="the executor has drained and left")
     await operator.kill()
-    assert await system.slots() == {"pool-0"}
+    assert await system.replicas() == {"pool-0"}
 
 
 async def killed_before_it_forgets(system: System, operator: OperatorProcess) -> None:
@@ -63,7 +63,7 @@ async def killed_before_it_forgets(system: System, operator: OperatorProcess) ->
     await eventually(lambda: retired(system))
     async with held_up(system, operator):
         await system.effects.flag("go")
-        await system.until_slots()
+        await system.until_replicas()
     assert await retired(system) == ["pool-0"]
 
 
@@ -77,7 +77,7 @@ async def test_a_drain_is_finished_by_the_next_operator_from_any_point(system: S
 
     # The old operator could not release its Lease. The same process would take it, as the next container of its pod.
     system.operator()
-    await system.until_slots()
+    await system.until_replicas()
     await eventually(lambda: _is_empty(system), why="the name is free again")
     assert await system.effects.all_finished([held]) == {"success": 1}
     assert await system.db.fetchval("SELECT losses FROM joex_private.job WHERE id = $1", held) == 0
@@ -104,7 +104,7 @@ async def test_what_happened_while_no_operator_was_there_is_caught_up(system: Sy
     system.operator()
     assert await system.effects.all_finished([job]) == {"success": 1}
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 2, "grows")
-    await system.until_slots("grows-0", "grows-1")
+    await system.until_replicas("grows-0", "grows-1")
 
 
 async def test_an_api_server_that_is_away_stops_no_work_and_everything_goes_on_after(
@@ -122,7 +122,7 @@ async def test_an_api_server_that_is_away_stops_no_work_and_everything_goes_on_a
     assert len(await system.effects.of(held)) == 1
 
     local_cluster.control_plane.start_api()
-    await system.until_slots()
+    await system.until_replicas()
     jobs = [await system.submit("hold", flag="later") for _ in range(3)]
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 3)
     await system.effects.flag("later")
@@ -141,7 +141,7 @@ async def test_what_was_deleted_while_the_watches_were_cut_is_noticed(
     local_cluster.control_plane.restart_api(grace=0)
     await system.api.delete("joexpools.joex.dev", "other", system.namespace)
     await system.api.delete("deployments.apps", "pool-0", system.namespace, propagation="Foreground")
-    await system.until_slots()
+    await system.until_replicas()
     local_cluster.control_plane.restart_api(grace=0)  # and it knows no changes from before its start
     operator.resume()
     await system.api.until_all("deployments.apps", lambda found: len(found) == 1, system.namespace)
@@ -181,7 +181,7 @@ async def test_without_its_database_a_pool_keeps_its_executors_and_says_why(
     assert condition(pool, "Ready") == "Unknown"
     assert (await system.until_event("Unreachable"))["type"] == "Warning"
     assert pool["status"]["desiredReplicas"] == 1
-    assert await system.slots() == {"pool-0"}
+    assert await system.replicas() == {"pool-0"}
 
     postgres.start()
     await system.db.expire_connections()
@@ -189,7 +189,7 @@ async def test_without_its_database_a_pool_keeps_its_executors_and_says_why(
     await system.effects.flag("go")
     assert await system.effects.all_finished([held]) == {"success": 1}
     assert len(await system.effects.of(held)) == 1
-    await system.until_slots()
+    await system.until_replicas()
 
 
 async def test_a_restart_of_the_database_costs_no_executor(system: System, postgres: TestServer) -> None:
@@ -205,7 +205,7 @@ async def test_a_restart_of_the_database_costs_no_executor(system: System, postg
     assert await system.effects.all_finished([held, *more]) == {"success": 4}
     assert len(await system.effects.of(held)) == 1
     await system.until_pool(sees)
-    await system.until_slots()
+    await system.until_replicas()
     lives = "SELECT count(*) FROM joex_private.executor WHERE pod_uid = $1"
     assert await system.db.fetchval(lives, before["metadata"]["uid"]) == 1
 
@@ -215,10 +215,10 @@ async def test_a_fallback_makes_executors_while_the_work_is_unknown(system: Syst
     await system.pool(scaling={"fallback": {"after": "100ms", "replicas": 2}})
     await system.until_pool(lambda pool: condition(pool, "Ready", what="reason") == "AtZero")
     postgres.stop()
-    await system.until_slots("pool-0", "pool-1")
+    await system.until_replicas("pool-0", "pool-1")
     await system.until_pool(lambda pool: condition(pool, "ScalingActive", what="reason") == "Fallback")
     postgres.start()
-    await system.until_slots()
+    await system.until_replicas()
     await system.until_pool(sees)
 
 

@@ -86,7 +86,7 @@ async def test_a_due_task_wakes_its_pool_from_zero_and_the_status_tells_of_its_j
     assert found["status"]["lastJob"]["id"] == job
     assert "nextRun" not in found["status"]
     assert "lastRun" in found["status"]
-    await system.until_slots()
+    await system.until_replicas()
 
 
 async def test_jobs_are_made_for_a_pool_that_is_to_have_no_executors(system: System) -> None:

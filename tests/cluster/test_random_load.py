@@ -34,7 +34,7 @@ async def test_random_load(system: System) -> None:
             jobs += await system.client.submit_many(burst(dice))
             await until_next(pause, system, jobs)
         assert await system.effects.all_finished(jobs) == {"success": len(jobs)}
-        await system.until_slots()
+        await system.until_replicas()
         ended = terminations.pods
         assert terminations.too_early == []
     print(f"{len(jobs)} jobs; {len(ended)} pods ended")
@@ -69,16 +69,16 @@ async def until_next(pause: int, system: System, jobs: list[UUID | None]) -> Non
         case 2:
             await system.effects.all_finished(jobs)
         case 3:
-            await until_fewer(system, len(await system.slots()))
+            await until_fewer(system, len(await system.replicas()))
         case _:
-            await system.until_slots()
+            await system.until_replicas()
 
 
-async def until_fewer(system: System, slots: int) -> None:
+async def until_fewer(system: System, replicas: int) -> None:
     """Wait until there are fewer Deployments than this, or none."""
 
     def fewer(found: list[Object]) -> bool:
-        return len(found) < max(slots, 1)
+        return len(found) < max(replicas, 1)
 
     await system.api.until_all(DEPLOYMENTS, fewer, system.namespace)
 

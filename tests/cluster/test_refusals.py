@@ -114,7 +114,7 @@ async def test_a_wrong_pool_is_refused_by_its_field(system: System) -> None:
 
 
 @pytest.mark.parametrize(("name", "why"), [("p" * 41, "at most 40 characters"), ("a.b", "no dots")])
-async def test_a_name_from_which_no_slot_could_be_named_is_refused(system: System, name: str, why: str) -> None:
+async def test_a_name_from_which_no_replica_could_be_named_is_refused(system: System, name: str, why: str) -> None:
     answer = await refusal(system, system.manifest(name))
     assert "metadata.name: " in answer
     assert why in answer

@@ -66,7 +66,7 @@ async def test_a_template_that_fails_is_told_and_stops_at_the_first(system: Syst
 
 
 def old(deployments: list[Object]) -> set[str]:
-    """The slots whose executors run one job at a time."""
+    """The replicas whose executors run one job at a time."""
     return {one["metadata"]["name"] for one in deployments if variables(one)["JOEX_POOL_SIZE"] == "1"}
 
 

@@ -21,7 +21,7 @@ async def test_kubectl_scale_sets_a_number_until_it_is_taken_away(system: System
     await system.change(replicas=None)
     pool = await system.until_reason("AtZero")
     assert condition(pool, "ScalingActive", what="reason") == "ByDemand"
-    await system.until_slots()
+    await system.until_replicas()
 
 
 async def test_a_suspended_pool_finishes_and_rests(system: System) -> None:
@@ -35,7 +35,7 @@ async def test_a_suspended_pool_finishes_and_rests(system: System) -> None:
     second = await system.submit()
 
     await system.effects.flag("go")
-    await system.until_slots()
+    await system.until_replicas()
     assert await system.effects.all_finished([first]) == {"success": 1}
     assert await system.effects.of(second) == []
     await system.change(suspend=False)
@@ -54,7 +54,7 @@ async def test_changed_bounds_hold_at_once(system: System) -> None:
     await system.until_reason("ScaleDownStabilized", "AbleToScale")
     assert len(await system.executors()) == 2
     await system.change(scaling={"maxReplicas": 1})
-    await system.until_slots("pool-0")
+    await system.until_replicas("pool-0")
 
 
 async def test_a_deployment_that_somebody_scales_is_put_right(system: System) -> None:
@@ -68,7 +68,7 @@ async def test_a_deployment_that_somebody_scales_is_put_right(system: System) ->
         found = (await system.executors()).get("pool-0")
         return found is not None and found["pod_uid"] != uid
 
-    await eventually(is_back, why="another pod of the slot")
+    await eventually(is_back, why="another pod of the replica")
     found = await system.api.get(DEPLOYMENTS, "pool-0", system.namespace)
     assert found["spec"]["replicas"] == 1
     await system.until_ready(1)
@@ -79,8 +79,8 @@ async def test_a_deployment_that_somebody_deletes_is_replaced(system: System) ->
     system.operator(poll_interval="1h", resync_period="1h")
     job = await system.submit("hold", flag="go")
     await system.pool(scaling={"minReplicas": 1})
-    slot = await system.executor_of(job)
-    await system.api.delete(DEPLOYMENTS, slot, system.namespace)
+    replica = await system.executor_of(job)
+    await system.api.delete(DEPLOYMENTS, replica, system.namespace)
     await system.until_pool(lambda pool: pool["status"]["drainingReplicas"] == 1)
     other = await system.submit()
     assert await system.effects.all_finished([other]) == {"success": 1}
@@ -107,7 +107,7 @@ async def test_a_deleted_pool_finishes_what_it_runs(system: System, propagation:
     await system.effects.flag("go")
     assert await system.effects.all_finished([busy]) == {"success": 1}
     assert len(await system.effects.of(busy)) == 1
-    await system.until_slots()
+    await system.until_replicas()
     await system.api.until_all("pods", lambda pods: not pods, system.namespace)
     await system.api.until(POOLS, "pool", lambda pool: pool is None, system.namespace)
 
@@ -128,7 +128,7 @@ async def test_a_pool_that_is_made_again_at_once_works(system: System) -> None:
     await system.effects.flag("go")
     assert await system.effects.all_finished([job, other]) == {"success": 2}
     assert len(await system.effects.of(job)) == 1
-    await system.until_slots()
+    await system.until_replicas()
     await system.until_reason("AtZero")
     await system.check()
 

@@ -20,16 +20,16 @@ async def test_from_zero_to_the_most_and_back(system: System) -> None:
     operator = system.operator()
     await system.pool()
     await system.until_reason("AtZero")
-    assert await system.slots() == set()
+    assert await system.replicas() == set()
 
     jobs = [await system.submit("hold", flag="go") for _ in range(5)]
-    await system.until_slots("pool-0", "pool-1", "pool-2")
+    await system.until_replicas("pool-0", "pool-1", "pool-2")
     pool = await system.until_ready(3)
     assert condition(pool, "ScalingLimited", what="reason") == "TooManyReplicas"
 
     await system.effects.flag("go")
     assert await system.effects.all_finished(jobs) == {"success": 5}
-    await system.until_slots()
+    await system.until_replicas()
     await system.until_reason("AtZero")
     await system.check()
     assert "Watcher for" not in operator.log  # so kopf begins to complain; another list would hide its messages
@@ -46,13 +46,13 @@ async def test_submissions_wake_pools_at_zero_though_nobody_polls(system: System
     await every_submission_is_watched(system)
 
     python = await system.client.submit("hold", {"flag": "go"}, queue="python")
-    await system.until_slots("python-0")
+    await system.until_replicas("python-0")
     sql = await system.db.fetchval("""SELECT joex.submit('hold', '{"flag": "go"}', queue => 'sql')""")
-    await system.until_slots("python-0", "sql-0")
+    await system.until_replicas("python-0", "sql-0")
     later = await system.client.submit("hold", {"flag": "go"}, queue="later", not_before=timedelta(seconds=2))
-    await system.until_slots("python-0", "sql-0", "later-0")
+    await system.until_replicas("python-0", "sql-0", "later-0")
     another = await system.client.submit("hold", {"flag": "go"}, queue="python")  # that has one, which is busy
-    await system.until_slots("python-0", "python-1", "sql-0", "later-0")
+    await system.until_replicas("python-0", "python-1", "sql-0", "later-0")
     await system.effects.flag("go")
     assert await system.effects.all_finished([python, sql, later, another]) == {"success": 4}
 
@@ -62,7 +62,7 @@ async def test_a_retry_that_is_due_wakes_a_pool_at_zero(system: System) -> None:
     await system.pool(retryDelay="1h")
     job = await system.submit("second.time")
     await system.effects.begun(job)
-    await system.until_slots()
+    await system.until_replicas()
     soon = "UPDATE joex_private.job SET due_at = now() + interval '1 second' WHERE id = $1 RETURNING state::text"
     assert await system.db.fetchval(soon, job) == "stuck"
 
@@ -75,11 +75,11 @@ async def test_one_job_makes_one_executor(system: System) -> None:
     """A job does not count twice while an executor takes it."""
     system.operator(poll_interval="100ms")
     await system.pool(scaling={"maxReplicas": 2})
-    async with slots_seen(system) as seen:
+    async with replicas_seen(system) as seen:
         for _ in range(4):
             job = await system.submit()
             assert await system.effects.all_finished([job]) == {"success": 1}
-            await system.until_slots()
+            await system.until_replicas()
         await eventually(
             lambda: len(set().union(*seen)) >= 4 and not seen[-1], why="all that was made is seen to be gone"
         )
@@ -110,11 +110,11 @@ async def test_jobs_that_may_not_run_call_for_nobody(system: System) -> None:
     await system.pool()
     pool = await system.until_ready(1)
     assert pool["status"]["desiredReplicas"] == 1
-    assert await system.slots() == {"pool-0"}
+    assert await system.replicas() == {"pool-0"}
 
     await system.effects.flag("go")
     assert await system.effects.all_finished(limited) == {"success": 3}
-    await system.until_slots()  # though three jobs wait
+    await system.until_replicas()  # though three jobs wait
     await system.db.execute("SELECT joex.set_group('paused', paused => false)")
     assert await system.effects.all_finished(paused) == {"success": 3}
 
@@ -128,7 +128,7 @@ async def test_two_pools_share_a_queue_and_settle(system: System) -> None:
         await system.effects.begun(job)
 
     async def as_many_as_jobs() -> bool:
-        return len(await system.slots()) == len(jobs) and {one["held"] for one in await in_use(system)} == {1}
+        return len(await system.replicas()) == len(jobs) and {one["held"] for one in await in_use(system)} == {1}
 
     async def in_use(system: System) -> list[asyncpg.Record]:
         return list((await system.executors()).values())
@@ -139,10 +139,10 @@ async def test_two_pools_share_a_queue_and_settle(system: System) -> None:
     for name in ("east", "west"):
         await looked_at(system, name)
     assert {name: one["pod_uid"] for name, one in (await system.executors()).items()} == settled
-    assert await system.slots() == settled.keys()
+    assert await system.replicas() == settled.keys()
     await system.effects.flag("go")
     assert await system.effects.all_finished(jobs) == {"success": 2}
-    await system.until_slots()
+    await system.until_replicas()
     await system.check()
 
 
@@ -156,14 +156,14 @@ async def test_pools_on_two_databases(system: System, other_database: Client) ->
     there = await other_database.submit("hold", {"flag": "there"})
     assert there is not None
     await system.effects.begun(there)
-    assert await system.slots() == {"there-0"}
+    assert await system.replicas() == {"there-0"}
     await system.effects.flag("there")
     here = await system.submit("hold", flag="go")
     await system.effects.begun(here)
     assert await system.executor_of(here) == "here-0"
-    await system.until_slots("here-0")
+    await system.until_replicas("here-0")
     await system.effects.flag("go")
-    await system.until_slots()
+    await system.until_replicas()
 
 
 OTHER = "other-db"
@@ -191,7 +191,7 @@ async def every_submission_is_watched(system: System) -> None:
 
 
 @asynccontextmanager
-async def slots_seen(system: System) -> AsyncIterator[list[set[str]]]:
+async def replicas_seen(system: System) -> AsyncIterator[list[set[str]]]:
     """The uids of the Deployments, after each change, even if they are soon gone."""
     seen: list[set[str]] = []
 

@@ -17,7 +17,7 @@ async def does_work(system: System) -> None:
     """The pool grows for a job, and shrinks after it."""
     job = await system.submit("effect")
     assert await system.effects.all_finished([job]) == {"success": 1}
-    await system.until_slots()
+    await system.until_replicas()
 
 
 async def waiting(system: System, name: str) -> OperatorProcess:
@@ -50,7 +50,7 @@ async def test_the_next_one_takes_over_from_one_that_is_killed_when_its_lease_is
     await until_leads(second)
     await system.effects.flag("go")
     assert await system.effects.all_finished([held]) == {"success": 1}
-    await system.until_slots()
+    await system.until_replicas()
     await system.check()
 
 
@@ -70,7 +70,7 @@ async def test_a_leader_that_was_paused_steps_down_when_it_goes_on(system: Syste
     assert await holder(system) == "second"
     await system.effects.flag("go")
     assert await system.effects.all_finished([held]) == {"success": 1}
-    await system.until_slots()
+    await system.until_replicas()
     assert len(await system.effects.of(held)) == 1
     await system.check()
 
@@ -83,7 +83,7 @@ async def test_two_that_act_at_once_do_no_harm(system: System) -> None:
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 3)
     await system.effects.flag("go")
     assert await system.effects.all_finished(jobs) == {"success": 5}
-    await system.until_slots()
+    await system.until_replicas()
     await does_work(system)
     assert await system.db.fetchval("SELECT sum(losses) FROM joex_private.job") == 0
     assert await system.db.fetchval("SELECT max(n) FROM (SELECT count(*) AS n FROM effects GROUP BY job_id) x") == 1

@@ -29,8 +29,8 @@ class Output:
     def event(self, kind: str, name: str, event: Event) -> None:
         self.events.append((f"{kind} {name}", event.reason))
 
-    def log_line(self, slot: str, line: str) -> None:
-        raise AssertionError(f"no executor is to be started: {slot} {line}")
+    def log_line(self, replica: str, line: str) -> None:
+        raise AssertionError(f"no executor is to be started: {replica} {line}")
 
 
 class Fleet(ProcessFleet):

@@ -1,4 +1,4 @@
-"""The calls of an operator of pools: demand, slots, retirement, pods that are gone, watches."""
+"""The calls of an operator of pools: demand, replicas, retirement, pods that are gone, watches."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ MOST = 100
 
 
 async def demand(bench, *queues: str, most: int = MOST) -> int:
-    runnable, _, _ = await pools.demand_and_slots(bench.connection, queues or ("default",), most, "p/a-")
+    runnable, _, _ = await pools.demand_and_replicas(bench.connection, queues or ("default",), most, "p/a-")
     return runnable
 
 
@@ -64,9 +64,9 @@ class TestDemand:
         assert await demand(bench, most=2000) == 1200
 
     async def test_it_says_when_the_next_job_is_due(self, bench) -> None:
-        assert await pools.demand_and_slots(bench.connection, ["default"], MOST, "p/a-") == (0, None, [])
+        assert await pools.demand_and_replicas(bench.connection, ["default"], MOST, "p/a-") == (0, None, [])
         await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
-        _, next_due, _ = await pools.demand_and_slots(bench.connection, ["default", "mail"], MOST, "p/a-")
+        _, next_due, _ = await pools.demand_and_replicas(bench.connection, ["default", "mail"], MOST, "p/a-")
         assert next_due == pytest.approx(3600, abs=60)
 
     async def test_a_job_that_is_taken_meanwhile_counts_once(
@@ -78,7 +78,9 @@ class TestDemand:
         between = other.transaction()
         await between.start()
         await other.execute("LOCK TABLE joex_private.retired")  # between the count of jobs and the count of executors
-        async with waiting_for_a_lock(observer, pools.demand_and_slots(asking, ["default"], MOST, "p/a-")) as looking:
+        async with waiting_for_a_lock(
+            observer, pools.demand_and_replicas(asking, ["default"], MOST, "p/a-")
+        ) as looking:
             assert len(await bench.take(executor)) == 1
             await between.commit()
         runnable, _, (known,) = looking.result()
@@ -106,7 +108,7 @@ class TestRetirement:
         await bench.take(executor)
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
         assert len(await bench.take(executor)) == 1
-        assert await pools.slots(bench.connection, "p/a-") == [
+        assert await pools.replicas(bench.connection, "p/a-") == [
             pools.Known("p/a-0", executor, None, 2, draining=False, retired_at=None)
         ]
 
@@ -115,18 +117,18 @@ class TestRetirement:
         await bench.submit()
         await bench.take(executor)
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=False) == "draining"
-        (known,) = await pools.slots(bench.connection, "p/a-")
+        (known,) = await pools.replicas(bench.connection, "p/a-")
         assert (known.held, known.draining) == (1, True)
 
     async def test_the_first_time_counts(self, bench) -> None:
         await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
-        (first,) = await pools.slots(bench.connection, "p/a-")
+        (first,) = await pools.replicas(bench.connection, "p/a-")
         await pools.retire(bench.connection, "p/a-0", only_if_idle=False)
-        assert await pools.slots(bench.connection, "p/a-") == [first]
+        assert await pools.replicas(bench.connection, "p/a-") == [first]
 
     async def test_what_was_retired_later_is_not_forgotten_by_a_late_word(self, bench) -> None:
         await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
-        (first,) = await pools.slots(bench.connection, "p/a-")
+        (first,) = await pools.replicas(bench.connection, "p/a-")
         assert first.retired_at is not None
         assert await pools.forget_retired(bench.connection, "p/a-0", first.retired_at)
         assert not (await bench.register("p/a-0")).retired
@@ -162,8 +164,8 @@ class TestRetirement:
         await bench.executor("p/a-0")
         await bench.executor("q/a-0")
         await pools.retire(bench.connection, "p/b-7", only_if_idle=True)
-        assert [known.app_id for known in await pools.slots(bench.connection, "p/a-")] == ["p/a-0"]
-        assert {known.app_id for known in await pools.slots(bench.connection, "p/")} == {"p/a-0", "p/b-7"}
+        assert [known.app_id for known in await pools.replicas(bench.connection, "p/a-")] == ["p/a-0"]
+        assert {known.app_id for known in await pools.replicas(bench.connection, "p/")} == {"p/a-0", "p/b-7"}
 
 
 async def _waits(watcher: asyncpg.Connection, other: asyncpg.Connection) -> bool:
@@ -184,13 +186,13 @@ async def test_an_executor_that_holds_a_suspect_is_full(bench) -> None:
     executor = await bench.executor("p/a-0", pool_size=4)
     await bench.submit()
     await bench.take(executor)
-    assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
+    assert [known.held for known in await pools.replicas(bench.connection, "p/")] == [1]
     await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
-    assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
+    assert [known.held for known in await pools.replicas(bench.connection, "p/")] == [4]
     await bench.connection.execute("UPDATE joex_private.job SET state = 'running', started_at = clock_timestamp()")
-    assert [known.held for known in await pools.slots(bench.connection, "p/")] == [4]
+    assert [known.held for known in await pools.replicas(bench.connection, "p/")] == [4]
     await bench.connection.execute("UPDATE joex_private.job SET started_at = clock_timestamp() - interval '61 seconds'")
-    assert [known.held for known in await pools.slots(bench.connection, "p/")] == [1]
+    assert [known.held for known in await pools.replicas(bench.connection, "p/")] == [1]
 
 
 class TestGonePods:
@@ -233,7 +235,7 @@ class TestWatch:
         await eventually(lambda: heard != [])
         assert heard == [{}]
 
-    async def test_work_left_over_by_an_executor_that_has_no_slot_free_is_told(self, bench, heard) -> None:
+    async def test_work_left_over_by_an_executor_that_has_no_replica_free_is_told(self, bench, heard) -> None:
         executor = await bench.executor("x")
         await executors.fall_asleep(bench.connection, executor)
         await pools.watch(bench.connection, "p/a", ["default"], 60)

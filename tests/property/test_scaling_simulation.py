@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
-from joex_operator.decide.slots import Phase, draining, takers
+from joex_operator.decide.replicas import Phase, draining, takers
 from tests.unit.joex_operator.builders import autoscaled, pool
 from tests.unit.joex_operator.world import World
 
@@ -112,7 +112,7 @@ class Pool(RuleBasedStateMachine):
             name = found[which % len(found)]
             del self.world.deployments[name]
             for pod in self.world.pods.values():
-                pod.terminating |= pod.slot == name
+                pod.terminating |= pod.replica == name
 
     def change(self, **changes):
         spec = self.world.pool.spec.model_copy(update=changes)
@@ -131,8 +131,8 @@ class Pool(RuleBasedStateMachine):
     def no_step_makes_more_executors_than_there_may_be(self):
         seen = self.world.observe()
         plan = decide(self.world.pool, seen, self.history, self.world.now)
-        there = len(takers(seen.slots)) + len(draining(seen.slots))
-        created = sum(type(action).__name__ == "CreateSlot" for action in plan.actions)
+        there = len(takers(seen.replicas)) + len(draining(seen.replicas))
+        created = sum(type(action).__name__ == "CreateReplica" for action in plan.actions)
         assert not created or there + created <= plan.sizing.most
 
     # The end.
@@ -164,9 +164,11 @@ class Pool(RuleBasedStateMachine):
     def assert_settled(self):
         spec, seen = self.world.pool.spec, self.world.observe()
         wanted = spec.scaling.min_replicas if spec.replicas is None else spec.replicas
-        assert [slot.phase for slot in seen.slots] == [Phase.IDLE] * wanted, "just what is wanted, and nothing else"
-        assert all(slot.template == seen.template for slot in seen.slots), "with the present template"
-        assert all(slot.replicas == 1 for slot in seen.slots)
+        assert [replica.phase for replica in seen.replicas] == [Phase.IDLE] * wanted, (
+            "just what is wanted, and nothing else"
+        )
+        assert all(replica.template == seen.template for replica in seen.replicas), "with the present template"
+        assert all(replica.pods_wanted == 1 for replica in seen.replicas)
         assert not self.world.retired, "removed executors leave nothing behind"
 
     def assert_deletion_ends(self):
@@ -178,7 +180,7 @@ class Pool(RuleBasedStateMachine):
         world.pool = replace(world.pool, deleted_at=world.now)
         for _ in range(100):
             self.look()
-            if not world.observe().slots:
+            if not world.observe().replicas:
                 break
             world.tick()
         assert [world.deployments, world.pods, world.living, world.retired] == [{}, {}, {}, {}]

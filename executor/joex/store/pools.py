@@ -15,7 +15,9 @@ CHANNEL = "joex_operator"
 
 _PROMOTE = statement("SELECT joex_private.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text[], $2::integer)")
-_SLOTS = statement("SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex_private.slots($1::text)")
+_REPLICAS = statement(
+    "SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex_private.replicas($1::text)"
+)
 _REGISTERED_IN = statement("SELECT DISTINCT pod_uid FROM joex_private.executor WHERE pod_uid = ANY ($1::text[])")
 _WATCH = statement("SELECT joex_private.watch($1::text, $2::text[], $3::interval)")
 _RETIRE = statement("SELECT joex_private.retire($1::text, $2::boolean)")
@@ -35,15 +37,15 @@ class Known:
     retired_at: datetime | None
 
 
-async def demand_and_slots(
+async def demand_and_replicas(
     connection: Connection, queues: Sequence[str], most: int, prefix: str
 ) -> tuple[int, float | None, list[Known]]:
-    """`demand` and `slots` as of one moment: a job that is taken just then is runnable or held, never both."""
+    """`demand` and `replicas` as of one moment: a job that is taken just then is runnable or held, never both."""
     with translated():
         await connection.execute(_PROMOTE, queues)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             runnable, next_due = await demand(connection, queues, most)
-            return runnable, next_due, await slots(connection, prefix)
+            return runnable, next_due, await replicas(connection, prefix)
 
 
 async def demand(connection: Connection, queues: Sequence[str], most: int) -> tuple[int, float | None]:
@@ -53,10 +55,10 @@ async def demand(connection: Connection, queues: Sequence[str], most: int) -> tu
     return row["runnable"], row["next_due"]
 
 
-async def slots(connection: Connection, prefix: str) -> list[Known]:
+async def replicas(connection: Connection, prefix: str) -> list[Known]:
     """The app-ids that begin with ``prefix``, living or retired."""
     with translated():
-        return [Known(*row) for row in await connection.fetch(_SLOTS, prefix)]
+        return [Known(*row) for row in await connection.fetch(_REPLICAS, prefix)]
 
 
 async def registered_in(connection: Connection, pod_uids: Sequence[str]) -> set[str]:

@@ -1,7 +1,7 @@
-"""The names of slots and of their executors, and the labels and annotations.
+"""The names of replicas and of their executors, and the labels and annotations.
 
-A slot's name is stable and contains its pool, so that a Deployment, a pod or an executor identifies its slot, and a
-repeated creation creates the same slot.
+A replica's name is stable and contains its pool, so that a Deployment, a pod or an executor identifies its replica, and
+a repeated creation creates the same replica.
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 POOL_LABEL = f"{GROUP}/pool"
-SLOT_LABEL = f"{GROUP}/slot"
+REPLICA_LABEL = f"{GROUP}/replica"
 TEMPLATE_ANNOTATION = f"{GROUP}/template-hash"
 FIELD_MANAGER = "joex-operator"
 
 LONGEST_POOL = 40
-"""Kubernetes truncates the prefix of a generated pod name to 58 characters, and must not cut the slot's name: a pool's
-name of 40, an index of 5 digits, a hash of 10 characters and three dashes make 58."""
-MOST_SLOTS = 10_000
+"""Kubernetes truncates the prefix of a generated pod name to 58 characters, and must not cut the replica's name: a
+pool's name of 40, an index of 5 digits, a hash of 10 characters and three dashes make 58."""
+MOST_REPLICAS = 10_000
 LONGEST_TASK = 63
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 """The characters of names, as a regular expression that Python and the API server read alike."""
 
-_SLOT = re.compile(r"(.+)-(0|[1-9][0-9]*)")
+_REPLICA = re.compile(r"(.+)-(0|[1-9][0-9]*)")
 
 
-def slot_name(pool: str, index: int) -> str:
-    """The name of a slot: of its Deployment, its label, and its executor's app-id.
+def replica_name(pool: str, index: int) -> str:
+    """The name of a replica: of its Deployment, its label, and its executor's app-id.
 
-    >>> slot_name("documents", 3)
+    >>> replica_name("documents", 3)
     'documents-3'
     """
     return f"{pool}-{index}"
 
 
-def slot_index(pool: str, slot: str) -> int | None:
-    """The index of a slot of this pool; None: the name is not that of a slot.
+def replica_index(pool: str, replica: str) -> int | None:
+    """The index of a replica of this pool; None: the name is not that of a replica.
 
-    >>> slot_index("documents", "documents-3"), slot_index("documents", "documents-old-3")
+    >>> replica_index("documents", "documents-3"), replica_index("documents", "documents-old-3")
     (3, None)
     """
-    match = _SLOT.fullmatch(slot)
+    match = _REPLICA.fullmatch(replica)
     return int(match[2]) if match is not None and match[1] == pool else None
 
 
-def app_id(namespace: str, slot: str) -> str:
-    """The app-id of the executor in a slot, which `joex.config.Settings` derives from its pod's name too.
+def app_id(namespace: str, replica: str) -> str:
+    """The app-id of the executor in a replica, which `joex.config.Settings` derives from its pod's name too.
 
     >>> app_id("prod", "documents-3")
     'prod/documents-3'
     """
-    return f"{namespace}/{slot}"
+    return f"{namespace}/{replica}"
 
 
-def slot_of(namespace: str, pool: str, executor: str) -> int | None:
-    """The index of the slot whose executor has this app-id; None: it is not in a slot of this pool.
+def replica_of(namespace: str, pool: str, executor: str) -> int | None:
+    """The index of the replica whose executor has this app-id; None: it is not in a replica of this pool.
 
-    >>> slot_of("prod", "documents", "prod/documents-3"), slot_of("prod", "documents", "laptop")
+    >>> replica_of("prod", "documents", "prod/documents-3"), replica_of("prod", "documents", "laptop")
     (3, None)
     """
-    owner, _, slot = executor.partition("/")
-    return slot_index(pool, slot) if owner == namespace else None
+    owner, _, replica = executor.partition("/")
+    return replica_index(pool, replica) if owner == namespace else None
 
 
 def selector(pool: str) -> str:
@@ -71,17 +71,17 @@ def selector(pool: str) -> str:
     return f"{POOL_LABEL}={pool}"
 
 
-def slot_labels(pool: str, index: int) -> dict[str, str]:
-    """The labels of a slot's Deployment and pods."""
+def replica_labels(pool: str, index: int) -> dict[str, str]:
+    """The labels of a replica's Deployment and pods."""
     return {
         "app.kubernetes.io/name": "joex",
         "app.kubernetes.io/component": "executor",
         "app.kubernetes.io/instance": pool,
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
-        **slot_selector(pool, index),
+        **replica_selector(pool, index),
     }
 
 
-def slot_selector(pool: str, index: int) -> dict[str, str]:
-    """The labels by which a slot's Deployment selects its pods. They are immutable."""
-    return {POOL_LABEL: pool, SLOT_LABEL: slot_name(pool, index)}
+def replica_selector(pool: str, index: int) -> dict[str, str]:
+    """The labels by which a replica's Deployment selects its pods. They are immutable."""
+    return {POOL_LABEL: pool, REPLICA_LABEL: replica_name(pool, index)}

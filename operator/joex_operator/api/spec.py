@@ -24,7 +24,7 @@ from joex_operator.api.fields import (
     between,
     rules,
 )
-from joex_operator.api.names import LABEL, LONGEST_POOL, MOST_SLOTS
+from joex_operator.api.names import LABEL, LONGEST_POOL, MOST_REPLICAS
 
 _ZERO, _MINUTE, _HOUR = timedelta(0), timedelta(minutes=1), timedelta(hours=1)
 _PLACE = "[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*"
@@ -41,7 +41,7 @@ class ScalingPolicy(Part):
     """A limit on change: a number or a percentage of executors within a period."""
 
     type: Literal["Executors", "Percent"] = Field(description="unit of the value")
-    value: int = Field(ge=1, le=MOST_SLOTS, description="most executors to add or remove within a period")
+    value: int = Field(ge=1, le=MOST_REPLICAS, description="most executors to add or remove within a period")
     period_seconds: int = Field(ge=1, le=1800, description="length of the period")
 
 
@@ -80,7 +80,7 @@ class Fallback(Part):
 
     after: Duration = Field(5 * _MINUTE, description="how long the database must be down", **between(_ZERO))
     replicas: int = Field(
-        ge=0, le=MOST_SLOTS, description="grow to this size; a pool never shrinks while its demand is unknown"
+        ge=0, le=MOST_REPLICAS, description="grow to this size; a pool never shrinks while its demand is unknown"
     )
 
 
@@ -100,9 +100,9 @@ class Scaling(Part):
             )
         )
     )
-    min_replicas: int = Field(0, ge=0, le=MOST_SLOTS, description="minimum of executors")
-    max_replicas: int = Field(10, ge=1, le=MOST_SLOTS, description="maximum of executors, draining ones included")
-    idle_reserve: int = Field(0, ge=0, le=MOST_SLOTS, description="executors beyond the demand, ready for more")
+    min_replicas: int = Field(0, ge=0, le=MOST_REPLICAS, description="minimum of executors")
+    max_replicas: int = Field(10, ge=1, le=MOST_REPLICAS, description="maximum of executors, draining ones included")
+    idle_reserve: int = Field(0, ge=0, le=MOST_REPLICAS, description="executors beyond the demand, ready for more")
     tolerance: float = Field(
         0.0, ge=0, le=0.5, description="keep the size while it differs from the wanted one by no more than this share"
     )
@@ -182,7 +182,7 @@ class JoexPoolSpec(Part):
     replicas: int | None = Field(
         None,
         ge=0,
-        le=MOST_SLOTS,
+        le=MOST_REPLICAS,
         description="a fixed number of executors, as kubectl scale sets it, instead of scaling by demand",
     )
     suspend: bool = Field(False, description="drain all executors, and keep none")  # noqa: FBT003 - a default

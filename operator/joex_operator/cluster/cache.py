@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from joex_operator.decide import observed
 from joex_operator.decide.observed import ObservedDeployment, ObservedPod
-from joex_operator.decide.slots import Slot
+from joex_operator.decide.replicas import Replica
 
 _REMEMBERED_FOR = 600.0
 _MOST_REMEMBERED = 10_000
@@ -112,13 +112,13 @@ class Cache:
             self._gone.setdefault((pod.namespace, pod.pool), {})[pod.uid] = (time.monotonic(), pod)
         return pod
 
-    def slots(self, namespace: str, pool: str, uid: str) -> list[Slot]:
-        """The slots of a pool."""
+    def replicas(self, namespace: str, pool: str, uid: str) -> list[Replica]:
+        """The replicas of a pool."""
         since = time.monotonic() - _REMEMBERED_FOR
         gone = {key: one for key, one in self._gone.pop((namespace, pool), {}).items() if one[0] > since}
         if gone:
             self._gone[namespace, pool] = gone
-        return observed.slots(
+        return observed.replicas(
             pool,
             uid,
             self.deployments.of(namespace, pool),

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from joex_operator.api.names import FIELD_MANAGER, SLOT_LABEL
+from joex_operator.api.names import FIELD_MANAGER, REPLICA_LABEL
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.cluster.cache import Body, Cache, Key, version
 from joex_operator.cluster.event_recorder import EventRecorder
@@ -15,7 +15,7 @@ from joex_operator.cluster.secrets import Secrets
 from joex_operator.control.fleet import FleetError
 from joex_operator.decide import manifests, observed
 from joex_operator.decide.events import Event
-from joex_operator.decide.slots import Slot
+from joex_operator.decide.replicas import Replica
 
 _PATHS = {"JoexPool": "joexpools", "PeriodicTask": "periodictasks"}
 _GONE = (NotFound, Conflict)
@@ -43,13 +43,13 @@ class ClusterFleet:
         """See `Fleet.template`."""
         return manifests.template_hash(pool, self._image)
 
-    def slots(self, pool: Pool) -> list[Slot]:
-        """See `Fleet.slots`."""
-        return self.cache.slots(pool.namespace, pool.name, pool.uid)
+    def replicas(self, pool: Pool) -> list[Replica]:
+        """See `Fleet.replicas`."""
+        return self.cache.replicas(pool.namespace, pool.name, pool.uid)
 
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""
-        manifest = manifests.slot_deployment(pool, index, self._image)
+        manifest = manifests.replica_deployment(pool, index, self._image)
         try:
             made: Body = await self._api.create(
                 path_of(pool.namespace, "deployments"), manifest, fieldManager=FIELD_MANAGER
@@ -59,34 +59,34 @@ class ClusterFleet:
         self.cache.deployments.put(made)
 
     async def _find_own(self, pool: Pool, name: str) -> Body:
-        """The existing Deployment of a slot, which an earlier reconcile created."""
+        """The existing Deployment of a replica, which an earlier reconcile created."""
         there = await self._api.get(path_of(pool.namespace, "deployments", name))
         owners = [owner["uid"] for owner in there["metadata"].get("ownerReferences") or []]
         if pool.uid not in owners:
             raise FleetError(f"Deployment {name!r} exists in namespace {pool.namespace!r} and belongs to another owner")
         return there
 
-    async def delete(self, pool: Pool, slot: str, uid: str) -> None:
+    async def delete(self, pool: Pool, replica: str, uid: str) -> None:
         """See `Fleet.delete`. In the foreground: the Deployment goes after its pods."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Foreground"}
         with suppress(*_GONE):
-            left = await self._api.delete(path_of(pool.namespace, "deployments", slot), options)
+            left = await self._api.delete(path_of(pool.namespace, "deployments", replica), options)
             if left.get("kind") == "Deployment":
                 self.cache.deployments.put(left)
 
-    async def update(self, pool: Pool, slot: str, uid: str) -> None:
+    async def update(self, pool: Pool, replica: str, uid: str) -> None:
         """See `Fleet.update`."""
         body = {"metadata": {"uid": uid}, "spec": {"replicas": 1}}
-        path = path_of(pool.namespace, "deployments", slot)
+        path = path_of(pool.namespace, "deployments", replica)
         with suppress(*_GONE):
             self.cache.deployments.put(await self._api.patch(path, body, fieldManager=FIELD_MANAGER))
 
-    async def is_clear(self, pool: Pool, slot: str) -> bool:
+    async def is_clear(self, pool: Pool, replica: str) -> bool:
         """See `Fleet.is_clear`."""
         with suppress(NotFound):
-            await self._api.get(path_of(pool.namespace, "deployments", slot))
+            await self._api.get(path_of(pool.namespace, "deployments", replica))
             return False
-        pods = await self._api.get(path_of(pool.namespace, "pods"), labelSelector=f"{SLOT_LABEL}={slot}")
+        pods = await self._api.get(path_of(pool.namespace, "pods"), labelSelector=f"{REPLICA_LABEL}={replica}")
         return all(observed.pod(body).has_ended for body in pods["items"])
 
     async def database_url(self, pool: Pool) -> str:

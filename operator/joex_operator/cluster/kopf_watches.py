@@ -29,7 +29,7 @@ _log = logging.getLogger("joex.operator")
 
 _OBJECTS = {"joexpools": POOL, "periodictasks": PERIODIC}
 _LISTED = ("deployments", "pods", *_OBJECTS)
-"""A pool comes after its Deployments and pods: a reconcile without them would take its slots for missing."""
+"""A pool comes after its Deployments and pods: a reconcile without them would take its replicas for missing."""
 _STREAM = 600
 """Seconds after which each watch is renewed. The API server takes whole numbers only."""
 _TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)

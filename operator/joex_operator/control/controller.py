@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from joex.errors import JoexError
-from joex_operator.api.names import slot_of
+from joex_operator.api.names import replica_of
 from joex_operator.api.objects import Pool, SpecError, parse_pool, reference
 from joex_operator.control.database import Databases
 from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
@@ -141,7 +141,7 @@ class Controller:
             if kind == "queue" and name in pool.spec.queues:
                 self._pool_reconciler.notified(pool)
                 self._queue.add(key)
-            elif kind == "all" or (kind == "executor" and slot_of(pool.namespace, pool.name, name) is not None):
+            elif kind == "all" or (kind == "executor" and replica_of(pool.namespace, pool.name, name) is not None):
                 self._queue.add(key, _SOON)
 
     async def _reconcile(self, key: Key) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.decide.events import Event
-from joex_operator.decide.slots import Slot
+from joex_operator.decide.replicas import Replica
 
 
 class FleetError(Exception):
@@ -18,30 +18,30 @@ class Fleet(Protocol):
     """Observes and changes the executors of pools. Each change is idempotent."""
 
     def template(self, pool: Pool) -> str:
-        """The hash of the template of which new slots of the pool are made.
+        """The hash of the template of which new replicas of the pool are made.
 
         Raises:
             SpecError: spec.template can't be used; the message names the field.
         """
 
-    def slots(self, pool: Pool) -> list[Slot]:
-        """The slots of a pool that have a Deployment, a pod or a process. Their ``executor`` is None."""
+    def replicas(self, pool: Pool) -> list[Replica]:
+        """The replicas of a pool that have a Deployment, a pod or a process. Their ``executor`` is None."""
 
     async def create(self, pool: Pool, index: int) -> None:
-        """Create a slot, unless one of this name exists.
+        """Create a replica, unless one of this name exists.
 
         Raises:
             FleetError: the fleet could not create it. The methods below raise it likewise.
         """
 
-    async def delete(self, pool: Pool, slot: str, uid: str) -> None:
-        """Delete a slot, if its uid still is this one."""
+    async def delete(self, pool: Pool, replica: str, uid: str) -> None:
+        """Delete a replica, if its uid still is this one."""
 
-    async def update(self, pool: Pool, slot: str, uid: str) -> None:
-        """Scale a slot back to one executor, if its uid still is this one."""
+    async def update(self, pool: Pool, replica: str, uid: str) -> None:
+        """Scale a replica back to one executor, if its uid still is this one."""
 
-    async def is_clear(self, pool: Pool, slot: str) -> bool:
-        """Whether nothing of a slot is left, by a fresh read: no executor can come back under its name."""
+    async def is_clear(self, pool: Pool, replica: str) -> bool:
+        """Whether nothing of a replica is left, by a fresh read: no executor can come back under its name."""
 
     async def database_url(self, pool: Pool) -> str:
         """The URL of a pool's database.

@@ -17,19 +17,27 @@ from joex.errors import JoexError
 from joex.store import executors, pools
 from joex.store.horizon import announce, oldest_transaction
 from joex.store.pools import Known
-from joex_operator.api.names import app_id, slot_name, slot_of
+from joex_operator.api.names import app_id, replica_name, replica_of
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.control.database import Database, Databases, database_problem
 from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
 from joex_operator.decide import scaling
-from joex_operator.decide.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot
+from joex_operator.decide.actions import (
+    Action,
+    AskDrain,
+    CreateReplica,
+    DeleteReplica,
+    ForgetReplica,
+    ReportGone,
+    UpdateReplica,
+)
 from joex_operator.decide.conditions import conditions
 from joex_operator.decide.events import Event, events_of_actions, events_of_change
 from joex_operator.decide.growth_watch import PAUSES, GrowthWatch
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
+from joex_operator.decide.replicas import ObservedExecutor, Replica
 from joex_operator.decide.scaling import Demand
-from joex_operator.decide.slots import ObservedExecutor, Slot
 from joex_operator.decide.status import pool_status
 from joex_operator.metrics import OperatorMetrics
 
@@ -88,7 +96,7 @@ class PoolReconciler:
         except (FleetError, JoexError, OSError) as error:
             failed = error
         failure = "" if failed is None else " ".join(str(failed).split())
-        # The rest of the status waits until the slots are created. Not in a `finally`: an error there would hide a
+        # The rest of the status waits until the replicas are created. Not in a `finally`: an error there would hide a
         # cancellation, and an operator that should end, or leads no more, would go on.
         await self._store_status(ref, pool_status(pool, observed, plan, stored, now, failure=failure))
         await self._fleet.record_events(ref, events_of_change(conditions(pool, observed, plan, failure), stored))
@@ -117,12 +125,12 @@ class PoolReconciler:
             self._fleet.recheck_url(pool)
             problem = database_problem(error)
         else:
-            slots = [_judged(slot, worked) for slot in self._fleet.slots(pool)]
-            return ObservedPool(tuple(_merged(pool, slots, known)), demand, template), database
-        return ObservedPool(tuple(self._fleet.slots(pool)), None, template, problem), database
+            replicas = [_judged(replica, worked) for replica in self._fleet.replicas(pool)]
+            return ObservedPool(tuple(_merged(pool, replicas, known)), demand, template), database
+        return ObservedPool(tuple(self._fleet.replicas(pool)), None, template, problem), database
 
     async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand, set[str]]:
-        """Query the app-ids by slot index, the demand, and the crashing pods in which an executor ever registered."""
+        """Query the app-ids by replica, the demand, and the crashing pods in which an executor ever registered."""
         watch, name = self._watch(pool), app_id(pool.namespace, pool.name)
         spec = pool.spec
         can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
@@ -139,13 +147,13 @@ class PoolReconciler:
             # Where no executor is left, only the operator notices that the last one has died.
             while await executors.rescue(connection, database.marks, spec.most_losses):
                 pass
-            prefix = app_id(pool.namespace, slot_name(pool.name, 0))[:-1]
-            runnable, next_due, known = await pools.demand_and_slots(
+            prefix = app_id(pool.namespace, replica_name(pool.name, 0))[:-1]
+            runnable, next_due, known = await pools.demand_and_replicas(
                 connection, spec.queues, scaling.most_counted(spec), prefix
             )
-            pods = [uid for slot in self._fleet.slots(pool) if slot.crashing for uid in slot.pods]
+            pods = [uid for replica in self._fleet.replicas(pool) if replica.crashing for uid in replica.pods]
             worked = await pools.registered_in(connection, pods) if pods else set()
-        indices = {slot_of(pool.namespace, pool.name, one.app_id): one for one in known}
+        indices = {replica_of(pool.namespace, pool.name, one.app_id): one for one in known}
         return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due), worked
 
     def _watch(self, pool: Pool) -> GrowthWatch:
@@ -154,7 +162,7 @@ class PoolReconciler:
     # Act.
 
     async def _act(self, ref: Ref, pool: Pool, observed: ObservedPool, plan: Plan, database: Database | None) -> None:
-        slots = {slot.name: slot for slot in observed.slots}
+        replicas = {replica.name: replica for replica in observed.replicas}
         done: list[Action] = []
         failed: list[Exception] = []
 
@@ -162,14 +170,14 @@ class PoolReconciler:
             try:
                 if await self._execute(pool, action, database):
                     done.append(action)
-                    self._metrics.acted(pool, action, slots.get(_slot(pool, action)), datetime.now(UTC))
+                    self._metrics.acted(pool, action, replicas.get(_replica(pool, action)), datetime.now(UTC))
             except (FleetError, JoexError, OSError) as error:
                 failed.append(error)
 
         for action in plan.actions:
-            if not isinstance(action, CreateSlot):
+            if not isinstance(action, CreateReplica):
                 await do(action)
-        await _gather([do(action) for action in plan.actions if isinstance(action, CreateSlot)])
+        await _gather([do(action) for action in plan.actions if isinstance(action, CreateReplica)])
         self._count_latency(pool, done)
         events = events_of_actions(pool.name, done)
         if failed:
@@ -181,23 +189,23 @@ class PoolReconciler:
     async def _execute(self, pool: Pool, action: Action, database: Database | None) -> bool:
         """Carry out an action. False: there was nothing left to do."""
         match action:
-            case CreateSlot(index, _):
+            case CreateReplica(index, _):
                 await self._fleet.create(pool, index)
-            case DeleteSlot(slot, uid, _):
-                await self._fleet.delete(pool, slot, uid)
-            case UpdateSlot(slot, uid):
-                await self._fleet.update(pool, slot, uid)
+            case DeleteReplica(replica, uid, _):
+                await self._fleet.delete(pool, replica, uid)
+            case UpdateReplica(replica, uid):
+                await self._fleet.update(pool, replica, uid)
             case _ if database is None:
                 return False
-            case AskDrain(slot, only_if_idle, _):
+            case AskDrain(replica, only_if_idle, _):
                 async with database.connection() as connection:
-                    answer = await pools.retire(connection, app_id(pool.namespace, slot), only_if_idle=only_if_idle)
+                    answer = await pools.retire(connection, app_id(pool.namespace, replica), only_if_idle=only_if_idle)
                 return answer != "busy"
-            case ForgetSlot(slot, retired_at):
-                if not await self._fleet.is_clear(pool, slot):
+            case ForgetReplica(replica, retired_at):
+                if not await self._fleet.is_clear(pool, replica):
                     return False
                 async with database.connection() as connection:
-                    return await pools.forget_retired(connection, app_id(pool.namespace, slot), retired_at)
+                    return await pools.forget_retired(connection, app_id(pool.namespace, replica), retired_at)
             case ReportGone(pod_uid):
                 async with database.connection() as connection:
                     self._metrics.decisions.reclaimed(await pools.pod_gone(connection, pod_uid, pool.spec.most_losses))
@@ -205,42 +213,42 @@ class PoolReconciler:
 
     def _count_latency(self, pool: Pool, done: Sequence[Action]) -> None:
         notified_at = self._watch(pool).notified_at
-        if notified_at is not None and any(isinstance(action, CreateSlot) for action in done):
-            self._metrics.slot_timings.woken(time.monotonic() - notified_at)
+        if notified_at is not None and any(isinstance(action, CreateReplica) for action in done):
+            self._metrics.replica_timings.woken(time.monotonic() - notified_at)
 
 
 def _by_demand(pool: Pool) -> bool:
     return pool.spec.replicas is None and not pool.spec.suspend and pool.deleted_at is None
 
 
-def _judged(slot: Slot, worked: set[str]) -> Slot:
-    """Call a slot crashing only if its executor ever registered. Else its template is at fault, as in any new slot."""
-    return replace(slot, crashing=slot.crashing and not worked.isdisjoint(slot.pods))
+def _judged(replica: Replica, worked: set[str]) -> Replica:
+    """Call a replica crashing only if its executor ever registered. Else its template is at fault, as in a new one."""
+    return replace(replica, crashing=replica.crashing and not worked.isdisjoint(replica.pods))
 
 
-def _merged(pool: Pool, observed: Sequence[Slot], known: Mapping[int, Known]) -> list[Slot]:
-    """The observed slots with what the database knows of them, and the slots that only the database knows."""
-    slots = {slot.index: slot for slot in observed}
-    for index in known.keys() - slots.keys():
-        slots[index] = Slot(slot_name(pool.name, index), index)
-    return [_with_executor(slots[index], known.get(index)) for index in sorted(slots)]
+def _merged(pool: Pool, observed: Sequence[Replica], known: Mapping[int, Known]) -> list[Replica]:
+    """The observed replicas with what the database knows of them, and the replicas that only the database knows."""
+    replicas = {replica.index: replica for replica in observed}
+    for index in known.keys() - replicas.keys():
+        replicas[index] = Replica(replica_name(pool.name, index), index)
+    return [_with_executor(replicas[index], known.get(index)) for index in sorted(replicas)]
 
 
-def _with_executor(slot: Slot, known: Known | None) -> Slot:
+def _with_executor(replica: Replica, known: Known | None) -> Replica:
     if known is None:
-        return replace(slot, executor=ObservedExecutor())
+        return replace(replica, executor=ObservedExecutor())
     executor = ObservedExecutor(known.executor is not None, known.held, known.draining, known.retired_at, known.pod_uid)
-    return replace(slot, executor=executor)
+    return replace(replica, executor=executor)
 
 
-def _slot(pool: Pool, action: Action) -> str:
+def _replica(pool: Pool, action: Action) -> str:
     match action:
-        case CreateSlot(index, _):
-            return slot_name(pool.name, index)
+        case CreateReplica(index, _):
+            return replica_name(pool.name, index)
         case ReportGone():
             return ""
         case _:
-            return action.slot
+            return action.replica
 
 
 async def _gather(some: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -29,8 +29,8 @@ class Why(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CreateSlot:
-    """Create the Deployment of a new slot, unless one of this name exists."""
+class CreateReplica:
+    """Create the Deployment of a new replica, unless one of this name exists."""
 
     index: int
     why: Why
@@ -38,35 +38,35 @@ class CreateSlot:
 
 @dataclass(frozen=True, slots=True)
 class AskDrain:
-    """Retire a slot's app-id, in one transaction. With ``only_if_idle``: only if its executor holds no job."""
+    """Retire a replica's app-id, in one transaction. With ``only_if_idle``: only if its executor holds no job."""
 
-    slot: str
+    replica: str
     only_if_idle: bool
     why: Why
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteSlot:
-    """Delete the Deployment of a slot, if its uid still is this one."""
+class DeleteReplica:
+    """Delete the Deployment of a replica, if its uid still is this one."""
 
-    slot: str
+    replica: str
     uid: str
     why: Why
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetSlot:
-    """Forget that the app-id of a slot was retired, so that a new slot can use its index. Nothing of it is left."""
+class ForgetReplica:
+    """Forget that the app-id of a replica was retired, so that a new one can use its index. Nothing of it is left."""
 
-    slot: str
+    replica: str
     retired_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateSlot:
-    """Scale the Deployment of a slot, if its uid still is this one, back to one pod, after a user changed that."""
+class UpdateReplica:
+    """Scale the Deployment of a replica, if its uid still is this one, back to one pod, after a user changed that."""
 
-    slot: str
+    replica: str
     uid: str
 
 
@@ -77,4 +77,4 @@ class ReportGone:
     pod_uid: str
 
 
-Action: TypeAlias = CreateSlot | AskDrain | DeleteSlot | ForgetSlot | UpdateSlot | ReportGone
+Action: TypeAlias = CreateReplica | AskDrain | DeleteReplica | ForgetReplica | UpdateReplica | ReportGone

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from joex.core.duration import format_duration
 from joex_operator.api.objects import Pool, SpecError
-from joex_operator.decide.actions import CreateSlot
+from joex_operator.decide.actions import CreateReplica
 from joex_operator.decide.plan import ObservedPool, Plan, may_be_missing
+from joex_operator.decide.replicas import Phase, Replica, crashing, draining, ready, takers
 from joex_operator.decide.scaling import Limit, Mode
-from joex_operator.decide.slots import Phase, Slot, crashing, draining, ready, takers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
     """The pool takes jobs when it should, and none of its executors fails to start."""
     name, sizing = "Ready", plan.sizing
     if sizing.mode in (Mode.DELETED, Mode.SUSPENDED):
-        left = takers(observed.slots) or draining(observed.slots)
+        left = takers(observed.replicas) or draining(observed.replicas)
         doing = "its executors finish what they run" if left else "it has no executors"
         return Condition(name, "False", "Deleting" if sizing.mode is Mode.DELETED else "Suspended", doing)
     if observed.database_problem is not None:
@@ -60,13 +60,15 @@ def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
 
 def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Condition:
     waiting = (Phase.PENDING, Phase.CRASHING)
-    failing = [slot for slot in observed.slots if slot.phase in waiting and slot.problem is not None]
+    failing = [replica for replica in observed.replicas if replica.phase in waiting and replica.problem is not None]
     if failing:
         return Condition(name, "False", "ExecutorFailing", _failure(failing), bad=True)
-    there = [slot for slot in [*takers(observed.slots), *draining(observed.slots)] if slot.uid is not None]
-    is_rolling_out = any(slot.template != observed.template for slot in there)
+    there = [
+        replica for replica in [*takers(observed.replicas), *draining(observed.replicas)] if replica.uid is not None
+    ]
+    is_rolling_out = any(replica.template != observed.template for replica in there)
     needed = _needed(pool, target) - (may_be_missing(pool, target) if is_rolling_out else 0)
-    if len(ready(observed.slots)) < needed:
+    if len(ready(observed.replicas)) < needed:
         return Condition(name, "False", "Starting", "executors are starting")
     if is_rolling_out:
         return Condition(name, "True", "RollingOut", "executors with the previous template are being replaced")
@@ -75,8 +77,8 @@ def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Cond
     return Condition(name, "True", "Ready", "its executors take jobs")
 
 
-def _failure(failing: list[Slot]) -> str:
-    first = min(failing, key=lambda slot: slot.index)
+def _failure(failing: list[Replica]) -> str:
+    first = min(failing, key=lambda replica: replica.index)
     others = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
     return f"{first.name}: {first.problem}{others}"
 
@@ -135,12 +137,12 @@ def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Conditio
     """The size is not what the demand calls for."""
     name, sizing = "ScalingLimited", plan.sizing
     scaling = pool.spec.scaling
-    created = sum(isinstance(action, CreateSlot) for action in plan.actions)
-    if draining(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
+    created = sum(isinstance(action, CreateReplica) for action in plan.actions)
+    if draining(observed.replicas) and sizing.target > len(takers(observed.replicas)) + created:
         return Condition(
             name, "True", "WaitingForDrain", "draining executors count against the maximum until they are gone"
         )
-    if crashing(observed.slots) and sizing.target > len(takers(observed.slots)) + created:
+    if crashing(observed.replicas) and sizing.target > len(takers(observed.replicas)) + created:
         return Condition(name, "True", "ExecutorsCrashing", "crashing executors count against the maximum", bad=True)
     match sizing.limit:
         case Limit.MOST:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joex_operator.api.names import slot_name
-from joex_operator.decide.actions import Action, AskDrain, CreateSlot, DeleteSlot, Why
+from joex_operator.api.names import replica_name
+from joex_operator.decide.actions import Action, AskDrain, CreateReplica, DeleteReplica, Why
 from joex_operator.decide.conditions import Condition
 from joex_operator.decide.status import by_type
 
@@ -43,19 +43,19 @@ def events_of_change(new: Iterable[Condition], previous: Mapping[str, Any]) -> l
 
 
 def events_of_actions(pool: str, actions: Sequence[Action]) -> list[Event]:
-    """An Event for the slots added, drained or removed, for each reason."""
-    slots_by: dict[tuple[str, Why], list[str]] = {}
+    """An Event for the replicas added, drained or removed, for each reason."""
+    replicas_by: dict[tuple[str, Why], list[str]] = {}
     for action in actions:
         match action:
-            case CreateSlot(index, why):
-                slots_by.setdefault(("Added", why), []).append(slot_name(pool, index))
-            case AskDrain(slot, _, why):
-                slots_by.setdefault(("Draining", why), []).append(slot)
-            case DeleteSlot(slot, _, why):
-                slots_by.setdefault(("Removed", why), []).append(slot)
+            case CreateReplica(index, why):
+                replicas_by.setdefault(("Added", why), []).append(replica_name(pool, index))
+            case AskDrain(replica, _, why):
+                replicas_by.setdefault(("Draining", why), []).append(replica)
+            case DeleteReplica(replica, _, why):
+                replicas_by.setdefault(("Removed", why), []).append(replica)
             case _:
                 pass
-    return [_event(reason, why, slots) for (reason, why), slots in slots_by.items()]
+    return [_event(reason, why, replicas) for (reason, why), replicas in replicas_by.items()]
 
 
 def _is_news(condition: Condition, before: Mapping[str, Any] | None) -> bool:
@@ -64,7 +64,7 @@ def _is_news(condition: Condition, before: Mapping[str, Any] | None) -> bool:
     return (before["status"], before["reason"]) != (condition.status, condition.reason)
 
 
-def _event(reason: str, why: Why, slots: list[str]) -> Event:
-    more = f" and {len(slots) - _MOST_NAMED} more" if len(slots) > _MOST_NAMED else ""
+def _event(reason: str, why: Why, replicas: list[str]) -> Event:
+    more = f" and {len(replicas) - _MOST_NAMED} more" if len(replicas) > _MOST_NAMED else ""
     forced = why in (Why.DRAIN_TIMEOUT, Why.UNREACHABLE)
-    return Event("Warning" if forced else "Normal", reason, f"{', '.join(slots[:_MOST_NAMED])}{more}: {why}")
+    return Event("Warning" if forced else "Normal", reason, f"{', '.join(replicas[:_MOST_NAMED])}{more}: {why}")

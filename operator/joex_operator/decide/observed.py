@@ -1,4 +1,4 @@
-"""The slots of a pool, from its Deployments and pods."""
+"""The replicas of a pool, from its Deployments and pods."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from joex_operator.api.names import POOL_LABEL, SLOT_LABEL, TEMPLATE_ANNOTATION, slot_index
+from joex_operator.api.names import POOL_LABEL, REPLICA_LABEL, TEMPLATE_ANNOTATION, replica_index
 from joex_operator.decide.manifests.overlay import EXECUTOR
-from joex_operator.decide.slots import Slot
+from joex_operator.decide.replicas import Replica
 
 _TERMINAL = ("Succeeded", "Failed")
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
@@ -22,7 +22,7 @@ class ObservedDeployment:
 
     namespace: str
     pool: str
-    slot: str
+    replica: str
     uid: str
     owner: str
     template: str
@@ -45,7 +45,7 @@ class ObservedPod:
 
     namespace: str
     pool: str
-    slot: str
+    replica: str
     uid: str
     has_ended: bool
     deleting: bool
@@ -63,7 +63,7 @@ def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
     return ObservedDeployment(
         namespace=metadata["namespace"],
         pool=metadata["labels"][POOL_LABEL],
-        slot=metadata["name"],
+        replica=metadata["name"],
         uid=metadata["uid"],
         owner=owners[0] if owners else "",
         template=(metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
@@ -79,7 +79,7 @@ def pod(body: Mapping[str, Any]) -> ObservedPod:
     return ObservedPod(
         namespace=metadata["namespace"],
         pool=metadata["labels"][POOL_LABEL],
-        slot=metadata["labels"].get(SLOT_LABEL, ""),
+        replica=metadata["labels"].get(REPLICA_LABEL, ""),
         uid=metadata["uid"],
         has_ended=_has_ended(body),
         deleting="deletionTimestamp" in metadata,
@@ -89,14 +89,14 @@ def pod(body: Mapping[str, Any]) -> ObservedPod:
     )
 
 
-def slots(
+def replicas(
     pool: str,
     uid: str,
     deployments: Iterable[ObservedDeployment],
     pods: Iterable[ObservedPod],
     gone: Iterable[ObservedPod],
-) -> list[Slot]:
-    """The slots of a pool.
+) -> list[Replica]:
+    """The replicas of a pool.
 
     Args:
         pool: the name of the pool.
@@ -105,41 +105,41 @@ def slots(
         pods: of the pool.
         gone: deleted pods that had ended before.
     """
-    made = {one.slot: one for one in deployments}
+    made = {one.replica: one for one in deployments}
     running: dict[str, list[ObservedPod]] = {}
     ended: dict[str, list[str]] = {}
     for one in pods:
         if one.has_ended:
-            ended.setdefault(one.slot, []).append(one.uid)
+            ended.setdefault(one.replica, []).append(one.uid)
         else:
-            running.setdefault(one.slot, []).append(one)
+            running.setdefault(one.replica, []).append(one)
     for one in gone:
-        ended.setdefault(one.slot, []).append(one.uid)
+        ended.setdefault(one.replica, []).append(one.uid)
     found = []
     for name in sorted(made.keys() | running.keys() | ended.keys()):
-        index = slot_index(pool, name)
+        index = replica_index(pool, name)
         if index is not None:
-            slot = _slot(name, index, made.get(name), running.get(name, []), owner=uid)
-            found.append(replace(slot, gone=tuple(ended.get(name, []))))
+            replica = _replica(name, index, made.get(name), running.get(name, []), owner=uid)
+            found.append(replace(replica, gone=tuple(ended.get(name, []))))
     return found
 
 
-def _slot(name: str, index: int, made: ObservedDeployment | None, pods: list[ObservedPod], *, owner: str) -> Slot:
+def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[ObservedPod], *, owner: str) -> Replica:
     there = tuple(pod.uid for pod in pods)
     if made is None:
-        return Slot(name, index, pods=there)
+        return Replica(name, index, pods=there)
     if made.deleting or made.owner not in ("", owner):
         # It counts as a pod until it is gone: a deletion in the foreground removes its pods first.
-        return Slot(name, index, pods=(*there, made.uid))
+        return Replica(name, index, pods=(*there, made.uid))
     staying = [pod for pod in pods if not pod.deleting]
-    return Slot(
+    return Replica(
         name,
         index,
         uid=made.uid,
         # An orphan of an earlier pool of this name, deleted with --cascade=orphan: its executor goes on, and the
         # operator replaces it as if its template were outdated.
         template=made.template if made.owner else "",
-        replicas=made.replicas,
+        pods_wanted=made.replicas,
         problem=next((pod.problem for pod in staying if pod.problem), made.problem),
         lost=any(pod.lost for pod in pods) and not any(not pod.lost for pod in staying),
         crashing=any(pod.crashing for pod in staying),

@@ -2,8 +2,8 @@
 
 Level-based: a plan depends on the observed state, not on what happened, so an operator may make it at any time,
 twice, or right after its start. It may be interrupted after any action of a plan: the next plan has the rest.
-A slot is deleted only when the database says that its app-id is retired (see `slots`), with two exceptions, which the
-user orders: `Why.DRAIN_TIMEOUT` and `Why.UNREACHABLE`.
+A replica is deleted only when the database says that its app-id is retired (see `replicas`), with two exceptions, which
+the user orders: `Why.DRAIN_TIMEOUT` and `Why.UNREACHABLE`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,25 @@ from joex_operator.api.objects import Pool
 from joex_operator.decide.actions import (
     Action,
     AskDrain,
-    CreateSlot,
-    DeleteSlot,
-    ForgetSlot,
+    CreateReplica,
+    DeleteReplica,
+    ForgetReplica,
     ReportGone,
-    UpdateSlot,
+    UpdateReplica,
     Why,
 )
 from joex_operator.decide.history import History
+from joex_operator.decide.replicas import (
+    Phase,
+    Replica,
+    crashing,
+    draining,
+    first_to_leave,
+    free_indices,
+    ready,
+    takers,
+)
 from joex_operator.decide.scaling import Demand, Load, Mode, Sizing, longest_period, size
-from joex_operator.decide.slots import Phase, Slot, crashing, draining, first_to_leave, free_indices, ready, takers
 
 _OVERTIME = timedelta(seconds=15)
 """The time beyond drain.timeout in which an executor gives its jobs back by itself, before its pod is deleted."""
@@ -48,13 +57,13 @@ class ObservedPool:
     """The observed state of a pool.
 
     Attributes:
-        slots: of the pool, each once; without ``executor`` while the database is down.
+        replicas: of the pool, each once; without ``executor`` while the database is down.
         demand: of its queues; None while the database is down.
         template: the hash of the present template.
         database_problem: why the database can't be used.
     """
 
-    slots: tuple[Slot, ...]
+    replicas: tuple[Replica, ...]
     demand: Demand | None
     template: str
     database_problem: DatabaseProblem | None = None
@@ -68,7 +77,7 @@ class Plan:
         actions: in the order in which to carry them out.
         sizing: the desired size, its reason, and the history to store.
         requeue_after: seconds after which to reconcile again even if nothing happens; None: no need to.
-        overdue: slots that have drained for longer than drain.timeout, and that the pool waits for.
+        overdue: replicas that have drained for longer than drain.timeout, and that the pool waits for.
     """
 
     actions: tuple[Action, ...]
@@ -89,39 +98,39 @@ def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) 
         actions=actions,
         sizing=_remembering(pool, observed, sizing, shrunk=len(surplus), created=len(created), now=now),
         requeue_after=_SOONEST if asked else _requeue_after(pool, observed, sizing, now),
-        overdue=tuple(slot.name for slot in observed.slots if _is_overdue(pool, slot, now)),
+        overdue=tuple(replica.name for replica in observed.replicas if _is_overdue(pool, replica, now)),
     )
 
 
 def _load(observed: ObservedPool) -> Load:
-    staying, leaving = takers(observed.slots), draining(observed.slots)
+    staying, leaving = takers(observed.replicas), draining(observed.replicas)
     # The jobs of a crashing executor will wait for another one as soon as the database finds it dead.
-    held = sum(slot.held for slot in [*staying, *crashing(observed.slots)])
-    return Load(observed.demand, len(staying), held, sum(slot.held for slot in leaving))
+    held = sum(replica.held for replica in [*staying, *crashing(observed.replicas)])
+    return Load(observed.demand, len(staying), held, sum(replica.held for replica in leaving))
 
 
 def _surplus(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
-    """Drain surplus slots. One that was observed idle and has taken a job since stays: the next plan decides again."""
-    staying = takers(observed.slots)
+    """Drain surplus replicas. One that was observed idle and has taken a job since stays: the next plan decides."""
+    staying = takers(observed.replicas)
     if len(staying) <= sizing.target:
         return []
     leaving = first_to_leave(staying, observed.template)[: len(staying) - sizing.target]
-    return [AskDrain(slot.name, slot.phase is not Phase.BUSY, Why(sizing.mode)) for slot in leaving]
+    return [AskDrain(replica.name, replica.phase is not Phase.BUSY, Why(sizing.mode)) for replica in leaving]
 
 
 def _outdated(pool: Pool, observed: ObservedPool, sizing: Sizing, surplus: Sequence[AskDrain]) -> list[AskDrain]:
-    """Drain slots with an outdated template: all pending ones, and as many others as rollout.maxUnavailable allows."""
+    """Drain replicas with an outdated template: all pending ones, and as many others as maxUnavailable allows."""
     if sizing.mode not in (Mode.DEMAND, Mode.FIXED):
         return []
-    leaving = {asked.slot for asked in surplus}
-    staying = [slot for slot in takers(observed.slots) if slot.name not in leaving]
-    order = first_to_leave([slot for slot in staying if slot.template != observed.template], observed.template)
-    pending = [slot for slot in order if slot.phase is Phase.PENDING]
+    leaving = {asked.replica for asked in surplus}
+    staying = [replica for replica in takers(observed.replicas) if replica.name not in leaving]
+    order = first_to_leave([replica for replica in staying if replica.template != observed.template], observed.template)
+    pending = [replica for replica in order if replica.phase is Phase.PENDING]
     spare = len(ready(staying)) - sizing.target + may_be_missing(pool, sizing.target)
-    others = [slot for slot in order if slot.phase is not Phase.PENDING][: max(spare, 0)]
+    others = [replica for replica in order if replica.phase is not Phase.PENDING][: max(spare, 0)]
     return [
-        *(AskDrain(slot.name, only_if_idle=True, why=Why.TEMPLATE) for slot in pending),
-        *(AskDrain(slot.name, only_if_idle=False, why=Why.TEMPLATE) for slot in others),
+        *(AskDrain(replica.name, only_if_idle=True, why=Why.TEMPLATE) for replica in pending),
+        *(AskDrain(replica.name, only_if_idle=False, why=Why.TEMPLATE) for replica in others),
     ]
 
 
@@ -132,75 +141,81 @@ def may_be_missing(pool: Pool, target: int) -> int:
 
 
 def _crashing(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
-    """Drain slots whose executors crash, if they are surplus or their template is outdated.
+    """Drain replicas whose executors crash, if they are surplus or their template is outdated.
 
-    The others stay, though new slots do their work: their pods say why they crash, and their back-off slows restarts.
+    The others stay, though new replicas do their work: their pods say why they crash, and their back-off slows
+    restarts.
     """
-    unwanted = sizing.target == 0 or len(takers(observed.slots)) > sizing.target
+    unwanted = sizing.target == 0 or len(takers(observed.replicas)) > sizing.target
     return [
-        AskDrain(slot.name, only_if_idle=False, why=Why(sizing.mode) if unwanted else Why.TEMPLATE)
-        for slot in crashing(observed.slots)
-        if unwanted or slot.template != observed.template
+        AskDrain(replica.name, only_if_idle=False, why=Why(sizing.mode) if unwanted else Why.TEMPLATE)
+        for replica in crashing(observed.replicas)
+        if unwanted or replica.template != observed.template
     ]
 
 
 def _lost(observed: ObservedPool) -> list[AskDrain]:
-    """Retire slots whose node is lost and whose executor is dead: if the node comes back, they take no job there."""
-    lost = [slot for slot in observed.slots if slot.phase is Phase.LOST]
-    return [AskDrain(slot.name, only_if_idle=True, why=Why.LOST) for slot in lost]
+    """Retire replicas whose node is lost and whose executor is dead: if the node comes back, they take no job there."""
+    lost = [replica for replica in observed.replicas if replica.phase is Phase.LOST]
+    return [AskDrain(replica.name, only_if_idle=True, why=Why.LOST) for replica in lost]
 
 
-def _created(observed: ObservedPool, sizing: Sizing, *, leaving: int) -> list[CreateSlot]:
-    """Create what is missing, up to the maximum: a slot that drains or crashes counts until it is gone."""
-    staying = len(takers(observed.slots))
+def _created(observed: ObservedPool, sizing: Sizing, *, leaving: int) -> list[CreateReplica]:
+    """Create what is missing, up to the maximum: a replica that drains or crashes counts until it is gone."""
+    staying = len(takers(observed.replicas))
     missing = sizing.target - (staying - leaving)
-    room = sizing.most - staying - len(draining(observed.slots)) - len(crashing(observed.slots))
-    indices = islice(free_indices(observed.slots), max(min(missing, room), 0))
-    return [CreateSlot(index, Why(sizing.mode)) for index in indices]
+    room = sizing.most - staying - len(draining(observed.replicas)) - len(crashing(observed.replicas))
+    indices = islice(free_indices(observed.replicas), max(min(missing, room), 0))
+    return [CreateReplica(index, Why(sizing.mode)) for index in indices]
 
 
 def _reports(observed: ObservedPool) -> Iterator[ReportGone]:
-    for slot in observed.slots:
-        executor = slot.executor
-        if executor is not None and executor.alive and executor.pod_uid is not None and executor.pod_uid in slot.gone:
+    for replica in observed.replicas:
+        executor = replica.executor
+        if (
+            executor is not None
+            and executor.alive
+            and executor.pod_uid is not None
+            and executor.pod_uid in replica.gone
+        ):
             yield ReportGone(executor.pod_uid)
 
 
-def _deletions(pool: Pool, observed: ObservedPool, now: datetime) -> Iterator[DeleteSlot | ForgetSlot]:
-    for slot in observed.slots:
-        retired_at = None if slot.executor is None else slot.executor.retired_at
-        if slot.phase is Phase.GOING and retired_at is not None and not slot.pods:
-            yield ForgetSlot(slot.name, retired_at)
-        elif slot.uid is not None and (why := _may_go(pool, slot, now)):
-            yield DeleteSlot(slot.name, slot.uid, why)
+def _deletions(pool: Pool, observed: ObservedPool, now: datetime) -> Iterator[DeleteReplica | ForgetReplica]:
+    for replica in observed.replicas:
+        retired_at = None if replica.executor is None else replica.executor.retired_at
+        if replica.phase is Phase.GOING and retired_at is not None and not replica.pods:
+            yield ForgetReplica(replica.name, retired_at)
+        elif replica.uid is not None and (why := _may_go(pool, replica, now)):
+            yield DeleteReplica(replica.name, replica.uid, why)
 
 
-def _may_go(pool: Pool, slot: Slot, now: datetime) -> Why | None:
-    if slot.phase is Phase.RETIRED:
+def _may_go(pool: Pool, replica: Replica, now: datetime) -> Why | None:
+    if replica.phase is Phase.RETIRED:
         return Why.RETIRED
-    if slot.phase is Phase.UNKNOWN and pool.deleted_at is not None and now >= pool.deleted_at + _PATIENCE:
+    if replica.phase is Phase.UNKNOWN and pool.deleted_at is not None and now >= pool.deleted_at + _PATIENCE:
         return Why.UNREACHABLE
-    due = _drained_by(pool, slot)
+    due = _drained_by(pool, replica)
     ends = pool.spec.drain.on_timeout == "Terminate"
     return Why.DRAIN_TIMEOUT if ends and due is not None and now >= due + _OVERTIME else None
 
 
-def _drained_by(pool: Pool, slot: Slot) -> datetime | None:
-    """When the drain of a slot is due; None: it does not drain, or this operator did not retire it."""
-    if slot.phase is not Phase.DRAINING or slot.executor is None or slot.executor.retired_at is None:
+def _drained_by(pool: Pool, replica: Replica) -> datetime | None:
+    """When the drain of a replica is due; None: it does not drain, or this operator did not retire it."""
+    if replica.phase is not Phase.DRAINING or replica.executor is None or replica.executor.retired_at is None:
         return None
-    return slot.executor.retired_at + pool.spec.drain.timeout
+    return replica.executor.retired_at + pool.spec.drain.timeout
 
 
-def _is_overdue(pool: Pool, slot: Slot, now: datetime) -> bool:
-    due = _drained_by(pool, slot)
+def _is_overdue(pool: Pool, replica: Replica, now: datetime) -> bool:
+    due = _drained_by(pool, replica)
     return due is not None and now >= due and pool.spec.drain.on_timeout == "Wait"
 
 
-def _repairs(observed: ObservedPool) -> Iterator[UpdateSlot]:
-    for slot in takers(observed.slots):
-        if slot.uid is not None and slot.replicas != 1:
-            yield UpdateSlot(slot.name, slot.uid)
+def _repairs(observed: ObservedPool) -> Iterator[UpdateReplica]:
+    for replica in takers(observed.replicas):
+        if replica.uid is not None and replica.pods_wanted != 1:
+            yield UpdateReplica(replica.name, replica.uid)
 
 
 def _remembering(
@@ -210,12 +225,12 @@ def _remembering(
     period = longest_period(pool.spec.scaling)
     if sizing.mode not in (Mode.DEMAND, Mode.HOLD, Mode.FALLBACK) or not period:
         return replace(sizing, history=replace(sizing.history, changes=()))
-    grown = min(created, max(sizing.target - len(takers(observed.slots)), 0))
+    grown = min(created, max(sizing.target - len(takers(observed.replicas)), 0))
     return replace(sizing, history=sizing.history.with_change(grown - shrunk, now.timestamp(), period))
 
 
 def _requeue_after(pool: Pool, observed: ObservedPool, sizing: Sizing, now: datetime) -> float | None:
-    times = [due for slot in observed.slots if (due := _drained_by(pool, slot)) is not None]
+    times = [due for replica in observed.replicas if (due := _drained_by(pool, replica)) is not None]
     times += [due + _OVERTIME for due in times]
     if pool.deleted_at is not None and observed.database_problem is not None:
         times.append(pool.deleted_at + _PATIENCE)

@@ -15,7 +15,7 @@ from joex_operator.api.names import selector
 from joex_operator.api.objects import Pool
 from joex_operator.decide.conditions import Condition, conditions
 from joex_operator.decide.plan import ObservedPool, Plan
-from joex_operator.decide.slots import crashing, draining, ready, takers
+from joex_operator.decide.replicas import crashing, draining, ready, takers
 
 
 def pool_status(
@@ -31,15 +31,15 @@ def pool_status(
 
     ``previous``: the stored status. ``failure``: the error of an action; empty: none failed.
     """
-    staying, leaving = takers(observed.slots), draining(observed.slots)
+    staying, leaving = takers(observed.replicas), draining(observed.replicas)
     status = {
         "observedGeneration": pool.generation,
-        "replicas": len(staying) + len(leaving) + len(crashing(observed.slots)),
+        "replicas": len(staying) + len(leaving) + len(crashing(observed.replicas)),
         "desiredReplicas": plan.sizing.target,
-        "readyReplicas": len(ready(observed.slots))
+        "readyReplicas": len(ready(observed.replicas))
         if observed.database_problem is None
         else previous.get("readyReplicas", 0),
-        "updatedReplicas": sum(slot.template == observed.template for slot in staying),
+        "updatedReplicas": sum(replica.template == observed.template for replica in staying),
         "drainingReplicas": len(leaving),
         "selector": selector(pool.name),
         "conditions": dated(conditions(pool, observed, plan, failure), previous, pool.generation, now),

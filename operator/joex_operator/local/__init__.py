@@ -4,5 +4,5 @@
 
     command.py -> operator.py (one run) -> files.py  lock.py  output.py
                       |
-                  fleet.py (a `joex_operator.control.fleet.Fleet`) -> slot.py (one process)  environment.py
+                  fleet.py (a `joex_operator.control.fleet.Fleet`) -> replica.py (one process)  environment.py
 """

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from joex_operator.api.names import app_id, slot_name
+from joex_operator.api.names import app_id, replica_name
 from joex_operator.api.objects import Pool, SpecError
 from joex_operator.api.spec import JoexPoolSpec
 from joex_operator.decide.manifests.environment import settings
@@ -29,12 +29,12 @@ _CONTAINER = f"spec.template.spec.containers[{EXECUTOR}]"
 
 
 def environment(pool: Pool, index: int, *, uid: str, url: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the executor in a slot.
+    """The environment of the executor in a replica.
 
     Args:
-        pool: of the slot.
-        index: of the slot.
-        uid: of the slot, under which a restarted process gets the jobs of its predecessor at once.
+        pool: of the replica.
+        index: of the replica.
+        uid: of the replica, under which a restarted process gets the jobs of its predecessor at once.
         url: of the pool's database.
         inherited: the environment of ``joex up``.
 
@@ -43,7 +43,7 @@ def environment(pool: Pool, index: int, *, uid: str, url: str, inherited: Mappin
     """
     given = {f"JOEX_{name.upper()}": value for name, value in {**settings(pool), **_LOCAL}.items()}
     own = {
-        "JOEX_APP_ID": app_id(pool.namespace, slot_name(pool.name, index)),
+        "JOEX_APP_ID": app_id(pool.namespace, replica_name(pool.name, index)),
         "JOEX_POD_UID": uid,
         "JOEX_DATABASE_URL": url,
     }

@@ -1,9 +1,9 @@
 """A fleet of processes on this machine.
 
-A slot is a process that restarts whenever it ends by itself (see `slot`), until the slot is deleted. Its uid stands for
-both the Deployment and the pod, so a restarted process gets the jobs of its predecessor at once. Nothing of this is
-stored: when ``joex up`` ends, its processes drain, and the next ``joex up`` finds in the database the executors that
-have not left yet.
+A replica is a process that restarts whenever it ends by itself (see `replica`), until the replica is deleted. Its uid
+stands for both the Deployment and the pod, so a restarted process gets the jobs of its predecessor at once. Nothing of
+this is stored: when ``joex up`` ends, its processes drain, and the next ``joex up`` finds in the database the executors
+that have not left yet.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from uuid import uuid4
 
 from joex.cli.parent_watch import ParentWatch
 from joex.cli.sigterm import TOLD_TO_END
-from joex_operator.api.names import slot_name
+from joex_operator.api.names import replica_name
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.control.fleet import FleetError, UrlUnknown
 from joex_operator.decide.events import Event
-from joex_operator.decide.slots import Slot
+from joex_operator.decide.replicas import Replica
 from joex_operator.local.environment import environment, template_hash
-from joex_operator.local.slot import SlotProcess
+from joex_operator.local.replica import ReplicaProcess
 
 _BEYOND_DRAIN = 30.0
 """Seconds beyond drain.timeout in which an executor gives its jobs back and deregisters."""
@@ -40,29 +40,29 @@ class Output(Protocol):
     def event(self, kind: str, name: str, event: Event) -> None:
         """Show an Event of an object."""
 
-    def log_line(self, slot: str, line: str) -> None:
+    def log_line(self, replica: str, line: str) -> None:
         """A process has printed a line."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A slot. ``pool``: its pool at the time of its creation."""
+    """A replica. ``pool``: its pool at the time of its creation."""
 
     pool: Pool
     index: int
     uid: str
     template: str
-    process: SlotProcess
+    process: ReplicaProcess
     is_deleted: bool = False
 
     def end(self) -> None:
         self.is_deleted = True
         self.process.end(self.pool.spec.drain.timeout.total_seconds() + _BEYOND_DRAIN)
 
-    def slot(self) -> Slot:
+    def replica(self) -> Replica:
         has_ended = self.process.has_ended
-        return Slot(
-            name=self.process.slot,
+        return Replica(
+            name=self.process.replica,
             index=self.index,
             uid=None if self.is_deleted else self.uid,
             template=self.template,
@@ -107,13 +107,13 @@ class ProcessFleet:
         """See `Fleet.template`."""
         return template_hash(pool)
 
-    def slots(self, pool: Pool) -> list[Slot]:
-        """The slots of a pool that have a process, or had one a moment ago that did not drain."""
-        return [entry.slot() for entry in self._entries.values() if entry.pool.name == pool.name]
+    def replicas(self, pool: Pool) -> list[Replica]:
+        """The replicas of a pool that have a process, or had one a moment ago that did not drain."""
+        return [entry.replica() for entry in self._entries.values() if entry.pool.name == pool.name]
 
     async def create(self, pool: Pool, index: int) -> None:
-        """Start the process of a slot, unless it has one or its pool is being removed."""
-        name = slot_name(pool.name, index)
+        """Start the process of a replica, unless it has one or its pool is being removed."""
+        name = replica_name(pool.name, index)
         entry = self._entries.get(name)
         if pool.name not in self._pools or (entry is not None and not entry.process.has_ended):
             return
@@ -123,26 +123,26 @@ class ProcessFleet:
             raise FleetError(f"{name}: {error.message}") from error
         uid = str(uuid4())
         variables = environment(pool, index, uid=uid, url=url, inherited=self._inherited)
-        process = SlotProcess(name, ["executor", "--app", pool.spec.app], self._parent_watch, variables, self)
+        process = ReplicaProcess(name, ["executor", "--app", pool.spec.app], self._parent_watch, variables, self)
         self._entries[name] = _Entry(pool, index, uid, template_hash(pool), process)
 
-    async def delete(self, pool: Pool, slot: str, uid: str) -> None:
-        """Drain the process of a slot."""
+    async def delete(self, pool: Pool, replica: str, uid: str) -> None:
+        """Drain the process of a replica."""
         del pool
-        entry = self._entries.get(slot)
+        entry = self._entries.get(replica)
         if entry is not None and entry.uid == uid:
             entry.end()
 
-    async def update(self, pool: Pool, slot: str, uid: str) -> None:
-        """Do nothing: a slot always has one process."""
+    async def update(self, pool: Pool, replica: str, uid: str) -> None:
+        """Do nothing: a replica always has one process."""
 
-    async def is_clear(self, pool: Pool, slot: str) -> bool:
-        """Whether a slot has no process any more. If so, the fleet forgets it too."""
+    async def is_clear(self, pool: Pool, replica: str) -> bool:
+        """Whether a replica has no process any more. If so, the fleet forgets it too."""
         del pool
-        entry = self._entries.get(slot)
+        entry = self._entries.get(replica)
         if entry is not None and entry.process.has_ended:
-            del self._entries[slot]
-        return slot not in self._entries
+            del self._entries[replica]
+        return replica not in self._entries
 
     async def database_url(self, pool: Pool) -> str:
         """The URL of a pool's database, from the command line."""
@@ -175,7 +175,7 @@ class ProcessFleet:
         self._pools.add(pool)
 
     def running(self) -> list[str]:
-        """The names of the slots whose processes have not ended."""
+        """The names of the replicas whose processes have not ended."""
         return [name for name, entry in self._entries.items() if not entry.process.has_ended]
 
     async def end(self, pool: str | None = None) -> None:
@@ -197,28 +197,28 @@ class ProcessFleet:
 
     # Notifications of processes.
 
-    def printed(self, slot: str, line: str) -> None:
+    def printed(self, replica: str, line: str) -> None:
         """A process has printed a line."""
-        self._output.log_line(slot, line)
+        self._output.log_line(replica, line)
 
-    def failed(self, slot: str, problem: str, again_in: float) -> None:
+    def failed(self, replica: str, problem: str, again_in: float) -> None:
         """A process has ended by itself, and restarts."""
-        pool = self._entries[slot].pool
+        pool = self._entries[replica].pool
         when = f"restart in {again_in:g} s" if again_in else "restart now"
-        self._output.event("JoexPool", pool.name, Event("Warning", "ExecutorEnded", f"{slot}: {problem}; {when}"))
+        self._output.event("JoexPool", pool.name, Event("Warning", "ExecutorEnded", f"{replica}: {problem}; {when}"))
         self._changed(pool.namespace, pool.name)
 
-    def ended(self, slot: str) -> None:
-        """The process of a deleted slot has ended."""
-        entry = self._entries[slot]
+    def ended(self, replica: str) -> None:
+        """The process of a deleted replica has ended."""
+        entry = self._entries[replica]
         if entry.process.exit_code in _IN_ORDER:
-            del self._entries[slot]
+            del self._entries[replica]
         else:
-            asyncio.get_running_loop().call_later(_REMEMBERED_FOR, self._forget, slot, entry.uid)
+            asyncio.get_running_loop().call_later(_REMEMBERED_FOR, self._forget, replica, entry.uid)
         self._changed(entry.pool.namespace, entry.pool.name)
 
-    def _forget(self, slot: str, uid: str) -> None:
-        entry = self._entries.get(slot)
+    def _forget(self, replica: str, uid: str) -> None:
+        entry = self._entries.get(replica)
         if entry is not None and entry.uid == uid:
-            del self._entries[slot]
+            del self._entries[replica]
             self._changed(entry.pool.namespace, entry.pool.name)

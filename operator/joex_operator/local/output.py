@@ -14,7 +14,7 @@ _BROKEN = (OSError, ValueError)
 
 
 class ConsoleOutput:
-    """For a terminal: a line for each Event, and the executors' lines after the names of their slots."""
+    """For a terminal: a line for each Event, and the executors' lines after the names of their replicas."""
 
     log_format = "console"
 
@@ -27,9 +27,9 @@ class ConsoleOutput:
             say(f"{time} {mark} {name:<12}  {event.reason:<14}  {event.message}")
             sys.stdout.flush()
 
-    def log_line(self, slot: str, line: str) -> None:
+    def log_line(self, replica: str, line: str) -> None:
         """Print a line of an executor."""
-        _write(f"{slot} | {printable(line)}")
+        _write(f"{replica} | {printable(line)}")
 
 
 class JsonOutput:
@@ -43,9 +43,9 @@ class JsonOutput:
         with suppress(*_BROKEN):
             print_json_line({**common, "type": event.type, "reason": event.reason, "message": event.message})
 
-    def log_line(self, slot: str, line: str) -> None:
+    def log_line(self, replica: str, line: str) -> None:
         """Print a line of an executor."""
-        del slot
+        del replica
         _write(line)
 
 

@@ -14,12 +14,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from joex_operator.api.objects import Pool
 from joex_operator.decide.actions import Action
 from joex_operator.decide.plan import ObservedPool, Plan
-from joex_operator.decide.slots import Slot
+from joex_operator.decide.replicas import Replica
 from joex_operator.metrics.databases import DatabaseMetrics, database_name
 from joex_operator.metrics.decisions import DecisionMetrics
 from joex_operator.metrics.pools import PoolMetrics, PoolSnapshot
+from joex_operator.metrics.replica_timings import ReplicaTimings
 from joex_operator.metrics.self_metrics import SelfMetrics
-from joex_operator.metrics.slot_timings import SlotTimings
 
 __all__ = ["OperatorMetrics", "database_name"]
 
@@ -30,7 +30,7 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.pools = PoolMetrics(self._registry)
-        self.slot_timings = SlotTimings(self._registry)
+        self.replica_timings = ReplicaTimings(self._registry)
         self.decisions = DecisionMetrics(self._registry)
         self.databases = DatabaseMetrics(self._registry)
         self.own = SelfMetrics(self._registry)
@@ -43,19 +43,19 @@ class OperatorMetrics:
         self.pools.observed(PoolSnapshot(pool, observed, plan, database))
         self.decisions.observed(pool, observed)
         if observed.database_problem is None:
-            self.slot_timings.observed(pool, observed.slots, now)
+            self.replica_timings.observed(pool, observed.replicas, now)
 
-    def acted(self, pool: Pool, action: Action, slot: Slot | None, now: datetime) -> None:
+    def acted(self, pool: Pool, action: Action, replica: Replica | None, now: datetime) -> None:
         """An action was carried out: it has not failed, and the database has not refused it.
 
-        ``slot``: the slot of the action as observed; None: it was not observed.
+        ``replica``: the replica of the action as observed; None: it was not observed.
         """
-        self.decisions.acted(pool, action, slot)
-        self.slot_timings.acted(pool, action, now)
+        self.decisions.acted(pool, action, replica)
+        self.replica_timings.acted(pool, action, now)
 
     def forget(self, namespace: str, pool: str) -> None:
         """Remove a deleted pool."""
-        for part in (self.pools, self.slot_timings, self.decisions):
+        for part in (self.pools, self.replica_timings, self.decisions):
             part.forget(namespace, pool)
 
     def leading(self, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
@@ -65,7 +65,7 @@ class OperatorMetrics:
         """
         self.own.leading(value)
         if not value:
-            for part in (self.pools, self.slot_timings, self.decisions, self.databases):
+            for part in (self.pools, self.replica_timings, self.decisions, self.databases):
                 part.clear()
 
     def render(self) -> tuple[bytes, str]:

@@ -8,15 +8,15 @@ from joex_operator.api.objects import Pool
 from joex_operator.decide.actions import (
     Action,
     AskDrain,
-    CreateSlot,
-    DeleteSlot,
-    ForgetSlot,
+    CreateReplica,
+    DeleteReplica,
+    ForgetReplica,
     ReportGone,
-    UpdateSlot,
+    UpdateReplica,
     Why,
 )
 from joex_operator.decide.plan import ObservedPool
-from joex_operator.decide.slots import Slot
+from joex_operator.decide.replicas import Replica
 
 _REPLICAS, _POD_GONE = "replicas", "pod gone"
 _ORDINARY = (
@@ -56,21 +56,21 @@ class DecisionMetrics:
         self._reclaimed = reclaimed.labels(_POD_GONE)
 
     def observed(self, pool: Pool, observed: ObservedPool) -> None:
-        """Remember which slots hold jobs, for the time in which the database is down."""
+        """Remember which replicas hold jobs, for the time in which the database is down."""
         key = (pool.namespace, pool.name)
         if key not in self._busy:
             self._busy[key] = frozenset()
             self._begin(*key)
         if observed.database_problem is None:
-            self._busy[key] = frozenset(slot.name for slot in observed.slots if _is_busy(slot))
+            self._busy[key] = frozenset(replica.name for replica in observed.replicas if _is_busy(replica))
 
-    def acted(self, pool: Pool, action: Action, slot: Slot | None) -> None:
+    def acted(self, pool: Pool, action: Action, replica: Replica | None) -> None:
         """An action was carried out."""
         key = (pool.namespace, pool.name)
         decision = _decision(action)
         if decision is not None:
             self._decisions.labels(*key, *decision).inc()
-        if isinstance(action, DeleteSlot) and slot is not None and self._was_busy(key, slot):
+        if isinstance(action, DeleteReplica) and replica is not None and self._was_busy(key, replica):
             self._terminations.labels(*key, str(action.why)).inc()
 
     def reclaimed(self, jobs: int) -> None:
@@ -95,26 +95,26 @@ class DecisionMetrics:
         for why in _FORCED:
             self._terminations.labels(namespace, pool, str(why))
 
-    def _was_busy(self, key: tuple[str, str], slot: Slot) -> bool:
-        return _is_busy(slot) if slot.executor is not None else slot.name in self._busy.get(key, ())
+    def _was_busy(self, key: tuple[str, str], replica: Replica) -> bool:
+        return _is_busy(replica) if replica.executor is not None else replica.name in self._busy.get(key, ())
 
 
-def _is_busy(slot: Slot) -> bool:
-    return slot.executor is not None and slot.executor.alive and slot.executor.held > 0
+def _is_busy(replica: Replica) -> bool:
+    return replica.executor is not None and replica.executor.alive and replica.executor.held > 0
 
 
 def _decision(action: Action) -> tuple[str, str] | None:
     """Direction and reason; None: the action follows from a decision that is counted already."""
     match action:
-        case CreateSlot(_, why):
+        case CreateReplica(_, why):
             return "up", str(why)
         case AskDrain(_, _, why):
             return "replace" if why in (Why.TEMPLATE, Why.LOST) else "down", str(why)
-        case DeleteSlot(_, _, why):
+        case DeleteReplica(_, _, why):
             return None if why is Why.RETIRED else ("down", str(why))
-        case UpdateSlot():
+        case UpdateReplica():
             return "repair", _REPLICAS
         case ReportGone():
             return "repair", _POD_GONE
-        case ForgetSlot():
+        case ForgetReplica():
             return None

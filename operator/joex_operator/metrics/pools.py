@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from joex_operator.api.objects import Pool
 from joex_operator.decide.conditions import conditions
 from joex_operator.decide.plan import ObservedPool, Plan
+from joex_operator.decide.replicas import Phase, ready
 from joex_operator.decide.scaling import Mode
-from joex_operator.decide.slots import Phase, ready
 from joex_operator.metrics.gauge import Gauge
 
 _STATUS = {"True": 1, "False": 0, "Unknown": -1}
@@ -59,7 +59,7 @@ class PoolMetrics(Collector):
 
 
 def _phases(snapshot: PoolSnapshot) -> _Values:
-    counted = Counter(slot.phase for slot in snapshot.observed.slots)
+    counted = Counter(replica.phase for replica in snapshot.observed.replicas)
     phases = Phase if snapshot.observed.database_problem is None else _KNOWN_IN_SILENCE
     return [((str(phase),), counted[phase]) for phase in phases]
 
@@ -86,13 +86,13 @@ def _overdue(snapshot: PoolSnapshot) -> _Values:
 def _slots(snapshot: PoolSnapshot) -> _Values:
     if snapshot.observed.database_problem is not None:
         return []
-    return [((), len(ready(snapshot.observed.slots)) * snapshot.pool.spec.pool_size)]
+    return [((), len(ready(snapshot.observed.replicas)) * snapshot.pool.spec.pool_size)]
 
 
 def _busy_slots(snapshot: PoolSnapshot) -> _Values:
     if snapshot.observed.database_problem is not None:
         return []
-    return [((), sum(slot.held for slot in ready(snapshot.observed.slots)))]
+    return [((), sum(replica.held for replica in ready(snapshot.observed.replicas)))]
 
 
 def _runnable(snapshot: PoolSnapshot) -> _Values:

@@ -12,13 +12,13 @@ from joex.core import outcome
 from joex.core.fairness import Cursor, Group
 from joex.core.job import State
 from joex.core.outcome import Ending, Outcome, Verdict
-from joex_operator.api.names import slot_index, slot_name
+from joex_operator.api.names import replica_index, replica_name
 from joex_operator.api.objects import Pool
-from joex_operator.decide.actions import AskDrain, CreateSlot
+from joex_operator.decide.actions import AskDrain, CreateReplica
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import ObservedPool, decide
+from joex_operator.decide.replicas import ObservedExecutor, Replica
 from joex_operator.decide.scaling import Demand, Load, can_grow, most_counted, size
-from joex_operator.decide.slots import ObservedExecutor, Slot
 from joex_operator.simulate.fair_queue import FairQueue
 from joex_operator.simulate.jobs import Jobs, SimulatedJob
 from joex_operator.simulate.totals import Sizes
@@ -36,7 +36,7 @@ class SimulatedExecutor:
         turn: decides which of its queues comes first at its next take.
         asleep: 0 while it is awake; else the larger, the later it fell asleep.
         is_woken: it is asleep, and wakes up in a moment.
-        slot: as the operator observes it; None: it has changed since the latest reconcile.
+        replica: as the operator observes it; None: it has changed since the latest reconcile.
     """
 
     pool: SimulatedPool
@@ -49,7 +49,7 @@ class SimulatedExecutor:
     is_ready: bool = False
     is_gone: bool = False
     retired_at: datetime | None = None
-    slot: Slot | None = None
+    replica: Replica | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +93,19 @@ class SimulatedPool:
 
     def starts(self, executor: SimulatedExecutor) -> None:
         """An executor has started, and takes jobs."""
-        executor.is_ready, executor.slot = True, None
+        executor.is_ready, executor.replica = True, None
 
     def take(self, executor: SimulatedExecutor, job: int, now: float) -> None:
         """An executor takes a job."""
         executor.free -= 1
         executor.held[job] = now
-        executor.slot = None
+        executor.replica = None
         self._held += 1
 
     def end(self, executor: SimulatedExecutor, job: int, now: float) -> None:
         """An executor has finished a job, or given it back."""
         executor.free += 1
-        executor.slot = None
+        executor.replica = None
         self.sizes.slot_seconds += now - executor.held.pop(job)
         if executor.retired_at is None:
             self._held -= 1
@@ -143,15 +143,15 @@ class SimulatedPool:
         )
 
     def _decide(self, demand: Demand, now: datetime, at: float) -> Change:
-        observed = ObservedPool(tuple(map(self._slot, self._executors.values())), demand, template="")
+        observed = ObservedPool(tuple(map(self._replica, self._executors.values())), demand, template="")
         plan = decide(self._pool, observed, self._history, now)
         self._history, self.can_grow = plan.sizing.history, can_grow(self.spec, plan.sizing)
         started, draining = list[SimulatedExecutor](), list[SimulatedExecutor]()
         for action in plan.actions:
             match action:
-                case CreateSlot(index):
+                case CreateReplica(index):
                     started.append(SimulatedExecutor(self, index, self.spec.pool_size))
-                case AskDrain(slot) if (leaving := slot_index(self._pool.name, slot)) is not None:
+                case AskDrain(replica) if (leaving := replica_index(self._pool.name, replica)) is not None:
                     draining += self._retire(self._executors[leaving], now, at)
                 case _:
                     raise AssertionError(f"no plan of a simulated pool has {action}")
@@ -164,20 +164,20 @@ class SimulatedPool:
         if not executor.held:
             self.leave(executor, at)
             return []
-        executor.retired_at, executor.asleep, executor.slot = now, 0, None
+        executor.retired_at, executor.asleep, executor.replica = now, 0, None
         self._draining += 1
         self._held -= len(executor.held)
         self._leaving += len(executor.held)
         return [executor]
 
-    def _slot(self, executor: SimulatedExecutor) -> Slot:
-        if executor.slot is None:
+    def _replica(self, executor: SimulatedExecutor) -> Replica:
+        if executor.replica is None:
             known = ObservedExecutor(
                 executor.is_ready, len(executor.held), executor.retired_at is not None, executor.retired_at
             )
-            name = slot_name(self._pool.name, executor.index)
-            executor.slot = Slot(name, executor.index, uid="", executor=known)
-        return executor.slot
+            name = replica_name(self._pool.name, executor.index)
+            executor.replica = Replica(name, executor.index, uid="", executor=known)
+        return executor.replica
 
 
 def fair_queues(jobs: Jobs) -> dict[str, FairQueue]:

@@ -233,35 +233,35 @@ class System:
         )
 
     async def executors(self) -> dict[str, asyncpg.Record]:
-        """The living executors, by slot: ``id``, ``pod_uid``, ``pid``, ``draining``, and ``held``: how many jobs."""
+        """The living executors, by replica: ``id``, ``pod_uid``, ``pid``, ``draining``, and ``held``: how many jobs."""
         rows = await self.db.fetch("""
-            SELECT split_part(e.app_id, '/', 2) AS slot, e.id, e.pod_uid, e.pid, e.draining,
+            SELECT split_part(e.app_id, '/', 2) AS replica, e.id, e.pod_uid, e.pid, e.draining,
                    (SELECT count(*) FROM joex_private.job j WHERE j.executor_id = e.id) AS held
             FROM joex_private.executor e WHERE e.left_at IS NULL
         """)
-        return {row["slot"]: row for row in rows}
+        return {row["replica"]: row for row in rows}
 
-    async def until_slots(self, *names: str) -> None:
+    async def until_replicas(self, *names: str) -> None:
         """Wait until pools have exactly these Deployments."""
 
         def just_these(found: list[Object]) -> bool:
             return {one["metadata"]["name"] for one in found} == set(names)
 
-        await self.api.until_all(DEPLOYMENTS, just_these, self.namespace, labels=POOL_LABEL, why=f"slots {names}")
+        await self.api.until_all(DEPLOYMENTS, just_these, self.namespace, labels=POOL_LABEL, why=f"replicas {names}")
 
-    async def slots(self) -> set[str]:
+    async def replicas(self) -> set[str]:
         """The Deployments of pools."""
         found = await self.api.get_all(DEPLOYMENTS, self.namespace, labels=POOL_LABEL)
         return {one["metadata"]["name"] for one in found}
 
-    async def pod_of(self, slot: str) -> Object:
-        """Wait until the executor of a slot takes jobs, and return its pod."""
+    async def pod_of(self, replica: str) -> Object:
+        """Wait until the executor of a replica takes jobs, and return its pod."""
 
         def ready(found: list[Object]) -> bool:
             return any(condition(pod, "Ready", of="pod") == "True" for pod in found)
 
         pods = await self.api.until_all(
-            "pods", ready, self.namespace, labels=f"joex.dev/slot={slot}", why=f"{slot} is ready"
+            "pods", ready, self.namespace, labels=f"joex.dev/replica={replica}", why=f"{replica} is ready"
         )
         return next(pod for pod in pods if condition(pod, "Ready", of="pod") == "True")
 
@@ -272,7 +272,7 @@ class System:
         return job_id
 
     async def executor_of(self, job_id: UUID) -> str:
-        """Wait until a job runs, and return the slot whose executor runs it."""
+        """Wait until a job runs, and return the replica whose executor runs it."""
         await self.effects.begun(job_id)
         app_id = await self.db.fetchval("SELECT app_id FROM joex_private.job WHERE id = $1", job_id)
         return str(app_id).partition("/")[2]

@@ -1,4 +1,4 @@
-"""Pools and slots for the tests, each from one word about its kind."""
+"""Pools and replicas for the tests, each from one word about its kind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from joex_operator.api.objects import Pool, parse_pool
 from joex_operator.decide.plan import DatabaseProblem, ObservedPool
+from joex_operator.decide.replicas import ObservedExecutor, Phase, Replica
 from joex_operator.decide.scaling import Demand
-from joex_operator.decide.slots import ObservedExecutor, Phase, Slot
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SILENT = DatabaseProblem("Unreachable", "connection refused")
@@ -35,8 +35,10 @@ def autoscaled(least: int = 0, most: int = 10, window: int = 0, **scaling: Any) 
     return {"minReplicas": least, "maxReplicas": most, "behavior": behavior, **scaling}
 
 
-def slot(index: int, phase: Phase = Phase.IDLE, held: int = 0, *, since: timedelta = timedelta(0), **more: Any) -> Slot:
-    """A slot in a phase; ``held`` jobs make it busy; ``since`` is how long it has been retired."""
+def replica(
+    index: int, phase: Phase = Phase.IDLE, held: int = 0, *, since: timedelta = timedelta(0), **more: Any
+) -> Replica:
+    """A replica in a phase; ``held`` jobs make it busy; ``since`` is how long it has been retired."""
     if held and phase is Phase.IDLE:
         phase = Phase.BUSY
     executors = {
@@ -61,14 +63,16 @@ def slot(index: int, phase: Phase = Phase.IDLE, held: int = 0, *, since: timedel
         "crashing": phase is Phase.CRASHING,
         **more,
     }
-    return Slot(f"documents-{index}", index, **given)
+    return Replica(f"documents-{index}", index, **given)
 
 
-def slots(count: int, phase: Phase = Phase.IDLE, held: int = 0, *, first: int = 0, **more: Any) -> list[Slot]:
-    return [slot(index, phase, held, **more) for index in range(first, first + count)]
+def replicas(count: int, phase: Phase = Phase.IDLE, held: int = 0, *, first: int = 0, **more: Any) -> list[Replica]:
+    return [replica(index, phase, held, **more) for index in range(first, first + count)]
 
 
-def seen(*found: Slot, runnable: int | None = 0, next_due: float | None = None, template: str = "now") -> ObservedPool:
+def seen(
+    *found: Replica, runnable: int | None = 0, next_due: float | None = None, template: str = "now"
+) -> ObservedPool:
     """An observed pool. ``runnable`` None: the database is down, so executors are unknown too."""
     if runnable is None:
         return ObservedPool(found, None, template, SILENT)

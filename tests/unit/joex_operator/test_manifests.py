@@ -1,4 +1,4 @@
-"""The Deployment of a slot: all of it, its settings, and the fields that a template may change."""
+"""The Deployment of a replica: all of it, its settings, and the fields that a template may change."""
 
 from datetime import timedelta
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from joex.config import load_settings
 from joex_operator.api.objects import SpecError
-from joex_operator.decide.manifests import slot_deployment, template_hash
+from joex_operator.decide.manifests import replica_deployment, template_hash
 from joex_operator.decide.manifests.environment import literal
 from tests.unit.joex_operator.builders import pool
 
@@ -18,12 +18,12 @@ LABELS = {
     "app.kubernetes.io/instance": "documents",
     "app.kubernetes.io/managed-by": "joex-operator",
     "joex.dev/pool": "documents",
-    "joex.dev/slot": "documents-3",
+    "joex.dev/replica": "documents-3",
 }
 
 
 def deployment(index=3, image="joex:1", **spec):
-    return slot_deployment(pool(**spec), index, image)
+    return replica_deployment(pool(**spec), index, image)
 
 
 def pod(**spec):
@@ -54,7 +54,7 @@ def test_an_executor_requests_what_an_idle_one_needs_unless_the_pool_says_anythi
         assert "resources" not in beside
 
 
-def test_the_deployment_of_a_slot():
+def test_the_deployment_of_a_replica():
     assert deployment() == {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -77,7 +77,7 @@ def test_the_deployment_of_a_slot():
             "replicas": 1,
             "revisionHistoryLimit": 0,
             "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": {"joex.dev/pool": "documents", "joex.dev/slot": "documents-3"}},
+            "selector": {"matchLabels": {"joex.dev/pool": "documents", "joex.dev/replica": "documents-3"}},
             "template": {
                 "metadata": {"labels": LABELS},
                 "spec": {
@@ -202,7 +202,7 @@ def test_text_is_not_taken_for_a_variable_by_kubernetes():
     assert literal("a$b") == "a$b"
 
 
-def test_the_hash_is_the_same_for_all_slots_and_each_time():
+def test_the_hash_is_the_same_for_all_replicas_and_each_time():
     assert template_hash(pool(), "joex:1") == template_hash(pool(), "joex:1")
     hashes = {deployment(index)["metadata"]["annotations"]["joex.dev/template-hash"] for index in range(3)}
     assert len(hashes) == 1

@@ -8,12 +8,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import joex
 from joex.store.stats import QueueStats, Shares
-from joex_operator.decide.actions import AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
+from joex_operator.decide.actions import (
+    AskDrain,
+    CreateReplica,
+    DeleteReplica,
+    ForgetReplica,
+    ReportGone,
+    UpdateReplica,
+    Why,
+)
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
-from joex_operator.decide.slots import ObservedExecutor, Phase
+from joex_operator.decide.replicas import ObservedExecutor, Phase
 from joex_operator.metrics import OperatorMetrics, databases
-from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
+from tests.unit.joex_operator.builders import NOW, autoscaled, pool, replica, replicas, seen
 
 POOL = {"namespace": "prod", "pool": "documents"}
 
@@ -59,13 +67,20 @@ def shares(queue="default", *, active=1, share=None, waits=(None, None), behind=
 
 
 def test_executors_are_counted_in_every_phase(metrics):
-    observe(metrics, seen(slot(0), slot(1, held=1), slot(2, held=2), slot(3, Phase.PENDING), slot(4, Phase.DRAINING)))
+    observe(
+        metrics,
+        seen(replica(0), replica(1, held=1), replica(2, held=2), replica(3, Phase.PENDING), replica(4, Phase.DRAINING)),
+    )
     counted = dict.fromkeys(Phase, 0) | {"idle": 1, "busy": 2, "pending": 1, "draining": 1}
     assert by("phase", metrics, "joex_pool_executors") == counted
 
 
 def test_a_pool_tells_its_size_its_bounds_its_slots_and_its_work(metrics):
-    observe(metrics, seen(*slots(2), slot(2, held=3), runnable=7), asked_for=pool(scaling=autoscaled(1, 9), poolSize=4))
+    observe(
+        metrics,
+        seen(*replicas(2), replica(2, held=3), runnable=7),
+        asked_for=pool(scaling=autoscaled(1, 9), poolSize=4),
+    )
     assert value(metrics, "joex_pool_executors_desired", **POOL) == 3
     assert value(metrics, "joex_pool_executors_min", **POOL) == 1
     assert value(metrics, "joex_pool_executors_max", **POOL) == 9
@@ -82,13 +97,13 @@ def test_the_bounds_are_those_that_hold_now(metrics, order, size):
 
 
 def test_what_a_draining_executor_holds_is_in_no_slot_of_the_pool(metrics):
-    observe(metrics, seen(slot(0, Phase.DRAINING, held=2)))
+    observe(metrics, seen(replica(0, Phase.DRAINING, held=2)))
     assert value(metrics, "joex_pool_slots", **POOL) == 0
     assert value(metrics, "joex_pool_slots_busy", **POOL) == 0
 
 
 def test_conditions_are_numbers(metrics):
-    observe(metrics, seen(slot(0, Phase.UNKNOWN), runnable=None))
+    observe(metrics, seen(replica(0, Phase.UNKNOWN), runnable=None))
     told = by("type", metrics, "joex_pool_condition")
     assert (told["ScalingLimited"], told["DatabaseReachable"], told["Ready"]) == (0, 0, -1)
     observe(metrics, seen())
@@ -96,7 +111,7 @@ def test_conditions_are_numbers(metrics):
 
 
 def test_what_only_the_database_knows_is_absent_while_it_is_silent(metrics):
-    observe(metrics, seen(slot(0, Phase.UNKNOWN), slot(1, Phase.UNKNOWN), runnable=None))
+    observe(metrics, seen(replica(0, Phase.UNKNOWN), replica(1, Phase.UNKNOWN), runnable=None))
     assert by("phase", metrics, "joex_pool_executors") == {"unknown": 2, "going": 0}
     for name in ("slots", "slots_busy", "runnable_jobs", "executors_overdue"):
         assert value(metrics, f"joex_pool_{name}", **POOL) is None
@@ -104,8 +119,8 @@ def test_what_only_the_database_knows_is_absent_while_it_is_silent(metrics):
 
 
 def test_executors_that_drain_for_too_long_are_counted(metrics):
-    late = slot(0, Phase.DRAINING, held=1, since=timedelta(hours=2))
-    observe(metrics, seen(late, slot(1, Phase.DRAINING)))
+    late = replica(0, Phase.DRAINING, held=1, since=timedelta(hours=2))
+    observe(metrics, seen(late, replica(1, Phase.DRAINING)))
     assert value(metrics, "joex_pool_executors_overdue", **POOL) == 1
 
 
@@ -119,93 +134,93 @@ def test_a_pool_tells_which_queues_of_which_database_it_serves(metrics):
 
 def test_a_start_is_measured_from_the_creation_until_the_executor_takes_jobs(metrics):
     observe(metrics, seen(runnable=1))
-    act(metrics, CreateSlot(0, Why.DEMAND), CreateSlot(1, Why.DEMAND), seconds=1)
+    act(metrics, CreateReplica(0, Why.DEMAND), CreateReplica(1, Why.DEMAND), seconds=1)
     observe(metrics, seen(runnable=1), seconds=1.5)  # not seen yet
-    observe(metrics, seen(*slots(2, Phase.PENDING)), seconds=2)
-    observe(metrics, seen(slot(0), slot(1, Phase.PENDING)), seconds=3)
-    observe(metrics, seen(slot(0), slot(1, held=1)), seconds=5)
-    observe(metrics, seen(slot(0), slot(1)), seconds=9)
+    observe(metrics, seen(*replicas(2, Phase.PENDING)), seconds=2)
+    observe(metrics, seen(replica(0), replica(1, Phase.PENDING)), seconds=3)
+    observe(metrics, seen(replica(0), replica(1, held=1)), seconds=5)
+    observe(metrics, seen(replica(0), replica(1)), seconds=9)
     assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 2
     assert value(metrics, "joex_executor_startup_seconds_sum", **POOL) == 2 + 4
 
 
 def test_a_start_that_another_operator_began_is_not_measured(metrics):
-    observe(metrics, seen(slot(0, Phase.PENDING)))
-    observe(metrics, seen(slot(0)), seconds=2)
+    observe(metrics, seen(replica(0, Phase.PENDING)))
+    observe(metrics, seen(replica(0)), seconds=2)
     assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 0
 
 
 def test_a_start_in_place_is_not_measured_again(metrics):
-    act(metrics, CreateSlot(0, Why.DEMAND))
+    act(metrics, CreateReplica(0, Why.DEMAND))
     for seconds, phase in enumerate([Phase.IDLE, Phase.PENDING, Phase.IDLE]):
-        observe(metrics, seen(slot(0, phase)), seconds=seconds)
+        observe(metrics, seen(replica(0, phase)), seconds=seconds)
     assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 1
 
 
 def test_an_executor_that_is_let_go_before_it_has_started_is_not_measured(metrics):
-    act(metrics, CreateSlot(0, Why.DEMAND))
+    act(metrics, CreateReplica(0, Why.DEMAND))
     for seconds, phase in enumerate([Phase.PENDING, Phase.RETIRED, Phase.GOING, Phase.IDLE]):
-        observe(metrics, seen(slot(0, phase)), seconds=seconds)
+        observe(metrics, seen(replica(0, phase)), seconds=seconds)
     assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 0
 
 
 def test_a_drain_is_measured_from_when_the_database_says_that_it_began(metrics):
-    observe(metrics, seen(slot(0, Phase.DRAINING, held=1, since=timedelta(minutes=5))))
+    observe(metrics, seen(replica(0, Phase.DRAINING, held=1, since=timedelta(minutes=5))))
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
-    observe(metrics, seen(slot(0, Phase.RETIRED)), seconds=60)
-    observe(metrics, seen(slot(0, Phase.GOING)), seconds=70)
+    observe(metrics, seen(replica(0, Phase.RETIRED)), seconds=60)
+    observe(metrics, seen(replica(0, Phase.GOING)), seconds=70)
     observe(metrics, seen(), seconds=80)
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 1
     assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 360
 
 
-def test_a_drain_whose_slot_is_not_there_any_more_is_over(metrics):
-    observe(metrics, seen(slot(0, Phase.DRAINING)))
+def test_a_drain_whose_replica_is_not_there_any_more_is_over(metrics):
+    observe(metrics, seen(replica(0, Phase.DRAINING)))
     observe(metrics, seen(), seconds=10)
     assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 10
 
 
 def test_two_drains_of_one_name_are_two(metrics):
-    observe(metrics, seen(slot(0, Phase.DRAINING, since=timedelta(seconds=30))))
-    observe(metrics, seen(slot(0, Phase.DRAINING, since=timedelta(seconds=5))))
+    observe(metrics, seen(replica(0, Phase.DRAINING, since=timedelta(seconds=30))))
+    observe(metrics, seen(replica(0, Phase.DRAINING, since=timedelta(seconds=5))))
     observe(metrics, seen())
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 2
     assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 35
 
 
 def test_a_drain_goes_on_while_the_database_is_silent(metrics):
-    observe(metrics, seen(slot(0, Phase.DRAINING)))
-    observe(metrics, seen(slot(0, Phase.UNKNOWN), runnable=None), seconds=10)
+    observe(metrics, seen(replica(0, Phase.DRAINING)))
+    observe(metrics, seen(replica(0, Phase.UNKNOWN), runnable=None), seconds=10)
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
-    observe(metrics, seen(slot(0, Phase.RETIRED)), seconds=20)
+    observe(metrics, seen(replica(0, Phase.RETIRED)), seconds=20)
     assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 20
 
 
 def test_a_drain_that_is_not_ours_is_not_measured(metrics):
     somebody_else = ObservedExecutor(alive=True, draining=True)
-    observe(metrics, seen(slot(0, executor=somebody_else)))
+    observe(metrics, seen(replica(0, executor=somebody_else)))
     observe(metrics, seen(), seconds=10)
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
 
 
 def test_a_drain_that_becomes_ours_is_measured_from_then_on(metrics):
-    observe(metrics, seen(slot(0, executor=ObservedExecutor(alive=True, draining=True))))
-    observe(metrics, seen(slot(0, Phase.DRAINING)))
+    observe(metrics, seen(replica(0, executor=ObservedExecutor(alive=True, draining=True))))
+    observe(metrics, seen(replica(0, Phase.DRAINING)))
     observe(metrics, seen(), seconds=10)
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 1
     assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 10
 
 
 DECISIONS = [
-    (CreateSlot(0, Why.DEMAND), "up", "demand"),
-    (CreateSlot(0, Why.FALLBACK), "up", "fallback"),
+    (CreateReplica(0, Why.DEMAND), "up", "demand"),
+    (CreateReplica(0, Why.FALLBACK), "up", "fallback"),
     (AskDrain("documents-0", only_if_idle=True, why=Why.DEMAND), "down", "demand"),
     (AskDrain("documents-0", only_if_idle=False, why=Why.SUSPENDED), "down", "suspended"),
     (AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE), "replace", "template"),
     (AskDrain("documents-0", only_if_idle=True, why=Why.LOST), "replace", "lost"),
-    (DeleteSlot("documents-0", "uid-0", Why.DRAIN_TIMEOUT), "down", "drain timeout"),
-    (DeleteSlot("documents-0", "uid-0", Why.UNREACHABLE), "down", "unreachable"),
-    (UpdateSlot("documents-0", "uid-0"), "repair", "replicas"),
+    (DeleteReplica("documents-0", "uid-0", Why.DRAIN_TIMEOUT), "down", "drain timeout"),
+    (DeleteReplica("documents-0", "uid-0", Why.UNREACHABLE), "down", "unreachable"),
+    (UpdateReplica("documents-0", "uid-0"), "repair", "replicas"),
     (ReportGone("pod-0"), "repair", "pod gone"),
 ]
 
@@ -217,7 +232,7 @@ def test_decisions_are_counted_by_direction_and_reason(metrics, action, directio
 
 
 @pytest.mark.parametrize(
-    "action", [DeleteSlot("documents-0", "uid-0", Why.RETIRED), ForgetSlot("documents-0", retired_at=NOW)]
+    "action", [DeleteReplica("documents-0", "uid-0", Why.RETIRED), ForgetReplica("documents-0", retired_at=NOW)]
 )
 def test_carrying_on_with_a_decision_is_not_another_one(metrics, action):
     act(metrics, action)
@@ -225,25 +240,27 @@ def test_carrying_on_with_a_decision_is_not_another_one(metrics, action):
 
 
 def test_an_executor_that_is_ended_while_it_holds_jobs_is_counted(metrics):
-    busy = slot(0, Phase.DRAINING, held=2)
+    busy = replica(0, Phase.DRAINING, held=2)
     observe(metrics, seen(busy))
-    act(metrics, DeleteSlot(busy.name, "uid-0", Why.DRAIN_TIMEOUT), on=busy)
+    act(metrics, DeleteReplica(busy.name, "uid-0", Why.DRAIN_TIMEOUT), on=busy)
     assert by("reason", metrics, "joex_busy_executor_terminations_total") == {"drain timeout": 1, "unreachable": 0}
 
 
 def test_who_held_jobs_when_the_database_last_spoke_is_remembered(metrics):
-    observe(metrics, seen(slot(0), slot(1, held=1)))
-    unknown = slots(2, Phase.UNKNOWN)
+    observe(metrics, seen(replica(0), replica(1, held=1)))
+    unknown = replicas(2, Phase.UNKNOWN)
     observe(metrics, seen(*unknown, runnable=None))
     for one in unknown:
-        act(metrics, DeleteSlot(one.name, str(one.uid), Why.UNREACHABLE), on=one)
+        act(metrics, DeleteReplica(one.name, str(one.uid), Why.UNREACHABLE), on=one)
     assert by("reason", metrics, "joex_busy_executor_terminations_total") == {"drain timeout": 0, "unreachable": 1}
 
 
-@pytest.mark.parametrize("found", [slot(0, Phase.PENDING), slot(0, executor=ObservedExecutor(held=2, retired_at=NOW))])
-def test_the_end_of_a_slot_in_which_nobody_lives_is_no_loss(metrics, found):
+@pytest.mark.parametrize(
+    "found", [replica(0, Phase.PENDING), replica(0, executor=ObservedExecutor(held=2, retired_at=NOW))]
+)
+def test_the_end_of_a_replica_in_which_nobody_lives_is_no_loss(metrics, found):
     observe(metrics, seen(found))
-    act(metrics, DeleteSlot(found.name, str(found.uid), Why.RETIRED), on=found)
+    act(metrics, DeleteReplica(found.name, str(found.uid), Why.RETIRED), on=found)
     assert sum(by("reason", metrics, "joex_busy_executor_terminations_total").values()) == 0
 
 
@@ -256,9 +273,9 @@ def test_what_people_are_alerted_by_is_there_from_the_start(metrics):
 
 
 def test_of_a_pool_that_is_gone_nothing_is_left(metrics):
-    observe(metrics, seen(slot(0, Phase.DRAINING, held=1)))
-    act(metrics, CreateSlot(1, Why.DEMAND), AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE))
-    act(metrics, DeleteSlot("documents-0", "uid-0", Why.DRAIN_TIMEOUT), on=slot(0, Phase.DRAINING, held=1))
+    observe(metrics, seen(replica(0, Phase.DRAINING, held=1)))
+    act(metrics, CreateReplica(1, Why.DEMAND), AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE))
+    act(metrics, DeleteReplica("documents-0", "uid-0", Why.DRAIN_TIMEOUT), on=replica(0, Phase.DRAINING, held=1))
     metrics.forget("prod", "other")
     metrics.forget("elsewhere", "documents")
     assert {one.labels["pool"] for one in samples(metrics) if "pool" in one.labels} == {"documents"}
@@ -268,10 +285,10 @@ def test_of_a_pool_that_is_gone_nothing_is_left(metrics):
 
 
 def test_a_pool_that_comes_again_begins_anew(metrics):
-    act(metrics, CreateSlot(0, Why.DEMAND))
-    observe(metrics, seen(slot(1, Phase.DRAINING)))
+    act(metrics, CreateReplica(0, Why.DEMAND))
+    observe(metrics, seen(replica(1, Phase.DRAINING)))
     metrics.forget("prod", "documents")
-    observe(metrics, seen(slot(0)), seconds=10)
+    observe(metrics, seen(replica(0)), seconds=10)
     assert value(metrics, "joex_executor_startup_seconds_count", **POOL) == 0
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
     assert value(metrics, "joex_pool_decisions_total", **POOL, direction="up", reason="demand") == 0
@@ -379,7 +396,7 @@ def test_reconciles_are_counted_and_the_last_good_one_is_dated(metrics):
 
 
 def test_the_way_from_a_submission_to_a_deployment_is_measured(metrics):
-    metrics.slot_timings.woken(0.06)
+    metrics.replica_timings.woken(0.06)
     assert value(metrics, "joex_scale_up_seconds_bucket", le="0.05") == 0
     assert value(metrics, "joex_scale_up_seconds_bucket", le="0.075") == 1
 
@@ -402,7 +419,7 @@ def test_what_became_of_periodic_tasks_is_counted_from_the_start(metrics):
 def test_an_operator_that_does_not_lead_tells_nothing_that_only_the_leader_sees(metrics):
     assert value(metrics, "joex_operator_leader") == 0
     metrics.leading(value=True)
-    observe(metrics, seen(slot(0)))
+    observe(metrics, seen(replica(0)))
     metrics.databases.queues("db/shop", [stats()])
     metrics.databases.shares("db/shop", [shares()])
     metrics.databases.reachable("db/shop", value=True)

@@ -1,4 +1,4 @@
-"""Names of slots, and that operator and executor agree on app-ids."""
+"""Names of replicas, and that operator and executor agree on app-ids."""
 
 import random
 
@@ -7,22 +7,22 @@ import pytest
 from joex.config import load_settings
 from joex_operator.api.names import (
     LONGEST_POOL,
-    MOST_SLOTS,
+    MOST_REPLICAS,
     app_id,
+    replica_index,
+    replica_labels,
+    replica_name,
+    replica_of,
+    replica_selector,
     selector,
-    slot_index,
-    slot_labels,
-    slot_name,
-    slot_of,
-    slot_selector,
 )
 
 SAFE = "bcdfghjklmnpqrstvwxz2456789"  # the letters of Kubernetes for generated names
 
 
-def pod_name(slot, hashed, chance):
+def pod_name(replica, hashed, chance):
     """A pod's name as Kubernetes makes it: ReplicaSet name and five letters, cut after 58 characters."""
-    replica_set = slot + "-" + "".join(SAFE[ord(digit) % len(SAFE)] for digit in str(hashed))
+    replica_set = replica + "-" + "".join(SAFE[ord(digit) % len(SAFE)] for digit in str(hashed))
     return f"{replica_set}-"[:58] + "".join(chance.choices(SAFE, k=5))
 
 
@@ -31,51 +31,51 @@ def _no_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_slot_is_found_again_from_its_name():
-    assert slot_index("documents", slot_name("documents", 12)) == 12
+def test_a_replica_is_found_again_from_its_name():
+    assert replica_index("documents", replica_name("documents", 12)) == 12
 
 
 @pytest.mark.parametrize(
     "name", ["documents", "documents-", "documents-01", "documents--1", "documents-a", "doc-1", "documents-1-2", ""]
 )
-def test_the_name_of_something_else_is_no_slot(name):
-    assert slot_index("documents", name) is None
+def test_the_name_of_something_else_is_no_replica(name):
+    assert replica_index("documents", name) is None
 
 
-def test_two_pools_never_share_a_slots_name():
-    assert slot_index("a", "a-1-2") is None
-    assert slot_index("a-1", "a-1-2") == 2
+def test_two_pools_never_share_a_replicas_name():
+    assert replica_index("a", "a-1-2") is None
+    assert replica_index("a-1", "a-1-2") == 2
 
 
-def test_the_slot_of_an_executor_is_found_from_its_app_id():
-    assert slot_of("prod", "documents", app_id("prod", "documents-3")) == 3
-    assert slot_of("test", "documents", app_id("prod", "documents-3")) is None
-    assert slot_of("prod", "mail", app_id("prod", "documents-3")) is None
-    assert slot_of("prod", "documents", "laptop") is None
+def test_the_replica_of_an_executor_is_found_from_its_app_id():
+    assert replica_of("prod", "documents", app_id("prod", "documents-3")) == 3
+    assert replica_of("test", "documents", app_id("prod", "documents-3")) is None
+    assert replica_of("prod", "mail", app_id("prod", "documents-3")) is None
+    assert replica_of("prod", "documents", "laptop") is None
 
 
 def test_an_executor_derives_from_its_pod_the_app_id_that_the_operator_expects():
     chance = random.Random(1)
     for pool in ("documents", "a", "a-1", "mail-2-7f9c", "x" * LONGEST_POOL):
-        for index in (0, 3, MOST_SLOTS - 1):
-            slot = slot_name(pool, index)
-            name = pod_name(slot, chance.randrange(10_000, 2**32), chance)
+        for index in (0, 3, MOST_REPLICAS - 1):
+            replica = replica_name(pool, index)
+            name = pod_name(replica, chance.randrange(10_000, 2**32), chance)
             settings = load_settings({"pod_name": name, "pod_namespace": "prod"})
-            assert settings.effective_app_id == app_id("prod", slot), name
+            assert settings.effective_app_id == app_id("prod", replica), name
 
 
 def test_the_longest_pod_name_is_not_cut_short():
-    slot = slot_name("x" * LONGEST_POOL, 99_999)
-    assert pod_name(slot, 2**32 - 1, random.Random(1)).startswith(f"{slot}-")
-    assert len(pod_name(slot, 2**32 - 1, random.Random(1))) == 63
+    replica = replica_name("x" * LONGEST_POOL, 99_999)
+    assert pod_name(replica, 2**32 - 1, random.Random(1)).startswith(f"{replica}-")
+    assert len(pod_name(replica, 2**32 - 1, random.Random(1))) == 63
 
 
 def test_labels_fit_and_contain_the_selector():
-    labels = slot_labels("x" * LONGEST_POOL, 99_999)
+    labels = replica_labels("x" * LONGEST_POOL, 99_999)
     assert all(len(value) <= 63 for value in labels.values())
-    assert slot_selector("x" * LONGEST_POOL, 99_999).items() <= labels.items()
+    assert replica_selector("x" * LONGEST_POOL, 99_999).items() <= labels.items()
 
 
-def test_the_selector_of_a_pool_finds_the_pods_of_all_its_slots():
+def test_the_selector_of_a_pool_finds_the_pods_of_all_its_replicas():
     label, _, value = selector("documents").partition("=")
-    assert slot_labels("documents", 7)[label] == value
+    assert replica_labels("documents", 7)[label] == value

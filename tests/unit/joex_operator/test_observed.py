@@ -1,4 +1,4 @@
-"""Slots as observed from Deployments and pods, and the cache of these."""
+"""Replicas as observed from Deployments and pods, and the cache of these."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 
 from joex_operator.cluster.cache import Cache
 from joex_operator.decide import observed
-from joex_operator.decide.slots import ObservedExecutor, Phase, Slot
+from joex_operator.decide.replicas import ObservedExecutor, Phase, Replica
 
-LABELS = {"joex.dev/pool": "p", "joex.dev/slot": "p-0"}
+LABELS = {"joex.dev/pool": "p", "joex.dev/replica": "p-0"}
 
 
 def deployment(name: str = "p-0", *, version: int = 1, owner: str = "pool-uid", **more: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def deployment(name: str = "p-0", *, version: int = 1, owner: str = "pool-uid", 
         "name": name,
         "uid": f"uid-{name}",
         "resourceVersion": str(version),
-        "labels": {**LABELS, "joex.dev/slot": name},
+        "labels": {**LABELS, "joex.dev/replica": name},
         "annotations": {"joex.dev/template-hash": "t1"},
         "ownerReferences": [{"uid": owner, "controller": True}],
     }
@@ -26,15 +26,15 @@ def deployment(name: str = "p-0", *, version: int = 1, owner: str = "pool-uid", 
 
 
 def pod(
-    uid: str = "pod-1", *, slot: str = "p-0", version: int = 1, metadata: Any = None, **status: Any
+    uid: str = "pod-1", *, replica: str = "p-0", version: int = 1, metadata: Any = None, **status: Any
 ) -> dict[str, Any]:
     return {
         "metadata": {
             "namespace": "prod",
-            "name": f"{slot}-{uid}",
+            "name": f"{replica}-{uid}",
             "uid": uid,
             "resourceVersion": str(version),
-            "labels": {**LABELS, "joex.dev/slot": slot},
+            "labels": {**LABELS, "joex.dev/replica": replica},
             **(metadata or {}),
         },
         "spec": {"nodeName": "node-1"},
@@ -50,44 +50,44 @@ DELETED = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
 ENDED: dict[str, Any] = {"terminated": {"exitCode": 0}}
 
 
-def slot_of(*bodies: dict[str, Any]) -> Slot:
+def replica_of(*bodies: dict[str, Any]) -> Replica:
     cache = Cache()
     for body in bodies:
         (cache.deployments if "spec" in body and "replicas" in body["spec"] else cache.pods).put(body)
-    (slot,) = cache.slots("prod", "p", "pool-uid")
-    return slot
+    (replica,) = cache.replicas("prod", "p", "pool-uid")
+    return replica
 
 
-def test_a_slot_is_its_deployment_and_its_pods() -> None:
-    assert slot_of(deployment(), pod()) == Slot("p-0", 0, uid="uid-p-0", template="t1", pods=("pod-1",))
+def test_a_replica_is_its_deployment_and_its_pods() -> None:
+    assert replica_of(deployment(), pod()) == Replica("p-0", 0, uid="uid-p-0", template="t1", pods=("pod-1",))
 
 
 def test_a_deployment_that_is_being_deleted_counts_as_a_pod_until_it_is_gone() -> None:
-    slot = slot_of(deployment(metadata=DELETED))
-    assert (slot.uid, slot.pods) == (None, ("uid-p-0",))
+    replica = replica_of(deployment(metadata=DELETED))
+    assert (replica.uid, replica.pods) == (None, ("uid-p-0",))
 
 
 def test_so_does_that_of_an_earlier_pool_of_this_name() -> None:
-    assert slot_of(deployment(owner="earlier")).uid is None
+    assert replica_of(deployment(owner="earlier")).uid is None
 
 
 def test_one_that_an_earlier_pool_has_left_without_an_owner_serves_on_until_it_is_replaced() -> None:
     body = deployment()
     del body["metadata"]["ownerReferences"]
-    slot = slot_of(body)
-    assert (slot.uid, slot.template) == ("uid-p-0", "")
+    replica = replica_of(body)
+    assert (replica.uid, replica.template) == ("uid-p-0", "")
 
 
-def test_a_deployment_of_another_name_is_no_slot() -> None:
+def test_a_deployment_of_another_name_is_no_replica() -> None:
     cache = Cache()
     cache.deployments.put(deployment("p-x"))
-    assert cache.slots("prod", "p", "pool-uid") == []
+    assert cache.replicas("prod", "p", "pool-uid") == []
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
 def test_a_pod_that_has_ended_is_gone_though_its_object_stays(phase: str) -> None:
-    slot = slot_of(deployment(), pod(phase=phase))
-    assert (slot.pods, slot.gone) == ((), ("pod-1",))
+    replica = replica_of(deployment(), pod(phase=phase))
+    assert (replica.pods, replica.gone) == ((), ("pod-1",))
 
 
 class TestGonePods:
@@ -96,9 +96,9 @@ class TestGonePods:
         cache.deployments.put(deployment())
         cache.pods.put(body)
         cache.pod_deleted(body)
-        (slot,) = cache.slots("prod", "p", "pool-uid")
-        assert slot.pods == ()
-        return slot.gone
+        (replica,) = cache.replicas("prod", "p", "pool-uid")
+        assert replica.pods == ()
+        return replica.gone
 
     def test_one_whose_containers_had_ended_is_certainly_gone(self) -> None:
         assert self.gone(pod(metadata=DELETED, containerStatuses=[container(**ENDED)])) == ("pod-1",)
@@ -117,16 +117,16 @@ class TestLostPods:
     NOT_READY = ({"type": "Ready", "status": "False"},)
 
     def test_a_pod_that_is_not_ready_though_its_node_said_so_is_lost(self) -> None:
-        assert slot_of(deployment(), pod(conditions=self.NOT_READY, containerStatuses=[container()])).lost
+        assert replica_of(deployment(), pod(conditions=self.NOT_READY, containerStatuses=[container()])).lost
 
     def test_a_pod_that_is_not_ready_by_its_own_word_is_not(self) -> None:
-        assert not slot_of(
+        assert not replica_of(
             deployment(), pod(conditions=self.NOT_READY, containerStatuses=[container(ready=False)])
         ).lost
 
-    def test_one_with_a_successor_elsewhere_is_not_what_the_slot_is_about(self) -> None:
+    def test_one_with_a_successor_elsewhere_is_not_what_the_replica_is_about(self) -> None:
         lost = pod("old", metadata=DELETED, conditions=self.NOT_READY, containerStatuses=[container()])
-        assert not slot_of(deployment(), lost, pod("new")).lost
+        assert not replica_of(deployment(), lost, pod("new")).lost
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ class TestLostPods:
         ("sidecar", {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}, Phase.PENDING),
     ],
 )
-def test_a_slot_crashes_when_its_executor_is_started_again_only_after_a_while_until_it_is_ready(
+def test_a_replica_crashes_when_its_executor_is_started_again_only_after_a_while_until_it_is_ready(
     name: str, more: dict[str, Any], phase: Phase
 ) -> None:
     one = {**container(), "name": name, **more}
-    found = slot_of(deployment(), pod(containerStatuses=[one]))
+    found = replica_of(deployment(), pod(containerStatuses=[one]))
     assert replace(found, executor=ObservedExecutor()).phase is phase
 
 
@@ -193,11 +193,11 @@ class TestProblems:
         ],
     )
     def test_why_a_pod_does_not_start(self, status: dict[str, Any], problem: str | None) -> None:
-        assert slot_of(deployment(), pod(**status)).problem == problem
+        assert replica_of(deployment(), pod(**status)).problem == problem
 
     def test_why_there_is_no_pod(self) -> None:
         failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
-        assert slot_of(deployment(status={"conditions": [failure]})).problem == "FailedCreate: exceeded quota"
+        assert replica_of(deployment(status={"conditions": [failure]})).problem == "FailedCreate: exceeded quota"
 
 
 class TestMirror:
@@ -211,14 +211,14 @@ class TestMirror:
         cache.pods.put(pod())
         cache.pods.drop(pod(version=2))
         assert cache.pods.put(pod(version=1)) is None
-        assert cache.slots("prod", "p", "pool-uid") == []
+        assert cache.replicas("prod", "p", "pool-uid") == []
 
     def test_what_a_list_does_not_have_is_gone_unless_it_is_newer(self) -> None:
         cache = Cache()
         cache.deployments.put(deployment("p-0", version=5))
         cache.deployments.put(deployment("p-1", version=20))
         assert cache.deployments.replace([], 10, "") == {("prod", "p")}
-        assert [slot.name for slot in cache.slots("prod", "p", "pool-uid")] == ["p-1"]
+        assert [replica.name for replica in cache.replicas("prod", "p", "pool-uid")] == ["p-1"]
 
     def test_a_list_of_one_namespace_says_nothing_of_others(self) -> None:
         cache = Cache()
@@ -234,8 +234,8 @@ class TestMirror:
     def test_pools_do_not_mix(self) -> None:
         cache = Cache()
         cache.deployments.put(deployment())
-        assert cache.slots("prod", "q", "pool-uid") == []
-        assert cache.slots("test", "p", "pool-uid") == []
+        assert cache.replicas("prod", "q", "pool-uid") == []
+        assert cache.replicas("test", "p", "pool-uid") == []
 
 
 def test_a_deployment_without_a_pool_of_ours_is_read_too() -> None:

@@ -5,11 +5,19 @@ from datetime import timedelta
 
 import pytest
 
-from joex_operator.decide.actions import AskDrain, CreateSlot, DeleteSlot, ForgetSlot, ReportGone, UpdateSlot, Why
+from joex_operator.decide.actions import (
+    AskDrain,
+    CreateReplica,
+    DeleteReplica,
+    ForgetReplica,
+    ReportGone,
+    UpdateReplica,
+    Why,
+)
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
-from joex_operator.decide.slots import ObservedExecutor, Phase
-from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
+from joex_operator.decide.replicas import ObservedExecutor, Phase
+from tests.unit.joex_operator.builders import NOW, autoscaled, pool, replica, replicas, seen
 
 HOUR = timedelta(hours=1)
 
@@ -24,18 +32,18 @@ def actions(found, **spec):
 
 
 def created(done):
-    return [action.index for action in done if isinstance(action, CreateSlot)]
+    return [action.index for action in done if isinstance(action, CreateReplica)]
 
 
 def asked(done):
-    return [action.slot for action in done if isinstance(action, AskDrain)]
+    return [action.replica for action in done if isinstance(action, AskDrain)]
 
 
 # Growing.
 
 
-def test_from_zero_the_first_job_makes_the_first_slot():
-    assert actions(seen(runnable=1)) == [CreateSlot(0, Why.DEMAND)]
+def test_from_zero_the_first_job_makes_the_first_replica():
+    assert actions(seen(runnable=1)) == [CreateReplica(0, Why.DEMAND)]
 
 
 def test_nothing_is_made_for_no_work():
@@ -43,42 +51,42 @@ def test_nothing_is_made_for_no_work():
 
 
 def test_what_is_missing_is_made_in_one_step():
-    assert created(actions(seen(slot(1), runnable=7))) == [0, 2, 3]
+    assert created(actions(seen(replica(1), runnable=7))) == [0, 2, 3]
 
 
-def test_slots_that_start_are_not_made_twice():
-    assert actions(seen(*slots(4, Phase.PENDING), runnable=7)) == []
+def test_replicas_that_start_are_not_made_twice():
+    assert actions(seen(*replicas(4, Phase.PENDING), runnable=7)) == []
 
 
-def test_a_step_that_is_repeated_makes_the_same_slots():
-    found = seen(slot(1), runnable=7)
+def test_a_step_that_is_repeated_makes_the_same_replicas():
+    found = seen(replica(1), runnable=7)
     assert actions(found) == actions(found)
 
 
 def test_the_bound_counts_executors_that_drain():
-    found = seen(*slots(3, Phase.DRAINING, 1), runnable=20)
+    found = seen(*replicas(3, Phase.DRAINING, 1), runnable=20)
     assert created(actions(found, scaling=autoscaled(most=4))) == [3]
 
 
-def test_slots_that_are_retired_or_going_make_room():
-    found = seen(slot(0, Phase.RETIRED), slot(1, Phase.GOING), runnable=20)
+def test_replicas_that_are_retired_or_going_make_room():
+    found = seen(replica(0, Phase.RETIRED), replica(1, Phase.GOING), runnable=20)
     assert created(actions(found, scaling=autoscaled(most=2))) == [2, 3]
 
 
 def test_a_drain_that_has_begun_is_not_taken_back():
-    assert actions(seen(slot(0, Phase.DRAINING, 1), runnable=1)) == [CreateSlot(1, Why.DEMAND)]
+    assert actions(seen(replica(0, Phase.DRAINING, 1), runnable=1)) == [CreateReplica(1, Why.DEMAND)]
 
 
 def test_a_fixed_number_is_made_and_kept():
     assert created(actions(seen(runnable=100), replicas=2)) == [0, 1]
-    assert actions(seen(*slots(2, held=2), runnable=100), replicas=2) == []
+    assert actions(seen(*replicas(2, held=2), runnable=100), replicas=2) == []
 
 
 # Shrinking.
 
 
-def test_pending_slots_go_first_then_idle_ones_and_busy_ones_last():
-    found = seen(slot(0, held=1), slot(1), slot(2, Phase.PENDING), runnable=0)
+def test_pending_replicas_go_first_then_idle_ones_and_busy_ones_last():
+    found = seen(replica(0, held=1), replica(1), replica(2, Phase.PENDING), runnable=0)
     assert actions(found) == [
         AskDrain("documents-2", only_if_idle=True, why=Why.DEMAND),
         AskDrain("documents-1", only_if_idle=True, why=Why.DEMAND),
@@ -86,7 +94,7 @@ def test_pending_slots_go_first_then_idle_ones_and_busy_ones_last():
 
 
 def test_half_empty_executors_are_drained_when_none_is_idle():
-    found = seen(*slots(4, held=1))
+    found = seen(*replicas(4, held=1))
     assert actions(found) == [
         AskDrain("documents-3", only_if_idle=False, why=Why.DEMAND),
         AskDrain("documents-2", only_if_idle=False, why=Why.DEMAND),
@@ -94,16 +102,16 @@ def test_half_empty_executors_are_drained_when_none_is_idle():
 
 
 def test_draining_half_empty_executors_calls_for_no_further_drains():
-    found = seen(*slots(2, held=1), slot(2, Phase.DRAINING, 1), slot(3, Phase.DRAINING, 1))
+    found = seen(*replicas(2, held=1), replica(2, Phase.DRAINING, 1), replica(3, Phase.DRAINING, 1))
     assert actions(found) == []
 
 
 def test_a_fixed_number_that_is_lowered_drains_what_is_too_much():
-    assert asked(actions(seen(*slots(4, held=2)), replicas=1)) == ["documents-3", "documents-2", "documents-1"]
+    assert asked(actions(seen(*replicas(4, held=2)), replicas=1)) == ["documents-3", "documents-2", "documents-1"]
 
 
 def test_a_suspended_pool_drains_all_and_makes_nothing():
-    found = seen(slot(0, held=2), slot(1), slot(2, Phase.PENDING), runnable=50)
+    found = seen(replica(0, held=2), replica(1), replica(2, Phase.PENDING), runnable=50)
     assert actions(found, suspend=True) == [
         AskDrain("documents-2", only_if_idle=True, why=Why.SUSPENDED),
         AskDrain("documents-1", only_if_idle=True, why=Why.SUSPENDED),
@@ -112,67 +120,67 @@ def test_a_suspended_pool_drains_all_and_makes_nothing():
 
 
 def test_asking_is_followed_by_a_look_at_the_answers():
-    assert decided(seen(slot(0))).requeue_after < 0.1
+    assert decided(seen(replica(0))).requeue_after < 0.1
 
 
 # Removing.
 
 
-def test_a_slot_is_deleted_when_the_database_says_that_it_is_retired():
-    found = seen(slot(0, Phase.RETIRED), slot(1, Phase.DRAINING, 1))
-    assert actions(found) == [DeleteSlot("documents-0", "uid-0", Why.RETIRED)]
+def test_a_replica_is_deleted_when_the_database_says_that_it_is_retired():
+    found = seen(replica(0, Phase.RETIRED), replica(1, Phase.DRAINING, 1))
+    assert actions(found) == [DeleteReplica("documents-0", "uid-0", Why.RETIRED)]
 
 
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.IDLE, Phase.BUSY, Phase.DRAINING, Phase.UNKNOWN, Phase.LOST])
-def test_no_other_slot_is_deleted(phase):
-    found = seen(slot(0, phase, since=1000 * HOUR))
+def test_no_other_replica_is_deleted(phase):
+    found = seen(replica(0, phase, since=1000 * HOUR))
     for spec in ({}, {"suspend": True}, {"replicas": 0}, {"deleted_at": NOW}):
-        assert not [action for action in actions(found, **spec) if isinstance(action, DeleteSlot)]
+        assert not [action for action in actions(found, **spec) if isinstance(action, DeleteReplica)]
 
 
-def test_a_name_is_forgotten_when_nothing_of_its_slot_is_left():
-    assert actions(seen(slot(0, Phase.GOING, pods=()))) == [ForgetSlot("documents-0", NOW)]
-    assert actions(seen(slot(0, Phase.GOING))) == [], "a pod that lives on must not register again"
+def test_a_name_is_forgotten_when_nothing_of_its_replica_is_left():
+    assert actions(seen(replica(0, Phase.GOING, pods=()))) == [ForgetReplica("documents-0", NOW)]
+    assert actions(seen(replica(0, Phase.GOING))) == [], "a pod that lives on must not register again"
 
 
-def test_a_slot_that_somebody_else_deleted_is_waited_for():
-    found = seen(slot(0, Phase.BUSY, uid=None), runnable=1)
-    assert actions(found) == [CreateSlot(1, Why.DEMAND)]
+def test_a_replica_that_somebody_else_deleted_is_waited_for():
+    found = seen(replica(0, Phase.BUSY, uid=None), runnable=1)
+    assert actions(found) == [CreateReplica(1, Why.DEMAND)]
 
 
 def test_the_database_is_told_of_a_pod_that_is_gone():
-    found = seen(slot(0, held=1, gone=("pod-9", "pod-0")))
+    found = seen(replica(0, held=1, gone=("pod-9", "pod-0")))
     assert actions(found) == [ReportGone("pod-0")]
 
 
 def test_of_a_pod_that_no_executor_lived_in_nothing_is_told():
-    found = seen(slot(0, held=2, gone=("pod-9",)), slot(1, Phase.PENDING, gone=("pod-1",)), runnable=2)
+    found = seen(replica(0, held=2, gone=("pod-9",)), replica(1, Phase.PENDING, gone=("pod-1",)), runnable=2)
     assert actions(found) == []
 
 
-def test_a_slot_on_a_silent_node_is_given_up_and_replaced():
-    found = seen(slot(0, Phase.LOST), runnable=1)
+def test_a_replica_on_a_silent_node_is_given_up_and_replaced():
+    found = seen(replica(0, Phase.LOST), runnable=1)
     assert actions(found, scaling=autoscaled(most=1)) == [
         AskDrain("documents-0", only_if_idle=True, why=Why.LOST),
-        CreateSlot(1, Why.DEMAND),
+        CreateReplica(1, Why.DEMAND),
     ]
 
 
-def test_somebody_elses_scaling_of_a_slot_is_put_right():
-    found = seen(slot(0, Phase.PENDING, replicas=0), slot(1, held=1, replicas=2), runnable=2)
-    assert actions(found) == [UpdateSlot("documents-0", "uid-0"), UpdateSlot("documents-1", "uid-1")]
+def test_somebody_elses_scaling_of_a_replica_is_put_right():
+    found = seen(replica(0, Phase.PENDING, pods_wanted=0), replica(1, held=1, pods_wanted=2), runnable=2)
+    assert actions(found) == [UpdateReplica("documents-0", "uid-0"), UpdateReplica("documents-1", "uid-1")]
 
 
 def test_who_is_to_leave_is_not_put_right():
-    found = seen(slot(0, Phase.DRAINING, 1, replicas=0), slot(1, Phase.RETIRED, replicas=0))
-    assert not [action for action in actions(found) if isinstance(action, UpdateSlot)]
+    found = seen(replica(0, Phase.DRAINING, 1, pods_wanted=0), replica(1, Phase.RETIRED, pods_wanted=0))
+    assert not [action for action in actions(found) if isinstance(action, UpdateReplica)]
 
 
 # Draining for too long.
 
 
 def drains_for(time, on_timeout, held=1):
-    found = seen(slot(0, Phase.DRAINING, held, since=time))
+    found = seen(replica(0, Phase.DRAINING, held, since=time))
     return decided(found, drain={"timeout": "1h", "onTimeout": on_timeout})
 
 
@@ -185,7 +193,7 @@ def test_a_drain_is_waited_for_however_long_it_takes():
 def test_a_drain_is_ended_after_its_time_where_that_is_the_order():
     assert drains_for(HOUR, "Terminate").actions == (), "the executor has a moment to give its jobs back by itself"
     done = drains_for(HOUR + timedelta(minutes=1), "Terminate")
-    assert done.actions == (DeleteSlot("documents-0", "uid-0", Why.DRAIN_TIMEOUT),)
+    assert done.actions == (DeleteReplica("documents-0", "uid-0", Why.DRAIN_TIMEOUT),)
     assert done.overdue == ()
 
 
@@ -196,98 +204,100 @@ def test_the_end_of_a_drains_time_is_a_reason_to_look_again():
 
 
 def test_an_executor_that_somebody_else_drains_has_all_the_time_it_wants():
-    by_hand = slot(0, Phase.DRAINING, executor=ObservedExecutor(alive=True, held=1, draining=True))
+    by_hand = replica(0, Phase.DRAINING, executor=ObservedExecutor(alive=True, held=1, draining=True))
     assert actions(seen(by_hand), drain={"timeout": "0s", "onTimeout": "Terminate"}) == []
 
 
 # Rolling out a template.
 
 
-def test_without_room_one_outdated_slot_drains_and_nothing_is_made_yet():
-    found = seen(*slots(3, held=2, template="old"))
+def test_without_room_one_outdated_replica_drains_and_nothing_is_made_yet():
+    found = seen(*replicas(3, held=2, template="old"))
     assert actions(found, replicas=3) == [AskDrain("documents-2", only_if_idle=False, why=Why.TEMPLATE)]
 
 
-def test_with_room_the_new_slot_is_made_at_once():
-    found = seen(*slots(3, held=2, template="old"))
+def test_with_room_the_new_replica_is_made_at_once():
+    found = seen(*replicas(3, held=2, template="old"))
     assert actions(found) == [
         AskDrain("documents-2", only_if_idle=False, why=Why.TEMPLATE),
-        CreateSlot(3, Why.DEMAND),
+        CreateReplica(3, Why.DEMAND),
     ]
 
 
 def test_the_next_one_waits_until_the_new_one_takes_jobs():
-    starting = [*slots(2, held=2, template="old"), slot(2, Phase.DRAINING, 1), slot(3, Phase.PENDING)]
+    starting = [*replicas(2, held=2, template="old"), replica(2, Phase.DRAINING, 1), replica(3, Phase.PENDING)]
     assert actions(seen(*starting, runnable=2)) == []
-    there = [*slots(2, held=2, template="old"), slot(2, Phase.DRAINING, 1), slot(3, held=2)]
+    there = [*replicas(2, held=2, template="old"), replica(2, Phase.DRAINING, 1), replica(3, held=2)]
     assert asked(actions(seen(*there))) == ["documents-1"]
 
 
 @pytest.mark.parametrize(("allowed", "drained"), [(1, 1), (3, 3), ("50%", 2), ("1%", 1), (100, 5)])
 def test_so_many_may_be_missing_meanwhile(allowed, drained):
-    found = seen(*slots(5, held=2, template="old"))
+    found = seen(*replicas(5, held=2, template="old"))
     done = actions(found, replicas=5, rollout={"maxUnavailable": allowed})
     assert len(asked(done)) == drained
 
 
-def test_idle_slots_are_replaced_before_busy_ones():
-    found = seen(slot(0, template="old"), slot(1, held=2, template="old"), slot(2))
+def test_idle_replicas_are_replaced_before_busy_ones():
+    found = seen(replica(0, template="old"), replica(1, held=2, template="old"), replica(2))
     assert asked(actions(found, replicas=3)) == ["documents-0"]
 
 
-def test_slots_that_never_started_are_replaced_at_once():
-    found = seen(*slots(3, Phase.PENDING, template="old", problem="CrashLoopBackOff"), runnable=6)
+def test_replicas_that_never_started_are_replaced_at_once():
+    found = seen(*replicas(3, Phase.PENDING, template="old", problem="CrashLoopBackOff"), runnable=6)
     done = actions(found)
     assert asked(done) == ["documents-2", "documents-1", "documents-0"]
     assert created(done) == [3, 4, 5]
 
 
 def test_a_template_that_does_not_start_stops_the_rollout():
-    found = seen(*slots(4, held=2, template="old"), slot(4, Phase.PENDING, problem="ImagePullBackOff"), runnable=2)
+    found = seen(
+        *replicas(4, held=2, template="old"), replica(4, Phase.PENDING, problem="ImagePullBackOff"), runnable=2
+    )
     assert actions(found, replicas=5) == []
 
 
 def test_what_is_too_much_goes_first_and_counts_for_the_rollout():
-    found = seen(slot(0, held=2, template="old"), slot(1, held=2), slot(2, template="old"))
+    found = seen(replica(0, held=2, template="old"), replica(1, held=2), replica(2, template="old"))
     assert actions(found, rollout={"maxUnavailable": 1}) == [
         AskDrain("documents-2", only_if_idle=True, why=Why.DEMAND),
         AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE),
-        CreateSlot(3, Why.DEMAND),
+        CreateReplica(3, Why.DEMAND),
     ]
 
 
 # Executors that crash.
 
 
-def test_a_slot_that_crashes_is_no_capacity_and_another_one_is_made():
-    assert actions(seen(slot(0, Phase.CRASHING), runnable=1)) == [CreateSlot(1, Why.DEMAND)]
-    assert actions(seen(slot(0, Phase.CRASHING), slot(1, Phase.PENDING), runnable=1)) == []
+def test_a_replica_that_crashes_is_no_capacity_and_another_one_is_made():
+    assert actions(seen(replica(0, Phase.CRASHING), runnable=1)) == [CreateReplica(1, Why.DEMAND)]
+    assert actions(seen(replica(0, Phase.CRASHING), replica(1, Phase.PENDING), runnable=1)) == []
 
 
 def test_what_its_executor_holds_calls_for_another_one_before_the_database_knows_that_it_is_dead():
     dead = ObservedExecutor(alive=True, held=2, pod_uid="pod-0")
-    assert actions(seen(slot(0, Phase.CRASHING, executor=dead))) == [CreateSlot(1, Why.DEMAND)]
+    assert actions(seen(replica(0, Phase.CRASHING, executor=dead))) == [CreateReplica(1, Why.DEMAND)]
 
 
 def test_it_takes_up_room():
-    found = seen(slot(0, Phase.CRASHING), slot(1, Phase.CRASHING), runnable=20)
+    found = seen(replica(0, Phase.CRASHING), replica(1, Phase.CRASHING), runnable=20)
     assert created(actions(found, scaling=autoscaled(most=3))) == [2]
     assert actions(found, scaling=autoscaled(most=2)) == []
-    assert actions(seen(slot(0, Phase.CRASHING)), replicas=1) == []
+    assert actions(seen(replica(0, Phase.CRASHING)), replicas=1) == []
 
 
 def test_it_stays_while_there_is_work_for_those_that_stand_in_for_it():
-    assert actions(seen(slot(0, Phase.CRASHING), slot(1, held=2))) == []
+    assert actions(seen(replica(0, Phase.CRASHING), replica(1, held=2))) == []
 
 
 @pytest.mark.parametrize(
     ("found", "spec"),
     [
-        (seen(slot(0, Phase.CRASHING)), {}),
-        (seen(slot(0, Phase.CRASHING), runnable=1), {"suspend": True}),
-        (seen(slot(0, Phase.CRASHING), runnable=1), {"deleted_at": NOW}),
-        (seen(slot(0, Phase.CRASHING), slot(1), slot(2)), {"replicas": 1}),
-        (seen(slot(0, Phase.CRASHING, template="old"), slot(1, held=2)), {}),
+        (seen(replica(0, Phase.CRASHING)), {}),
+        (seen(replica(0, Phase.CRASHING), runnable=1), {"suspend": True}),
+        (seen(replica(0, Phase.CRASHING), runnable=1), {"deleted_at": NOW}),
+        (seen(replica(0, Phase.CRASHING), replica(1), replica(2)), {"replicas": 1}),
+        (seen(replica(0, Phase.CRASHING, template="old"), replica(1, held=2)), {}),
     ],
 )
 def test_it_is_let_go_where_it_is_not_wanted(found, spec):
@@ -298,13 +308,15 @@ def test_it_is_let_go_where_it_is_not_wanted(found, spec):
 
 
 def test_while_the_database_is_silent_nothing_is_drained_or_deleted():
-    found = seen(*slots(3, Phase.UNKNOWN, template="old"), slot(3, Phase.GOING, executor=None, pods=()), runnable=None)
+    found = seen(
+        *replicas(3, Phase.UNKNOWN, template="old"), replica(3, Phase.GOING, executor=None, pods=()), runnable=None
+    )
     for spec in ({}, {"replicas": 1}, {"suspend": True}, {"deleted_at": NOW}):
         assert actions(found, **spec) == []
 
 
 def test_while_the_database_is_silent_a_fixed_number_is_still_made():
-    assert created(actions(seen(slot(0, Phase.UNKNOWN), runnable=None), replicas=2)) == [1]
+    assert created(actions(seen(replica(0, Phase.UNKNOWN), runnable=None), replicas=2)) == [1]
 
 
 def test_the_memory_of_the_silence_is_stored():
@@ -316,17 +328,17 @@ def test_the_memory_of_the_silence_is_stored():
 
 def test_a_deleted_pool_drains_and_nothing_is_made_for_it_any_more():
     deleted = {"deleted_at": NOW}
-    assert asked(actions(seen(slot(0, held=1), slot(1)), **deleted)) == ["documents-1", "documents-0"]
+    assert asked(actions(seen(replica(0, held=1), replica(1)), **deleted)) == ["documents-1", "documents-0"]
     assert actions(seen(runnable=9), **deleted) == []
 
 
 def test_a_deleted_pool_whose_database_stays_silent_leaves_its_pods_to_drain_by_themselves():
-    found = seen(slot(0, Phase.UNKNOWN), runnable=None)
+    found = seen(replica(0, Phase.UNKNOWN), runnable=None)
     early = decided(found, deleted_at=NOW - timedelta(seconds=50))
     assert early.actions == ()
     assert early.requeue_after == 10
     late = decided(found, deleted_at=NOW - timedelta(seconds=60))
-    assert late.actions == (DeleteSlot("documents-0", "uid-0", Why.UNREACHABLE),)
+    assert late.actions == (DeleteReplica("documents-0", "uid-0", Why.UNREACHABLE),)
 
 
 # The memory.
@@ -340,21 +352,21 @@ def changes(plan):
 
 def test_growth_is_remembered_as_far_as_it_is_done():
     scaling = autoscaled(most=3, behavior={"scaleUp": POLICY})
-    assert changes(decided(seen(slot(0, Phase.DRAINING, 1), runnable=20), scaling=scaling)) == [2]
+    assert changes(decided(seen(replica(0, Phase.DRAINING, 1), runnable=20), scaling=scaling)) == [2]
 
 
 def test_shrinking_is_remembered():
     scaling = autoscaled(behavior={"scaleDown": {**POLICY, "stabilizationWindowSeconds": 0}})
-    assert changes(decided(seen(*slots(9)), scaling=scaling)) == [-4]
+    assert changes(decided(seen(*replicas(9)), scaling=scaling)) == [-4]
 
 
-def test_replacing_a_slot_is_no_change_of_size():
+def test_replacing_a_replica_is_no_change_of_size():
     scaling = autoscaled(behavior={"scaleUp": POLICY})
-    plan = decided(seen(slot(0, held=2, template="old")), scaling=scaling)
+    plan = decided(seen(replica(0, held=2, template="old")), scaling=scaling)
     assert len(plan.actions) == 2
     assert changes(plan) == []
 
 
 def test_a_decision_is_made_of_what_is_there_alone():
-    found = seen(slot(0), slot(1, held=1), runnable=9)
+    found = seen(replica(0), replica(1, held=1), runnable=9)
     assert decided(found) == decided(replace(found))

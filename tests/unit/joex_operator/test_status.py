@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 
 from joex_operator.api.objects import SpecError
-from joex_operator.decide.actions import Action, AskDrain, CreateSlot, DeleteSlot, ForgetSlot, Why
+from joex_operator.decide.actions import Action, AskDrain, CreateReplica, DeleteReplica, ForgetReplica, Why
 from joex_operator.decide.conditions import Condition, conditions, refused
 from joex_operator.decide.events import Event, events_of_actions, events_of_change
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import DatabaseProblem, decide
-from joex_operator.decide.slots import Phase
+from joex_operator.decide.replicas import Phase
 from joex_operator.decide.status import pool_status, with_conditions
-from tests.unit.joex_operator.builders import NOW, autoscaled, pool, seen, slot, slots
+from tests.unit.joex_operator.builders import NOW, autoscaled, pool, replica, replicas, seen
 
 LATER = NOW + timedelta(minutes=5)
 
@@ -39,20 +39,20 @@ def status(found, previous=None, now=NOW, **spec):
 
 READY = [
     (seen(), {}, "True", "AtZero"),
-    (seen(slot(0, held=1)), {}, "True", "Ready"),
-    (seen(slot(0, Phase.PENDING), runnable=1), {}, "False", "Starting"),
-    (seen(slot(0), slot(1, Phase.PENDING), runnable=4), {}, "True", "Ready"),
-    (seen(slot(0), slot(1, Phase.PENDING)), {"replicas": 2}, "False", "Starting"),
-    (seen(slot(0)), {"scaling": autoscaled(least=2)}, "False", "Starting"),
-    (seen(slot(0), slot(1, Phase.PENDING, problem="ErrImagePull"), runnable=4), {}, "False", "ExecutorFailing"),
-    (seen(slot(0, held=1, template="old")), {}, "True", "RollingOut"),
-    (seen(slot(0), slot(1, Phase.DRAINING, 1, template="old")), {"replicas": 2}, "True", "RollingOut"),
-    (seen(slot(0), slot(1, Phase.PENDING), slot(2, template="old")), {"replicas": 3}, "True", "RollingOut"),
-    (seen(slot(0, Phase.PENDING), slot(1, template="old")), {"replicas": 3}, "False", "Starting"),
-    (seen(slot(0), slot(1, Phase.DRAINING, template="", uid=None)), {"replicas": 2}, "False", "Starting"),
-    (seen(slot(0, Phase.DRAINING, 1)), {"suspend": True}, "False", "Suspended"),
+    (seen(replica(0, held=1)), {}, "True", "Ready"),
+    (seen(replica(0, Phase.PENDING), runnable=1), {}, "False", "Starting"),
+    (seen(replica(0), replica(1, Phase.PENDING), runnable=4), {}, "True", "Ready"),
+    (seen(replica(0), replica(1, Phase.PENDING)), {"replicas": 2}, "False", "Starting"),
+    (seen(replica(0)), {"scaling": autoscaled(least=2)}, "False", "Starting"),
+    (seen(replica(0), replica(1, Phase.PENDING, problem="ErrImagePull"), runnable=4), {}, "False", "ExecutorFailing"),
+    (seen(replica(0, held=1, template="old")), {}, "True", "RollingOut"),
+    (seen(replica(0), replica(1, Phase.DRAINING, 1, template="old")), {"replicas": 2}, "True", "RollingOut"),
+    (seen(replica(0), replica(1, Phase.PENDING), replica(2, template="old")), {"replicas": 3}, "True", "RollingOut"),
+    (seen(replica(0, Phase.PENDING), replica(1, template="old")), {"replicas": 3}, "False", "Starting"),
+    (seen(replica(0), replica(1, Phase.DRAINING, template="", uid=None)), {"replicas": 2}, "False", "Starting"),
+    (seen(replica(0, Phase.DRAINING, 1)), {"suspend": True}, "False", "Suspended"),
     (seen(), {"deleted_at": NOW}, "False", "Deleting"),
-    (seen(slot(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
+    (seen(replica(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
     (
         replace(seen(runnable=None), database_problem=DatabaseProblem("SecretMissing", "no secret")),
         {},
@@ -68,14 +68,14 @@ def test_a_pool_is_ready_when_it_takes_jobs_and_nothing_of_it_fails(found, spec,
 
 
 def test_a_failing_executor_is_named_with_its_problem():
-    found = seen(*slots(3, Phase.PENDING, problem="CrashLoopBackOff: exit code 2"), runnable=6)
+    found = seen(*replicas(3, Phase.PENDING, problem="CrashLoopBackOff: exit code 2"), runnable=6)
     condition = told(found)["Ready"]
     assert condition.message == "documents-0: CrashLoopBackOff: exit code 2 (and 2 more)"
     assert condition.bad
 
 
 def test_executors_that_crash_are_counted_and_named_and_it_is_said_that_they_keep_others_from_coming():
-    found = seen(*slots(2, Phase.CRASHING, problem="OOMKilled: exit code 137"), runnable=1)
+    found = seen(*replicas(2, Phase.CRASHING, problem="OOMKilled: exit code 137"), runnable=1)
     conditions = told(found, scaling=autoscaled(most=2))
     assert conditions["Ready"].reason == "ExecutorFailing"
     assert conditions["Ready"].message == "documents-0: OOMKilled: exit code 137 (and 1 more)"
@@ -104,11 +104,11 @@ def test_who_fixed_the_size_is_told_how_to_undo_it():
 
 def test_it_is_told_what_holds_a_change_up():
     assert brief(seen(), "AbleToScale") == ("True", "ReadyForNewScale")
-    assert brief(seen(slot(0)), "AbleToScale", scaling=autoscaled(window=300)) == ("True", "ScaleDownStabilized")
+    assert brief(seen(replica(0)), "AbleToScale", scaling=autoscaled(window=300)) == ("True", "ScaleDownStabilized")
     growing = autoscaled(behavior={"scaleUp": {"stabilizationWindowSeconds": 60}})
     assert brief(seen(runnable=1), "AbleToScale", scaling=growing) == ("True", "ScaleUpStabilized")
     assert brief(seen(runnable=None), "AbleToScale") == ("False", "DatabaseUnreachable")
-    assert brief(seen(slot(0, Phase.DRAINING, 1, since=timedelta(hours=2))), "AbleToScale") == ("True", "DrainSlow")
+    assert brief(seen(replica(0, Phase.DRAINING, 1, since=timedelta(hours=2))), "AbleToScale") == ("True", "DrainSlow")
 
 
 def test_it_is_told_what_could_not_be_done():
@@ -129,7 +129,7 @@ def test_it_is_told_what_limits_the_size():
         "True",
         "ScalingPolicies",
     )
-    full = seen(slot(0, Phase.DRAINING, 1), runnable=9)
+    full = seen(replica(0, Phase.DRAINING, 1), runnable=9)
     assert brief(full, "ScalingLimited", scaling=autoscaled(most=1)) == ("True", "WaitingForDrain")
 
 
@@ -146,7 +146,11 @@ def test_a_suspended_pool_says_so():
 
 def test_the_numbers_of_a_status():
     found = seen(
-        slot(0, held=1), slot(1, template="old"), slot(2, Phase.PENDING), slot(3, Phase.DRAINING, 1), runnable=5
+        replica(0, held=1),
+        replica(1, template="old"),
+        replica(2, Phase.PENDING),
+        replica(3, Phase.DRAINING, 1),
+        runnable=5,
     )
     stored = status(found)
     del stored["conditions"]
@@ -162,12 +166,12 @@ def test_the_numbers_of_a_status():
 
 
 def test_while_the_database_is_silent_the_number_of_ready_executors_is_the_last_one_known():
-    assert status(seen(slot(0, Phase.UNKNOWN), runnable=None), {"readyReplicas": 1})["readyReplicas"] == 1
+    assert status(seen(replica(0, Phase.UNKNOWN), runnable=None), {"readyReplicas": 1})["readyReplicas"] == 1
 
 
 def test_what_must_be_remembered_is_part_of_the_status_only_when_there_is_something():
-    assert "history" not in status(seen(slot(0, held=1)))
-    assert status(seen(slot(0)), scaling=autoscaled(window=300))["history"]["below"]
+    assert "history" not in status(seen(replica(0, held=1)))
+    assert status(seen(replica(0)), scaling=autoscaled(window=300))["history"]["below"]
 
 
 def test_a_condition_is_complete():
@@ -188,7 +192,7 @@ def since(stored):
 
 def test_a_condition_keeps_its_time_until_its_status_changes():
     at_zero = status(seen())
-    ready = status(seen(slot(0, held=1)), at_zero, LATER)
+    ready = status(seen(replica(0, held=1)), at_zero, LATER)
     assert ready["conditions"][0]["reason"] == "Ready"
     assert since(ready) == since(at_zero)
     suspended = status(seen(), ready, LATER, suspend=True)
@@ -197,13 +201,13 @@ def test_a_condition_keeps_its_time_until_its_status_changes():
 
 
 def test_a_status_is_the_same_while_nothing_changes():
-    found = seen(slot(0, held=1), runnable=1)
+    found = seen(replica(0, held=1), runnable=1)
     first = status(found)
     assert status(found, first, LATER) == first
 
 
 def test_a_spec_that_cannot_be_read_changes_nothing_but_what_is_told():
-    before = status(seen(slot(0, held=1)))
+    before = status(seen(replica(0, held=1)))
     after = with_conditions([refused(SpecError("spec.poolSize: expected 1 or more"))], 4, before, LATER)
     assert {**after, "conditions": 0, "observedGeneration": 3} == {**before, "conditions": 0}
     ready, *others = after["conditions"]
@@ -230,11 +234,11 @@ def events(found, previous, **spec):
 
 
 def test_a_change_makes_an_event_and_no_change_makes_none():
-    before = status(seen(slot(0, held=1)))
-    assert events(seen(slot(0, held=1)), before) == []
-    lost = events(seen(slot(0, Phase.UNKNOWN), runnable=None), before)
+    before = status(seen(replica(0, held=1)))
+    assert events(seen(replica(0, held=1)), before) == []
+    lost = events(seen(replica(0, Phase.UNKNOWN), runnable=None), before)
     assert Event("Warning", "Unreachable", "connection refused") in lost
-    back = events(seen(slot(0, held=1)), status(seen(slot(0, Phase.UNKNOWN), runnable=None), before))
+    back = events(seen(replica(0, held=1)), status(seen(replica(0, Phase.UNKNOWN), runnable=None), before))
     assert Event("Normal", "Connected", "the database answers") in back
 
 
@@ -244,18 +248,18 @@ def test_of_a_new_pool_only_what_is_wrong_is_told():
 
 
 def test_a_pool_that_breathes_with_its_queue_makes_no_events_of_change():
-    before = status(seen(*slots(2, held=2), runnable=0))
-    assert events(seen(*slots(2, held=2), runnable=99), before) == []
-    assert events(seen(*slots(2)), before, scaling=autoscaled(window=300)) == []
+    before = status(seen(*replicas(2, held=2), runnable=0))
+    assert events(seen(*replicas(2, held=2), runnable=99), before) == []
+    assert events(seen(*replicas(2)), before, scaling=autoscaled(window=300)) == []
 
 
 def test_what_is_done_makes_an_event_for_each_reason():
     done: list[Action] = [
-        CreateSlot(3, Why.DEMAND),
-        CreateSlot(4, Why.DEMAND),
+        CreateReplica(3, Why.DEMAND),
+        CreateReplica(4, Why.DEMAND),
         AskDrain("documents-1", only_if_idle=True, why=Why.TEMPLATE),
-        DeleteSlot("documents-2", "uid", Why.DRAIN_TIMEOUT),
-        ForgetSlot("documents-0", NOW),
+        DeleteReplica("documents-2", "uid", Why.DRAIN_TIMEOUT),
+        ForgetReplica("documents-0", NOW),
     ]
     assert events_of_actions("documents", done) == [
         Event("Normal", "Added", "documents-3, documents-4: demand"),
@@ -264,6 +268,6 @@ def test_what_is_done_makes_an_event_for_each_reason():
     ]
 
 
-def test_many_slots_are_not_all_named():
-    (event,) = events_of_actions("documents", [CreateSlot(index, Why.DEMAND) for index in range(12)])
+def test_many_replicas_are_not_all_named():
+    (event,) = events_of_actions("documents", [CreateReplica(index, Why.DEMAND) for index in range(12)])
     assert event.message == "documents-0, documents-1, documents-2, documents-3, documents-4 and 7 more: demand"

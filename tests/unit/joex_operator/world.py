@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
 
-from joex_operator.api.names import slot_name
+from joex_operator.api.names import replica_name
 from joex_operator.api.objects import Pool
 from joex_operator.decide.actions import (
     Action,
     AskDrain,
-    CreateSlot,
-    DeleteSlot,
-    ForgetSlot,
+    CreateReplica,
+    DeleteReplica,
+    ForgetReplica,
     ReportGone,
-    UpdateSlot,
+    UpdateReplica,
     Why,
 )
 from joex_operator.decide.plan import ObservedPool
+from joex_operator.decide.replicas import ObservedExecutor, Replica
 from joex_operator.decide.scaling import Demand
-from joex_operator.decide.slots import ObservedExecutor, Slot
 from tests.unit.joex_operator.builders import NOW, SILENT
 
 LEASE = 6
@@ -35,10 +35,10 @@ START_UP = 2
 
 @dataclass
 class Pod:
-    """A pod of a slot: its container starts, then it registers."""
+    """A pod of a replica: its container starts, then it registers."""
 
     uid: str
-    slot: str
+    replica: str
     starts_in: int = START_UP
     terminating: bool = False
     node_is_silent: bool = False
@@ -101,22 +101,22 @@ class World:
         """One second passes."""
         self.time += 1
         for name, made in self.deployments.items():  # Recreate: no new pod while an old one is there
-            if made.replicas and not any(pod.slot == name for pod in self.pods.values()):
+            if made.replicas and not any(pod.replica == name for pod in self.pods.values()):
                 self._start_pod(name)
         for pod in list(self.pods.values()):
             self._run_pod(pod)
         if self.database_is_up:
-            for slot, executor in list(self.living.items()):
-                self._run_executor(slot, executor)
+            for replica, executor in list(self.living.items()):
+                self._run_executor(replica, executor)
 
-    def _start_pod(self, slot: str) -> None:
+    def _start_pod(self, replica: str) -> None:
         uid = f"pod-{next(self._uids)}"
-        self.pods[uid] = Pod(uid, slot)
+        self.pods[uid] = Pod(uid, replica)
 
     def _run_pod(self, pod: Pod) -> None:
         if pod.node_is_silent:
             return
-        executor = self.living.get(pod.slot)
+        executor = self.living.get(pod.replica)
         lives_here = executor is not None and executor.pod == pod.uid
         if pod.terminating and lives_here and executor is not None:
             executor.draining = True  # SIGTERM; it has all the time that its jobs need
@@ -128,55 +128,55 @@ class World:
             self._register(pod)
 
     def _register(self, pod: Pod) -> None:
-        other = self.living.get(pod.slot)
-        if pod.slot in self.retired or (other is not None and other.pod != pod.uid):
+        other = self.living.get(pod.replica)
+        if pod.replica in self.retired or (other is not None and other.pod != pod.uid):
             return
         if other is not None:
-            self._end(pod.slot)  # the same pod: its former process is certainly gone
-        self.living[pod.slot] = Living(pod.uid)
+            self._end(pod.replica)  # the same pod: its former process is certainly gone
+        self.living[pod.replica] = Living(pod.uid)
 
-    def _run_executor(self, slot: str, executor: Living) -> None:
+    def _run_executor(self, replica: str, executor: Living) -> None:
         if executor.is_dead:
             executor.silent_for += 1
             if executor.silent_for > LEASE:
-                self._end(slot)
+                self._end(replica)
             return
         executor.held = [left - 1 for left in executor.held]
         self.finished += executor.held.count(0)
         executor.held = [left for left in executor.held if left]
         if executor.draining and not executor.held:
-            self._end(slot)
+            self._end(replica)
             self.pods[executor.pod].starts_in = START_UP  # its container starts again
         elif not executor.draining:
             free = self.pool.spec.pool_size - len(executor.held)
             executor.held += self.queue[:free]
             del self.queue[:free]
 
-    def _end(self, slot: str) -> None:
-        self.queue[:0] = self.living.pop(slot).held
+    def _end(self, replica: str) -> None:
+        self.queue[:0] = self.living.pop(replica).held
 
     def _remove_pod(self, pod: Pod) -> None:
         del self.pods[pod.uid]
-        self.gone.setdefault(pod.slot, []).append(pod.uid)
+        self.gone.setdefault(pod.replica, []).append(pod.uid)
 
     # Faults.
 
     def kill_process(self, pod: Pod) -> None:
         """kill -9: the container starts again in the same pod."""
         pod.starts_in = START_UP
-        if (executor := self.living.get(pod.slot)) and executor.pod == pod.uid:
+        if (executor := self.living.get(pod.replica)) and executor.pod == pod.uid:
             executor.is_dead = True
 
     def delete_pod(self, pod: Pod) -> None:
         """The pod is gone at once, and its process with it."""
-        if (executor := self.living.get(pod.slot)) and executor.pod == pod.uid:
+        if (executor := self.living.get(pod.replica)) and executor.pod == pod.uid:
             executor.is_dead = True
         self._remove_pod(pod)
 
     def silence_node(self, pod: Pod) -> None:
         """The pod's node becomes silent."""
         pod.node_is_silent = True
-        if (executor := self.living.get(pod.slot)) and executor.pod == pod.uid:
+        if (executor := self.living.get(pod.replica)) and executor.pod == pod.uid:
             executor.is_dead = True
 
     def return_nodes(self) -> None:
@@ -189,22 +189,22 @@ class World:
 
     def observe(self) -> ObservedPool:
         """The operator's observation of this moment."""
-        names = {*self.deployments, *(pod.slot for pod in self.pods.values())}
+        names = {*self.deployments, *(pod.replica for pod in self.pods.values())}
         if self.database_is_up:
             names |= {*self.living, *self.retired}
-        slots = tuple(self._slot(name) for name in sorted(names))
+        replicas = tuple(self._replica(name) for name in sorted(names))
         if not self.database_is_up:
-            return ObservedPool(slots, None, self.template, SILENT)
-        return ObservedPool(slots, Demand(len(self.queue)), self.template)
+            return ObservedPool(replicas, None, self.template, SILENT)
+        return ObservedPool(replicas, Demand(len(self.queue)), self.template)
 
-    def _slot(self, name: str) -> Slot:
-        made, pods = self.deployments.get(name), [pod for pod in self.pods.values() if pod.slot == name]
-        return Slot(
+    def _replica(self, name: str) -> Replica:
+        made, pods = self.deployments.get(name), [pod for pod in self.pods.values() if pod.replica == name]
+        return Replica(
             name,
             int(name.rpartition("-")[2]),
             uid=made.uid if made else None,
             template=made.template if made else "",
-            replicas=made.replicas if made else 1,
+            pods_wanted=made.replicas if made else 1,
             lost=any(pod.node_is_silent for pod in pods),
             pods=tuple(pod.uid for pod in pods),
             gone=tuple(self.gone.get(name, ())),
@@ -226,40 +226,40 @@ class World:
     def apply(self, action: Action) -> None:
         """Execute an action, in the present state of the world."""
         match action:
-            case CreateSlot(index):
-                name = slot_name(self.pool.name, index)
+            case CreateReplica(index):
+                name = replica_name(self.pool.name, index)
                 self.deployments.setdefault(name, Made(f"made-{next(self._uids)}", self.template))
-            case UpdateSlot(slot, uid):
-                if (made := self.deployments.get(slot)) and made.uid == uid:
+            case UpdateReplica(replica, uid):
+                if (made := self.deployments.get(replica)) and made.uid == uid:
                     made.replicas = 1
-            case DeleteSlot(slot, uid, why):
-                self._delete(slot, uid, why)
-            case AskDrain(slot, only_if_idle) if self.database_is_up:
-                self._retire(slot, only_if_idle=only_if_idle)
-            case ForgetSlot(slot, retired_at) if self.database_is_up:
-                if self.retired.get(slot) == retired_at:
-                    del self.retired[slot]
+            case DeleteReplica(replica, uid, why):
+                self._delete(replica, uid, why)
+            case AskDrain(replica, only_if_idle) if self.database_is_up:
+                self._retire(replica, only_if_idle=only_if_idle)
+            case ForgetReplica(replica, retired_at) if self.database_is_up:
+                if self.retired.get(replica) == retired_at:
+                    del self.retired[replica]
             case ReportGone(uid) if self.database_is_up:
-                for slot in [slot for slot, executor in self.living.items() if executor.pod == uid]:
-                    self._end(slot)
+                for replica in [replica for replica, executor in self.living.items() if executor.pod == uid]:
+                    self._end(replica)
             case _:
                 pass  # the database is silent: the action fails
 
-    def _retire(self, slot: str, *, only_if_idle: bool) -> None:
-        executor = self.living.get(slot)
+    def _retire(self, replica: str, *, only_if_idle: bool) -> None:
+        executor = self.living.get(replica)
         if executor is not None and executor.held and only_if_idle:
             return
-        self.retired.setdefault(slot, self.now)
+        self.retired.setdefault(replica, self.now)
         if executor is not None:
             executor.draining = True
 
-    def _delete(self, slot: str, uid: str, why: Why) -> None:
-        made = self.deployments.get(slot)
+    def _delete(self, replica: str, uid: str, why: Why) -> None:
+        made = self.deployments.get(replica)
         if made is None or made.uid != uid:
             return
         if why is Why.RETIRED:
-            assert slot in self.retired, "only what is retired is deleted"
-            assert slot not in self.living, "an executor that may be busy is never deleted"
-        del self.deployments[slot]
+            assert replica in self.retired, "only what is retired is deleted"
+            assert replica not in self.living, "an executor that may be busy is never deleted"
+        del self.deployments[replica]
         for pod in self.pods.values():
-            pod.terminating |= pod.slot == slot
+            pod.terminating |= pod.replica == replica

@@ -50,7 +50,7 @@ END $$;
 
 -- The executors whose app-id begins with p_prefix, living or retired: a row for each app-id. An executor that takes nothing beside a
 -- suspect counts as full (held).
-CREATE OR REPLACE FUNCTION joex_private.slots(p_prefix text)
+CREATE OR REPLACE FUNCTION joex_private.replicas(p_prefix text)
 RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
     SELECT app_id, e.id, e.pod_uid, coalesce(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END), 0),

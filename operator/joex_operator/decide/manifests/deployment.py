@@ -1,7 +1,7 @@
-"""The Deployment of a slot: one executor, under a stable name.
+"""The Deployment of a replica: one executor, under a stable name.
 
 `strategy: Recreate`, because two pods with one app-id never help each other: the second waits for the first. The
-operator drains a slot before it changes its Deployment, so the strategy only matters when a user changes one.
+operator drains a replica before it changes its Deployment, so the strategy only matters when a user changes one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 from typing import Any
 
-from joex_operator.api.names import API_VERSION, TEMPLATE_ANNOTATION, slot_labels, slot_name, slot_selector
+from joex_operator.api.names import API_VERSION, TEMPLATE_ANNOTATION, replica_labels, replica_name, replica_selector
 from joex_operator.api.objects import Pool
 from joex_operator.decide.manifests.environment import HTTP_PORT, environment, literal
 from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
@@ -28,12 +28,12 @@ _RESTRICTED = {
 }
 
 
-def slot_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
-    """The Deployment of a slot.
+def replica_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
+    """The Deployment of a replica.
 
     Args:
-        pool: of the slot.
-        index: of the slot.
+        pool: of the replica.
+        index: of the replica.
         image: of a pool that names none: the operator's own.
 
     Raises:
@@ -44,9 +44,9 @@ def slot_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {
-            "name": slot_name(pool.name, index),
+            "name": replica_name(pool.name, index),
             "namespace": pool.namespace,
-            "labels": slot_labels(pool.name, index),
+            "labels": replica_labels(pool.name, index),
             "annotations": {TEMPLATE_ANNOTATION: template_hash(pool, image)},
             "ownerReferences": [_owner(pool)],
         },
@@ -55,10 +55,10 @@ def slot_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
 
 
 def template_hash(pool: Pool, image: str) -> str:
-    """The hash of a pool's template: the same for all slots, and another whenever their pods change.
+    """The hash of a pool's template: the same for all replicas, and another whenever their pods change.
 
     Raises:
-        SpecError: as `slot_deployment`.
+        SpecError: as `replica_deployment`.
     """
     text = json.dumps(_deployment_spec(pool, 0, image), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -69,7 +69,7 @@ def _deployment_spec(pool: Pool, index: int, image: str) -> dict[str, Any]:
         "replicas": 1,
         "revisionHistoryLimit": 0,
         "strategy": {"type": "Recreate"},
-        "selector": {"matchLabels": slot_selector(pool.name, index)},
+        "selector": {"matchLabels": replica_selector(pool.name, index)},
         "template": _with_requests(overlay(_pod_template(pool, index, image), pool.spec.template)),
     }
 
@@ -88,7 +88,7 @@ def _with_requests(template: dict[str, Any]) -> dict[str, Any]:
 
 def _pod_template(pool: Pool, index: int, image: str) -> dict[str, Any]:
     return {
-        "metadata": {"labels": slot_labels(pool.name, index)},
+        "metadata": {"labels": replica_labels(pool.name, index)},
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joex.core.duration import format_duration
-from joex_operator.api.names import app_id, slot_name
+from joex_operator.api.names import app_id, replica_name
 from joex_operator.api.objects import Pool
 
 HTTP_PORT = 7878
@@ -26,11 +26,11 @@ RESERVED = frozenset(
 
 
 def environment(pool: Pool, index: int) -> list[dict[str, Any]]:
-    """The environment variables of the executor in a slot."""
+    """The environment variables of the executor in a replica."""
     url = {"name": pool.spec.database.secret_name, "key": pool.spec.database.secret_key}
     return [
         # Explicit, so that executor and operator have the same app-id, whatever the name of the pod.
-        _value("JOEX_APP_ID", app_id(pool.namespace, slot_name(pool.name, index))),
+        _value("JOEX_APP_ID", app_id(pool.namespace, replica_name(pool.name, index))),
         _from_pod("JOEX_POD_NAME", "metadata.name"),
         _from_pod("JOEX_POD_NAMESPACE", "metadata.namespace"),
         _from_pod("JOEX_POD_UID", "metadata.uid"),

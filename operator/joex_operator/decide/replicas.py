@@ -1,8 +1,8 @@
-"""The observed slots of a pool, their phases, and the order in which they leave.
+"""The observed replicas of a pool, their phases, and the order in which they leave.
 
-A slot is a Deployment of one executor, the Deployment's pods, and what the database knows of the executor's app-id. The
-database has the last word on whether an executor may be stopped: it *retires* an app-id in one transaction. From then
-on no executor takes a job or registers under that app-id, until the operator forgets it::
+A replica is a Deployment of one executor, the Deployment's pods, and what the database knows of the executor's app-id.
+The database has the last word on whether an executor may be stopped: it *retires* an app-id in one transaction. From
+then on no executor takes a job or registers under that app-id, until the operator forgets it::
 
     PENDING --> IDLE <--> BUSY          its executor takes jobs, or will (CRASHING: after its restart)
        |          |         |
@@ -14,7 +14,7 @@ on no executor takes a job or registers under that app-id, until the operator fo
              Deployment is deleted             its pods are gone
 
 There is no way back from draining: a deletion is safe only because a retired app-id stays retired. New work goes to a
-new slot, which starts in a moment.
+new replica, which starts in a moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from itertools import count
 
 
 class Phase(enum.StrEnum):
-    """The phase of a slot."""
+    """The phase of a replica."""
 
     UNKNOWN = "unknown"  # the database is down
     PENDING = "pending"  # no executor has registered, or not again
@@ -46,7 +46,7 @@ _ORDER = {Phase.PENDING: 0, Phase.IDLE: 1, Phase.BUSY: 2}
 
 @dataclass(frozen=True, slots=True)
 class ObservedExecutor:
-    """What the database knows of a slot's app-id.
+    """What the database knows of a replica's app-id.
 
     Attributes:
         alive: an executor is registered, and has not ended.
@@ -64,14 +64,14 @@ class ObservedExecutor:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """An observed slot: it has a Deployment or a pod, or the database remembers its app-id.
+class Replica:
+    """An observed replica: it has a Deployment or a pod, or the database remembers its app-id.
 
     Attributes:
-        name, index: of the slot.
+        name, index: of the replica.
         uid: of its Deployment; None: there is none, or it is being deleted.
         template: the hash of the template that it was made of.
-        replicas: of its Deployment; anything but 1 was set by a user.
+        pods_wanted: the `spec.replicas` of its Deployment; anything but 1 was set by a user.
         problem: why its pod does not start, in a few words; None: nothing is wrong.
         lost: the node of its pod does not answer.
         crashing: its executor registered once, dies again and again, and waits for its restart or to become ready.
@@ -85,7 +85,7 @@ class Slot:
     index: int
     uid: str | None = None
     template: str = ""
-    replicas: int = 1
+    pods_wanted: int = 1
     problem: str | None = None
     lost: bool = False
     crashing: bool = False
@@ -95,7 +95,7 @@ class Slot:
     phase: Phase = field(init=False)
 
     def __post_init__(self) -> None:
-        # Computed once, because a plan for thousands of slots reads it a dozen times.
+        # Computed once, because a plan for thousands of replicas reads it a dozen times.
         object.__setattr__(self, "phase", self._phase())
 
     def _phase(self) -> Phase:
@@ -123,36 +123,38 @@ class Slot:
         return 0 if self.executor is None else self.executor.held
 
 
-def takers(slots: Iterable[Slot]) -> list[Slot]:
-    """The slots that take jobs, or will: starting ones count."""
-    return [slot for slot in slots if slot.phase in _TAKERS]
+def takers(replicas: Iterable[Replica]) -> list[Replica]:
+    """The replicas that take jobs, or will: starting ones count."""
+    return [replica for replica in replicas if replica.phase in _TAKERS]
 
 
-def crashing(slots: Iterable[Slot]) -> list[Slot]:
-    """The slots that are no capacity for now, and count against the maximum: new slots do their work."""
-    return [slot for slot in slots if slot.phase is Phase.CRASHING]
+def crashing(replicas: Iterable[Replica]) -> list[Replica]:
+    """The replicas that are no capacity for now, and count against the maximum: new replicas do their work."""
+    return [replica for replica in replicas if replica.phase is Phase.CRASHING]
 
 
-def draining(slots: Iterable[Slot]) -> list[Slot]:
-    """The slots that finish their jobs: they count against the maximum until they are gone."""
-    return [slot for slot in slots if slot.phase is Phase.DRAINING]
+def draining(replicas: Iterable[Replica]) -> list[Replica]:
+    """The replicas that finish their jobs: they count against the maximum until they are gone."""
+    return [replica for replica in replicas if replica.phase is Phase.DRAINING]
 
 
-def ready(slots: Iterable[Slot]) -> list[Slot]:
-    """The slots that take jobs now."""
-    return [slot for slot in slots if slot.phase in (Phase.IDLE, Phase.BUSY)]
+def ready(replicas: Iterable[Replica]) -> list[Replica]:
+    """The replicas that take jobs now."""
+    return [replica for replica in replicas if replica.phase in (Phase.IDLE, Phase.BUSY)]
 
 
-def first_to_leave(slots: Iterable[Slot], template: str) -> list[Slot]:
-    """The slots in the order in which they leave.
+def first_to_leave(replicas: Iterable[Replica], template: str) -> list[Replica]:
+    """The replicas in the order in which they leave.
 
     Pending before idle before busy; among these the outdated first, then those with fewest jobs, then the youngest.
     """
-    known = [slot for slot in slots if slot.phase in _ORDER]
-    return sorted(known, key=lambda slot: (_ORDER[slot.phase], slot.template == template, slot.held, -slot.index))
+    known = [replica for replica in replicas if replica.phase in _ORDER]
+    return sorted(
+        known, key=lambda replica: (_ORDER[replica.phase], replica.template == template, replica.held, -replica.index)
+    )
 
 
-def free_indices(slots: Iterable[Slot]) -> Iterator[int]:
-    """Indices that no slot has, the lowest first, so that a repeated plan creates the same slots."""
-    used = {slot.index for slot in slots if not slot.is_forgotten}
+def free_indices(replicas: Iterable[Replica]) -> Iterator[int]:
+    """Indices that no replica has, the lowest first, so that a repeated plan creates the same replicas."""
+    used = {replica.index for replica in replicas if not replica.is_forgotten}
     return (index for index in count() if index not in used)

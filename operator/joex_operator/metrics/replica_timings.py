@@ -1,4 +1,4 @@
-"""Durations of executors' starts and drains, from the phases in which reconciles observe their slots.
+"""Durations of executors' starts and drains, from the phases in which reconciles observe their replicas.
 
 A start begins when this operator creates the Deployment: starts under way when an operator restarts are not measured. A
 drain begins at the time in the database: one that ends between two reconciles is not measured.
@@ -12,10 +12,10 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from joex_operator.api.names import slot_name
+from joex_operator.api.names import replica_name
 from joex_operator.api.objects import Pool
-from joex_operator.decide.actions import Action, CreateSlot
-from joex_operator.decide.slots import Phase, Slot, draining
+from joex_operator.decide.actions import Action, CreateReplica
+from joex_operator.decide.replicas import Phase, Replica, draining
 
 _WAKE_SECONDS = (
     *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
@@ -27,7 +27,7 @@ _DRAIN_SECONDS = (0.1, 0.5, 1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 14400,
 
 @dataclass(slots=True)
 class _PoolTimings:
-    """The starts and drains under way in a pool, by slot, and the pool's histograms."""
+    """The starts and drains under way in a pool, by replica, and the pool's histograms."""
 
     startup: Histogram
     drain: Histogram
@@ -35,7 +35,7 @@ class _PoolTimings:
     draining: dict[str, datetime] = field(default_factory=dict)
 
 
-class SlotTimings:
+class ReplicaTimings:
     """Measures starts and drains."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -64,15 +64,15 @@ class SlotTimings:
 
     def acted(self, pool: Pool, action: Action, now: datetime) -> None:
         """An action was carried out."""
-        if isinstance(action, CreateSlot):
-            self._of(pool).created[slot_name(pool.name, action.index)] = now
+        if isinstance(action, CreateReplica):
+            self._of(pool).created[replica_name(pool.name, action.index)] = now
 
-    def observed(self, pool: Pool, slots: Iterable[Slot], now: datetime) -> None:
-        """A reconcile has observed all slots of a pool, with the database's answer."""
-        timings, slots = self._of(pool), tuple(slots)
-        for slot in slots if timings.created else ():
-            _started(timings, slot, now)
-        _drained(timings, slots, now)
+    def observed(self, pool: Pool, replicas: Iterable[Replica], now: datetime) -> None:
+        """A reconcile has observed all replicas of a pool, with the database's answer."""
+        timings, replicas = self._of(pool), tuple(replicas)
+        for replica in replicas if timings.created else ():
+            _started(timings, replica, now)
+        _drained(timings, replicas, now)
 
     def woken(self, seconds: float) -> None:
         """The operator created a Deployment so many seconds after the notification that called for it."""
@@ -96,20 +96,20 @@ class SlotTimings:
         return self._pools[key]
 
 
-def _started(timings: _PoolTimings, slot: Slot, now: datetime) -> None:
-    since = timings.created.get(slot.name)
-    if since is None or slot.phase is Phase.PENDING:
+def _started(timings: _PoolTimings, replica: Replica, now: datetime) -> None:
+    since = timings.created.get(replica.name)
+    if since is None or replica.phase is Phase.PENDING:
         return
-    if slot.phase in (Phase.IDLE, Phase.BUSY):
+    if replica.phase in (Phase.IDLE, Phase.BUSY):
         timings.startup.observe((now - since).total_seconds())
-    del timings.created[slot.name]  # it has started, or drains before it has
+    del timings.created[replica.name]  # it has started, or drains before it has
 
 
-def _drained(timings: _PoolTimings, slots: tuple[Slot, ...], now: datetime) -> None:
+def _drained(timings: _PoolTimings, replicas: tuple[Replica, ...], now: datetime) -> None:
     under_way = {
-        slot.name: slot.executor.retired_at
-        for slot in draining(slots)
-        if slot.executor is not None and slot.executor.retired_at is not None
+        replica.name: replica.executor.retired_at
+        for replica in draining(replicas)
+        if replica.executor is not None and replica.executor.retired_at is not None
     }
     for name, since in timings.draining.items():
         if under_way.get(name) != since:

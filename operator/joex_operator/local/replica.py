@@ -1,4 +1,4 @@
-"""The process of a slot, restarted with a back-off as a kubelet does, whenever it ends by itself."""
+"""The process of a replica, restarted with a back-off as a kubelet does, whenever it ends by itself."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _LONGEST_LINE = 65536
 class ProcessObserver(Protocol):
     """Is notified of what happens to a process."""
 
-    def printed(self, slot: str, line: str) -> None:
+    def printed(self, replica: str, line: str) -> None:
         """The process has printed a line."""
 
-    def failed(self, slot: str, problem: str, again_in: float) -> None:
+    def failed(self, replica: str, problem: str, again_in: float) -> None:
         """The process has ended by itself, and restarts in so many seconds."""
 
-    def ended(self, slot: str) -> None:
+    def ended(self, replica: str) -> None:
         """The process has ended, and does not restart."""
 
 
-class SlotProcess:
+class ReplicaProcess:
     """Keeps a process running from now until `end`.
 
     Args:
-        slot: the name of the slot.
+        replica: the name of the replica.
         arguments: of the command ``joex``.
         parent_watch: the process drains when the process that holds its end has ended.
         environment: of the process.
@@ -50,13 +50,13 @@ class SlotProcess:
 
     def __init__(
         self,
-        slot: str,
+        replica: str,
         arguments: Sequence[str],
         parent_watch: ParentWatch,
         environment: Mapping[str, str],
         observer: ProcessObserver,
     ) -> None:
-        self.slot = slot
+        self.replica = replica
         self.has_ended = False
         self.is_backing_off = False
         self.exit_code: int | None = None
@@ -108,15 +108,15 @@ class SlotProcess:
             if not self._ending.is_set():
                 await self._wait_to_start_again(problem, failures)
         self.has_ended = True
-        self._observer.ended(self.slot)
+        self._observer.ended(self.replica)
 
     async def _wait_to_start_again(self, problem: str, failures: int) -> None:
         is_failure = self.exit_code != 0 or failures > 1
         self._problem = problem if is_failure else None
-        # A process that has drained did so most likely by order of an operator, which is about to delete its slot.
+        # A process that has drained did so most likely by order of an operator, which is about to delete its replica.
         delay = max(restart_delay(failures), 1.0 if self.exit_code == 0 else 0.0)
         self.is_backing_off = failures > 1
-        self._observer.failed(self.slot, problem, delay)
+        self._observer.failed(self.replica, problem, delay)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), delay)
         self.is_backing_off = False
@@ -163,7 +163,7 @@ class SlotProcess:
         try:
             while line := await _next_line(stream):
                 self._last_line = line.decode(errors="replace").rstrip()
-                self._observer.printed(self.slot, self._last_line)
+                self._observer.printed(self.replica, self._last_line)
         finally:
             transport.close()
 
