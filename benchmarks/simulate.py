@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -141,13 +142,15 @@ async def _simulate(connection: asyncpg.Connection[Any], url: str) -> Mapping[st
     say(f"simulate: a slot is empty for {overhead * 1000:.1f} ms between two jobs")
     size = ("--executors", str(_EXECUTORS), "--pool-size", str(_POOL_SIZE), "--overhead", f"{overhead * 1000:.3f}ms")
     with tempfile.NamedTemporaryFile("w+", suffix=".jsonl") as trace:
-        await _joex("stats", "--trace", "--database-url", url, stdout=trace)
+        await _joex("stats", "--trace", stdout=trace, JOEX_DATABASE_URL=url)
         answer: Mapping[str, Any] = json.loads(await _joex("simulate", trace.name, *size, "--json"))
     return answer
 
 
-async def _joex(*arguments: str, stdout: Any = subprocess.PIPE) -> str:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "joex", *arguments, stdout=stdout)
+async def _joex(*arguments: str, stdout: Any = subprocess.PIPE, **environment: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "joex", *arguments), stdout=stdout, env=os.environ | environment
+    )
     printed, _ = await process.communicate()
     assert process.returncode == 0, arguments
     return printed.decode() if printed else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -19,6 +19,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -34,6 +35,8 @@ from joex.core.url import check_database_url
 from joex.errors import ConfigError
 
 _LAST_PORT = 65535
+SECRETS = ("database_url", "api_token")
+"""Settings that a file can give instead, because other users see the arguments of a command in the process list."""
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 """A duration: ``30s``, ``1m``, ``1h30m``, ``30 minutes``, or a number of seconds."""
@@ -64,10 +67,12 @@ class Settings(BaseSettings):
     """All settings: each field is also ``JOEX_<FIELD>`` in the environment and a key of ``joex.toml``."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix="JOEX_", toml_file="joex.toml", extra="forbid", frozen=True, arbitrary_types_allowed=True
-    )
+        env_prefix="JOEX_", toml_file="joex.toml", extra="forbid", frozen=True, arbitrary_types_allowed=True,
+        hide_input_in_errors=True,
+    )  # fmt: skip
 
     database_url: SecretStr | None = Field(None, description="PostgreSQL URL; none: the embedded server")
+    database_url_file: str = Field("", description="file with this URL, instead of database_url")
     app_id: str = Field("", description="stable name of this executor; none: the pod's slot, or the host's name")
     pod_name: str = Field("", description="name of the pod (downward API)")
     pod_namespace: str = Field("", description="namespace of the pod (downward API)")
@@ -107,6 +112,7 @@ class Settings(BaseSettings):
     api_token: SecretStr | None = Field(
         None, description="bearer token for calls that change something; none: serve those on loopback only"
     )
+    api_token_file: str = Field("", description="file with this token, instead of api_token")
     log_format: str = Field("console", pattern="^(console|json)$", description="console or json, on standard error")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
 
@@ -120,7 +126,13 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags override the environment, which overrides the file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        prefix = cls.model_config["env_prefix"]
+        toml = TomlConfigSettingsSource(settings_cls)
+        return (
+            _SecretFiles(settings_cls, init_settings, _flag), init_settings,
+            _SecretFiles(settings_cls, env_settings, lambda name: prefix + name.upper()), env_settings,
+            _SecretFiles(settings_cls, toml, _key), toml,
+        )  # fmt: skip
 
     @field_validator("database_url")
     @classmethod
@@ -174,6 +186,61 @@ class Settings(BaseSettings):
         return socket.gethostname() or "localhost"
 
 
+class _SecretFiles(PydanticBaseSettingsSource):
+    """The secrets from the files that a source names, unless a stronger source gives them.
+
+    ``place``: how the source calls a setting, for messages.
+    """
+
+    def __init__(
+        self, settings_cls: type[BaseSettings], source: PydanticBaseSettingsSource, place: Callable[[str], str]
+    ) -> None:
+        super().__init__(settings_cls)
+        self._source = source
+        self._place = place
+
+    def __call__(self) -> dict[str, Any]:
+        """The secrets by their names.
+
+        Raises:
+            ConfigError: the source also gives the secret itself, or the file can't be read.
+        """
+        found = {name: self.get_field_value(self.settings_cls.model_fields[name], name)[0] for name in SECRETS}
+        return {name: secret for name, secret in found.items() if secret is not None}
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """See `PydanticBaseSettingsSource.get_field_value`."""
+        del field
+        given = self._source()
+        secret = None
+        path = given.get(f"{field_name}_file")
+        if path and isinstance(path, str) and field_name not in self.current_state:
+            where = self._place(f"{field_name}_file")
+            if given.get(field_name):
+                raise ConfigError(f"{where}: {self._place(field_name)} is given too: give only one of them")
+            secret = read_secret(where, path)
+        return secret, field_name, False
+
+
+def read_secret(where: str, path: str) -> str:
+    """The text of a file without the white space around it. ``where``: the setting that names it, for messages.
+
+    Raises:
+        ConfigError: the file can't be read, or has no text. Neither its content nor its path is shown: users give
+            secrets for paths by mistake.
+    """
+    text, problem = "", "the file is empty"
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except UnicodeError:
+        problem = "the file is no text in UTF-8"
+    except (OSError, ValueError) as error:
+        problem = f"can't read this file: {getattr(error, 'strerror', None) or 'it is no path'}"
+    if not text:  # (outside of the except blocks: those errors, which show the path, would be the context of this one)
+        raise ConfigError(f"{where}: {problem}")
+    return text
+
+
 _Model = TypeVar("_Model", bound=BaseSettings)
 
 
@@ -211,10 +278,25 @@ def _problem(problem: Any, flags: Mapping[str, Any], prefix: str) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if not name:
         return str(message)
-    flag, variable = "--" + name.replace("_", "-"), prefix + name.upper()
-    in_environment = any(key.upper() == variable for key in os.environ)
-    where = flag if name in flags else variable if in_environment else f"{name} (joex.toml)"
+    where = _given_at(f"{name}_file", flags, prefix) if name in SECRETS else None
+    where = where or _given_at(name, flags, prefix) or _key(name)
     if problem["type"] == "extra_forbidden":
         return f"{where}: there is no such setting"
     shown = "" if "token" in name or "url" in name else f"; got {problem['input']!r}"
     return f"{where}: {message}{'' if 'got' in message else shown}"
+
+
+def _given_at(name: str, flags: Mapping[str, Any], prefix: str) -> str | None:
+    """The flag or the variable that gives a setting; None: neither does."""
+    variable = prefix + name.upper()
+    if name in flags:
+        return _flag(name)
+    return variable if any(key.upper() == variable for key in os.environ) else None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _key(name: str) -> str:
+    return f"{name} (joex.toml)"

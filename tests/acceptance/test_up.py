@@ -167,6 +167,24 @@ async def living(database: asyncpg.Pool) -> dict[str, int]:
     return {row["app_id"]: row["pid"] for row in rows}
 
 
+@pytest.mark.parametrize("by", ["setting", "secret"])
+async def test_a_url_comes_from_a_file_and_no_process_has_it_as_an_argument(up, client, effects, tmp_path, by):
+    (tmp_path / "url").write_text(f"{up.environment.pop('JOEX_DATABASE_URL')}\n")
+    given = []
+    if by == "setting":
+        up.environment["JOEX_DATABASE_URL_FILE"] = str(tmp_path / "url")
+    else:
+        given = ["--database-file", f"db={tmp_path / 'url'}"]
+    await up.write(pool()).start(*given)
+    [job] = await hold(client, "go")
+    assert (await effects.begun(job))["pid"] in {executor.pid for executor in up.executors()}
+    processes = psutil.Process(up.process.pid).children(recursive=True)
+    assert len(processes) >= 2, "the executor and its watchdog"
+    assert not any("postgresql:" in " ".join(process.cmdline()) for process in processes)
+    await effects.flag("go")
+    assert await effects.all_finished([job]) == {"success": 1}
+
+
 async def test_a_pool_grows_from_zero_to_its_most_and_back(up, client, effects, database):
     await up.write(pool()).start()
     assert up.executors() == []
@@ -468,6 +486,18 @@ def test_a_wrong_file_is_one_line_and_nothing_is_started(tmp_path):
             "--database joexdb: no pool has this secretName; the files have: joex-db",
         ),
         (["-f", "examples/joexpool.yaml", "--database-url", "nonsense"], "--database-url: expected postgresql://"),
+        (
+            ["-f", "examples/joexpool.yaml", "--database", "postgresql://u:secret=x@h/d"],
+            "--database: expected SECRET=URL",
+        ),
+        (
+            ["-f", "examples/joexpool.yaml", "--database-file", "joex-db=secret"],
+            "--database-file joex-db: can't read this file: No such file or directory",
+        ),
+        (
+            ["-f", "examples/joexpool.yaml", "--database", "a=postgresql://h", "--database-file", "a=b"],
+            "--database-file a: this database is given twice",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_line(tmp_path, arguments, said):
@@ -475,6 +505,7 @@ def test_a_wrong_argument_is_one_line(tmp_path, arguments, said):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"joex: {said}")
     assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr.replace("secretName", "")
 
 
 def test_the_help_shows_the_commands_that_are_brought_and_loads_nothing_heavy_for_it():

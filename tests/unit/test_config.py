@@ -177,6 +177,62 @@ def test_each_kind_of_server_that_the_driver_knows_is_accepted():
         check_database_url(f"postgresql://a,b/d?target_session_attrs={kind.value}")
 
 
+SECRETS = {"database_url": "postgresql://u:secret@h/d", "api_token": "secret"}
+
+
+@pytest.mark.parametrize(("name", "secret"), SECRETS.items())
+@pytest.mark.parametrize("source", ["flag", "variable", "key"])
+def test_a_file_gives_a_secret(folder, monkeypatch, name, secret, source):
+    (folder / "secret").write_text(f"{secret}\n")
+    path = str(folder / "secret")
+    flags = {}
+    if source == "flag":
+        flags[f"{name}_file"] = path
+    elif source == "variable":
+        monkeypatch.setenv(f"JOEX_{name.upper()}_FILE", path)
+        monkeypatch.setenv(f"JOEX_{name.upper()}", "")
+    else:
+        (folder / "joex.toml").write_text(f"{name}_file = '{path}'\n")
+    assert getattr(load_settings(flags), name).get_secret_value() == secret
+
+
+def test_a_file_stands_where_its_source_stands(folder, monkeypatch):
+    for name in ("low", "high"):
+        (folder / name).write_text(f"postgresql://{name}/d")
+    (folder / "joex.toml").write_text("database_url_file = 'missing'\n")
+    monkeypatch.setenv("JOEX_DATABASE_URL_FILE", "low")
+    assert load_settings().url == "postgresql://low/d"
+    assert load_settings({"database_url_file": "high"}).url == "postgresql://high/d"
+    assert load_settings({"database_url": "postgresql://flag/d"}).url == "postgresql://flag/d"
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_and_its_file_in_one_place_are_refused(folder, monkeypatch, name):
+    (folder / "secret").write_text(SECRETS[name])
+    monkeypatch.setenv(f"JOEX_{name.upper()}", SECRETS[name])
+    monkeypatch.setenv(f"JOEX_{name.upper()}_FILE", "secret")
+    expected = f"JOEX_{name.upper()}_FILE: JOEX_{name.upper()} is given too: give only one of them"
+    assert problem() == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "can't read this file: No such file or directory"),
+        (b" \n", "the file is empty"),
+        (b"postgresql://u:secret\xff@h/d", "the file is no text in UTF-8"),
+        (b"postgresql://u:p/secret@h/d", "expected postgresql://"),
+    ],
+)
+def test_a_wrong_file_is_named_by_its_setting_alone(folder, monkeypatch, content, said):
+    if content is not None:
+        (folder / "secret").write_bytes(content)
+    monkeypatch.setenv("JOEX_DATABASE_URL_FILE", "secret")
+    message = problem()
+    assert message.startswith(f"JOEX_DATABASE_URL_FILE: {said}")
+    assert "secret" not in message, "a user may have given the secret for the path"
+
+
 def test_neither_password_nor_token_is_shown_with_the_settings():
     settings = load_settings({"database_url": "postgresql://u:secret@h/d", "api_token": "secret"})
     assert settings.url == "postgresql://u:secret@h/d"

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from joex.config import Settings
+from joex.config import SECRETS, Settings
 from joex.core.duration import format_duration
 
 _PANEL = "Settings: a flag, or JOEX_<FLAG> in the environment, or a key of joex.toml"
@@ -39,10 +39,12 @@ def with_settings(
 
 def _flag(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     default = _default(field.default)
+    flag, variable = f"--{name.replace('_', '-')}", f"JOEX_{name.upper()}"
+    warning = f"; other users see it in the process list: prefer {variable}, or {flag}-file" if name in SECRETS else ""
     option = typer.Option(
-        f"--{name.replace('_', '-')}",
+        flag,
         metavar=_metavar(field),
-        help=f"{field.description}{f' (default: {default})' if default else ''}",
+        help=f"{field.description}{f' (default: {default})' if default else ''}{warning}",
         show_default=False,
         rich_help_panel=panel,
     )

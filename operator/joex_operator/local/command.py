@@ -17,7 +17,7 @@ import typer
 
 from joex.cli.database import database
 from joex.cli.options import DatabaseUrl
-from joex.config import load_settings
+from joex.config import load_settings, read_secret
 from joex.core.url import check_database_url
 from joex.errors import ConfigError
 
@@ -34,7 +34,15 @@ def up(
     ],
     databases: Annotated[
         list[str] | None,
-        typer.Option("--database", metavar="SECRET=URL", help="URL of the database whose secretName is SECRET."),
+        typer.Option(
+            "--database",
+            metavar="SECRET=URL",
+            help="URL of the database whose secretName is SECRET. Other users can see it in the process list.",
+        ),
+    ] = None,
+    database_files: Annotated[
+        list[str] | None,
+        typer.Option("--database-file", metavar="SECRET=FILE", help="The same with the URL in a file."),
     ] = None,
     database_url: DatabaseUrl = None,
     name: Annotated[
@@ -58,7 +66,7 @@ def up(
 
     output = JsonOutput() if as_json else ConsoleOutput()
     settings = load_settings({"database_url": database_url, "log_format": output.log_format})
-    namespace, urls = _namespace(name), _urls(databases or [])
+    namespace, urls = _namespace(name), _urls(databases or [], database_files or [])
     documents = read_files(files, namespace)
 
     async def run(default_url: str | None) -> None:
@@ -84,16 +92,22 @@ def _namespace(name: str | None) -> str:
     return given
 
 
-def _urls(databases: Sequence[str]) -> dict[str, str]:
-    urls = {}
-    for given in databases:
-        secret, equals, url = given.partition("=")
-        if not (secret and equals):
-            raise ConfigError("--database: expected SECRET=URL, where SECRET is the secretName of a pool")
+def _urls(databases: Sequence[str], files: Sequence[str] = ()) -> dict[str, str]:
+    urls: dict[str, str] = {}
+    for flag, kind, given in [("--database", "URL", one) for one in databases] + [
+        ("--database-file", "FILE", one) for one in files
+    ]:
+        secret, equals, value = given.partition("=")
+        if not (secret and equals) or set(":/@") & set(secret):  # (a URL may have a = too: don't show it)
+            raise ConfigError(f"{flag}: expected SECRET={kind}, where SECRET is the secretName of a pool")
+        where = f"{flag} {secret}"
+        if secret in urls:
+            raise ConfigError(f"{where}: this database is given twice")
+        url = read_secret(where, value) if kind == "FILE" else value
         try:
             check_database_url(url)
         except ValueError as error:
-            raise ConfigError(f"--database {secret}: {error}") from error
+            raise ConfigError(f"{where}: {error}") from error
         urls[secret] = url
     return urls
 

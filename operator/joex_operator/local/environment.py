@@ -46,6 +46,7 @@ def environment(pool: Pool, index: int, *, uid: str, url: str, inherited: Mappin
         "JOEX_APP_ID": app_id(pool.namespace, replica_name(pool.name, index)),
         "JOEX_POD_UID": uid,
         "JOEX_DATABASE_URL": url,
+        "JOEX_DATABASE_URL_FILE": "",  # the file of joex up itself is another database's
     }
     return {**inherited, **given, **variables(pool.spec), **own}
 

@@ -149,7 +149,9 @@ class ProcessFleet:
         secret = pool.spec.database.secret_name
         url = self._urls.get(secret, self._default_url)
         if url is None:
-            raise UrlUnknown("UrlUnknown", f"the database {secret!r} has no URL: give it with --database {secret}=URL")
+            raise UrlUnknown(
+                "UrlUnknown", f"the database {secret!r} has no URL: give it with --database-file {secret}=FILE"
+            )
         return url
 
     def recheck_url(self, pool: Pool) -> None:

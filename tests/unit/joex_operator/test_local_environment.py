@@ -50,6 +50,14 @@ def test_the_file_wins_over_what_is_inherited_and_names_and_urls_over_all():
     assert found["JOEX_API_TOKEN"] == "t", "the file has no field for it"
 
 
+def test_the_file_of_the_url_of_joex_up_is_not_that_of_its_executors(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "joex.toml").write_text("database_url_file = 'missing'\n")
+    for name, value in environment_of(pool(), JOEX_DATABASE_URL_FILE="missing").items():
+        monkeypatch.setenv(name, value)
+    assert Settings().url == "postgresql://db"
+
+
 def test_a_variable_that_a_cluster_would_look_up_is_inherited():
     looked_up = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
     given = with_container(env=[looked_up, {"name": "EMPTY"}])

@@ -18,8 +18,8 @@ _IN_POD = {
 
 RESERVED = frozenset(
     {
-        "JOEX_APP_ID", "JOEX_DATABASE_URL", "JOEX_POD_NAME", "JOEX_POD_NAMESPACE", "JOEX_POD_UID",
-        "JOEX_POOL_SIZE", "JOEX_QUEUES",
+        "JOEX_APP_ID", "JOEX_DATABASE_URL", "JOEX_DATABASE_URL_FILE", "JOEX_POD_NAME", "JOEX_POD_NAMESPACE",
+        "JOEX_POD_UID", "JOEX_POOL_SIZE", "JOEX_QUEUES",
     }
 )  # fmt: skip
 """Variables that a template may not change, because the operator relies on them."""
