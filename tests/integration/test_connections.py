@@ -510,6 +510,13 @@ async def test_a_wrong_url_is_refused_without_a_part_of_its_password(url):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("parameter", ["secret=1", "statement_timeout=secret", "ssl_min_protocol_version=secret"])
+async def test_what_may_be_a_part_of_a_password_among_the_parameters_is_not_shown(postgres, database_name, parameter):
+    with pytest.raises(ConfigError, match=r"^database URL: a parameter after the \? is unknown or has a") as caught:
+        await connect(f"{postgres.tcp_url(database_name)}?password=my&{parameter}")
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
 async def test_a_worker_and_a_wait_go_on_while_the_database_is_away(proxy, database_url):
     async with client_of(database_url) as other, client_of(proxy.url) as client:
         await other.keyed.add("index", 1)

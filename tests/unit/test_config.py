@@ -164,6 +164,30 @@ def test_a_wrong_database_url_is_refused_and_its_password_never_shown(monkeypatc
     assert "secret" not in message
 
 
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        ("postgresql://joe:S3cr/et@host/db", "the user name or the password has a reserved character"),
+        ("postgresql://joe:1234/et@host/db", "the user name or the password has a reserved character"),
+        ("postgresql://joe:1234#et@host/db", "the user name or the password has a reserved character"),
+        ("postgresql://joe:1234?a=et@host/db", "the user name or the password has a reserved character"),
+        ("postgresql://joe:S3c[ret]@host/db", "the user name or the password has a reserved character"),
+        ("postgresql://joe:S3cr\u2100et@host/db", "the user name or the password has a reserved character"),
+        ("postgresql://joe:S3cret@host:port/db", "a host or a port can't be read"),
+        ("postgresql://joe:S3cret@host/db?sslmode", "the parameters after the ? can't be read"),
+    ],
+)
+def test_an_ambiguous_database_url_is_refused_with_the_part_that_is_wrong(url, part):
+    expected = "--database-url: expected postgresql://user:password@host:port/database; "
+    assert problem({"database_url": url}).startswith(expected + part)
+
+
+@pytest.mark.parametrize("parameter", ["port=x", "port=1,", "host=a,", "host=,"])
+def test_a_parameter_that_the_driver_would_fail_on_is_refused(parameter):
+    name = parameter.partition("=")[0]
+    assert problem({"database_url": f"postgresql:///db?{parameter}"}).startswith(f"--database-url: {name}: expected ")
+
+
 def test_a_kind_of_server_that_there_is_none_of_is_told_with_those_that_there_are(monkeypatch):
     monkeypatch.setenv("JOEX_DATABASE_URL", "postgresql://u:secret@a,b/d?target_session_attrs=readwrite")
     assert problem() == (

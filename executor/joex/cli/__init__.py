@@ -7,6 +7,7 @@ stderr; the exit code is 0 (done), 1 (failed: not found, database unavailable), 
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,7 @@ def _complain(message: str, code: int) -> int:
 
 def _usage(error: TyperException) -> str:
     message = error.format_message().replace("Value error, ", "").rstrip(".")
+    message = re.sub(r"(postgres(?:ql)?)://.*@", r"\1://...@", message, flags=re.DOTALL)  # a URL in the wrong place
     context = getattr(error, "ctx", None)
     return message if context is None else f"{message} (see '{context.command_path} --help')"
 

@@ -16,7 +16,7 @@ DatabaseUrl: TypeAlias = Annotated[
     typer.Option(
         "--database-url",
         metavar="URL",
-        help="PostgreSQL URL. Other users can see it in the process list: for a URL with a password, use "
+        help="PostgreSQL URL. Other users see it in the process list: for a URL with a password, use "
         "JOEX_DATABASE_URL, JOEX_DATABASE_URL_FILE or joex.toml. Without a URL: the embedded server.",
         show_default=False,
     ),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from joex.core.url import check_database_url, database_hosts, parameters
+from joex.core.url import check_database_url, database_hosts, may_show_parameters, parameters
 from joex.errors import ConfigError, JoexError
 from joex.store.connection import (
     BREAKS,
@@ -43,8 +43,13 @@ SERVICE_WITHIN = 5.0
 
 _CLOSE_WITHIN = 5.0
 _PORT = 5432
-_WRONG_VALUE = (asyncpg.DataError, asyncpg.CantChangeRuntimeParamError)
-"""The server's errors about a server setting in the URL: its value is wrong, or a session can't set it."""
+_WRONG_PARAMETER = (
+    asyncpg.UndefinedObjectError,  # asyncpg takes unknown parameters for server settings
+    asyncpg.DataError,  # the value of a server setting is wrong
+    asyncpg.CantChangeRuntimeParamError,  # a session can't set it
+    asyncpg.ClientConfigurationError,
+)
+"""The errors of the server and of asyncpg about a parameter of the URL."""
 
 _latest: dict[tuple[Host | None, ...] | Host, Host | None] = {}
 """Of several hosts, or of the addresses of one, the one that answered last: those before it cost their time again.
@@ -78,7 +83,7 @@ class _Connector:
             check_database_url(url)
             hosts = database_hosts(url)
         except ValueError as error:
-            raise ConfigError(f"database URL: {error}") from None
+            raise ConfigError(f"database URL: {error}") from error
         self._is_given = host is not None
         # None: the URL names its server elsewhere, or not at all, such as a Unix socket
         self._hosts = [host] if host else [Host(name, port) if name else None for name, port in hosts] or [None]
@@ -141,16 +146,28 @@ class _Connector:
                 statement_cache_size=0 if self._is_pooled else 100,
                 connection_class=PooledConnection if self._is_pooled else self._direct,
             )
-        except asyncpg.UndefinedObjectError as error:  # asyncpg takes unknown parameters for server settings
-            name = re.search(r'"(.*)"', str(error))
+        except _WRONG_PARAMETER as error:
+            wrong = error
+        else:
+            connection: OwnConnection = made
+            return connection
+        if not may_show_parameters(self._url):
+            # (Outside of the except block, so that the error has no context, which tracebacks show.)
             raise ConfigError(
-                f"database URL: there is no parameter {name[1] if name else str(error)!r}; after the ? come sslmode, "
-                "target_session_attrs and the like, or settings of the server"
-            ) from error
-        except _WRONG_VALUE as error:
-            raise ConfigError(f"database URL: {error}") from error
-        connection: OwnConnection = made
-        return connection
+                "database URL: a parameter after the ? is unknown or has a wrong value; because one of them is a "
+                "password, no name is shown here: give the password before the host"
+            )
+        raise _parameter_error(wrong) from wrong
+
+
+def _parameter_error(error: Exception) -> ConfigError:
+    if not isinstance(error, asyncpg.UndefinedObjectError):
+        return ConfigError(f"database URL: {reason(error)}")
+    name = re.search(r'"(.*)"', str(error))
+    return ConfigError(
+        f"database URL: there is no parameter {name[1] if name else str(error)!r}; after the ? come sslmode, "
+        "target_session_attrs and the like, or settings of the server"
+    )
 
 
 class _NoneAnswers(Exception):

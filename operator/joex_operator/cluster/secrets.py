@@ -42,10 +42,15 @@ class Secrets:
         try:
             url = base64.b64decode(data[ref.secret_key], validate=True).decode().strip()
             check_database_url(url)
+        except UnicodeError:
+            problem = "expected text in UTF-8"
         except (ValueError, binascii.Error) as error:
-            self._forget(pool)
-            raise UrlUnknown("InvalidURL", f"{field}, key {ref.secret_key!r}: {error}") from error
-        return url
+            problem = str(error)
+        else:
+            return url
+        self._forget(pool)
+        # (Outside of the except blocks: an error of the decoder, which has all bytes, would be the context of this.)
+        raise UrlUnknown("InvalidURL", f"{field}, key {ref.secret_key!r}: {problem}")
 
     def recheck(self, pool: Pool) -> None:
         """Read the secret of a pool again soon, because its database has failed."""

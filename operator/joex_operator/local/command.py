@@ -37,7 +37,7 @@ def up(
         typer.Option(
             "--database",
             metavar="SECRET=URL",
-            help="URL of the database whose secretName is SECRET. Other users can see it in the process list.",
+            help="URL of the database whose secretName is SECRET. Other users see it in the process list.",
         ),
     ] = None,
     database_files: Annotated[
