@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     retention_failed: Duration = Field(timedelta(days=30), description="keep failed jobs and their logs this long")
     http_address: Address = Field("127.0.0.1:7878", description="host:port of the HTTP interface; empty: none")
     api_token: SecretStr | None = Field(
-        None, description="bearer token for calls that change something; none: serve those on loopback only"
+        None, description="bearer token that HTTP calls must carry; none: serve only programs on this machine"
     )
     api_token_file: str = Field("", description="file with this token, instead of api_token")
     log_format: str = Field("console", pattern="^(console|json)$", description="console or json, on standard error")

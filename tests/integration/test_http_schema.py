@@ -1,16 +1,17 @@
 """The HTTP interface does what its own description says, for each route, including future ones.
 
 schemathesis reads the description, makes valid and invalid calls from it, and checks the answers: status, headers, type
-and schema, that the server refuses invalid calls and accepts valid ones, and that no call changes data without the
-token. It runs in its own process, against the real server, with a real executor beside it; its choices are the same
-each time.
+and schema, that the server refuses invalid calls and accepts valid ones, and that it serves no call without the token
+except the public ones. It runs in its own process, against the real server, with a real executor beside it; its choices
+are the same each time.
 """
 
 import asyncio
+import re
 import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,10 @@ from tests.support.processes_inside import LONG, Inside, executor_inside
 
 pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
 
-TOKEN = "s3cret"
-CHANGING = {"post", "put", "patch", "delete"}
+TOKEN = "0123456789abcdef"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+PUBLIC = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz", "/metrics")}
+DESCRIPTION = "openapi.json"
 EXAMPLES = 10
 """Calls of each kind for each route, in addition to those for each limit in its schema."""
 WITHIN = 500
@@ -110,12 +113,12 @@ async def served(settings: Settings, client: Client, executor: Any) -> AsyncIter
 
 
 async def judge(address: str, folder: Path) -> tuple[int | None, str]:
-    """Run schemathesis; returns its exit code and its output."""
+    """Run schemathesis with the description in a folder; returns its exit code and its output."""
     configuration = folder / "schemathesis.toml"
     configuration.write_text(CONFIGURATION)
     command = (sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", configuration)
     process = await asyncio.create_subprocess_exec(
-        *(*command, "run", f"{address}/openapi.json", "--checks", "all", "--continue-on-failure"),
+        *(*command, "run", DESCRIPTION, "--url", address, "--checks", "all", "--continue-on-failure"),
         cwd=folder,
         stdout=PIPE,
         stderr=STDOUT,
@@ -136,25 +139,62 @@ async def test_every_answer_is_as_the_description_says(client, database_url, app
         await jobs_of_all_kinds(client, inside)
         face = Face(inside.executor)
         async with served(Settings(api_token=TOKEN), client, face) as address:
-            operations = await described(httpx.AsyncHTTPTransport(), address)
+            async with httpx.AsyncClient(base_url=address, headers=BEARER) as http:
+                description = await http.get("/openapi.json")
+            (tmp_path / DESCRIPTION).write_bytes(description.content)
             code, said = await judge(address, tmp_path)
     assert code == 0, said
-    assert f"Selected: {len(operations)}/{len(operations)}\n  Tested: {len(operations)}\n" in said
+    operations = sum(map(len, description.json()["paths"].values()))
+    assert f"Selected: {operations}/{operations}\n  Tested: {operations}\n" in said
     assert "❌" not in said, said
     assert face.drains > 0
 
 
-async def test_without_the_token_each_changing_call_is_refused_and_each_reading_one_is_not(app):
+HERE, ELSEWHERE = ("127.0.0.1", "http://127.0.0.1"), ("10.1.2.3", "http://joex.example.org")
+
+
+@pytest.mark.parametrize(
+    ("token", "caller", "headers", "refusal"),
+    [
+        (TOKEN, ELSEWHERE, {}, 401),
+        (TOKEN, HERE, {}, 401),
+        (TOKEN, ELSEWHERE, {"Authorization": f"Bearer {TOKEN}0"}, 401),
+        (TOKEN, ELSEWHERE, BEARER, None),
+        (None, ELSEWHERE, {}, 403),
+        (None, ("127.0.0.1", "http://rebound.example.org"), {}, 403),
+        (None, HERE, {"X-Forwarded-For": "10.1.2.3"}, 403),
+        (None, HERE, {"Origin": "https://example.org"}, 403),
+        (None, HERE, {}, None),
+    ],
+)
+async def test_only_probes_and_metrics_are_served_to_every_caller(app, token, caller, headers, refusal):
     async with Client("postgresql://nobody@127.0.0.1:1/nothing") as nowhere:
-        executor = Executor(app, Settings(), "")
-        api = create_api(Settings(api_token=TOKEN), nowhere, executor, lambda: (b"", "text/plain"))
-        transport = httpx.ASGITransport(api, client=("10.1.2.3", 1234))
-        operations = await described(transport, "http://joex.example.org")
-        async with httpx.AsyncClient(transport=transport, base_url="http://joex.example.org") as http:
-            for method, path in operations:
+        face: Any = Face(Executor(app, Settings(), ""))
+        api = create_api(Settings(api_token=token), nowhere, face, lambda: (b"", "text/plain"))
+        transport = httpx.ASGITransport(api, client=(caller[0], 1234))
+        async with httpx.AsyncClient(transport=transport, base_url=caller[1], headers=headers) as http:
+            for method, path in {*every_route(api.routes), ("GET", "/no/such/route"), ("POST", "/metrics")}:
                 answer = await http.request(method, path)
-                assert (answer.status_code == 401) == (method in CHANGING), (method, path)
-    assert {method for method, _ in operations} >= {"get", "post"}
+                refused = answer.status_code if answer.status_code in (401, 403) else None
+                assert refused == (None if (method, path) in PUBLIC else refusal), (method, path)
+                assert not refused or method == "HEAD" or "Authorization: Bearer" in answer.json()["detail"]
+    assert refusal is None or face.drains == 0
+
+
+async def test_the_routes_that_the_test_above_walks_are_all_that_are_described(app):
+    async with Client("postgresql://nobody@127.0.0.1:1/nothing") as nowhere:
+        face: Any = Face(Executor(app, Settings(), ""))
+        api = create_api(Settings(), nowhere, face, lambda: (b"", "text/plain"))
+    described = {(method.upper(), filled(path)) for path, by in api.openapi()["paths"].items() for method in by}
+    assert len(described) > 40
+    assert described <= set(every_route(api.routes))
+    unprotected = {
+        (method.upper(), path)
+        for path, by in api.openapi()["paths"].items()
+        for method, one in by.items()
+        if "security" not in one or not {"401", "403"} <= set(one["responses"])
+    }
+    assert unprotected == {one for one in PUBLIC if one[0] == "GET"}
 
 
 async def test_each_route_refuses_a_parameter_that_it_does_not_have_and_names_those_that_it_has(app):
@@ -178,8 +218,15 @@ async def test_each_route_refuses_a_parameter_that_it_does_not_have_and_names_th
     assert face.drains == 0
 
 
-async def described(transport: Any, address: str) -> list[tuple[str, str]]:
-    """The methods and paths in the description."""
-    async with httpx.AsyncClient(transport=transport, base_url=address) as http:
-        paths = (await http.get("/openapi.json")).json()["paths"]
-    return [(method, path) for path, methods in paths.items() for method in methods]
+def every_route(routes: Any) -> Iterator[tuple[str, str]]:
+    """The methods and paths of all routes, also of routers within each other."""
+    for route in routes:
+        if included := getattr(route, "original_router", None):
+            yield from every_route(included.routes)
+        else:
+            yield from ((method, filled(route.path)) for method in route.methods)
+
+
+def filled(path: str) -> str:
+    """A path with a value for each parameter."""
+    return re.sub(r"{[^}]*}", "019f0000-0000-7000-8000-000000000000", path)

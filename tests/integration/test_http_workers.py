@@ -596,10 +596,10 @@ async def test_a_run_can_not_cancel_its_own_job(call, client):
 async def test_each_call_needs_the_token_where_one_is_set(what):
     async with (
         Client("postgresql://nobody@127.0.0.1:1/nothing") as nowhere,
-        browse(api(nowhere, api_token="s3cret")) as http,
+        browse(api(nowhere, api_token="0123456789abcdef")) as http,
     ):
         assert (await http.post(f"/api/v1/{what}", json=CALLS[what])).status_code == 401
-        with_token = {"Authorization": "Bearer s3cret"}
+        with_token = {"Authorization": "Bearer 0123456789abcdef"}
         assert (await http.post(f"/api/v1/{what}", json=CALLS[what], headers=with_token)).status_code == 503
 
 

@@ -14,8 +14,8 @@ from joex.client.keyed_jobs import KeyedJobs
 from joex.config import Settings
 from joex.http import executor as of_executor
 from joex.http import jobs, keyed, periodic, queues, workers
-from joex.http.auth import AuthMiddleware
-from joex.http.dependencies import refuse_unknown_parameters
+from joex.http.auth import PUBLIC, AuthMiddleware
+from joex.http.dependencies import BEARER, refuse_unknown_parameters
 from joex.http.errors import add_handlers, problems
 from joex.http.executor_protocol import ExecutorProtocol
 
@@ -25,8 +25,9 @@ LARGEST_BODY = 10_000_000
 _ABOUT = """
 Submit, manage and read jobs, run jobs in your own programs, and monitor this executor.
 
-Calls that change something need `Authorization: Bearer <token>` if JOEX_API_TOKEN is set; without a token, the
-executor serves them on loopback only. A refused call answers with `{"detail": "why"}`.
+If JOEX_API_TOKEN is set, all calls need `Authorization: Bearer <token>`; without a token, the executor serves only
+programs on its own machine. It serves `/healthz`, `/readyz` and `/metrics` to every caller. A refused call answers
+with `{"detail": "why"}`.
 """
 
 
@@ -45,11 +46,12 @@ def create_api(
         title="Joex",
         version=version("joex"),
         description=_ABOUT,
+        docs_url=None,  # FastAPI's pages run scripts of a CDN in the origin of this interface
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,  # the name of the function in generated clients
-        dependencies=[Depends(refuse_unknown_parameters)],
-        responses=problems(400),
+        dependencies=[Depends(refuse_unknown_parameters), BEARER],
+        responses=problems(400, 401, 403),
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
     api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)
@@ -62,20 +64,24 @@ def create_api(
     for part in (of_executor, jobs, keyed, workers, queues, periodic):
         api.include_router(part.routes)
     add_handlers(api)
-    # An empty token counts as none: with it, any caller could change something.
+    # An empty token counts as none: with it, any caller would be served.
     token = settings.api_token.get_secret_value() if settings.api_token else ""
     api.add_middleware(AuthMiddleware, token=token or None, largest_body=LARGEST_BODY)
     return api
 
 
 class _Api(FastAPI):
-    """Corrects the documentation: wrong parameters and bodies get a 400, not a 422."""
+    """Corrects the documentation: wrong parameters and bodies get a 400, not a 422, and public calls need no token."""
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
         for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
+        for path in PUBLIC:
+            schema["paths"][path]["get"].pop("security", None)
+            for status in ("401", "403"):
+                schema["paths"][path]["get"]["responses"].pop(status, None)
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
         return schema

@@ -1,9 +1,9 @@
-"""Authorization of calls that change something: one middleware before all routes, so that no new route lacks it.
+"""Authorization: one middleware before all routes, so that no new route lacks it. Only `PUBLIC` needs none.
 
-With a token (JOEX_API_TOKEN), the call must carry it. Without one, the call must come from this machine, and not from a
-web page in a browser here: neither a page of another site (its Origin is not ours), nor one whose name an attacker has
-pointed to this machine (its Host is not a loopback name). Every body must be declared as JSON, which an HTML form can't
-do.
+Reads need it too, because jobs carry the data of all tenants. With a token (JOEX_API_TOKEN), the call must carry it.
+Without one, the call must come from this machine, and not from a web page in a browser here: neither a page of another
+site (its Origin is not ours), nor one whose name an attacker has pointed to this machine (its Host is not a loopback
+name). Every body must be declared as JSON, which an HTML form can't do.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from joex.http.errors import problem
 
+PUBLIC = frozenset({"/healthz", "/readyz", "/metrics"})
+"""The paths that every caller may read: kubelets and Prometheus call from other machines, without the token."""
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
 _FIX = "set JOEX_API_TOKEN, and send it as 'Authorization: Bearer ...'"
 
 
 class AuthMiddleware:
-    """Refuses unauthorized changes, and bodies that are too large or not JSON."""
+    """Refuses unauthorized calls, and bodies that are too large or not JSON."""
 
     def __init__(self, app: ASGIApp, token: str | None, largest_body: int) -> None:
         self._app = app
@@ -34,11 +36,15 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or answer why not."""
-        if scope["type"] != "http" or scope["method"] in _READING:
+        if scope["type"] != "http":  # the server accepts no WebSockets
+            await self._app(scope, receive, send)
+            return
+        is_reading = scope["method"] in _READING
+        if is_reading and scope["path"] in PUBLIC:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._refuse_caller(scope, headers) or self._refuse_body(headers)
+        refusal = self._refuse_caller(scope, headers) or (None if is_reading else self._refuse_body(headers))
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -85,12 +91,12 @@ def _not_local(scope: Scope, headers: Headers) -> str | None:
     """Why a call is not from a program on this machine; None: it is."""
     client, host = scope.get("client"), headers.get("host", "")
     if client is None or not _is_loopback(client[0]) or any(name in headers for name in _PROXIED):
-        return f"without a token, this executor serves calls that change something on loopback only: {_FIX}"
+        return f"without a token, this executor serves only programs on its own machine: {_FIX}"
     if not _is_loopback(_name(host)):
         return f"without a token, the host must be localhost, 127.0.0.1 or [::1]; got {host!r}: {_FIX}"
     origin = headers.get("origin")
     if origin is not None and _authority(origin) != host.lower():
-        return f"without a token, a web page of another site ({origin!r}) may not change anything here: {_FIX}"
+        return f"without a token, this executor serves no web page of another site ({origin!r}): {_FIX}"
     return None
 
 

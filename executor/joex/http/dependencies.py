@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -49,12 +48,8 @@ class _NameConvertor(PathConvertor):
 
 register_url_convertor("name", _NameConvertor())
 
-# Only documents which routes change something: the check itself is `joex.http.auth`, before all routes.
-CHANGING: Sequence[params.Depends] = [
-    Security(
-        HTTPBearer(auto_error=False, description="JOEX_API_TOKEN, if it is set: calls that change something need it")
-    )
-]
+# Only documents the token: the check itself is `joex.http.auth`, before all routes.
+BEARER: params.Depends = Security(HTTPBearer(auto_error=False, description="JOEX_API_TOKEN, if it is set"))
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
@@ -70,5 +65,5 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def refusals(*statuses: int) -> Answers:
-    """The documented errors of a call that changes something: those of `joex.http.auth`, and its own."""
-    return problems(401, 403, 413, 415, *statuses)
+    """The documented errors of a call that changes something: those of its body in `joex.http.auth`, and its own."""
+    return problems(413, 415, *statuses)

@@ -21,7 +21,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _MEANINGS = {
     400: "The call is wrong: the detail names the field. Nothing was done.",
     401: "A token is set, and the call does not carry it.",
-    403: "No token is set, and the call does not come from this machine.",
+    403: "No token is set, and the call does not come from a program on this machine.",
     404: "There is no such job.",
     409: "The job is in a state that does not allow it.",
     413: "The body is too large.",

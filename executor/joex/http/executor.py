@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response, status
 
 from joex.core.job import RunningJob
-from joex.http.dependencies import CHANGING, Done, TheClient, TheExecutor, refusals
+from joex.http.dependencies import Done, TheClient, TheExecutor, refusals
 from joex.http.models import Name
 
 routes = APIRouter(tags=["executor"])
@@ -47,7 +47,7 @@ async def info_version(executor: TheExecutor) -> Version:
     return Version(_VERSION, executor.app_id)
 
 
-@routes.post("/api/v1/notify", dependencies=CHANGING, responses=refusals(503))
+@routes.post("/api/v1/notify", responses=refusals(503))
 async def notify(
     executor: TheExecutor,
     client: TheClient,
@@ -66,7 +66,7 @@ async def list_running(executor: TheExecutor) -> Running:
     return Running(executor.running())
 
 
-@routes.post("/api/v1/shutdownAndExit", dependencies=CHANGING, responses=refusals())
+@routes.post("/api/v1/shutdownAndExit", responses=refusals())
 async def shut_down(executor: TheExecutor) -> Done:
     """Take no more jobs, and exit when the running jobs are done. Answers at once."""
     executor.drain()

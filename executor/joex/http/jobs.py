@@ -13,7 +13,7 @@ from joex.client.client import Client
 from joex.client.submissions import new_job
 from joex.core.job import NewJob, State
 from joex.errors import InvalidJob
-from joex.http.dependencies import CHANGING, Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
+from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
 from joex.http.errors import problems
 from joex.http.models import MOST_AT_ONCE, ArgsBody, JobberBody, JobBody, Name, PriorityBody
 from joex.store.jobs import Job, LogEntry
@@ -78,7 +78,6 @@ class JobberAnswer(BaseModel):
 @routes.post(
     "/api/v1/jobs",
     status_code=status.HTTP_201_CREATED,
-    dependencies=CHANGING,
     responses=refusals()
     | {200: {"model": Submitted, "description": "Skipped: an unfinished job has the same tracker"}},
 )
@@ -90,7 +89,7 @@ async def submit_job(body: JobBody, client: TheClient, response: Response) -> Su
     return Submitted(job_id, skipped=job_id is None)
 
 
-@routes.post("/api/v1/jobs/many", status_code=status.HTTP_201_CREATED, dependencies=CHANGING, responses=refusals())
+@routes.post("/api/v1/jobs/many", status_code=status.HTTP_201_CREATED, responses=refusals())
 async def submit_jobs(
     body: Annotated[list[JobBody], Body(max_length=MOST_AT_ONCE)], client: TheClient
 ) -> SubmittedMany:
@@ -141,7 +140,6 @@ async def why_not(client: TheClient, job_id: UUID) -> list[WhyNot]:
 
 @routes.post(
     "/api/v1/job/{job_id}/cancel",
-    dependencies=CHANGING,
     responses=refusals(404, 409) | {202: {"model": Cancelled, "description": "Its run is asked to end"}},
 )
 async def cancel_job(client: TheClient, job_id: UUID, response: Response) -> Cancelled:
@@ -157,7 +155,7 @@ async def cancel_job(client: TheClient, job_id: UUID, response: Response) -> Can
     return Cancelled("cancelled")
 
 
-@routes.post("/api/v1/job/{job_id}/priority", dependencies=CHANGING, responses=refusals(404, 409))
+@routes.post("/api/v1/job/{job_id}/priority", responses=refusals(404, 409))
 async def change_priority(client: TheClient, job_id: UUID, body: PriorityBody) -> Done:
     """Change the priority of a waiting job."""
     if not await client.set_priority(job_id, body.priority):
@@ -165,7 +163,7 @@ async def change_priority(client: TheClient, job_id: UUID, body: PriorityBody) -
     return Done(f"the priority is {body.priority}")
 
 
-@routes.post("/api/v1/job/{job_id}/args", dependencies=CHANGING, responses=refusals(404, 409))
+@routes.post("/api/v1/job/{job_id}/args", responses=refusals(404, 409))
 async def change_args(client: TheClient, job_id: UUID, body: ArgsBody) -> Done:
     """Replace all arguments of a waiting job."""
     if not await client.set_args(job_id, body.args):
@@ -173,7 +171,7 @@ async def change_args(client: TheClient, job_id: UUID, body: ArgsBody) -> Done:
     return Done("the arguments are changed")
 
 
-@routes.delete("/api/v1/job/{job_id}", dependencies=CHANGING, responses=refusals(404))
+@routes.delete("/api/v1/job/{job_id}", responses=refusals(404))
 async def delete_job(client: TheClient, job_id: UUID) -> Done:
     """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
     if await client.remove(job_id) == "not_found":
@@ -181,7 +179,7 @@ async def delete_job(client: TheClient, job_id: UUID) -> Done:
     return Done("the job is removed now, or when its run has ended")
 
 
-@routes.post("/api/v1/job/{job_id}/retry", dependencies=CHANGING, responses=refusals(404, 409))
+@routes.post("/api/v1/job/{job_id}/retry", responses=refusals(404, 409))
 async def retry_job(client: TheClient, job_id: UUID) -> Done:
     """Run a failed or cancelled job again, or a stuck one now."""
     if not await client.retry(job_id):
@@ -189,9 +187,7 @@ async def retry_job(client: TheClient, job_id: UUID) -> Done:
     return Done("the job waits to run again")
 
 
-@routes.post(
-    "/jobber/queue", tags=["jobber"], status_code=status.HTTP_201_CREATED, dependencies=CHANGING, responses=refusals()
-)
+@routes.post("/jobber/queue", tags=["jobber"], status_code=status.HTTP_201_CREATED, responses=refusals())
 async def submit_by_type(body: JobberBody, client: TheClient) -> JobberAnswer:
     """Submit a job as Jobber does: the type names both the task and the queue."""
     job_id = await client.submit(body.type, body.args, queue=body.type)

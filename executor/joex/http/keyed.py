@@ -16,13 +16,13 @@ from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
 from joex.client.keyed_model import JobState, KeyedJob, keyed_job
 from joex.errors import JobExists
-from joex.http.dependencies import CHANGING, TheClient, refusals
+from joex.http.dependencies import TheClient, refusals
 from joex.http.errors import Answers, Problem, problem
 from joex.http.values import Shown
 from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
 
-routes = APIRouter(tags=["keyed jobs"], dependencies=CHANGING, responses=refusals(503))
+routes = APIRouter(tags=["keyed jobs"], responses=refusals(503))
 
 
 async def _jobs(request: Request) -> KeyedJobs:

@@ -18,7 +18,7 @@ from pydantic import Field, PlainSerializer
 from joex.client.periodic import check_timer
 from joex.core.duration import format_duration
 from joex.errors import InvalidJob, NotYours
-from joex.http.dependencies import CHANGING, Done, Limit, TheClient, refusals
+from joex.http.dependencies import Done, Limit, TheClient, refusals
 from joex.http.errors import Answers, Problem, problems
 from joex.http.models import Body, Name, WorkBody
 from joex.store.periodic import PeriodicTask
@@ -119,7 +119,7 @@ async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
     return _shown(task)
 
 
-@routes.put("/api/v1/periodic/{task_id:name}", dependencies=CHANGING, responses=refusals(503) | _NOT_YOURS)
+@routes.put("/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_YOURS)
 async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) -> Done:
     """Create a periodic task, or replace the one with this id."""
     with _owned():
@@ -127,9 +127,7 @@ async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) 
     return Done(f"periodic task {task_id!r} is {'set' if changed else 'as it was'}")
 
 
-@routes.patch(
-    "/api/v1/periodic/{task_id:name}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
-)
+@routes.patch("/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_FOUND | _NOT_YOURS)
 async def enable_periodic_task(
     client: TheClient, task_id: Id, body: EnabledBody, *, any_owner: AnyOwner = False
 ) -> Done:
@@ -142,9 +140,7 @@ async def enable_periodic_task(
     return Done(f"periodic task {task_id!r} is {'enabled' if body.enabled else 'disabled'}")
 
 
-@routes.delete(
-    "/api/v1/periodic/{task_id:name}", dependencies=CHANGING, responses=refusals(503) | _NOT_FOUND | _NOT_YOURS
-)
+@routes.delete("/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_FOUND | _NOT_YOURS)
 async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: AnyOwner = False) -> Done:
     """Remove a periodic task; its jobs stay."""
     with _owned(_FORCE):
@@ -157,7 +153,6 @@ async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: Any
 @routes.post(
     "/api/v1/periodic/{task_id:name}",
     status_code=status.HTTP_201_CREATED,
-    dependencies=CHANGING,
     responses=refusals(503) | _NOT_FOUND | _NOT_RUN,
 )
 async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
@@ -171,7 +166,7 @@ async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
     return Ran(job)
 
 
-@routes.post("/api/v1/calevent/check", dependencies=CHANGING, responses=refusals())
+@routes.post("/api/v1/calevent/check", responses=refusals())
 def check_calendar_event(body: TimerBody) -> TimerAnswer:
     """Explain a timer, with its next times. A wrong timer gets an answer too, without success."""
     try:

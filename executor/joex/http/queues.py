@@ -11,7 +11,7 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query
 
 from joex.core.job import State
-from joex.http.dependencies import CHANGING, Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
+from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
 from joex.http.errors import problems
 from joex.http.models import GroupBody, Name
 from joex.store import executors, stats
@@ -101,7 +101,7 @@ async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit
         )
 
 
-@routes.post("/api/v1/groups/{group:name}", dependencies=CHANGING, responses=refusals())
+@routes.post("/api/v1/groups/{group:name}", responses=refusals())
 async def set_group(client: TheClient, group: Annotated[Name, Path()], body: GroupBody) -> Done:
     """Change the settings of a group in a queue; they apply at once."""
     async with client.using() as connection:

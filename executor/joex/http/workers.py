@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
 from joex.client.keyed_model import KeyedJob, TypeTimeout
-from joex.http.dependencies import CHANGING, Done, TheClient, refusals
+from joex.http.dependencies import Done, TheClient, refusals
 from joex.http.disconnect import unless_disconnected
 from joex.http.errors import problems
 from joex.http.keyed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
@@ -57,7 +57,6 @@ class Timeouts(BaseModel):
     "/api/v1/accept",
     response_model=Accepted,
     response_model_exclude_unset=True,
-    dependencies=CHANGING,
     responses=refusals() | {204: {"description": "There is no job now"}},
 )
 async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accepted | Response:
@@ -76,7 +75,7 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accep
     return Accepted(job=job.job, lock_id=_lock_of(job), attempt=job.attempt, type=job.type, id=job.id, opts=opts)
 
 
-@routes.post("/api/v1/update", response_model=Reported, dependencies=CHANGING, responses=RUN_REFUSALS)
+@routes.post("/api/v1/update", response_model=Reported, responses=RUN_REFUSALS)
 async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Reported | Response:
     """Report that a run continues, and change the options of its job."""
     name = await named(client, body)
@@ -95,7 +94,7 @@ async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Repo
     return Reported(resubmit=answer.resubmit) if answer == "ok" else refused(answer)
 
 
-@routes.post("/api/v1/finish", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
+@routes.post("/api/v1/finish", response_model=Ok, responses=RUN_REFUSALS)
 async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
     """End a run: the job is finished. With an error, Joex retries it after a delay, until no retries are left.
 
@@ -123,7 +122,7 @@ async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok |
     return answered(answer)
 
 
-@routes.post("/api/v1/give-back", response_model=Ok, dependencies=CHANGING, responses=RUN_REFUSALS)
+@routes.post("/api/v1/give-back", response_model=Ok, responses=RUN_REFUSALS)
 async def give_back_job(body: RunBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
     """End a run without counting it: the job waits again, at its old place in line, for others to take."""
     name = await named(client, body)
@@ -136,7 +135,7 @@ async def list_timeouts(jobs: TheJobs) -> Timeouts:
     return Timeouts(timeouts=[_timeout(one) for one in await jobs.timeouts()])
 
 
-@routes.post("/api/v1/timeouts", dependencies=CHANGING, responses=refusals())
+@routes.post("/api/v1/timeouts", responses=refusals())
 async def set_timeout(body: TimeoutBody, jobs: TheJobs) -> Done:
     """Set when Joex puts back runs of a type, so that others may take the jobs. Applies to runs that begin later."""
     await jobs.set_timeout(body.type, activity=body.activity, visibility=body.visibility)
