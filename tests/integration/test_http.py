@@ -1,6 +1,7 @@
 """The HTTP interface, against a real database and a fake executor."""
 
 import asyncio
+import base64
 import json
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -85,6 +86,11 @@ async def nowhere() -> AsyncIterator[Client]:
 async def alone(nowhere: Client, executor: Executor) -> AsyncIterator[httpx.AsyncClient]:
     async with browse(create_api(Settings(), nowhere, executor, page)) as http:
         yield http
+
+
+def cursor_of(part: str, *values: str) -> str:
+    """A query with a cursor, from the JSON of its values."""
+    return "cursor=" + base64.urlsafe_b64encode(f'["{part}", {", ".join(values)}]'.encode()).decode().rstrip("=")
 
 
 async def take(client: Client, free: int = 100) -> list[Any]:
@@ -355,6 +361,11 @@ async def test_jobs_are_filtered(http, client):
     [
         ("cursor=nonsense", "cursor"),
         ("cursor=u.99999999999999999999", "cursor"),
+        (cursor_of("held", "Infinity"), "cursor"),
+        (cursor_of("held", "1e400"), "cursor"),
+        (cursor_of("held", "9223372036854775808"), "cursor"),
+        (cursor_of("finished", '"9999-12-31T23:59:59-14:00"', "1"), "cursor"),
+        (cursor_of("later", '"a\\u0000"', '"2026-01-01T00:00:00Z"', "1"), "cursor"),
         ("limit=0", "limit"),
         ("limit=1001", "limit"),
         ("state=done", "state[0]"),

@@ -125,12 +125,18 @@ def test_a_uuid_in_json_is_an_object():
         ("\ud800", "id: not a value that FoundationDB's tuple layer orders"),
         ("x" * 1000, "id: at most 1000 bytes when packed; got 1002"),
         (nested(101), "id: not a value that FoundationDB's tuple layer orders: at most 100 tuples within each other"),
+        (Versionstamp(b"\xff" * 10), "id: not a value that FoundationDB's tuple layer orders: Incomplete versionstamp"),
         (object(), "id: not a value that FoundationDB's tuple layer orders"),
     ],
 )
 def test_what_has_no_place_is_refused(value, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         tuples.pack("id", value)
+
+
+def test_a_versionstamp_that_is_not_complete_is_shown_though_a_client_of_another_make_has_stored_it():
+    stored = tuples.unpack(b"\x33" + b"\xff" * 10 + b"\x00\x07")
+    assert tuples.to_json(stored) == {"versionstamp": "ff" * 10 + "0007"}
 
 
 @pytest.mark.parametrize(

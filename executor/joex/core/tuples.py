@@ -31,6 +31,8 @@ from fdb.tuple import unpack as _unpack
 LONGEST = 1000
 """Bytes of a packed id or priority."""
 _DEEPEST = 100  # so that JSON readers can read every value back
+_INCOMPLETE = b"\xff" * 10
+"""The transaction version of a versionstamp that FoundationDB has still to complete. The library reads it as None."""
 
 
 class Versionstamp(_Versionstamp):  # type: ignore[misc] # the library has no types
@@ -38,7 +40,7 @@ class Versionstamp(_Versionstamp):  # type: ignore[misc] # the library has no ty
 
     def to_bytes(self) -> bytes:
         """Its 12 bytes."""
-        return struct.pack(">10sH", self.tr_version, self.user_version)
+        return struct.pack(">10sH", self.tr_version or _INCOMPLETE, self.user_version)
 
 
 def pack(field: str, value: Any) -> bytes:
@@ -65,7 +67,11 @@ def _packable(value: Any, depth: int = 0) -> Any:
         if depth == _DEEPEST:
             raise ValueError(f"at most {_DEEPEST} tuples within each other")
         return tuple(_packable(part, depth + 1) for part in value)
-    return Versionstamp(value.tr_version, value.user_version) if isinstance(value, _Versionstamp) else value
+    if isinstance(
+        value, _Versionstamp
+    ):  # None: the library refuses to pack it, so no job gets an id that it can't read
+        return Versionstamp(None if value.tr_version == _INCOMPLETE else value.tr_version, value.user_version)
+    return value
 
 
 def unpack(packed: bytes) -> Any:

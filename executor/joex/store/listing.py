@@ -12,10 +12,10 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from joex.core.job import State
+from joex.core.job import State, check_text
 from joex.errors import InvalidJob
 from joex.store.errors import translated
 from joex.store.jobs import COLUMNS, Job, job_of
@@ -64,9 +64,27 @@ class _Column:
     read: Callable[[Any], Any]
 
 
-_TEXT, _SMALLINT, _BIGINT = _Column("text", str), _Column("smallint", int), _Column("bigint", int)
-_BYTES = _Column("bytea", bytes.fromhex)
-_TIME = _Column("timestamptz", datetime.fromisoformat)
+def _text(value: Any) -> str:
+    check_text("cursor", value)
+    return str(value)
+
+
+def _whole(bits: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if not isinstance(value, int) or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise ValueError
+        return value
+
+    return read
+
+
+def _time(value: Any) -> datetime:
+    return datetime.fromisoformat(value).astimezone(UTC)  # which fails if its zone takes it out of the calendar
+
+
+# A cursor comes from outside. What these accept, PostgreSQL takes.
+_TEXT, _BYTES, _TIME = _Column("text", _text), _Column("bytea", bytes.fromhex), _Column("timestamptz", _time)
+_SMALLINT, _BIGINT = _Column("smallint", _whole(16)), _Column("bigint", _whole(64))
 
 
 def _part(
@@ -187,5 +205,5 @@ def _parse(cursor: str | None) -> tuple[int, list[Any] | None]:
         name, *key = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         nr = next(nr for nr, part in enumerate(_PARTS) if part.name == name)
         return nr, [column.read(value) for column, value in zip(_PARTS[nr].key.values(), key, strict=True)]
-    except (ValueError, TypeError, StopIteration, RecursionError):
+    except (ValueError, TypeError, OverflowError, StopIteration, RecursionError):
         raise InvalidJob(f"cursor: expected the cursor of a previous page; got {cursor[:100]!r}") from None
