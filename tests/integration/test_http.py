@@ -489,6 +489,23 @@ async def test_executors_are_listed(http, client):
     assert (listed["app_id"], listed["queues"]) == ("host", ["default"])
 
 
+async def test_each_reading_call_is_served_by_a_database_that_allows_no_writing(client, database_url, executor):
+    job_id = await client.submit("t", not_before="1h")
+    async with client.acquire() as connection:
+        await connection.execute("UPDATE joex_private.job SET due_at = now() - interval '1 minute'")
+    await client.periodic.put("nightly", "t", "Mon 03:00")
+    glue = "&" if "?" in database_url else "?"
+    async with (
+        Client(f"{database_url}{glue}default_transaction_read_only=on") as reader,
+        browse(create_api(Settings(), reader, executor, page)) as http,
+    ):
+        assert (await http.post("/api/v1/jobs", json={"task": "t"})).status_code == 503
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        for path in (path for path, methods in paths.items() if "get" in methods):
+            answer = await http.get(path.format(job_id=job_id, task_id="nightly"))
+            assert answer.status_code == 200, (path, answer.text)
+
+
 # Steering
 
 

@@ -178,3 +178,44 @@ async def test_several_reasons_come_together_and_what_stands_in_the_way_comes_fi
     job_id = await bench.submit("acme")
     await set_group(bench, "acme", paused=True)
     assert list(await reasons(bench, job_id)) == ["no_executor", "group_paused", "behind"]
+
+
+async def make_due(bench, *job_ids: UUID) -> None:
+    """Let the time of these jobs come. No take has moved them to their lanes yet."""
+    await bench.connection.execute(
+        "UPDATE joex_private.job SET due_at = now() - interval '1 minute' WHERE id = ANY ($1::uuid[])", job_ids
+    )
+
+
+async def waiting_and_due(bench) -> list[UUID]:
+    """Jobs of several groups: in line, due, and retries that are due."""
+    later = datetime.now(UTC) + timedelta(hours=1)
+    found = [await bench.submit("a"), await bench.submit("c")]
+    due = [await bench.submit(group, not_before=later) for group in ("a", "b", "b", "d", "e", "e")]
+    await make_due(bench, *due)
+    await bench.connection.execute("UPDATE joex_private.job SET state = 'stuck' WHERE id = $1", due[-1])
+    return found + due
+
+
+async def test_it_writes_nothing_though_jobs_are_due(bench, executor) -> None:
+    """Reading must change nothing, and a standby, which can't write, must give the same reasons."""
+    rows = "SELECT id, xmin::text, ctid::text FROM joex_private.job ORDER BY id"
+    job_ids = await waiting_and_due(bench)
+    before = await bench.connection.fetch(rows)
+    found = [await reasons(bench, job_id) for job_id in job_ids]
+    assert await bench.connection.fetch(rows) == before
+    async with bench.connection.transaction(readonly=True):
+        assert [await reasons(bench, job_id) for job_id in job_ids] == found
+
+
+async def test_jobs_that_are_due_have_their_places_before_a_take_moves_them_to_their_lanes(bench, executor) -> None:
+    job_ids = await waiting_and_due(bench)
+    by_reading = [await reasons(bench, job_id) for job_id in job_ids]
+    await bench.connection.execute("SELECT joex_private.promote_due('{default}')")
+    assert [await reasons(bench, job_id) for job_id in job_ids] == by_reading
+    order = [(await bench.take(executor))[0].id for _ in range(4)]
+    places = {
+        job_id: found.get("turn", {"places": 0})["places"] for job_id, found in zip(job_ids, by_reading, strict=True)
+    }
+    first_of_group = [job_id for job_id, found in zip(job_ids, by_reading, strict=True) if "behind" not in found]
+    assert order == sorted(first_of_group, key=lambda job_id: places[job_id])[:4]

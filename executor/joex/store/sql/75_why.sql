@@ -13,9 +13,11 @@
 --     priority, with which it takes turns
 --   turn (places, at_least): groups whose turn comes before that of its group; at_least: there may be more
 --   next: nothing stands in the way; the next take chooses it
--- Counts end at 1,000 jobs and 100 groups.
+-- This only reads, so it works on a standby too. Counts end at 1,000 jobs and 100 groups. Jobs that are due, and that no take has moved
+-- into line yet, count as if they were there: the 5,000 of the queue that have been due the longest.
 CREATE OR REPLACE FUNCTION joex.why(id uuid) RETURNS TABLE (reason text, detail jsonb)
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
 DECLARE
     v_job joex_private.job;
@@ -29,11 +31,6 @@ DECLARE
     v_is_next boolean := true;
 BEGIN
     SELECT * INTO v_job FROM joex_private.job j WHERE j.id = id;
-    -- (Jobs that are due stand in line, so this moves them there first, as a take does, if the transaction may write.)
-    IF v_job.finished_at IS NULL AND v_job.executor_id IS NULL AND NOT current_setting('transaction_read_only')::boolean THEN
-        PERFORM joex_private.promote_due(ARRAY[v_job.queue]);
-        SELECT * INTO v_job FROM joex_private.job j WHERE j.id = id;
-    END IF;
     IF v_job.id IS NULL THEN
         RETURN QUERY SELECT 'not_found', '{}'::jsonb;
         RETURN;
@@ -98,14 +95,19 @@ BEGIN
     END IF;
 
     v_lane := coalesce(v_job.lane, CASE v_job.state WHEN 'stuck' THEN 0 ELSE joex_private.lane(v_job.priority) END);
-    SELECT coalesce(sum(n) FILTER (WHERE lane = 0 AND v_lane <> 0), 0) AS retries,
-           coalesce(sum(n) FILTER (WHERE lane = v_lane), 0) AS same,
-           coalesce(sum(n) FILTER (WHERE lane <> 0 AND lane <> v_lane AND v_lane <> 0), 0) AS other
+    SELECT least(coalesce(sum(n) FILTER (WHERE lane = 0 AND v_lane <> 0), 0), 1000) AS retries,
+           least(coalesce(sum(n) FILTER (WHERE lane = v_lane), 0), 1000) AS same,
+           least(coalesce(sum(n) FILTER (WHERE lane <> 0 AND lane <> v_lane AND v_lane <> 0), 0), 1000) AS other
     INTO v_ahead FROM (
         SELECT l.lane, (SELECT count(*) FROM (
             SELECT FROM joex_private.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring AND j.lane = l.lane
                    AND (l.lane <> v_lane OR (j.rank, j.seq) < (v_job.rank, v_job.seq)) LIMIT 1000) x) AS n
-        FROM unnest('{0,1,2}'::smallint[]) l(lane)) counted;
+        FROM unnest('{0,1,2}'::smallint[]) l(lane)
+        UNION ALL
+        SELECT d.lane, count(*) FROM (
+            SELECT j.ring, CASE j.state WHEN 'stuck' THEN 0 ELSE joex_private.lane(j.priority) END AS lane, j.rank, j.seq
+            FROM joex_private.job j WHERE j.queue = v_job.queue AND j.due_at <= v_now ORDER BY j.due_at LIMIT 5000) d
+        WHERE d.ring = v_job.ring AND (d.lane <> v_lane OR (d.rank, d.seq) < (v_job.rank, v_job.seq)) GROUP BY d.lane) counted;
     IF v_ahead.retries + v_ahead.same + v_ahead.other > 0 THEN
         v_is_next := false;
         RETURN QUERY SELECT 'behind', jsonb_build_object(
@@ -123,18 +125,25 @@ BEGIN
 END $$;
 
 -- How many groups of a queue a take serves before the group at p_ring, which is on p_level: groups on a lower level, and groups on the
--- same level that come first from the ring cursor on. This reads at most 100 groups.
+-- same level that come first from the ring cursor on. This reads at most 100 groups. As in why, jobs that are due count.
 CREATE OR REPLACE FUNCTION joex_private.places_before(p_queue text, p_ring bigint, p_level bigint)
 RETURNS TABLE (places bigint, at_least boolean)
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_cursor bigint;
     v_before bigint;            -- the walk starts after this place, as in choose
     v_at bigint;
+    v_last bigint;
     v_around boolean := false;  -- past the end of the ring, and on from its beginning
     v_passed boolean := false;  -- past the group at p_ring
     v_level bigint;
     v_open boolean;
+    v_now timestamptz := clock_timestamp();
+    v_due bigint[] := ARRAY(    -- the places of groups with due jobs, and p_ring, which may be among them, in order
+        SELECT d.ring FROM (SELECT j.ring FROM joex_private.job j WHERE j.queue = p_queue AND j.due_at <= v_now
+                            ORDER BY j.due_at LIMIT 5000) d
+        UNION SELECT p_ring ORDER BY 1);
 BEGIN
     places := 0;
     at_least := false;
@@ -145,10 +154,11 @@ BEGIN
     FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = v_cursor >> 8;
     v_at := v_before;
     FOR looked IN 1..101 LOOP
+        v_last := v_at;
         SELECT j.ring INTO v_at FROM joex_private.job j
-        WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_at AND (NOT v_around OR j.ring <= v_before)
-        ORDER BY j.ring LIMIT 1;
-        IF NOT FOUND THEN
+        WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_at ORDER BY j.ring LIMIT 1;
+        v_at := least(v_at, v_due[width_bucket(v_last, v_due) + 1]);    -- (null counts for nothing)
+        IF v_at IS NULL OR v_around AND v_at > v_before THEN
             EXIT WHEN v_around;
             v_around := true;
             v_at := -9223372036854775808;
