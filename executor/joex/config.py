@@ -142,6 +142,18 @@ class Settings(BaseSettings):
         check_database_url(value.get_secret_value())
         return value
 
+    @field_validator("api_token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        # An empty token counts as none: with it, any caller would be served. Callers send all others in a header.
+        if value is None or not value.get_secret_value():
+            return None
+        if not re.fullmatch(r"[!-~]{16,}", value.get_secret_value()):
+            raise ValueError(
+                "expected at least 16 visible ASCII characters, no spaces; 'openssl rand -hex 32' prints a good token"
+            )
+        return value
+
     @field_validator("queues")
     @classmethod
     def _check_queues(cls, value: list[str]) -> list[str]:

@@ -29,6 +29,7 @@ JOBS, GROUPS, AT_ONCE = 300, 5, 30
 WAY, FAR = 0.1, 3600.0
 """Seconds that a delivery takes."""
 TIMEOUT = "2s"
+TOKEN = "0123456789abcdef"
 """Between two reports."""
 _ENDED = re.compile(r"^(\w+) ([0-9a-f-]{36})", re.MULTILINE)
 
@@ -251,7 +252,7 @@ async def a_worker(kind: str, workers: Workers, http: str, **environment: str) -
 async def http(client: AnyClient, connection: asyncpg.Connection, database_url: str) -> AsyncIterator[str]:
     """The HTTP interface of an executor that leaves the jobs to others."""
     await connection.execute(TABLE)
-    async with an_executor(client, database_url, "one", queues="other", api_token="s3cret") as address:
+    async with an_executor(client, database_url, "one", queues="other", api_token=TOKEN) as address:
         yield address
 
 
@@ -261,7 +262,7 @@ async def test_a_worker_reports_as_long_as_it_works_and_stops_when_its_job_is_ca
 ) -> None:
     await client.keyed.set_timeout("deliver", activity="1h")
     job = await client.keyed.add("deliver", 1, {"data": {"parcel": 1, "seconds": FAR}})
-    worker = await a_worker(kind, workers, http, JOEX_REPORT_EVERY="0.05", JOEX_API_TOKEN="s3cret")
+    worker = await a_worker(kind, workers, http, JOEX_REPORT_EVERY="0.05", JOEX_API_TOKEN=TOKEN)
     await client.wait(job, states=["running"], timeout=PATIENCE)
     reports: set[Any] = set()
 
@@ -284,7 +285,7 @@ async def test_a_run_that_fails_is_tried_again_and_its_job_says_why(
 ) -> None:
     command = "echo one line; printf 'no \"way\" \tto \\\\ there\\n'; exit 3"
     job = await client.keyed.add("deliver", 1, {"data": {"parcel": 1}})
-    await (workers.shell(kind, http, command, JOEX_API_TOKEN="s3cret") if kind == "shell" else workers.python(kind))
+    await (workers.shell(kind, http, command, JOEX_API_TOKEN=TOKEN) if kind == "shell" else workers.python(kind))
     assert (await client.wait(job, states=["stuck"], timeout=PATIENCE)).error == error
 
 
@@ -307,7 +308,7 @@ async def test_a_worker_in_a_shell_that_is_to_leave_finishes_what_it_runs(
     go = tmp_path / "go"
     command = f'test "$JOEX_JOB"; while ! test -e {go}; do sleep 0.05; done; echo "gone at last"'
     job, later = [await client.keyed.add("deliver", nr, {"data": {"parcel": nr}}) for nr in range(2)]
-    worker = await workers.shell("shell", http, command, JOEX_API_TOKEN="s3cret")
+    worker = await workers.shell("shell", http, command, JOEX_API_TOKEN=TOKEN)
     await client.wait(job, states=["running"], timeout=PATIENCE)
     worker.process.terminate()
     go.touch()

@@ -201,7 +201,7 @@ def test_each_kind_of_server_that_the_driver_knows_is_accepted():
         check_database_url(f"postgresql://a,b/d?target_session_attrs={kind.value}")
 
 
-SECRETS = {"database_url": "postgresql://u:secret@h/d", "api_token": "secret"}
+SECRETS = {"database_url": "postgresql://u:secret@h/d", "api_token": "the-secret-of-the-api"}
 
 
 @pytest.mark.parametrize(("name", "secret"), SECRETS.items())
@@ -258,9 +258,26 @@ def test_a_wrong_file_is_named_by_its_setting_alone(folder, monkeypatch, content
 
 
 def test_neither_password_nor_token_is_shown_with_the_settings():
-    settings = load_settings({"database_url": "postgresql://u:secret@h/d", "api_token": "secret"})
+    settings = load_settings({"database_url": "postgresql://u:secret@h/d", "api_token": "secret" * 3})
     assert settings.url == "postgresql://u:secret@h/d"
     assert "secret" not in repr(settings) + str(settings)
+
+
+@pytest.mark.parametrize("token", ["x", "x" * 15, "x" * 16 + "\n", "x" * 16 + " ", "é" * 16])
+def test_a_token_that_is_short_or_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch, token):
+    monkeypatch.setenv("JOEX_API_TOKEN", token)
+    assert problem() == (
+        "JOEX_API_TOKEN: expected at least 16 visible ASCII characters, no spaces; "
+        "'openssl rand -hex 32' prints a good token"
+    )
+
+
+def test_a_token_of_sixteen_characters_is_accepted_and_an_empty_one_is_none(monkeypatch):
+    token = load_settings({"api_token": "0123456789abcde!"}).api_token
+    assert token is not None
+    assert token.get_secret_value() == "0123456789abcde!"
+    monkeypatch.setenv("JOEX_API_TOKEN", "")
+    assert load_settings().api_token is None
 
 
 @pytest.mark.parametrize(

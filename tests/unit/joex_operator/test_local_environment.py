@@ -43,11 +43,12 @@ def test_it_is_what_the_settings_of_an_executor_read(monkeypatch, tmp_path):
 def test_the_file_wins_over_what_is_inherited_and_names_and_urls_over_all():
     found = environment_of(
         with_container(env=[{"name": "JOEX_LOG_LEVEL", "value": "debug"}, {"name": "COLOUR", "value": "red"}]),
-        JOEX_LOG_LEVEL="info", JOEX_POOL_SIZE="99", JOEX_APP_ID="mine", JOEX_DATABASE_URL="mine", JOEX_API_TOKEN="t",
+        JOEX_LOG_LEVEL="info", JOEX_POOL_SIZE="99", JOEX_APP_ID="mine", JOEX_DATABASE_URL="mine",
+        JOEX_API_TOKEN="t" * 16,
     )  # fmt: skip
     assert (found["JOEX_LOG_LEVEL"], found["COLOUR"], found["JOEX_POOL_SIZE"]) == ("debug", "red", "2")
     assert (found["JOEX_APP_ID"], found["JOEX_DATABASE_URL"]) == ("laptop/docs-3", "postgresql://db")
-    assert found["JOEX_API_TOKEN"] == "t", "the file has no field for it"
+    assert found["JOEX_API_TOKEN"] == "t" * 16, "the file has no field for it"
 
 
 def test_the_file_of_the_url_of_joex_up_is_not_that_of_its_executors(monkeypatch, tmp_path):
