@@ -513,7 +513,7 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
             "2026-01-31T03:00:00",
         ): "--since: expected how long ago, such as '24h', or a time",
         ("stats", "--database-url", "mysql://u:secret@h/d"): "--database-url: expected postgresql://",
-        ("migrate", "postgresql://u:secret@h/d"): "Got unexpected extra argument (postgresql://...@h/d)",
+        ("migrate", "postgresql://u:secret@h/d"): "Got unexpected extra argument(s) (postgresql://...@h/d)",
         ("executor",): "Missing option '--app' (see 'joex executor --help')",
         ("executor", "--app", "tasks:app", "--pool-size", "x"): "--pool-size: Input should be a valid integer",
     }
