@@ -7,18 +7,19 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := build/lowest
 STAMP := $(VENV)/.installed
 PYTHONS := $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-TIERS := unit property integration acceptance faults cluster plans
+TIERS := unit property integration acceptance faults browser cluster plans
 SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks examples/demo scripts)
 # More arguments for what a target runs: make test ARGS="-k fairness -x"
 ARGS ?=
 
-.PHONY: help setup demo docs test test-kind test-node $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
+.PHONY: help setup demo docs test test-lowest test-kind test-node chaos $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
 
 help: ## print the targets
-	@echo "Targets (demo, docs, test, bench and lock pass ARGS=\"...\" on to the program that they run):"
+	@echo "Targets (demo, docs, test, chaos, bench and lock pass ARGS=\"...\" on to the program that they run):"
 	@awk -F ' ## ' '/^[^\t#.].*: .*## / { sub(/:.*/, "", $$1); printf "  %-16s %s\n", $$1, $$2 }' Makefile
 	@echo "  test-TIER        run one tier: $(TIERS)"
 
@@ -59,12 +60,28 @@ demo: setup ## see joex share its workers fairly, on a PostgreSQL of its own
 test: setup ## run every test, and say how many of each tier have passed
 	$(BIN)/python -m $(if $(strip $(ARGS)),pytest -p no:cacheprovider --durations=10 $(ARGS),tests.support.lanes)
 
+# The libraries of requirements-lowest.lock warn of each other, hence -W. One test needs a newer pydantic: before 2.14.3,
+# it counts the sign of the longest whole numbers as a digit. The operator's libraries have no wider bounds.
+test-lowest: setup ## run a quick set of tests on the oldest libraries that the bounds of pyproject.toml allow
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --require-hashes --requirement requirements-lowest.lock
+	$(BIN)/hatchling build --target wheel --directory $(LOWEST)/dist
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps $(LOWEST)/dist/*.whl
+	$(LOWEST)/bin/python -m pytest -p no:cacheprovider -W default $(ARGS) \
+		-k "not pg16 and not joex_operator and not whole_numbers_come_back" \
+		--ignore tests/unit/joex_operator tests/unit tests/property/test_tuples.py tests/property/test_timer.py \
+		$(addprefix tests/integration/test_,$(addsuffix .py,http keyed periodic submit sync testing)) \
+		tests/acceptance/test_executor_outcomes.py
+
 test-kind: setup ## run the cluster tier on kind, with the image of the Dockerfile; needs Docker and kind
 	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m cluster --cluster=kind $(ARGS)
 
 # Half an hour the first time, mostly for building images and programs; ten minutes afterwards.
 test-node: setup ## run Joex on a real node: kubelet, containerd, the image of the Dockerfile; needs root and Debian
 	@$(BIN)/python -m tests.support.node $(ARGS)
+
+chaos: setup ## break Joex at random for ten minutes, and hold it to its guarantees; ARGS=--help lists the arguments
+	@$(BIN)/python -m tests.support.chaos $(ARGS)
 
 $(TIERS:%=test-%): test-%: setup
 	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m $* $(ARGS)
@@ -73,6 +90,7 @@ check: setup check-generated docs ## format, lint, types, import contracts, depe
 	$(BIN)/ruff format --check --quiet --diff
 	$(BIN)/ruff check
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy --platform win32 --no-warn-unreachable --cache-dir .mypy_cache/win32 executor/joex
 	$(BIN)/lint-imports --no-logo
 	$(PIP) check
 
@@ -100,14 +118,16 @@ bench-docs: setup ## run the benchmarks, and write docs/why/benchmarks.md and it
 UV_COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile $(ARGS) --quiet \
 	--universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links
 PEERS := benchmarks/peers/requirements
+EXTRAS_OF_LOWEST := $(foreach extra,django embedded executor plot sqlalchemy test,--extra $(extra))
 
 lock: setup ## make the lock files from pyproject.toml and for the peers; ARGS=--upgrade takes the newest releases
 	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements.lock
-	$(UV_COMPILE) pyproject.toml --extra operator --constraint requirements.lock --output-file requirements-runtime.lock
+	$(UV_COMPILE) pyproject.toml --extra operator --extra console --constraint requirements.lock --output-file requirements-runtime.lock
+	$(UV_COMPILE) pyproject.toml $(EXTRAS_OF_LOWEST) --resolution lowest-direct --output-file requirements-lowest.lock
 	$(UV_COMPILE) $(PEERS).in --output-file $(PEERS).lock
 
-build: setup ## make the wheel, in dist/
-	$(BIN)/hatchling build --target wheel
+build: setup ## make the wheel and the sdist, in dist/; the same source gives the same bytes
+	$(BIN)/hatchling build
 
 clean: ## remove .venv and all other files that make has made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks import (
     bystanders,
@@ -22,13 +23,16 @@ from benchmarks import (
     periodic,
     pinned,
     pools,
+    processes,
     rescue,
     simulate,
     take,
 )
 from benchmarks.peers import race
 from benchmarks.peers.systems import PEERS, System
+from benchmarks.recovery import measure as recovery
 from benchmarks.report import Figure, machine, show, write_json
+from benchmarks.storm import measure as storm
 from benchmarks.support import say
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
@@ -39,8 +43,9 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "submit": executor.measure_submit,
     "drain": executor.measure_drain,
     "idle": executor.measure_idle,
-    "recovery": executor.measure_recovery,
+    "recovery": recovery.measure,
     "rescue": rescue.measure,
+    "storm": storm.measure,
     "bystanders": bystanders.measure,
     "fairness": fairness.measure,
     "footprint": footprint.measure,
@@ -48,12 +53,15 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "lone": lone.measure,
     "pinned": pinned.measure,
     "periodic": periodic.measure,
+    "processes": processes.measure,
     "growth": pools.measure_growth,
     "pools": pools.measure_pools,
     "quiet": pools.measure_quiet,
     "simulate": simulate.measure,
     "peers": race.measure,
 }
+_WITH_PEERS = {"peers", "recovery"}
+_WITH_MINUTES = {"storm"}
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[System]]:
@@ -66,8 +74,12 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[System]]:
     parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"), metavar="FILE")
     parser.add_argument("--database-url", help="a PostgreSQL to measure on (default: an embedded one, with fsync on)")
     parser.add_argument(
-        "--peers", default=",".join(PEERS), metavar="NAME,...", help="the peers of the race (default: %(default)s)"
+        "--peers",
+        default=",".join(PEERS),
+        metavar="NAME,...",
+        help="the peers of `peers` and `recovery` (default: %(default)s)",
     )
+    parser.add_argument("--minutes", type=float, help="how long each `storm` lasts (default: 10, with --quick 1)")
     parser.add_argument("--docs", action="store_true", help="write docs/why/benchmarks.md and its plots too")
     given = parser.parse_args(arguments)
     try:
@@ -88,7 +100,7 @@ def main() -> int:
         server = None if given.database_url else EmbeddedServer(Path(folder))
         try:
             url = given.database_url or (server.url if server else "")
-            figures, about = asyncio.run(_measure(url, given.names or list(_MEASUREMENTS), peers, quick=given.quick))
+            figures, about = asyncio.run(_measure(url, given, peers))
         finally:
             if server is not None:
                 server.close()
@@ -102,22 +114,23 @@ def main() -> int:
     return 1 if any(figure.met is False for figure in figures) else 0
 
 
-async def _measure(
-    url: str, names: list[str], peers: list[System], *, quick: bool
-) -> tuple[list[Figure], dict[str, str]]:
+async def _measure(url: str, given: argparse.Namespace, peers: list[System]) -> tuple[list[Figure], dict[str, str]]:
+    names = given.names or list(_MEASUREMENTS)
     connection = await connect(url)
     about = {
         **machine(),
-        "sizes": "quick" if quick else "full",
+        "sizes": "quick" if given.quick else "full",
         "postgresql": await connection.fetchval("SHOW server_version"),
     }
     await connection.close()
-    if "peers" in names:
+    if _WITH_PEERS.intersection(names):
         about |= await race.versions(peers)
     figures: list[Figure] = []
     for name in names:
-        chosen = {"peers": peers} if name == "peers" else {}
-        figures += await _MEASUREMENTS[name](url, quick=quick, **chosen)
+        chosen: dict[str, Any] = {"peers": peers} if name in _WITH_PEERS else {}
+        if name in _WITH_MINUTES:
+            chosen["minutes"] = given.minutes
+        figures += await _MEASUREMENTS[name](url, quick=given.quick, **chosen)
         await executor.pause()
     return figures, about
 

@@ -23,6 +23,8 @@ from benchmarks.side_by_side import by_turns, ratio
 from benchmarks.support import fresh_database, say
 from joex.store.database import connect
 
+TABLE = "a large fleet"  # of the results
+
 _CONNECTIONS = 8
 _ROUNDS = 5
 
@@ -69,14 +71,15 @@ async def _connections(server_url: str) -> AsyncIterator[tuple[Sequence[asyncpg.
 def _of_shape(shape: Shape, joex: Sequence[Slice], plain: Sequence[Slice]) -> list[Figure]:
     waits = [wait for one in joex for wait in one.waits]
     takes = [take for one in joex for take in one.takes]
-    return [
-        Figure(f"fleet of {shape}: server's CPU per job", _cpu(joex) * 1000, "ms"),
-        Figure(f"fleet of {shape}: the same, first in, first out", _cpu(plain) * 1000, "ms"),
-        Figure(f"fleet of {shape}: through {_CONNECTIONS} connections", _rate(joex), "jobs/s"),
-        Figure(f"fleet of {shape}: take of 1, p50", quantile(takes, 0.5) * 1000, "ms"),
-        Figure(f"fleet of {shape}: take of 1, p95", quantile(takes, 0.95) * 1000, "ms"),
-        Figure(f"fleet of {shape}: wait of a new tenant's first job, p95", quantile(waits, 0.95) * 1000, "ms"),
-    ]
+    measured = {
+        "server's CPU per job": (_cpu(joex) * 1000, "ms"),
+        "the same, first in, first out": (_cpu(plain) * 1000, "ms"),
+        f"through {_CONNECTIONS} connections": (_rate(joex), "jobs/s"),
+        "take of 1, p50": (quantile(takes, 0.5) * 1000, "ms"),
+        "take of 1, p95": (quantile(takes, 0.95) * 1000, "ms"),
+        "wait of a new tenant's first job, p95": (quantile(waits, 0.95) * 1000, "ms"),
+    }
+    return [Figure(what, value, unit, system=str(shape), table=TABLE) for what, (value, unit) in measured.items()]
 
 
 def _cpu(slices: Sequence[Slice]) -> float:
@@ -114,8 +117,8 @@ def _verdicts(joex: dict[Shape, list[Slice]], plain: dict[Shape, list[Slice]]) -
 
 
 def _below(what: str, value: float, aim: float, unit: str = "x") -> Figure:
-    return Figure(f"fleet: {what}", value, unit, f"at most {aim:g}", value <= aim)
+    return Figure(what, value, unit, f"at most {aim:g}", value <= aim, table=TABLE)
 
 
 def _above(what: str, value: float, aim: float, unit: str = "x") -> Figure:
-    return Figure(f"fleet: {what}", value, unit, f"at least {aim:g}", value >= aim)
+    return Figure(what, value, unit, f"at least {aim:g}", value >= aim, table=TABLE)

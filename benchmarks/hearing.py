@@ -31,7 +31,8 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
         await mute.connection.execute(_MUTE)
         listener = await connect(heard.url)
         notifications: list[object] = []
-        await listener.add_listener("joex_events", lambda *event: notifications.append(event[-1]))
+        channel = await listener.fetchval("SELECT joex.events_channel()")
+        await listener.add_listener(channel, lambda *event: notifications.append(event[-1]))
         await heard.connection.execute("SELECT joex.subscribe('bench', '1 hour')")
         for one in those:
             await one.stock(1000, 10)

@@ -28,7 +28,7 @@ _HOLD = """
 """
 _STOCK = """
     INSERT INTO joex_private.job (queue, grp, task, lane)
-    SELECT 'default', 'group ' || n % $2, 'bench.noop', 2 FROM generate_series(1, $1::int) n
+    SELECT 'default', grp, 'bench.noop', 2 FROM unnest($1::text[]) grp
 """
 _SHARES = """
     SELECT grp, count(*) FROM joex_private.job WHERE executor_id IS NOT NULL AND grp LIKE 'group %' GROUP BY grp
@@ -57,7 +57,7 @@ _PLAIN_HOLD = """
     SELECT 'group ' || n % $2, 'running', ($1::int[])[1 + n % cardinality($1::int[])], gen_random_uuid(), now()
     FROM generate_series(1, $3::int) n RETURNING executor_id, id, lock_id, grp
 """
-_PLAIN_STOCK = "INSERT INTO plain (grp) SELECT 'group ' || n % $2 FROM generate_series(1, $1::int) n"
+_PLAIN_STOCK = "INSERT INTO plain (grp) SELECT unnest($1::text[])"
 _PLAIN_TAKE = """
     UPDATE plain SET state = 'running', executor_id = $1, lock_id = gen_random_uuid(), scheduled_at = clock_timestamp()
     WHERE id = (SELECT id FROM plain WHERE state = 'waiting' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
@@ -92,22 +92,29 @@ class Held(NamedTuple):
     grp: str
 
     @property
+    def is_of_new_tenant(self) -> bool:
+        """Whether it is the first job of a tenant that has come meanwhile."""
+        return not self.grp.startswith("group ")
+
+    @property
     def is_short(self) -> bool:
         """Whether it ends soon: jobs of new tenants do, and those of every second group."""
-        return not self.grp.startswith("group ") or int(self.grp.split()[1]) % 2 == 0
+        return self.is_of_new_tenant or int(self.grp.split()[1]) % 2 == 0
 
 
 @dataclass(slots=True)
 class Slice:
     """The figures of some seconds: the steps, their seconds and CPU time of the server, and each take.
 
-    ``jain``: of the slots held at the end. ``waits``: of the first jobs of new tenants.
+    ``groups``: of the jobs taken, without those of new tenants. ``jain``: of the slots held at the end. ``waits``: of
+    the first jobs of new tenants.
     """
 
     steps: int = 0
     wall: float = 0.0
     cpu: float = 0.0
     takes: list[float] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
     jain: float = 0.0
     waits: list[float] = field(default_factory=list)
 
@@ -140,7 +147,7 @@ class Fleet(ABC):
             self._held.setdefault(executor, []).append(Held(*job))
         random.shuffle(executors)
         self._executors = itertools.cycle(executors)
-        await self._stock(backlog)
+        await self._stock([f"group {number % self.shape.groups}" for number in range(backlog)])
         await self.visitor.execute("VACUUM (ANALYZE)")
         await self.visitor.execute("CHECKPOINT")
 
@@ -153,7 +160,7 @@ class Fleet(ABC):
                 group.create_task(self._work(connection, begin + seconds, found))
             group.create_task(self._bring_new_tenants(begin + seconds))
         found.wall, found.cpu = time.perf_counter() - begin, sum(map(cpu_seconds, self._pids)) - cpu
-        await self._stock(found.steps)  # each slice begins with the same backlog
+        await self._stock(found.groups)  # each slice begins with the same backlog
         shares = [count for _, count in await self._shares()]
         found.jain = jain(shares + [0] * (self.shape.groups - len(shares)))
         return found
@@ -170,7 +177,10 @@ class Fleet(ABC):
             found.steps += 1
             if len(rows) != 1:
                 raise RuntimeError(f"fleet: a take of one job has brought {len(rows)}")
-            held.append(Held(*rows[0]))
+            job = Held(*rows[0])
+            held.append(job)
+            if not job.is_of_new_tenant:
+                found.groups.append(job.grp)
 
     @abstractmethod
     async def _bring_new_tenants(self, until: float) -> None: ...
@@ -179,7 +189,7 @@ class Fleet(ABC):
     @abstractmethod
     async def _hold(self, executors: list[int], jobs: int) -> list[asyncpg.Record]: ...
     @abstractmethod
-    async def _stock(self, jobs: int) -> None: ...
+    async def _stock(self, groups: Sequence[str]) -> None: ...
     @abstractmethod
     async def _take(self, connection: asyncpg.Connection[Any], executor: int) -> list[asyncpg.Record]: ...
     @abstractmethod
@@ -214,8 +224,8 @@ class JoexFleet(Fleet):
     async def _hold(self, executors: list[int], jobs: int) -> list[asyncpg.Record]:
         return await self.visitor.fetch(_HOLD, executors, self.shape.groups, jobs)
 
-    async def _stock(self, jobs: int) -> None:
-        await self.visitor.execute(_STOCK, jobs, self.shape.groups)
+    async def _stock(self, groups: Sequence[str]) -> None:
+        await self.visitor.execute(_STOCK, groups)
 
     async def _take(self, connection: asyncpg.Connection[Any], executor: int) -> list[asyncpg.Record]:
         return await connection.fetch(TAKE, executor, "default", 1)
@@ -240,8 +250,8 @@ class PlainFleet(Fleet):
     async def _hold(self, executors: list[int], jobs: int) -> list[asyncpg.Record]:
         return await self.visitor.fetch(_PLAIN_HOLD, executors, self.shape.groups, jobs)
 
-    async def _stock(self, jobs: int) -> None:
-        await self.visitor.execute(_PLAIN_STOCK, jobs, self.shape.groups)
+    async def _stock(self, groups: Sequence[str]) -> None:
+        await self.visitor.execute(_PLAIN_STOCK, groups)
 
     async def _take(self, connection: asyncpg.Connection[Any], executor: int) -> list[asyncpg.Record]:
         return await connection.fetch(_PLAIN_TAKE, executor)

@@ -15,12 +15,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.fleet import TABLE as FLEET
 from benchmarks.peers.systems import JOEX, PEERS
 from benchmarks.plots import draw
+from benchmarks.recovery.measure import LOST, OUTAGES
 from benchmarks.report import Figure, advantages, one_by_one, side_by_side
+from benchmarks.storm.figures import OVER_TIME, STORM
 
 _TEXT = Path(__file__).parent.parent / "docs" / "why" / "benchmarks.md"
-_ABOUT_RACE = ("cpus", "processor", "memory", "system", "postgresql", "python", "measured", "sizes")
+_ABOUT_RACE = ("cpus", "processor", "memory", "load", "system", "postgresql", "python", "measured", "sizes")
 
 
 def write(figures: Sequence[Figure], about: dict[str, str], folder: Path) -> Path:
@@ -43,7 +46,29 @@ def _parts(figures: Sequence[Figure], about: dict[str, str]) -> dict[str, str]:
         made["joex"] = _markdown(alone)
     if race:
         made |= {"machine": _listed(race_about), "race": _several(race), "ratios": _several(ratios)}
+    if any(figure.table == FLEET for figure in figures):
+        tables = [*side_by_side(figures, FLEET), one_by_one(figures, FLEET)]
+        made["fleet"] = "\n\n".join([_listed(race_about), *map(_markdown, tables)])
+    recovery = [figure for figure in figures if figure.table in {LOST, OUTAGES}]
+    if recovery:
+        tables = [*side_by_side(figures, LOST), *side_by_side(figures, OUTAGES)]
+        goals = [
+            one_by_one(figures, LOST)[0],
+            *(row for name in (LOST, OUTAGES) for row in one_by_one(figures, name)[1:]),
+        ]
+        made["recovery"] = "\n\n".join(
+            [_listed(race_about), *map(_markdown, tables), _sources(recovery), _markdown(goals)]
+        )
+    if any(figure.table == STORM for figure in figures):
+        over_time = [[["after", *head[1:]], *rows] for head, *rows in side_by_side(figures, OVER_TIME)]
+        made["storm"] = "\n\n".join([_listed(race_about), *map(_markdown, [one_by_one(figures, STORM), *over_time])])
     return made
+
+
+def _sources(figures: Sequence[Figure]) -> str:
+    """Where the values come from that were not measured."""
+    documented = {figure.system: figure.documented for figure in figures if figure.documented}
+    return _listed(documented)
 
 
 def _settings() -> str:

@@ -23,9 +23,16 @@ _JOEX = "joex"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number. ``aim`` is its target, if it has one; ``met``: whether it reaches that.
+    """One number.
 
-    ``system``: the measured system, if several race.
+    Attributes:
+        aim: its target, if it has one.
+        met: whether it reaches that.
+        system: the measured system, if several race; or the fleet.
+        table: of which part of the results it is: empty, or a name.
+        worst: of a median.
+        unfinished: the benchmark gave up after this value.
+        documented: where a value comes from that was not measured; empty: it was.
     """
 
     what: str
@@ -34,6 +41,10 @@ class Figure:
     aim: str = ""
     met: bool | None = None
     system: str = ""
+    table: str = ""
+    worst: float | None = None
+    unfinished: bool = False
+    documented: str = ""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -50,6 +61,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "cpus": str(os.cpu_count()),
         "processor": _processor(),
+        "load": f"{os.getloadavg()[0]:.2f} before it began",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "python": platform.python_version(),
         "joex": version("joex"),
@@ -70,32 +82,42 @@ def show(figures: Sequence[Figure], about: dict[str, str]) -> None:
     console = Console(width=None if os.isatty(1) else 160)
     title = "joex benchmarks: " + ", ".join(f"{name} {value}" for name, value in about.items())
     console.print(title)
-    for rows in (one_by_one(figures), *side_by_side(figures), *advantages(figures)):
+    names = dict.fromkeys(["", *(figure.table for figure in figures)])
+    tables = [rows for name in names for rows in (one_by_one(figures, name), *side_by_side(figures, name))]
+    for rows in (*tables, *advantages(figures)):
         if len(rows) > 1:
             console.print(_table(rows))
 
 
-def one_by_one(figures: Sequence[Figure]) -> list[list[str]]:
+def one_by_one(figures: Sequence[Figure], table: str = "") -> list[list[str]]:
     """The figures of Joex alone: a heading, and a line for each."""
     return [
         ["what", "value", "unit", "aim", ""],
         *(
             [figure.what, number(figure.value), figure.unit, figure.aim, _verdict(figure)]
             for figure in figures
-            if not figure.system
+            if not figure.system and figure.table == table
         ),
     ]
 
 
-def side_by_side(figures: Sequence[Figure]) -> list[list[list[str]]]:
+def side_by_side(figures: Sequence[Figure], table: str = "") -> list[list[list[str]]]:
     """The figures of a race: a table for each set of systems, with a line for each system."""
     tables = []
-    for systems, named in _races(figures):
-        found = {(figure.what, figure.system): number(figure.value) for figure in named}
+    for systems, named in _races([figure for figure in figures if figure.table == table]):
+        found = {(figure.what, figure.system): _cell(figure) for figure in named}
         whats = {figure.what: f"{figure.what} ({figure.unit})" if figure.unit else figure.what for figure in named}
         lines = [[system, *(found[what, system] for what in whats)] for system in systems]
-        tables.append([["system", *whats.values()], *lines])
+        tables.append([["system" if _JOEX in systems else "", *whats.values()], *lines])
     return tables
+
+
+def _cell(figure: Figure) -> str:
+    if figure.documented:
+        return f"{number(figure.value)}, by its documents"
+    if figure.unfinished:
+        return f"over {number(figure.value)}"
+    return number(figure.value) + ("" if figure.worst is None else f" (worst {number(figure.worst)})")
 
 
 def _races(figures: Sequence[Figure]) -> list[tuple[tuple[str, ...], list[Figure]]]:

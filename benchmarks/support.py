@@ -49,10 +49,10 @@ async def load(connection: asyncpg.Connection[Any], jobs: int, groups: int) -> N
 
 
 @contextmanager
-def executor(url: str, app_id: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def executor(url: str, app_id: str, *flags: str, app: str = "benchmarks.apps:app") -> Iterator[subprocess.Popen[bytes]]:
     """An executor process; killed at the end, if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "joex", "executor", "--app", "benchmarks.apps:app", "--http-address", "", *flags],
+        [sys.executable, "-m", "joex", "executor", "--app", app, "--http-address", "", *flags],
         env={**os.environ, "JOEX_DATABASE_URL": url, "JOEX_APP_ID": app_id, "JOEX_LOG_LEVEL": "warning"},
         cwd=_ROOT,
     )
@@ -64,7 +64,9 @@ def executor(url: str, app_id: str, *flags: str) -> Iterator[subprocess.Popen[by
         process.wait()
 
 
-async def until(connection: asyncpg.Connection[Any], condition: str, *args: object, patience: float = 600) -> None:
+async def until(
+    connection: asyncpg.Connection[Any] | asyncpg.Pool[Any], condition: str, *args: object, patience: float = 600
+) -> None:
     """Wait until a condition in the database holds."""
     async with asyncio.timeout(patience):
         while not await connection.fetchval(f"SELECT {condition}", *args):  # noqa: ASYNC110 - it has no event

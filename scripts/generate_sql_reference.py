@@ -20,6 +20,7 @@ SECTIONS = {
     "Wait, and listen to events": "80_subscribe",
     "Observe": "70_views",
     "Explain": "75_why",
+    "Audit": "17_audit",
     "Periodic tasks": "85_periodic",
     "Limits": "10_common",
 }
@@ -31,9 +32,10 @@ The schema `joex` has the functions and views on this page, and nothing else. Th
 functions, views, and columns at the end of a view, and changes and removes none. The tables and all other objects are
 in the schema `joex_private`, and may change with each version: do not use them in your programs.
 
-A function works in your transaction, with the rights of the calling role. Name its parameters:
-`joex.submit('mail.send', grp => 'acme')`. Joex adds two errors to those of PostgreSQL: SQLSTATE `JX002`, the function
-needs a READ COMMITTED transaction; and `JX003`, arguments or a result are too large.
+A function works in your transaction. The calling role needs a [scope](access.md). Name its parameters:
+`joex.submit('mail.send', grp => 'acme')`. Joex adds errors to those of PostgreSQL: SQLSTATE `JX002`, the function needs
+a READ COMMITTED transaction; `JX003`, arguments or a result are too large; `JX004`, the group has as many waiting jobs
+as it may.
 """
 
 _COMMENTED = re.compile(r"((?:^--.*\n)+)^CREATE OR REPLACE (FUNCTION|VIEW) joex\.(\w+)", re.MULTILINE)

@@ -75,6 +75,7 @@ def http() -> str:
 def _operation(name: str, operation: Mapping[str, Any]) -> Iterator[str]:
     yield f"### `{name}`\n"
     yield f"{_prose(operation['description'])}\n"
+    yield f"{_needs(operation)}\n"
     if body := operation.get("requestBody"):
         yield f"Body: {_content(body)}\n"
     rows = [
@@ -90,6 +91,14 @@ def _operation(name: str, operation: Mapping[str, Any]) -> Iterator[str]:
     ]
     yield _table(("status", "answer", "meaning"), said)
     yield f"[Errors](#errors): {', '.join(status for status, _ in answers if status in _COMMON)}.\n"
+
+
+def _needs(operation: Mapping[str, Any]) -> str:
+    """The scope that a call needs."""
+    scopes = " or ".join(map(_code, operation["x-scopes"]))
+    if not scopes:
+        return "Scope: none; every caller is served, without a token."
+    return f"Scope: {scopes}{', of a token that is bound to nothing' if operation['x-whole-system'] else ''}."
 
 
 def _content(part: Mapping[str, Any]) -> str:

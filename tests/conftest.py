@@ -21,7 +21,7 @@ from tests.support.postgres import VERSIONS, TestServer, TestServers
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
-TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster", "node")
+TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "cluster", "node")
 _ONLY_ASKED_FOR = "node"
 _HERE = Path(__file__).parent
 _OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid BETWEEN 1785685000 AND 1785685099 \

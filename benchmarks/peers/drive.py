@@ -8,7 +8,8 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,17 @@ async def ask(system: System, url: str, *command: str) -> Line:
     return answer
 
 
+async def submit(
+    system: System, url: str, plan: Sequence[tuple[float, str, float]], parallel: int, *, fair: bool = False
+) -> None:
+    """Let a driver submit `sleep` jobs: after so many seconds, of this group, of so many milliseconds."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(plan, file)
+        file.flush()
+        flags = ["--fair"] if fair else []
+        await ask(system, url, "plan", file.name, "--parallel", str(parallel), *flags)
+
+
 class Worker:
     """A worker of a system, and all lines that it has printed."""
 
@@ -101,6 +113,19 @@ class Worker:
         await self._process.wait()
         self._more.set()
 
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+        await asyncio.wait([self._reading])
+
+    def pause(self) -> None:
+        """Stop the worker and all of its processes (SIGSTOP)."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    async def kill(self) -> None:
+        """Kill the worker and all of its processes (SIGKILL)."""
+        _kill(self._process)
+        await self.ended()
+
     async def stop(self) -> None:
         """Send SIGTERM, and SIGKILL if that has no effect."""
         if self._process.returncode is None:
@@ -112,10 +137,12 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker(system: System, url: str, slots: int, *, fair: bool = False) -> AsyncIterator[Worker]:
-    """A running worker, stopped at the end."""
+async def worker(
+    system: System, url: str, slots: int, *, fair: bool = False, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Worker]:
+    """A running worker, stopped at the end. ``settings``: variables of its environment."""
     flags = ["--fair"] if fair else []
-    process = await _start(system, url, "work", "--slots", str(slots), *flags, errors=None)
+    process = await _start(system, url, "work", "--slots", str(slots), *flags, errors=None, settings=settings)
     found = Worker(system, process)
     try:
         await found.until(lambda: bool(found.lines), "a ready worker")
@@ -124,10 +151,13 @@ async def worker(system: System, url: str, slots: int, *, fair: bool = False) ->
         await found.stop()
 
 
-async def _start(system: System, url: str, *command: str, errors: int | None) -> asyncio.subprocess.Process:
+async def _start(
+    system: System, url: str, *command: str, errors: int | None, settings: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *system.command, *command,
-        env={**os.environ, "DATABASE_URL": url}, cwd=_ROOT, stdout=asyncio.subprocess.PIPE, stderr=errors,
+        env={**os.environ, **(settings or {}), "DATABASE_URL": url}, cwd=_ROOT,
+        stdout=asyncio.subprocess.PIPE, stderr=errors,
         start_new_session=True,  # so that its children can be ended with it
     )  # fmt: skip
 

@@ -80,23 +80,23 @@ async def _install(system: System) -> None:
 
 
 class Entrants:
-    """The systems that are still in the race, and their figures."""
+    """The systems that are still in the race (``here``), and their figures."""
 
     def __init__(self, systems: Sequence[System]) -> None:
-        self._here = list(systems)
+        self.here = list(systems)
         self._missing: dict[str, str] = {}
         self._found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 
     async def install(self) -> None:
-        for system in list(self._here):
+        for system in list(self.here):
             try:
                 await _install(system)
             except NotInstalled as error:
-                self._leave(system, error)
+                self.leave(system, error)
 
     async def turns(self, what: str, turn: Turn, *, fair: bool = False) -> None:
         """One turn of each system; with ``fair``, only of systems that have other settings for fairness."""
-        for system in list(self._here):
+        for system in list(self.here):
             if fair and (system is JOEX or not system.fairness):
                 continue
             name = system.name + FAIR * fair
@@ -105,11 +105,12 @@ class Entrants:
                 for measure, value in (await turn(system)).items():
                     self._found[measure, name].append(value)
             except RaceError as error:
-                self._leave(system, error)
+                self.leave(system, error)
 
-    def _leave(self, system: System, error: Exception) -> None:
+    def leave(self, system: System, error: Exception) -> None:
+        """Take a system out of the race."""
         say(f"peers: {system.name} can't be measured: {error}")
-        self._here.remove(system)
+        self.here.remove(system)
         self._missing[system.name] = str(error).splitlines()[-1]
 
     def figures(self) -> list[Figure]:
@@ -127,8 +128,12 @@ class Entrants:
                 if what == speed.OWN
             ),
             *verdicts(medians),
-            *(
-                Figure(f"{name} can't be measured: {reason}", 0, "", "measured", met=False)
-                for name, reason in self._missing.items()
-            ),
+            *self.missing(),
+        ]
+
+    def missing(self, table: str = "") -> list[Figure]:
+        """The systems that have left the race, each as a goal that was missed."""
+        return [
+            Figure(f"{name} can't be measured: {reason}", 0, "", "measured", met=False, table=table)
+            for name, reason in self._missing.items()
         ]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from benchmarks.peers.drive import Worker, ask, stage, worker
+from benchmarks.peers.drive import Worker, stage, submit, worker
 from benchmarks.peers.figures import Run, all_backlogged
 from benchmarks.peers.speed import settle
 from benchmarks.peers.systems import System
@@ -56,10 +53,10 @@ async def crowd(server_url: str, system: System, jobs: int, *, fair: bool) -> di
     arrivals = {f"group {number}": chance.uniform(*_ARRIVE) * at_best for number in range(1, _SMALL + 1)}
     small: Plan = sorted((at, group, _MS) for group, at in arrivals.items())
     async with stage(server_url, system) as url:
-        await _submit(system, url, [(0.0, _BIG, _MS)] * jobs, _SUBMITTERS, fair=fair)
+        await submit(system, url, [(0.0, _BIG, _MS)] * jobs, _SUBMITTERS, fair=fair)
         await settle(url)
         async with worker(system, url, SLOTS, fair=fair) as one:
-            submission = asyncio.create_task(_submit(system, url, small, _FEW_SUBMITTERS, fair=fair))
+            submission = asyncio.create_task(submit(system, url, small, _FEW_SUBMITTERS, fair=fair))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GIVE_UP * at_best):
                     await one.until(_all_small(one), "the last small tenant")
@@ -88,7 +85,7 @@ async def ten(server_url: str, system: System, size: float, *, fair: bool) -> di
     plan: Plan = [(0.0, group, ms) for (ms, n), group in counts.items() for _ in range(n)]
     random.Random(1).shuffle(plan)
     async with stage(server_url, system) as url:
-        await _submit(system, url, plan, _SUBMITTERS, fair=fair)
+        await submit(system, url, plan, _SUBMITTERS, fair=fair)
         await settle(url)
         async with worker(system, url, SLOTS, fair=fair) as one:
             await one.until(lambda: _lasted(one) >= _WINDOW * size, "the end of the window")
@@ -96,14 +93,6 @@ async def ten(server_url: str, system: System, size: float, *, fair: bool) -> di
     window = all_backlogged(runs, {group: n for (_, n), group in counts.items()})
     held = slot_time(runs, *window)
     return {JAIN: jain(held.get(group, 0.0) for group in counts.values()), BUSY_TEN: _busy(runs, window)}
-
-
-async def _submit(system: System, url: str, plan: Plan, submitters: int, *, fair: bool) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(plan, file)
-        file.flush()
-        flags = ["--fair"] if fair else []
-        await ask(system, url, "plan", str(Path(file.name)), "--parallel", str(submitters), *flags)
 
 
 def _lasted(one: Worker) -> float:

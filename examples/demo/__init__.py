@@ -27,6 +27,9 @@ def demo(
         int | None,
         typer.Option(min=50, max=10_000, help="Files that the largest tenant hands in. None: the whole library."),
     ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Go on afterwards, with the console open, until Ctrl-C.")
+    ] = False,
     as_json: AsJson = False,
     database_url: Annotated[
         str | None,
@@ -40,7 +43,8 @@ def demo(
     One tenant submits the source files of Python's standard library at once,
     and three others submit 20 files each behind it. 'joex up' adds executors, from none to three, and removes them
     at the end. Half-way the demo kills one of them, and no job is lost.
-    The demo takes less than a minute, on a temporary database.
+    The demo takes less than a minute, on a temporary database. Meanwhile you can watch it in the console,
+    whose address it prints.
     The exit code is 0 if every job has finished.
     """
     # Imported here, so that a SIGTERM that comes earlier finds nothing to clean up.
@@ -52,7 +56,7 @@ def demo(
 
     console = Console(stderr=as_json, highlight=False)
     with make_stage(console) as stage, _server(database_url, stage) as url:
-        summary = asyncio.run(play(url, files, stage))
+        summary = asyncio.run(play(url, files, stage, keep=keep))
     if as_json:
         print_json(summary)
     else:

@@ -12,7 +12,8 @@ from examples.demo.orders import TENANTS
 from joex.client.client import Client
 from joex.core.job import NewJob
 from joex.store.executors import Executor, list_executors
-from joex.store.jobs import Job, job_log
+from joex.store.job_logs import job_log
+from joex.store.jobs import Job
 from joex.store.listing import Filter, list_jobs
 from joex.store.statement import Connection
 from joex.store.stats import GroupStats, group_stats
@@ -122,7 +123,7 @@ class Ledger:
 
     async def executors(self) -> list[Executor]:
         """All registrations of all executors, in the order of their starts."""
-        return sorted(await list_executors(self._connection, ended=True), key=lambda executor: executor.id)
+        return sorted(await list_executors(self._connection, ended=True), key=lambda executor: executor.started_at)
 
     async def registration(self, executor: int) -> Executor:
         """The registration with this id."""

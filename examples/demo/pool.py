@@ -34,6 +34,9 @@ spec:
 """
 """The slots of an executor, the most executors, and the whole file."""
 
+PROCESSES = str(hasattr(os, "fork"))
+"""Whether tasks run in processes: not on Windows, which has no fork."""
+
 _NAME = "demo"
 _PATIENCE = 5.0
 _LAST_LINES = 15
@@ -52,7 +55,8 @@ class Up:
         # another one, which is empty.
         own = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
         # The pool's name is unique in this folder only: several demos may run, each on its own database.
-        self._environment = {**own, "JOEX_DATABASE_URL": url, "TMPDIR": str(folder)}
+        # Parsing is computing: in threads, Python's lock would keep the two slots of an executor to one processor.
+        self._environment = {**own, "JOEX_DATABASE_URL": url, "JOEX_PROCESSES": PROCESSES, "TMPDIR": str(folder)}
         self._cwd = folder / "cwd"
         self._cwd.mkdir()
         (self._cwd / FILE).write_text(POOL)

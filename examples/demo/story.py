@@ -6,8 +6,10 @@ import asyncio
 import signal
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
+from examples.demo.console import console_of
 from examples.demo.database import own_place
 from examples.demo.ledger import Ledger, Snapshot
 from examples.demo.orders import ACME, EACH, GLOBEX, INITECH, LIBRARY, Orders, make_orders
@@ -24,15 +26,28 @@ _PATIENCE = 300.0
 _WORTH_TELLING = ("Added", "Draining", "Removed")
 
 
-async def play(server_url: str, files: int | None, stage: Stage) -> Summary:
-    """Play the demo on a database of its own, and sum it up. It cleans up after itself, however it ends."""
+async def play(server_url: str, files: int | None, stage: Stage, *, keep: bool) -> Summary:
+    """Play the demo on a database of its own, and sum it up. It cleans up after itself, however it ends.
+
+    ``keep``: go on afterwards with the same jobs again and again, until Ctrl-C.
+    """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does, so that the blocks below clean up
         loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
     async with own_place(server_url) as (url, folder), Client(url) as client, client.using() as connection:
         orders = make_orders(folder / "uploads", files)
-        async with Up(url, folder, lambda event: _relay(event, stage)) as up:
-            return await Story(orders, up, Ledger(client, connection), stage).play()
+        async with (
+            console_of(client) as address,
+            Up(url, folder, lambda event: _relay(event, stage)) as up,
+        ):
+            stage.tell(f"watch it in the console: {address}")
+            story = Story(orders, up, Ledger(client, connection), stage)
+            summary = await story.play()
+            if keep:
+                stage.tell(f"the console stays on {address}, and the tenants submit again, until Ctrl-C")
+                with suppress(asyncio.CancelledError):
+                    await story.go_on()
+            return summary
 
 
 class Story:
@@ -57,6 +72,12 @@ class Story:
             raise JoexError(f"demo: after {_PATIENCE:.0f} s, {ended} of {all_jobs} jobs are in a final state") from None
         return summarise(self._ledger.submitted, await self._ledger.records(), await self._ledger.executors(), kill)
 
+    async def go_on(self) -> None:
+        """Submit the same jobs again whenever few are left, until this is cancelled."""
+        while True:
+            await self._submit()
+            await self._until(lambda now: now.submitted - now.ended <= EACH)
+
     async def _play(self) -> Kill | None:
         await self._open_the_pool()
         await self._submit()
@@ -76,16 +97,19 @@ class Story:
     async def _submit(self) -> None:
         """Submit the library's jobs first, and the others when a part of these has ended."""
         library = len(self._orders.library)
+        before = (await self._ledger.look()).ended
         await self._ledger.submit(self._orders.library)
         self._stage.tell(f"{LIBRARY} submits {library} files of Python's standard library at once, to parse and count")
-        await self._until(lambda now: now.ended * 20 >= library)
+        await self._until(lambda now: (now.ended - before) * 20 >= library)
         await self._ledger.submit(self._orders.others)
         self._stage.tell(f"{ACME}, {GLOBEX} and {INITECH} submit {EACH} files each, behind those of {LIBRARY}")
 
     async def _kill_one(self) -> Kill | None:
         """Kill an executor while it runs jobs. None: no job was left to run."""
         while (now := await self._look()).ended < self._all_jobs:
-            victim = max((executor for executor in now.living if executor.held), key=lambda e: e.id, default=None)
+            victim = max(
+                (executor for executor in now.living if executor.held), key=lambda e: e.started_at, default=None
+            )
             held = 0 if victim is None else await self._kill(victim)
             if victim is not None and held:
                 return self._killed(await self._ledger.registration(victim.id), held)

@@ -4,10 +4,11 @@ from django.forms import modelform_factory
 from django.http import JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_GET, require_POST
-from shop_tasks import confirm
 
-from .jobs import submit
+from joex.django import options
+
 from .models import Order, Stock
+from .tasks import confirm
 
 OrderForm = modelform_factory(Order, fields=["customer", "item", "pieces"])
 
@@ -20,7 +21,8 @@ def place_order(request):
     try:
         with transaction.atomic():
             order = form.save()
-            submit(confirm, group=order.customer, order=order.pk)
+            with options(group=order.customer):
+                confirm.enqueue(order=order.pk)
             Stock.objects.filter(item=order.item_id).update(pieces=F("pieces") - order.pieces)
     except IntegrityError:
         return JsonResponse({"detail": f"there are not {order.pieces} pieces of {order.item_id}"}, status=409)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from joex.client.client import Client
+    from joex.client.groups import Groups
     from joex.client.keyed_jobs import KeyedJobs
     from joex.client.keyed_model import KeyedJob, TypeTimeout
     from joex.client.periodic import PeriodicTasks, TimerCheck, check_timer
@@ -16,17 +17,22 @@ if TYPE_CHECKING:
         ConfigError,
         DatabaseUnavailable,
         Fail,
+        GroupFull,
         InvalidJob,
         JobExists,
         JoexError,
         LeaseLost,
+        MissingExtra,
         NotYours,
         Retry,
         SchemaError,
         WorkerConflict,
     )
-    from joex.store.jobs import Job, LogEntry
+    from joex.results import NoResult
+    from joex.store.job_logs import LogEntry
+    from joex.store.jobs import Job
     from joex.store.periodic import PeriodicTask
+    from joex.store.stats import GroupSetting, GroupStats
     from joex.store.subscriptions import ExecutorEvent, JobEvent
     from joex.task import App, Task
 
@@ -43,6 +49,10 @@ _MODULES = {
     "DatabaseUnavailable": "joex.errors",
     "ExecutorEvent": "joex.store.subscriptions",
     "Fail": "joex.errors",
+    "GroupFull": "joex.errors",
+    "GroupSetting": "joex.store.stats",
+    "GroupStats": "joex.store.stats",
+    "Groups": "joex.client.groups",
     "InvalidJob": "joex.errors",
     "Job": "joex.store.jobs",
     "JobEvent": "joex.store.subscriptions",
@@ -52,8 +62,10 @@ _MODULES = {
     "KeyedJob": "joex.client.keyed_model",
     "KeyedJobs": "joex.client.keyed_jobs",
     "LeaseLost": "joex.errors",
-    "LogEntry": "joex.store.jobs",
+    "LogEntry": "joex.store.job_logs",
+    "MissingExtra": "joex.errors",
     "NewJob": "joex.core.job",
+    "NoResult": "joex.results",
     "NotYours": "joex.errors",
     "PeriodicTask": "joex.store.periodic",
     "PeriodicTasks": "joex.client.periodic",
@@ -95,6 +107,10 @@ __all__ = [
     "DatabaseUnavailable",
     "ExecutorEvent",
     "Fail",
+    "GroupFull",
+    "GroupSetting",
+    "GroupStats",
+    "Groups",
     "InvalidJob",
     "Job",
     "JobEvent",
@@ -105,7 +121,9 @@ __all__ = [
     "KeyedJobs",
     "LeaseLost",
     "LogEntry",
+    "MissingExtra",
     "NewJob",
+    "NoResult",
     "NotYours",
     "PeriodicTask",
     "PeriodicTasks",

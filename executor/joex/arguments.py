@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,6 +21,7 @@ class Arguments:
     def __init__(self, function: Callable[..., Any], task: str) -> None:
         self._task = task
         parameters = _by_name(function, task)
+        self._positional = [p.name for p in _parameters(function)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD]
         self._has_parameters = bool(parameters)
 
         def collect(**arguments: Any) -> dict[str, Any]:
@@ -33,6 +34,19 @@ class Arguments:
             self._adapter: TypeAdapter[Any] = TypeAdapter(collect)  # type: ignore[arg-type] # pydantic takes functions too
         except Exception as error:
             raise ConfigError(f"task {task!r}: pydantic can't check its arguments: {error}") from error
+
+    def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the arguments of a call their names.
+
+        Raises:
+            InvalidJob: there are too many without a name, or one is given twice; the message says which.
+        """
+        if len(args) > (most := len(self._positional)):
+            raise InvalidJob(f"arguments of task {self._task!r}: at most {most} come without names; got {len(args)}")
+        named = dict(zip(self._positional, args, strict=False))
+        if twice := [name for name in named if name in kwargs]:
+            raise InvalidJob(f"arguments of task {self._task!r}: {twice[0]}: is given twice")
+        return named | dict(kwargs)
 
     def parse(self, args: str | Mapping[str, Any]) -> dict[str, Any]:
         """Convert arguments, JSON text or values, into the types that the function expects.
@@ -51,9 +65,13 @@ class Arguments:
             raise InvalidJob(f"arguments of task {self._task!r}: {problems}") from None
 
 
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
 def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]:
     """The parameters after the context, with their annotations resolved to types."""
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = _parameters(function)
     if not parameters or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,

@@ -46,7 +46,8 @@ def _scheme(value: object) -> object:
     return CountingScheme.parse(value) if isinstance(value, str) else value
 
 
-def _names(value: object) -> object:
+def split_texts(value: object) -> object:
+    """The parts of a text between commas; another value as it is."""
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
@@ -57,7 +58,7 @@ def _check_address(value: str) -> str:
 
 
 Scheme = Annotated[CountingScheme, NoDecode, BeforeValidator(_scheme)]
-Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(split_texts)]
 """Names, separated by commas."""
 Address = Annotated[str, AfterValidator(_check_address)]
 """host:port; or empty."""
@@ -78,6 +79,12 @@ class Settings(BaseSettings):
     pod_namespace: str = Field("", description="namespace of the pod (downward API)")
     pod_uid: str = Field("", description="uid of the pod (downward API)")
     pool_size: int = Field(2, ge=1, le=100_000, description="jobs to run at a time")
+    processes: bool = Field(
+        default=False, description="run plain functions in processes, unless their tasks say otherwise"
+    )
+    process_slots: int | None = Field(
+        None, ge=1, description="most jobs that run in processes at a time; further ones wait; none: pool_size"
+    )
     queues: Names = Field(["default"], min_length=1, description="queues to serve in turn, separated by commas")
     counting_scheme: Scheme = Field(CountingScheme(4, 1), description="turns for high and low priority within a group")
     retries: int = Field(
@@ -99,6 +106,10 @@ class Settings(BaseSettings):
         None, description="poll this often instead of LISTEN; none: LISTEN, or 1s behind a pooler"
     )
     lease: Duration = Field(timedelta(seconds=6), description="silence after which a dead executor's jobs move on")
+    outage_patience: Duration = Field(
+        timedelta(minutes=1),
+        description="the longest outage of the database that interrupts no run, except of exclusive tasks; 0: none",
+    )
     drain_timeout: Duration | None = Field(None, description="longest a drain waits for running jobs; none: no limit")
     signal_timeout: Duration | None = Field(
         None, description="longest a drain waits if a signal started it; none: as drain_timeout"
@@ -110,7 +121,7 @@ class Settings(BaseSettings):
     retention_failed: Duration = Field(timedelta(days=30), description="keep failed jobs and their logs this long")
     http_address: Address = Field("127.0.0.1:7878", description="host:port of the HTTP interface; empty: none")
     api_token: SecretStr | None = Field(
-        None, description="bearer token that HTTP calls must carry; none: serve only programs on this machine"
+        None, description="the owner's bearer token for HTTP; none: programs on this machine may call without a token"
     )
     api_token_file: str = Field("", description="file with this token, instead of api_token")
     log_format: str = Field("console", pattern="^(console|json)$", description="console or json, on standard error")

@@ -5,18 +5,36 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
+from joex.client.blocking import blocking
 from joex.core.job import TakenJob
-from joex.errors import Cancel, Fail, InvalidJob, WorkerConflict
+from joex.core.text import cut
+from joex.errors import Cancel, ConfigError, Fail, InvalidJob, WorkerConflict
 from joex.store import runs
+from joex.store.drivers import PsycopgAdapter
 from joex.store.errors import translated
 from joex.store.jobs import json_text
 from joex.store.statement import Connection
+
+if TYPE_CHECKING:
+    import psycopg
+
+    SyncConnection: TypeAlias = psycopg.Connection[Any]
+else:
+    SyncConnection = Any
+
+A_co = TypeVar("A_co", covariant=True)
+S_co = TypeVar("S_co", covariant=True)
 
 _EVENT_LOCK = threading.Lock()
 
@@ -45,6 +63,36 @@ class ConnectionSource(Protocol):
 
     def acquire(self) -> AbstractAsyncContextManager[Any]:
         """A connection, for the time of a block."""
+
+
+class Block(Generic[A_co, S_co]):
+    """A block of a task: ``async with`` in an async function, ``with`` in a plain one that runs in a process."""
+
+    def __init__(
+        self,
+        waiting: Callable[[], AbstractAsyncContextManager[A_co]],
+        blocking: Callable[[], AbstractContextManager[S_co]],
+    ) -> None:
+        self._waiting = waiting
+        self._blocking = blocking
+
+    async def __aenter__(self) -> A_co:
+        self._entered = self._waiting()
+        return await self._entered.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._entered.__aexit__(kind, error, trace)
+
+    def __enter__(self) -> S_co:
+        self._entered_blocking = self._blocking()
+        return self._entered_blocking.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._entered_blocking.__exit__(kind, error, trace)
 
 
 class JobLog:
@@ -102,18 +150,28 @@ class Context:
     """
 
     def __init__(
-        self, job: TakenJob, *, retries: int, reports: RunReports, connections: ConnectionSource, largest_result: int
+        self,
+        job: TakenJob,
+        *,
+        retries: int,
+        reports: RunReports,
+        connections: ConnectionSource,
+        largest_result: int,
+        sync_connections: Callable[[], AbstractContextManager[SyncConnection]] | None = None,
+        on_finished: Callable[[], None] = lambda: None,
     ) -> None:
         self._job = job
+        self._sync_connections = sync_connections  # for plain functions; None: there are none
+        self._on_finished = on_finished  # called after the task's own transaction has ended the job
         self._largest_result = largest_result
         self._reports = reports
         self._connections = connections
         self._is_asked_to_end = False
         self._end: threading.Event | None = None  # wakes threads in `wait`
-        self.is_finished = False
+        self.is_finished: bool = False
         self.message: str | None = None
-        self.attempt = job.attempt + 1
-        self.is_last_attempt = job.failures >= retries
+        self.attempt: int = job.attempt + 1
+        self.is_last_attempt: bool = job.failures >= retries
 
     @property
     def log(self) -> JobLog:
@@ -162,7 +220,10 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this run should end: its job was cancelled or timed out, or the executor exits. For threads."""
+        """Whether this run should end: its job was cancelled or timed out, or the executor exits. For threads.
+
+        A process is ended instead; there it is True while the code cleans up (``finally``).
+        """
         return self._is_asked_to_end
 
     def check_cancelled(self) -> None:
@@ -201,38 +262,70 @@ class Context:
             )
         return text
 
-    def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection to the executor's database, for the time of an ``async with`` block."""
-        return self._connections.acquire()
+    def connection(self) -> Block[Connection, SyncConnection]:
+        """A connection to the executor's database, for the time of an ``async with`` block.
+
+        A plain function that runs in a process writes ``with``, and gets a connection of psycopg.
+        """
+        return Block(self._connections.acquire, self._blocking_connection)
 
     def progress(self, percent: float, message: str | None = None) -> None:
         """Report progress: 0 to 100, and a message. Joex writes the latest report in the background."""
         self._reports.progress(self._job, max(0, min(100, int(percent))), message)
 
-    @asynccontextmanager
-    async def transaction(self, result: Any = None, message: str | None = None) -> AsyncIterator[Connection]:
+    def transaction(self, result: Any = None, message: str | None = None) -> Block[Connection, SyncConnection]:
         """A transaction whose commit also finishes the job: the task's own writes and the job's end, or neither.
 
-        Use it once, as the last step of the task. The job's result is ``result``; Joex ignores what the task returns
-        afterwards. In a thread, do the same with another driver: run ``SELECT joex.finish(id, lock_id, result)`` as the
-        last statement of your transaction, and roll back unless it answers ``ok``.
+        Use it once, as the last step of the task: ``async with`` in an async function, ``with`` in a plain one that
+        runs in a process. The job's result is ``result``; Joex ignores what the task returns afterwards. In a thread,
+        do the same with another driver: run ``SELECT joex.finish(id, lock_id, result)`` as the last statement of your
+        transaction, and roll back unless it answers ``ok``.
 
         Raises:
             WorkerConflict: the run has lost its job; everything is rolled back.
             Cancel: the job was cancelled; everything is rolled back.
             Fail: the result can't be stored; everything is rolled back.
         """
+        return Block(lambda: self._transaction(result, message), lambda: self._blocking_transaction(result, message))
+
+    @asynccontextmanager
+    async def _transaction(self, result: Any, message: str | None) -> AsyncIterator[Connection]:
         text = self.result_text(result)
         async with self._connections.acquire() as connection:
             async with connection.transaction():
                 yield connection
-                try:
-                    with translated():
-                        answer = await runs.finish(connection, self._job.id, self._job.lock_id, text, message)
-                except InvalidJob as error:
-                    raise Fail(str(error)) from error
-                if answer == "worker_conflict":
-                    raise WorkerConflict(f"job {self._job.id} does not belong to this run any more")
-                if answer == "canceled":
-                    raise Cancel("the job was cancelled")
-            self.is_finished = True
+                await self._finish(connection, text, message)
+            self._has_finished()
+
+    @contextmanager
+    def _blocking_transaction(self, result: Any, message: str | None) -> Iterator[SyncConnection]:
+        text = self.result_text(result)
+        with self._blocking_connection() as connection:
+            with connection.transaction():
+                yield connection
+                blocking(self._finish(PsycopgAdapter(connection), text, message))
+            self._has_finished()
+
+    async def _finish(self, connection: Any, text: str | None, message: str | None) -> None:
+        said = None if message is None else cut(message)
+        try:
+            with translated():
+                answer = await runs.finish(connection, self._job.id, self._job.lock_id, text, said)
+        except InvalidJob as error:
+            raise Fail(str(error)) from error
+        if answer == "worker_conflict":
+            raise WorkerConflict(f"job {self._job.id} does not belong to this run any more")
+        if answer == "canceled":
+            raise Cancel("the job was cancelled")
+
+    def _has_finished(self) -> None:
+        self.is_finished = True
+        self._on_finished()
+
+    def _blocking_connection(self) -> AbstractContextManager[SyncConnection]:
+        if self._sync_connections is None:
+            raise ConfigError(
+                f"task {self._job.task!r}: `with` has a connection only in a process (process=True); in an async "
+                "function write `async with`, in a thread use a connection of your own"
+            )
+        return self._sync_connections()

@@ -5,13 +5,16 @@
     JoexError
     ├── ConfigError          fix the configuration or the call; nothing was done
     │   ├── InvalidJob       fix the submission (also a ValueError); nothing was stored
+    │   ├── MissingExtra     install this extra of the package (also an ImportError); nothing was done
     │   ├── JobExists        a type has a job with this id already; nothing was stored
     │   ├── NotYours         the periodic task has another owner: change it there, or force it; nothing was done
     │   └── SchemaError      run `joex migrate`, or a newer joex; nothing was done
     ├── DatabaseUnavailable  try again later; nothing is lost
+    ├── GroupFull            the group has as many waiting jobs as it may: submit again later; nothing was stored
     ├── AppIdInUse           another executor with this app-id is alive
     ├── LeaseLost            another executor declared this one dead; it registers again
     ├── WorkerConflict       the run lost its job; drop its result, roll back its transaction
+    ├── NoResult             the job failed, was cancelled or is gone; its message says which (`joex.results`)
     └── (raised by tasks)
         ├── Fail             final: no retry helps
         ├── Retry            try again, after a delay of the task's choice
@@ -35,6 +38,10 @@ class InvalidJob(ConfigError, ValueError):
     """A submission is wrong: the message names the field. Nothing was stored."""
 
 
+class MissingExtra(ConfigError, ImportError):
+    """A library is not installed: the message names the extra of the package that brings it."""
+
+
 class JobExists(ConfigError):
     """The type already has a keyed job with this id. Nothing was stored."""
 
@@ -49,6 +56,10 @@ class SchemaError(ConfigError):
 
 class DatabaseUnavailable(JoexError):
     """The database is unreachable, or refuses the work for now."""
+
+
+class GroupFull(JoexError):
+    """The group has as many waiting jobs as it may. Nothing was stored."""
 
 
 class AppIdInUse(JoexError):

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from joex.core.events import DatabaseTrouble, Emit, Repeated
+from joex.core.events import Emit, Repeated
 from joex.core.periodic import decide
 from joex.errors import JoexError
 from joex.store import periodic
 from joex.store.database import borrowed
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     import asyncpg
@@ -32,8 +33,33 @@ _BATCH = 200
 _LONGEST_SLEEP = 60.0
 _JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
-_TROUBLE_RETRY_IN = 1.0
-_ASIDE_FOR = 10.0
+_ASIDE_FOR, _LONGEST_ASIDE = 10.0, 300.0
+
+
+class Aside:
+    """Tasks that could not be submitted.
+
+    They must not hold up the others, so each trouble doubles the time until the next try.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, tuple[float, float]] = {}  # when each is tried again, and after how long
+
+    def put(self, task: str, now: float) -> None:
+        """Set a task aside: there was trouble with it."""
+        _, last = self._tasks.get(task, (now, _ASIDE_FOR / 2))
+        seconds = min(last * 2, _LONGEST_ASIDE)
+        self._tasks[task] = (now + seconds, seconds)
+
+    def forget(self, task: str) -> None:
+        """A task is out of trouble."""
+        self._tasks.pop(task, None)
+
+    def until(self, now: float) -> dict[str, float]:
+        """The tasks that are aside, and until when."""
+        # (A task that was due for so long without a new trouble is gone, or another scheduler has decided about it.)
+        self._tasks = {task: one for task, one in self._tasks.items() if one[0] + _LONGEST_ASIDE > now}
+        return {task: at for task, (at, _) in self._tasks.items() if at > now}
 
 
 class PeriodicScheduler:
@@ -63,7 +89,7 @@ class PeriodicScheduler:
         self._longest_sleep = min(_LONGEST_SLEEP, poll_every or _LONGEST_SLEEP)
         self._wakeup = asyncio.Event()
         self._busy_for = _BUSY_RETRY_IN
-        self._aside: dict[str, float] = {}  # tasks that could not be submitted now, and when they are tried again
+        self._aside = Aside()
         self._clock_checked_at = float("-inf")
 
     def wake(self) -> None:
@@ -72,13 +98,14 @@ class PeriodicScheduler:
 
     async def run(self) -> None:
         """Create jobs, until cancelled."""
+        trouble = Trouble("scheduler", self._emit)
         while True:
             self._wakeup.clear()
             try:
                 sleep = await self._round()
+                trouble.over()
             except (JoexError, OSError) as error:
-                sleep = _TROUBLE_RETRY_IN
-                self._emit(DatabaseTrouble("scheduler", str(error), sleep))
+                sleep = trouble.failed(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(sleep):
                     await self._wakeup.wait()
@@ -86,18 +113,16 @@ class PeriodicScheduler:
     async def _round(self) -> float:
         """Decide what is due now; returns for how long to sleep."""
         now = asyncio.get_running_loop().time()
-        self._aside = {task: until for task, until in self._aside.items() if until > now}
+        aside = self._aside.until(now)
         async with borrowed(self._pool) as connection:
             if now >= self._clock_checked_at + _LONGEST_SLEEP:
                 await periodic.recompute(connection)
                 self._clock_checked_at = now
-            which: Any = {"system": self._maintain is not None, "aside": list(self._aside)}
+            which: Any = {"system": self._maintain is not None, "aside": list(aside)}
             seconds = await periodic.next_in(connection, **which)
             if seconds is None or seconds > 0:
                 self._busy_for = _BUSY_RETRY_IN
-                return self._until(
-                    [*([] if seconds is None else [seconds]), *(at - now for at in self._aside.values())]
-                )
+                return self._until([*([] if seconds is None else [seconds]), *(at - now for at in aside.values())])
             tasks = await periodic.due(connection, _BATCH, **which)
             decided = [(task, decide(task.schedule, task.now)) for task in tasks]
             fired = await periodic.fire(connection, self._worker, decided) if decided else []
@@ -105,8 +130,11 @@ class PeriodicScheduler:
         if all(one.outcome == "stale" for one in fired):
             return self._until_free()
         self._busy_for = _BUSY_RETRY_IN
-        # Tasks in trouble must not hold up the other due tasks.
-        self._aside |= {one.id: now + _ASIDE_FOR for one in fired if one.outcome == "trouble"}
+        for one in fired:
+            if one.outcome == "trouble":
+                self._aside.put(one.id, now)
+            elif one.outcome != "stale":
+                self._aside.forget(one.id)
         return 0.0
 
     def _tell(self, fired: Iterable[periodic.Fired], errors: dict[str, str | None]) -> None:

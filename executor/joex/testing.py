@@ -26,9 +26,10 @@ from joex.runtime.identity import this_process
 from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
 from joex.runtime.text import storable
-from joex.store import executors, jobs, runs, stats
+from joex.store import executors, job_logs, jobs, runs, stats
 from joex.store.executors import NewExecutor
-from joex.store.jobs import Job, LogEntry
+from joex.store.job_logs import LogEntry
+from joex.store.jobs import Job
 from joex.store.runs import LogLine, Progress
 from joex.store.statement import Connection
 from joex.task import App
@@ -88,7 +89,7 @@ async def drain(
                     raise RuntimeError(f"drain: there is still work after {most} runs: next is task {taken.task!r}")
                 done.append(await slot.run(taken))
                 if raise_failures and done[-1].state in (State.STUCK, State.FAILED):
-                    raise RunFailed(done[-1], await jobs.job_log(connection, taken.id))
+                    raise RunFailed(done[-1], await job_logs.job_log(connection, taken.id))
         finally:
             await slot.close()
     return done

@@ -56,6 +56,7 @@ def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, f
     for name in SMALL:
         assert tenants[name]["joex"]["mean_wait"] < tenants[name]["fifo"]["mean_wait"], tenants[name]
 
+    assert re.search(r"watch it in the console: http://127\.0\.0\.1:\d+/", done.stderr)
     assert 1 <= summary["recovery"]["jobs"] <= 2
     assert 0 < summary["recovery"]["in_line_after"] <= summary["recovery"]["ended_after"]
     assert tenants["globex"]["retried"] == 3

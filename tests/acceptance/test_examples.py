@@ -3,70 +3,21 @@
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from tests.support.commands import done, running
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.commands import running
+from tests.support.shops import EXAMPLES, SHOPS, Shop, open_shop
+from tests.support.waiting import eventually
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-EXECUTOR = "joex executor --app shop_tasks:app"
-ADDRESS = r"http://127\.0\.0\.1:\d+(?=\D)"
 IN_STOCK = 5
 _SUBMITTED = "SELECT pg_sequence_last_value(pg_get_serial_sequence('joex_private.job', 'seq')::regclass)"
 
 
-@dataclass(frozen=True)
-class Example:
-    """A shop of the README: its command, there and on a free port; its request for an order, for httpx."""
-
-    commands: tuple[str, ...]
-    any_port: str
-    takes: str
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-SHOPS = {
-    "fastapi": Example(("uvicorn fastapi_shop:app",), "--port 0", "json"),
-    "django": Example(
-        ("python -m django migrate", "python -m django runserver"),
-        "--noreload 0",
-        "data",
-        {"DJANGO_SETTINGS_MODULE": "django_shop.settings"},
-    ),
-}
-
-
-class Shop:
-    """A running shop, for its customers."""
-
-    def __init__(self, http: httpx.AsyncClient, takes: str) -> None:
-        self._http = http
-        self._takes = takes
-
-    async def order(self, pieces: int, *, customer: str = "acme", item: str = "tea") -> httpx.Response:
-        body: dict[str, Any] = {self._takes: {"customer": customer, "item": item, "pieces": pieces}}
-        return await self._http.post("/orders", **body)
-
-    async def show(self, order: int) -> Any:
-        return (await self._http.get(f"/orders/{order}")).raise_for_status().json()
-
-
 @pytest.fixture(params=SHOPS)
 async def shop(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[Shop]:
-    example = SHOPS[request.param]
-    *before, serve = example.commands
-    for command in before:
-        await done(command, EXAMPLES, database_url, **example.environment)
-    async with (
-        running(f"{serve} {example.any_port}", EXAMPLES, database_url, ADDRESS, **example.environment) as address,
-        httpx.AsyncClient(base_url=address, timeout=PATIENCE) as http,
-    ):
-        yield Shop(http, example.takes)
+    async with open_shop(SHOPS[request.param], database_url) as shop:
+        yield shop
 
 
 async def test_an_order_and_its_job_are_stored_and_an_executor_confirms_the_order(shop, connection, database_url):
@@ -75,9 +26,9 @@ async def test_an_order_and_its_job_are_stored_and_an_executor_confirms_the_orde
     order = answer.json()["order"]
     assert await shop.show(order) == {"customer": "acme", "item": "tea", "pieces": 2, "confirmed": False}
     job = await connection.fetchrow("SELECT id, task, grp, args::text, state::text FROM joex_private.job")
-    assert tuple(job)[1:] == ("orders.confirm", "acme", f'{{"order": {order}}}', "waiting")
+    assert tuple(job)[1:] == (shop.example.task, "acme", f'{{"order": {order}}}', "waiting")
 
-    async with running(EXECUTOR, EXAMPLES, database_url, "registered"):
+    async with running(shop.example.executor, EXAMPLES, database_url, "registered", **shop.example.environment):
         await eventually(
             lambda: connection.fetchval("SELECT finished_at FROM joex_private.job WHERE id = $1", job["id"]),
             why="the job is finished",
@@ -106,9 +57,10 @@ async def test_a_wrong_order_is_refused_and_nothing_is_stored(shop, connection, 
 
 def test_the_readme_says_how_the_examples_are_run():
     told = (EXAMPLES / "README.md").read_text()
-    variables = [f"export {name}={value}" for example in SHOPS.values() for name, value in example.environment.items()]
-    for command in (EXECUTOR, *variables, *(command for example in SHOPS.values() for command in example.commands)):
-        assert f"$ {command}" in told
+    for example in SHOPS.values():
+        variables = [f"export {name}={value}" for name, value in example.environment.items()]
+        for command in (*variables, *example.before, example.executor, example.serve):
+            assert f"$ {command}" in told
 
 
 def test_one_import_gives_the_example_apps():

@@ -43,7 +43,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large values time out at once, and are retried soon."""
     monkeypatch.setattr(bulk, "_BASE", 0.05)
     monkeypatch.setattr(bulk, "SLOWEST", 10**9)
-    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
 
 
 class Spy:
@@ -128,7 +127,10 @@ async def test_a_result_over_the_limit_in_a_transaction_rolls_it_back_and_fails_
 # Arguments.
 
 
-async def test_a_task_is_given_its_arguments_however_large_they_are(client: AnyClient, database_url: str) -> None:
+async def test_a_task_is_given_its_arguments_however_large_they_are(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection
+) -> None:
+    await connection.execute("SELECT joex.set_largest('args', 6000000)")
     async with executor_inside(app_of_sizes(), database_url) as inside:
         ids = [await client.submit("measure", {"text": "x" * size}) for size in (1, LARGE, 5_000_000)]
         for job_id in ids:
@@ -151,6 +153,7 @@ async def test_fat_arguments_of_one_tenant_hold_up_no_other_while_they_crawl(
     client: AnyClient, database_url: str, proxy: Proxy, connection: asyncpg.Connection
 ) -> None:
     proxy.large_answers.clear()
+    await connection.execute("SELECT joex.set_largest('args', 6000000)")
     fat = [{"task": "measure", "args": {"text": "x" * 3_000_000}, "group": "fat"}] * 20
     async with executor_inside(app_of_sizes(), proxy.url, lease=LONG, pool_size=21) as inside:
         ids = await client.submit_many(fat)
@@ -242,7 +245,6 @@ async def test_a_result_that_does_not_get_through_fails_its_job_with_a_line_that
 ) -> None:
     monkeypatch.setattr(bulk, "_BASE", 0.5)
     monkeypatch.setattr(bulk, "SLOWEST", 10**9)
-    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
     await connection.execute("""
         CREATE FUNCTION crawl() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NEW; END';
         CREATE TRIGGER crawl BEFORE UPDATE ON joex_private.job FOR EACH ROW WHEN (pg_column_size(NEW.result) > 100000)
@@ -335,7 +337,6 @@ async def test_an_end_that_the_database_refuses_fails_its_job_with_a_line_that_s
 async def test_an_end_that_can_not_be_written_at_all_is_given_up_and_told_and_its_job_waits_when_the_executor_has_left(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
     await refuse(connection, "joex_private.job", "NEW.subject = 'bad' AND NEW.finished_at IS NOT NULL")
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=1) as inside:
         bad = await client.submit("give", {"size": 1}, subject="bad")
@@ -376,7 +377,6 @@ async def test_a_start_that_the_database_refuses_is_given_up_and_told_and_holds_
 async def test_a_job_whose_arguments_the_database_refuses_to_give_is_tried_again_later_and_then_fails(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_RETRY_IN", 0.01)
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=1) as inside:
         await connection.execute("""
             CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE plpgsql AS

@@ -322,4 +322,4 @@ async def test_a_worker_in_a_shell_that_is_to_leave_finishes_what_it_runs(
 async def test_a_worker_in_a_shell_says_why_it_is_refused(workers: Workers, http: str) -> None:
     worker = await workers.shell("shell", http, "true", JOEX_API_TOKEN="wrong")
     assert await asyncio.wait_for(worker.process.wait(), PATIENCE) == 1
-    assert worker.output.read_text().startswith('worker.sh: {"detail":"this call needs the token')
+    assert worker.output.read_text().startswith('worker.sh: {"detail":"the token of this call')

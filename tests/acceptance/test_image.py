@@ -137,8 +137,8 @@ async def test_the_first_process_of_a_container_ends_at_a_sigterm_before_it_has_
 
 async def test_the_first_process_of_a_container_ends_at_a_sigterm_while_it_waits_for_its_database(image: Image) -> None:
     async with first_process(image, *EXECUTOR, "--startup-wait", "1h", JOEX_DATABASE_URL=NO_SERVER) as process:
-        await process.says("waiting: ")
-        assert await process.terminate() == TOLD_TO_END
+        await process.says("trying again")
+        assert await process.terminate() == 0
 
 
 async def test_an_operator_ends_at_a_sigterm_while_it_has_no_api_server(image: Image, nowhere: Path) -> None:

@@ -258,7 +258,7 @@ async def roles(connection: asyncpg.Connection) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("page", [*HOW_TO, *REFERENCE], ids=page_id)
 @pytest.mark.usefixtures("roles")
-async def test_a_page_does_what_it_says(page, postgres, database_url, connection, tmp_path):
+async def test_a_page_does_what_it_says(page, postgres, database_url, connection, home, tmp_path):  # noqa: PLR0917 - fixtures
     async with connection.transaction():
         await connection.execute(
             "SELECT joex.submit('documents.count', jsonb_build_object('path', $1::text))", __file__
@@ -266,16 +266,18 @@ async def test_a_page_does_what_it_says(page, postgres, database_url, connection
         await drain(joex.examples.documents.app, connection)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     programs = tmp_path / ".bin"
-    for name, module in {"joex": "joex", "pip": "pip", "pytest": "pytest", "uvicorn": "uvicorn"}.items():
-        write_program(programs / name, f'exec {sys.executable} -m {module} "$@"')
+    for name in ("joex", "mypy", "pip", "pytest", "uvicorn"):
+        write_program(programs / name, f'exec {sys.executable} -m {name} "$@"')
     write_program(programs / "python", f'exec {sys.executable} "$@"')
     environment = {
         "HOME": str(tmp_path),
         "TMPDIR": str(programs),
         "JOEX_DATABASE_URL": database_url,
+        "JOEX_EMBEDDED_DIR": str(home / "embedded"),
         "TEST_DATABASE_URL": database_url,
         "PATH": f"{programs}:{postgres.binaries}:/usr/local/bin:/usr/bin:/bin",
         "PYTHONPATH": PYTHONPATH,
+        "MYPYPATH": PYTHONPATH,  # (mypy does not read the other one)
         "PYTHONUNBUFFERED": "1",  # as in a terminal
         "PIP_NO_INDEX": "1",
         "LANG": "C.UTF-8",

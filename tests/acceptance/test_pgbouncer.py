@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 import joex
+import joex.sync
 from joex import Client
 from joex.core.events import LeaseEnded, TrustEnded
 from joex.errors import ConfigError
@@ -109,6 +110,30 @@ async def test_a_connection_that_is_pooled_finds_out_and_keeps_to_transactions(u
         await other.close()
     assert len(inside) == 1
     assert len(sessions) == 2
+
+
+async def test_threads_with_a_synchronous_client_all_succeed(url: str) -> None:
+    def work(number: int) -> None:
+        job_id = client.submit("plain", {"number": number}, group=f"g{number % 3}")
+        assert len(client.submit_many([{"task": "plain"}] * 1001)) == 1001  # in two statements
+        job = client.get(job_id)
+        assert job is not None
+        assert job.args == {"number": number}
+        assert client.cancel(job_id) == "cancelled"
+        assert client.wait(job_id) == client.get(job_id)
+        assert client.retry(job_id)
+
+    with joex.sync.Client(url) as client:
+        await asyncio.gather(*(asyncio.to_thread(work, number) for number in range(20)))
+        with client._connections._pool.connection() as one, client._connections._pool.connection() as other:
+            assert one.is_pooled
+            with one.limited(), other.limited():
+                settings = [
+                    one.execute(f"SHOW {name}").fetchone() for name in ("statement_timeout", "transaction_isolation")
+                ]
+            sessions = {one.execute("SELECT pg_backend_pid()").fetchone() for _ in range(10)}
+    assert settings == [("30s",), ("read committed",)]
+    assert len(sessions) > 1
 
 
 async def test_calls_of_several_clients_at_once_all_succeed(clients: list[AnyClient]) -> None:

@@ -50,7 +50,8 @@ def queries():
 
 def existing():
     """The names of all metrics, as in queries; those of histograms without the suffixes of their samples."""
-    pages = [metrics.render()[0].decode() for metrics in (ExecutorMetrics(slots=1, busy=lambda: 0), OperatorMetrics())]
+    executor = ExecutorMetrics(slots=1, busy=lambda: 0, tasks=())
+    pages = [metrics.render()[0].decode() for metrics in (executor, OperatorMetrics())]
     names = {name for page in pages for name in re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)}
     return {name for name in names if not name.endswith("_created")}
 

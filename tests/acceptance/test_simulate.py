@@ -115,7 +115,7 @@ async def test_where_the_library_that_draws_is_missing_one_line_names_the_extra(
     (joex.folder / "matplotlib" / "__init__.py").write_text("raise ModuleNotFoundError('none', name='matplotlib')")
     answer = await joex(*("simulate", "load.yaml", "-f", str(POOL), "--plot", "out.svg"), PYTHONPATH=str(joex.folder))
     assert (answer.code, answer.out) == (2, "")
-    assert answer.complaint == "--plot: the library 'matplotlib' is not installed: pip install 'joex[plot]'"
+    assert answer.complaint == "--plot needs the extra: pip install 'joex[plot]'"
 
 
 async def test_a_wrong_call_or_file_says_what_to_mend(joex):

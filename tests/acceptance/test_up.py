@@ -8,6 +8,7 @@ import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -19,6 +20,8 @@ import yaml
 
 from joex import Client
 from tests.support.apps import EFFECTS_URL, Effects
+from tests.support.postgres import TestServer
+from tests.support.processes import SHORT
 from tests.support.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +56,7 @@ class Up:
         self.events: list[dict[str, Any]] = []
         self.process: Process
         self._reading: list[asyncio.Task[Any]] = []
-        self._log: list[str] = []
+        self.log: list[str] = []
         self._children: set[psutil.Process] = set()
 
     def write(self, *documents: Mapping[str, Any]) -> Self:
@@ -106,7 +109,7 @@ class Up:
         print(self)  # pytest shows it
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.events), *self._log])
+        return "\n".join([*map(str, self.events), *self.log])
 
     async def _read_events(self) -> None:
         assert self.process.stdout is not None
@@ -116,7 +119,7 @@ class Up:
     async def _read_log(self) -> None:
         assert self.process.stderr is not None
         while line := await self.process.stderr.readline():
-            self._log.append(line.decode().rstrip())
+            self.log.append(line.decode().rstrip())
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -165,6 +168,21 @@ async def living(database: asyncpg.Pool) -> dict[str, int]:
     """The living executors: app-id and process id."""
     rows = await database.fetch("SELECT app_id, pid FROM joex_private.executor WHERE left_at IS NULL")
     return {row["app_id"]: row["pid"] for row in rows}
+
+
+@asynccontextmanager
+async def outage(postgres: TestServer, how: str) -> AsyncIterator[None]:
+    """The server is away for the time of a block."""
+    if how == "pause":
+        await asyncio.to_thread(postgres.pause)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(postgres.resume)
+    else:
+        await asyncio.to_thread(postgres.kill if how == "kill" else postgres.stop)
+        yield
+        await asyncio.to_thread(postgres.start)
 
 
 @pytest.mark.parametrize("by", ["setting", "secret"])
@@ -278,6 +296,36 @@ async def test_an_executor_that_crashes_again_and_again_has_another_one_beside_i
     assert await effects.all_finished([other]) == {"success": 1}
 
 
+@pytest.mark.parametrize("how", ["stop", "kill", "pause"])
+async def test_an_outage_of_the_database_changes_no_pool(up, client, effects, database, postgres, how):  # noqa: PLR0917 - fixtures
+    """It lasts for longer than the leases. Two of three executors are idle, and stay because of the window alone."""
+    behavior = {"scaleDown": {"stabilizationWindowSeconds": 3600}}
+    await up.write(pool(lease=f"{SHORT}s", scaling={"maxReplicas": 4, "behavior": behavior})).start()
+    jobs = await hold(client, "first", "second", "go")
+    runs = [await effects.begun(job) for job in jobs]
+    for flag in ("first", "second"):
+        await effects.flag(flag)
+    assert await effects.all_finished(jobs[:2]) == {"success": 2}
+    before, processes = await living(database), {executor.pid for executor in up.executors()}
+    assert set(before.values()) == processes == {run["pid"] for run in runs}
+
+    seen = len(up.events)
+    async with outage(postgres, how):
+        await up.told("Unreachable", after=seen)
+        await eventually(lambda: "\n".join(up.log).count("taking no jobs") >= 3, why=f"leases are over: {up}")
+    await up.told("Connected", after=seen)
+    more = await hold(client, "go", "go")
+    assert {(await effects.begun(job))["pid"] for job in [jobs[2], *more]} == processes, "each is at work again"
+    await effects.flag("go")
+    assert await effects.all_finished([jobs[2], *more]) == {"success": 3}
+    assert await living(database) == before
+    assert {executor.pid for executor in up.executors()} == processes
+    assert await database.fetchval("SELECT count(*) FROM joex_private.executor") == 3
+    said = {event["reason"] for event in up.events[seen:]}
+    unknown, known = {"DatabaseUnreachable", "DemandUnknown", "Unreachable"}, {"Ready", "ByDemand", "Connected"}
+    assert said == unknown | known
+
+
 async def test_kill_9_of_joex_up_leaves_no_process_and_loses_nothing(up, client, effects, tmp_path, environment):
     await up.write(pool(scaling={"maxReplicas": 2})).start()
     jobs = await hold(client, *["go"] * 4)
@@ -383,13 +431,12 @@ async def test_a_changed_pool_replaces_its_executors(up, client, effects, databa
     await effects.flag("go")
     assert await effects.all_finished([job]) == {"success": 1}
 
-    async def replaced() -> bool:
-        now = await living(database)
-        # (One that has left the database is a process for a moment longer.)
-        return [one.pid for one in up.executors()] == list(now.values()) != [run["pid"]]
+    async def replaced() -> list[psutil.Process] | None:
+        now, found = await living(database), up.executors()
+        # (One that has left the database is a process for a moment longer; a fork looks like its parent for a moment.)
+        return found if [one.pid for one in found] == list(now.values()) != [run["pid"]] else None
 
-    await eventually(replaced, why=f"another has taken its place: {up}")
-    (new,) = up.executors()
+    (new,) = await eventually(replaced, why=f"another has taken its place: {up}")
     assert new.environ()["JOEX_LOG_LEVEL"] == "debug"
 
 
@@ -521,7 +568,7 @@ def test_a_command_whose_libraries_are_missing_says_what_to_install():
     code = "import sys; sys.modules['yaml'] = None; from joex.cli import main; sys.argv[1:] = ['up', '-f', 'x']; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "joex: up: the library 'yaml' is not installed: pip install 'joex[operator]'\n"
+    assert done.stderr == "joex: the command \"up\" needs the extra: pip install 'joex[executor]'\n"
 
 
 def joex(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

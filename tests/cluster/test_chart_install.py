@@ -24,7 +24,7 @@ from tests.support.cluster.namespaces import Namespaces
 from tests.support.cluster.objects import is_available
 from tests.support.cluster.providers import Cluster
 from tests.support.cluster.release import NAME, OPERATOR, Release, own_database
-from tests.support.cluster.system import DEPLOYMENTS, POOL_LABEL, POOLS, System
+from tests.support.cluster.system import APP, DEPLOYMENTS, POOL_LABEL, POOLS, SECRET, System
 from tests.support.waiting import eventually
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -125,7 +125,7 @@ async def test_an_upgrade_of_image_and_pool_replaces_executors_once(
     await release.install(own_database(first))
     await system.until_ready(1, "first")
     await release.upgrade("image.tag=two", "pool.spec.poolSize=2")
-    registered = "SELECT pool_size FROM joex_private.executor ORDER BY id"
+    registered = "SELECT pool_size FROM joex_private.executor ORDER BY started_at"
 
     async def is_replaced() -> bool:
         return [row["pool_size"] for row in await system.db.fetch(registered)][-1:] == [2]
@@ -198,8 +198,7 @@ async def test_a_namespace_with_live_pools_is_deleted_within_their_grace(
 ) -> None:
     in_time = {"drain": {"timeout": "3s"}}
     values = own_database(system.manifest("first", queues=["first"], **in_time))
-    # Not the whole cluster, because those rights would outlive the namespace.
-    await release.install({**values, "watchNamespaces": [release.namespace]})
+    await release.install(values)
     await release.until_operator()
     await system.pool("own", queues=["own"], **in_time)
     for queue in ("first", "own"):
@@ -209,22 +208,22 @@ async def test_a_namespace_with_live_pools_is_deleted_within_their_grace(
     await api.until("namespaces", release.namespace, lambda found: found is None)
 
 
-async def test_with_some_namespaces_the_operator_leaves_pools_elsewhere_alone(
+async def test_by_default_the_operator_leaves_pools_and_secrets_elsewhere_alone(
     api: Api, release: Release, system: System, namespaces: Namespaces
 ) -> None:
     elsewhere = await namespaces.make(RESTRICTED)
     there = system.manifest("elsewhere", replicas=1)
     await api.apply({**there, "metadata": {"name": "elsewhere", "namespace": elsewhere}})
     values = own_database(system.manifest("first"))
-    await release.install(
-        {**values, "database": {"url": system.url}, "watchNamespaces": [release.namespace], "operator": {}}
-    )
+    await release.install({**values, "database": {"url": system.url}, "operator": {}})
     await release.until_operator()
     assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
     assert "status" not in await api.get(POOLS, "elsewhere", elsewhere)
     assert await api.get_all(DEPLOYMENTS, elsewhere) == []
     roles = {role["metadata"]["name"] for role in await api.get_all("clusterroles")}
     assert f"{release.namespace}:{OPERATOR}" not in roles
+    own, other = [await may_read_secrets(api, release, namespace) for namespace in (release.namespace, elsewhere)]
+    assert (own, other) == (True, False)
     await api.delete(POOLS, "elsewhere", elsewhere)  # before an operator of the whole cluster finds it
 
 
@@ -242,10 +241,31 @@ async def test_of_two_operators_one_leads_and_the_other_takes_over(api: Api, rel
     assert not is_held_by(leader)(await api.get("leases", OPERATOR, release.namespace))
 
 
-async def test_the_operator_uses_each_right_that_it_has(
-    local_cluster: LocalCluster, api: Api, release: Release, system: System
+async def test_an_operator_of_all_namespaces_runs_pools_in_others_than_its_own(
+    api: Api, release: Release, system: System, namespaces: Namespaces
 ) -> None:
-    await release.install(own_database(system.manifest("first")))
+    elsewhere = await namespaces.make(RESTRICTED)
+    for kind, name in (("secrets", SECRET), ("configmaps", APP)):  # what its pods read
+        found = await api.get(kind, name, release.namespace)
+        await api.apply({**found, "metadata": {"name": name, "namespace": elsewhere}})
+    await release.install({**own_database(system.manifest("first")), "watchNamespaces": ["*"]})
+    await release.until_operator()
+    there = system.manifest("elsewhere", queues=["elsewhere"], scaling={"minReplicas": 0, "maxReplicas": 1})
+    await api.apply({**there, "metadata": {"name": "elsewhere", "namespace": elsewhere}})
+    await system.until_reason("AtZero", name="first")
+    job = await system.client.submit("effect", queue="elsewhere")
+    assert await system.effects.all_finished([job]) == {"success": 1}
+    assert await may_read_secrets(api, release, elsewhere)
+    # While there is an operator, which waits for the pool's executor to drain.
+    await api.delete(POOLS, "elsewhere", elsewhere)
+    await api.until_all("pods", lambda found: not found, elsewhere)
+
+
+@pytest.mark.parametrize("watched", [[], ["*"]], ids=["own namespace", "all namespaces"])
+async def test_the_operator_uses_each_right_that_it_has(
+    local_cluster: LocalCluster, api: Api, release: Release, system: System, watched: list[str]
+) -> None:
+    await release.install({**own_database(system.manifest("first")), "watchNamespaces": watched})
     await release.until_operator()
     await system.until_reason("AtZero", name="first")
     task = {"task": "effect", "timer": "daily", "pool": "first"}
@@ -265,12 +285,13 @@ async def test_the_operator_uses_each_right_that_it_has(
     await api.delete("leases", OPERATOR, release.namespace)  # as an administrator may
     await api.until("leases", OPERATOR, lambda found: bool(found) and is_renewed(found), release.namespace)
 
-    may = await rights(api, release)
+    may = await rights(api, release, everywhere=watched == ["*"])
 
     def is_all_used() -> bool:  # (the log has a request when it is answered: its effect may come before)
         return may - {request.right for request in release.requests()} == ASKED_BY_THE_API_SERVER
 
     await eventually(is_all_used, why=f"each right is used, of {may}")
+    await api.delete("periodictasks", "nightly", release.namespace)  # before an operator of the whole cluster finds it
 
 
 BEFORE = "Of the chart before."
@@ -297,17 +318,31 @@ async def description(api: Api) -> str:
     return str(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"])
 
 
-async def rights(api: Api, release: Release) -> set[Right]:
-    """The rights in the roles of a release."""
-    cluster_role = await api.get("clusterroles", f"{release.namespace}:{OPERATOR}")
-    rules = [
-        rule for role in (cluster_role, await api.get("roles", OPERATOR, release.namespace)) for rule in role["rules"]
-    ]
+async def rights(api: Api, release: Release, *, everywhere: bool) -> set[Right]:
+    """The rights in the roles of a release whose operator watches its own namespace, or all."""
+    name = f"{release.namespace}:{OPERATOR}"
+    for_pools = await (api.get("clusterroles", name) if everywhere else api.get("roles", name, release.namespace))
+    to_lead = await api.get("roles", OPERATOR, release.namespace)
+    rules = [rule for role in (for_pools, to_lead) for rule in role["rules"]]
     return {
         Right(verb, group, resource)
         for rule in rules
         for verb, group, resource in itertools.product(rule["verbs"], rule["apiGroups"], rule["resources"])
     }
+
+
+async def may_read_secrets(api: Api, release: Release, namespace: str) -> bool:
+    """Whether the API server lets the operator read a secret in a namespace."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{release.namespace}:{OPERATOR}",
+            "resourceAttributes": {"verb": "get", "resource": "secrets", "namespace": namespace},
+        },
+    }
+    answer = await api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
 
 
 def is_held_by(pod: Object) -> Callable[[Object], bool]:

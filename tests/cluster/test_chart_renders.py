@@ -19,8 +19,8 @@ CRDS = ["joexpools.joex.dev", "periodictasks.joex.dev"]
 DEFAULT = {
     *(("CustomResourceDefinition", name) for name in CRDS),
     ("ServiceAccount", "joex-operator"),
-    ("ClusterRole", "prod:joex-operator"),
-    ("ClusterRoleBinding", "prod:joex-operator"),
+    ("Role", "prod:joex-operator"),
+    ("RoleBinding", "prod:joex-operator"),
     ("Role", "joex-operator"),
     ("RoleBinding", "joex-operator"),
     ("Deployment", "joex-operator"),
@@ -35,8 +35,10 @@ DEFAULT = {
 TRIAL = {("Deployment", "joex-postgresql"), ("Service", "joex-postgresql"), ("Secret", "joex-postgresql")}
 POOL = {("ConfigMap", "joex-pools"), ("Pod", "joex-test")}
 CLUSTER_WIDE = {("ClusterRole", "prod:joex-operator"), ("ClusterRoleBinding", "prod:joex-operator")}
+OWN_NAMESPACE = {("Role", "prod:joex-operator"), ("RoleBinding", "prod:joex-operator")}
 SWITCHES: dict[str, tuple[set[Key], set[Key]]] = {
     # values: what they add, what they take away
+    "enabled=true": (set(), set()),  # as the dependency of another chart
     "crds.install=false": (set(), {("CustomResourceDefinition", name) for name in CRDS}),
     "pool.enabled=false": (set(), POOL),
     "pool.spec.app=shop.tasks:app": (set(), {("Pod", "joex-test")}),
@@ -44,7 +46,8 @@ SWITCHES: dict[str, tuple[set[Key], set[Key]]] = {
     "database.url=postgresql://u:p@db.example/shop": ({("Secret", "joex-database")}, TRIAL),
     "postgresql.enabled=false pool.enabled=false": (set(), TRIAL | POOL),
     "postgresql.persistence.enabled=true": ({("PersistentVolumeClaim", "joex-postgresql")}, set()),
-    "watchNamespaces={prod}": ({("Role", "prod:joex-operator"), ("RoleBinding", "prod:joex-operator")}, CLUSTER_WIDE),
+    "watchNamespaces={prod}": (set(), set()),
+    "watchNamespaces={*}": (CLUSTER_WIDE, OWN_NAMESPACE),
     "serviceAccount.name=mine": (set(), {("ServiceAccount", "joex-operator")}),
     "podDisruptionBudget.enabled=true": ({("PodDisruptionBudget", "joex-operator")}, set()),
     "metrics.serviceMonitor.enabled=true": (
@@ -62,6 +65,8 @@ EVERYTHING = [
     *("podDisruptionBudget.enabled=true", "networkPolicy.enabled=true", "metrics.grafanaDashboard.enabled=true"),
     *("operator.replicas=2", "operator.podAnnotations.a=b", "operator.podLabels.c=d", "operator.nodeSelector.e=f"),
     *("operator.extraEnv[0].name=A", "operator.extraEnv[0].value=b", "operator.tolerations[0].operator=Exists"),
+    *("operator.extraVolumes[0].name=ca", "operator.extraVolumes[0].configMap.name=db-ca"),
+    *("operator.extraVolumeMounts[0].name=ca", "operator.extraVolumeMounts[0].mountPath=/etc/joex/ca"),
     *("operator.priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry"),
     *("postgresql.persistence.enabled=true", "postgresql.persistence.storageClass=fast"),
 ]
@@ -76,6 +81,8 @@ WRONG = {
     "image.pullPolicy=Sometimes": "/image/pullPolicy",
     "image.digest=latest": "/image/digest",
     "watchNamespaces=prod": "/watchNamespaces",
+    "watchNamespaces={prod*}": "/watchNamespaces/0",
+    "watchNamespaces={*,prod}": "watchNamespaces: * means all namespaces; name no other beside it",
     "postgresql.enabled=maybe": "/postgresql/enabled",
     "postgresql.password=a/b": "/postgresql/password",
     "crds.install=sure": "/crds/install",
@@ -145,16 +152,19 @@ FOR_THE_FIRST_POOL = {
 }
 
 
-async def test_the_operator_has_these_rights_in_the_whole_cluster_and_no_other(helm: Helm) -> None:
-    assert _rights(await render(helm)) == {
-        ("ClusterRole", ""): FOR_POOLS,
-        ("Role", ""): TO_LEAD | FOR_THE_FIRST_POOL,
-    }
+async def test_the_operator_has_these_rights_in_the_namespace_of_its_release_and_no_other(helm: Helm) -> None:
+    rendered = await render(helm)
+    assert _rights(rendered) == {("Role", "prod"): FOR_POOLS, ("Role", ""): TO_LEAD | FOR_THE_FIRST_POOL}
+    assert _watched(rendered) == "prod"
+
+
+async def test_the_operator_of_all_namespaces_has_its_rights_in_the_whole_cluster(helm: Helm) -> None:
+    rendered = await render(helm, "watchNamespaces={*}")
+    assert _rights(rendered) == {("ClusterRole", ""): FOR_POOLS, ("Role", ""): TO_LEAD | FOR_THE_FIRST_POOL}
+    assert _watched(rendered) == ""
 
 
 async def test_the_operator_of_some_namespaces_has_rights_in_these_alone(helm: Helm) -> None:
-    rendered = await render(helm, "watchNamespaces={prod}")
-    assert _rights(rendered) == {("Role", "prod"): FOR_POOLS, ("Role", ""): TO_LEAD | FOR_THE_FIRST_POOL}
     text = await manifests(helm, "watchNamespaces={a,b}", "pool.enabled=false")
     roles = [found for found in yaml.safe_load_all(text) if found and "Role" in found["kind"]]
     places = {(found["kind"], found["metadata"].get("namespace", "the release's")) for found in roles}
@@ -164,6 +174,13 @@ async def test_the_operator_of_some_namespaces_has_rights_in_these_alone(helm: H
 
 async def test_without_a_first_pool_the_operator_may_make_none(helm: Helm) -> None:
     assert _rights(await render(helm, "pool.enabled=false"))["Role", ""] == TO_LEAD
+
+
+def _watched(objects: dict[Key, Object]) -> str:
+    """The namespaces that the operator's settings name."""
+    [container] = pod_templates(objects)["joex-operator"]["spec"]["containers"]
+    [value] = [entry["value"] for entry in container["env"] if entry["name"] == "JOEX_OPERATOR_NAMESPACES"]
+    return str(value)
 
 
 def _rights(objects: dict[Key, Object]) -> dict[Any, dict[Any, str]]:
@@ -267,15 +284,15 @@ async def test_the_monitors_find_the_operator_and_all_executors(helm: Helm) -> N
     executors = rendered["PodMonitor", "joex-executors"]["spec"]
     [wanted] = executors["selector"]["matchExpressions"]
     assert (wanted["key"], wanted["operator"]) == (selector("any").partition("=")[0], "Exists")
-    assert executors["namespaceSelector"] == {"any": True}
+    assert executors["namespaceSelector"] == {"matchNames": ["prod"]}
     [endpoint] = executors["podMetricsEndpoints"]
     [port] = replica_deployment(_pool(rendered), 0, "joex")["spec"]["template"]["spec"]["containers"][0]["ports"]
     assert endpoint["port"] == port["name"]
     assert endpoint["relabelings"] == [
         {"sourceLabels": ["__meta_kubernetes_pod_label_joex_dev_pool"], "targetLabel": "pool"}
     ]
-    some = await render(helm, "metrics.serviceMonitor.enabled=true", "watchNamespaces={prod}")
-    assert some["PodMonitor", "joex-executors"]["spec"]["namespaceSelector"] == {"matchNames": ["prod"]}
+    everywhere = await render(helm, "metrics.serviceMonitor.enabled=true", "watchNamespaces={*}")
+    assert everywhere["PodMonitor", "joex-executors"]["spec"]["namespaceSelector"] == {"any": True}
 
 
 async def test_rules_and_dashboard_come_whole_out_of_their_files(helm: Helm) -> None:

@@ -35,7 +35,9 @@ async def job(system: System, job_id: UUID) -> asyncpg.Record:
 async def endings(system: System, replica: str) -> list[str | None]:
     """How the executors of a replica ended, in order; None: it lives."""
     app_id = f"{system.namespace}/{replica}"
-    rows = await system.db.fetch("SELECT ending FROM joex_private.executor WHERE app_id = $1 ORDER BY id", app_id)
+    rows = await system.db.fetch(
+        "SELECT ending FROM joex_private.executor WHERE app_id = $1 ORDER BY started_at", app_id
+    )
     return [row["ending"] for row in rows]
 
 
@@ -236,7 +238,8 @@ async def test_a_node_that_is_cut_off_from_everything_is_replaced_and_takes_noth
     async with Proxy(postgres.port) as far:
         await system.set_url(postgres.tcp_url(database_name, port=far.port))
         first = system.operator("first")
-        await system.pool(lease=SHORT, template={**near(own_node), "tolerations": STAYS})
+        # (No patience: its run ends before the next one begins.)
+        await system.pool(lease=SHORT, outagePatience="0s", template={**near(own_node), "tolerations": STAYS})
         held = await system.submit("hold", flag="go")
         run = await system.effects.begun(held)
         assert (await system.pod_of("pool-0"))["spec"]["nodeName"] == own_node.name

@@ -82,4 +82,4 @@ async def other_pod(system: System, before: Object) -> Object:
 
 
 async def waits(system: System, pod: Object) -> bool:
-    return "waiting: " in await system.cluster.log(system.api, pod)
+    return "trying again" in await system.cluster.log(system.api, pod)

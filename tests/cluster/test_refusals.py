@@ -226,6 +226,24 @@ async def test_a_deployment_that_the_api_server_refuses_is_told_by_its_field(sys
     await system.until_pool(lambda pool: condition(pool, "Ready") == condition(pool, "AbleToScale") == "True", "broken")
 
 
+async def test_a_misspelt_field_of_a_template_is_told_and_costs_no_executor(system: System) -> None:
+    """The API server would drop it, and nothing would show that it is missing."""
+    system.operator()
+    await system.pool(replicas=1)
+    await system.until_ready(1)
+    before = await system.executors()
+    await system.pool(replicas=1, template={"nodeSelecter": {"disk": "ssd"}})
+    found = await system.until_pool(lambda pool: condition(pool, "AbleToScale", what="reason") == "ActionFailed")
+    assert 'unknown field "spec.template.spec.nodeSelecter"' in condition(found, "AbleToScale", what="message")
+    assert "nodeSelecter" in (await system.until_event("ActionFailed"))["message"]
+    job = await system.submit("effect")
+    assert await system.effects.all_finished([job]) == {"success": 1}
+    assert await system.executors() == before
+    await system.pool(replicas=1)
+    await system.until_pool(lambda pool: condition(pool, "Ready", what="reason") == "Ready")
+    await system.until_pool(lambda pool: condition(pool, "AbleToScale") == "True")
+
+
 async def test_an_app_that_is_not_in_the_image_is_told_by_the_executors_own_words(system: System) -> None:
     system.operator()
     await system.pool(app="nowhere:app", replicas=1)

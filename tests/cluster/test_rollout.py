@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
+from urllib.parse import urlsplit
 
 from tests.support.cluster.connection import Object
-from tests.support.cluster.system import DEPLOYMENTS, System, condition
+from tests.support.cluster.system import DEPLOYMENTS, POOLS, System, condition
 from tests.support.cluster.terminations import Terminations
 
 
@@ -63,6 +64,42 @@ async def test_a_template_that_fails_is_told_and_stops_at_the_first(system: Syst
     await system.until_reason("Ready")
     await system.until_ready(2)
     assert (await system.executors())[kept]["pod_uid"] == before[kept]["pod_uid"]  # its template is valid again
+
+
+async def test_a_changed_password_reaches_executors_that_the_database_lets_in_no_more(system: System) -> None:
+    """Here it is another role: the database refuses the old one, and its sessions end."""
+    roles = [f"{system.namespace}-{name}" for name in ("old", "new")]
+    old_url, new_url = (with_user(system.url, role) for role in roles)
+    for role in roles:
+        await system.db.execute(f'CREATE ROLE "{role}" LOGIN SUPERUSER')
+    try:
+        await system.set_url(old_url)
+        system.operator()
+        await system.pool(scaling={"minReplicas": 1})
+        await system.until_ready(1)
+
+        await system.set_url(new_url)
+        await system.db.execute(f'ALTER ROLE "{roles[0]}" NOLOGIN')
+        await system.db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", roles[0])
+        job = await system.submit()
+        assert await system.effects.all_finished([job]) == {"success": 1}
+        await system.until_replicas("pool-1")
+        await system.until_ready(1)
+        await system.pool(suspend=True)
+        await system.until_replicas()
+    finally:
+        await system.api.delete(POOLS, "pool", system.namespace)
+        for role in roles:
+            await system.db.execute(f'ALTER ROLE "{role}" NOLOGIN')
+            ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = $1"
+            await system.db.execute(ended, role)
+            await system.db.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+def with_user(url: str, user: str) -> str:
+    """The URL of another user of the same database."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
 def old(deployments: list[Object]) -> set[str]:

@@ -31,13 +31,14 @@ async def test_a_suspended_pool_finishes_and_rests(system: System) -> None:
     await system.effects.begun(first)
     await system.change(suspend=True)
     pool = await system.until_pool(lambda pool: pool["status"]["drainingReplicas"] == 1)
-    assert condition(pool, "Suspended") == "True"
+    assert condition(pool, "Suspended") == condition(pool, "Reconciling") == "True"
     second = await system.submit()
 
     await system.effects.flag("go")
     await system.until_replicas()
     assert await system.effects.all_finished([first]) == {"success": 1}
     assert await system.effects.of(second) == []
+    await system.until_pool(lambda pool: condition(pool, "Ready") == "True" != condition(pool, "Reconciling"))
     await system.change(suspend=False)
     assert await system.effects.all_finished([second]) == {"success": 1}
 

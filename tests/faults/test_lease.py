@@ -11,6 +11,7 @@ import pytest
 
 from joex.runtime.lease import EXIT_CODE
 from tests.support.apps import AnyClient, Effects
+from tests.support.clock import make_settable, step
 from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
 
@@ -197,18 +198,36 @@ async def test_a_pause_shorter_than_the_lease_costs_nothing(
     assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 2
 
 
+async def test_an_executor_with_a_lost_and_a_new_run_of_a_job_ends_the_lost_one_alone(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """Its first run did not report in time, and its code does not stop. The new run may be in the same executor."""
+    executor = await executors.start("one", lease=SHORT)
+    job_id = await client.submit("hold.thread", {"flag": "go"})
+    await effects.begun(job_id)
+    await connection.execute(
+        "UPDATE joex_private.job SET overdue_at = clock_timestamp() WHERE id = $1 AND executor_id IS NOT NULL", job_id
+    )
+    await effects.begun(job_id, runs=2, pid=executor.pid)
+    await _renews(connection, executor, 3)  # it asks the database about its runs with each heartbeat
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    await eventually(lambda: "had lost its job" in executor.log, why="the end of the first run is refused")
+    assert [(await client.get(job_id)).losses, len(await effects.of(job_id))] == [1, 2]
+
+
 async def test_a_database_clock_that_is_set_forward_or_back_ends_no_living_executor(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """Each has observed the others for five leases, and could end them although their sessions exist."""
-    await _with_a_clock_to_be_set(connection)
+    await make_settable(connection)
     all_three = await executors.start_all("first", "second", "third", pool_size=1, lease=SHORT)
     ids = await client.submit_many([{"task": "hold", "args": {"flag": "go"}}] * 3)
     for job_id in ids:
         await effects.begun(job_id)
         await _runs_for(client, job_id, leases=6)
     for seconds in (-1, -3, 31, -40, 3600):
-        await _set_clock(connection, seconds)
+        await step(connection, seconds)
         for process in all_three:
             await _renews(connection, process, times=4)
     await effects.flag("go")
@@ -237,37 +256,17 @@ async def test_an_executor_whose_lease_is_missing_starts_over_and_runs_its_jobs_
 async def test_a_database_clock_that_is_set_back_keeps_no_dead_executor_alive(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
-    await _with_a_clock_to_be_set(connection)
+    await make_settable(connection)
     victim = await executors.start("victim")
     job_id = await client.submit("hold", {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     other = await executors.start("other")
     await _renews(connection, other, times=4)
     await victim.kill()
-    await _set_clock(connection, -3600)
+    await step(connection, -3600)
     await effects.begun(job_id, pid=other.pid)
     await effects.flag("go")
     assert await effects.all_finished([job_id]) == {"success": 1}
-
-
-async def _with_a_clock_to_be_set(connection: asyncpg.Connection) -> None:
-    """From now on the functions of Joex use a clock that a test may set."""
-    await connection.execute("""
-        CREATE TABLE public.clock AS SELECT interval '0' AS ahead;
-        CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS
-            'SELECT pg_catalog.clock_timestamp() + c.ahead FROM public.clock c';
-        DO $do$ DECLARE v_function text; BEGIN
-            FOR v_function IN SELECT pg_get_functiondef(p.oid) FROM pg_proc p
-                              WHERE pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
-                                  AND prosrc LIKE '%clock_timestamp()%' LOOP
-                EXECUTE replace(v_function, 'clock_timestamp()', 'public.clock()');
-            END LOOP;
-        END $do$;
-    """)
-
-
-async def _set_clock(connection: asyncpg.Connection, seconds: float) -> None:
-    await connection.execute("UPDATE public.clock SET ahead = ahead + make_interval(secs => $1)", seconds)
 
 
 async def _renews(connection: asyncpg.Connection, process: ExecutorProcess, times: int) -> None:

@@ -111,12 +111,38 @@ async def test_a_take_that_arrives_after_it_was_given_up_loses_no_job(
     assert await effects.overlapping() == []
 
 
-@pytest.mark.parametrize("task", ["hold", "hold.thread.polite", "transaction"])
-async def test_an_executor_without_a_link_ends_its_runs_before_another_one_begins_them(
+async def test_a_take_whose_answer_is_lost_as_its_executor_begins_to_drain_keeps_its_job_from_no_other(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    """The drain lasts for as long as another run, and the executor does not know the taken job."""
+    one = await executors.start("one", url=proxy.url, pool_size=2)
+    long, short = [await client.submit("hold", {"flag": flag}) for flag in ("long", "short")]
+    for held in (long, short):
+        await effects.begun(held)
+    await proxy.cut()  # so that the executor prepares all statements again
+    trap = proxy.trap("joex_private.take(", At.FREEZE_ANSWER)
+    job_id = await client.submit("effect")
+    await effects.flag("short")
+    await trap.sprung.wait()
+    assert (await client.get(job_id)).state == "scheduled"
+    one.terminate()
+    await eventually(lambda: "draining: taking no more jobs" in one.log)
+    other = await executors.start("other")
+    await effects.begun(job_id, pid=other.pid)
+    assert await effects.all_finished([short, job_id]) == {"success": 2}
+    assert (await client.get(long)).state == "running"
+    await effects.flag("long")
+    assert await one.exited() == 0
+    assert await effects.all_finished([long]) == {"success": 1}
+    assert await effects.overlapping() == []
+
+
+@pytest.mark.parametrize("task", ["hold", "hold.thread.polite", "transaction", "hold.exclusive"])
+async def test_an_executor_without_a_link_ends_its_exclusive_runs_before_another_one_begins_them(
     task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
     """The server sees its sessions end, so its jobs move on as soon as the lease is over."""
-    cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT)
+    cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT, outage_patience=_patience(task))
     job_id = await client.submit(task, {"flag": "go"})
     await effects.begun(job_id, pid=cut_off.pid)
     other = await executors.start("other", lease=SHORT)
@@ -130,12 +156,12 @@ async def test_an_executor_without_a_link_ends_its_runs_before_another_one_begin
     await _works_again_with(proxy.accept, cut_off, other, client, effects)
 
 
-@pytest.mark.parametrize("task", ["hold", "hold.thread.polite"])
-async def test_an_executor_behind_a_silent_link_ends_its_runs_before_another_one_begins_them(
+@pytest.mark.parametrize("task", ["hold", "hold.thread.polite", "hold.exclusive"])
+async def test_an_executor_behind_a_silent_link_ends_its_exclusive_runs_before_another_one_begins_them(
     task: str, client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
     """The server still sees its sessions, so other executors wait longer."""
-    cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT)
+    cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT, outage_patience=_patience(task))
     job_id = await client.submit(task, {"flag": "go"})
     await effects.begun(job_id, pid=cut_off.pid)
     other = await executors.start("other", lease=SHORT)
@@ -153,11 +179,11 @@ async def test_an_executor_behind_a_silent_link_ends_its_runs_before_another_one
     assert (await client.get(job_id)).app_id == "other"
 
 
-async def test_an_executor_behind_a_silent_link_exits_where_its_code_does_not_react(
+async def test_an_executor_behind_a_silent_link_exits_where_its_exclusive_code_does_not_react(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
     cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT)
-    job_id = await client.submit("hold.thread", {"flag": "go"})
+    job_id = await client.submit("hold.thread.exclusive", {"flag": "go"})
     await effects.begun(job_id, pid=cut_off.pid)
     other = await executors.start("other", lease=SHORT)
     proxy.freeze()
@@ -167,6 +193,27 @@ async def test_an_executor_behind_a_silent_link_exits_where_its_code_does_not_re
     await effects.flag("go")
     assert await effects.all_finished([job_id]) == {"success": 1}
     assert await effects.overlapping() == []
+
+
+async def test_a_run_without_a_link_goes_on_beside_the_next_one_and_its_late_end_is_dropped_and_counted(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    """The executor can't know that the database is there for others, and that they run its job."""
+    cut_off = await executors.start("cut off", url=proxy.url, lease=SHORT)
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id, pid=cut_off.pid)
+    other = await executors.start("other", lease=SHORT)
+    await proxy.refuse()
+    await effects.begun(job_id, pid=other.pid)
+    assert [run["ended"] for run in await effects.of(job_id)] == [None, None]
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await _all_ended(effects, job_id)
+    job = await client.get(job_id)
+    assert (job.app_id, job.losses) == ("other", 1)
+    await _works_again_with(proxy.accept, cut_off, other, client, effects)
+    assert cut_off.log.count("a run had lost its job: its result is dropped") == 1
+    assert await client.get(job_id) == job
 
 
 async def test_a_silent_link_delays_no_other_executor(
@@ -185,6 +232,11 @@ async def test_a_silent_link_delays_no_other_executor(
     assert await effects.all_finished(ids) == {"success": 50}
     async with client.acquire() as connection:
         assert await connection.fetchval("SELECT count(*) FROM joex_private.executor WHERE left_at IS NULL") == 2
+
+
+def _patience(task: str) -> str:
+    """A setting with which the runs of this task end before another executor may begin them."""
+    return "1h" if "exclusive" in task else "0"
 
 
 async def _all_ended(effects: Effects, job_id: UUID) -> bool:

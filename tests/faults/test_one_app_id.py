@@ -87,7 +87,7 @@ async def test_ever_new_executors_of_one_app_id_never_run_at_the_same_time(
     assert await effects.all_finished(ids) == {"success": 300}
     assert await effects.overlapping() == []
     overlapping_lives = await connection.fetchval("""
-        SELECT count(*) FROM joex_private.executor a JOIN joex_private.executor b ON a.id < b.id
+        SELECT count(*) FROM joex_private.executor a JOIN joex_private.executor b ON a.started_at < b.started_at
         WHERE b.started_at < coalesce(a.left_at, 'infinity')
     """)
     assert overlapping_lives == 0

@@ -11,26 +11,13 @@ import pytest
 
 from tests.support.apps import Effects
 from tests.support.processes import ExecutorProcesses
-from tests.support.schedulers import RepeaterProcesses
+from tests.support.schedulers import RECORD, RepeaterProcesses
 from tests.support.waiting import eventually
 
 TASKS, PROCESSES, EXECUTORS = 1000, 20, 2
 PERIOD = timedelta(seconds=1)
 TIMES, KILLS = 15, 11  # the least numbers of times of each task, and of kills
 
-# Each decision about a time, as it was made: `fire`, and `next`, the one to come.
-_RECORD = """
-    CREATE TABLE decisions
-        (id text, fire timestamptz, outcome text, job uuid, next timestamptz, at timestamptz, worker text);
-    CREATE FUNCTION record() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        INSERT INTO decisions VALUES (NEW.id, NEW.last_run, NEW.last_outcome,
-            CASE NEW.last_outcome WHEN 'submitted' THEN NEW.last_job END, NEW.nextrun, NEW.marked, NEW.worker);
-        RETURN NULL;
-    END $$;
-    CREATE TRIGGER record AFTER UPDATE OF marked ON joex_private.periodic_task
-        FOR EACH ROW WHEN (OLD.nextrun > '-infinity') EXECUTE FUNCTION record();
-"""
 _SET = """
     SELECT joex.put_periodic_task('task ' || n, 'quick', '*:*:*', grp => 'group ' || n % 20)
     FROM generate_series(1, $1::int) n
@@ -59,7 +46,7 @@ async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are
     connection: asyncpg.Connection, executors: ExecutorProcesses, effects: Effects, database_url: str
 ) -> None:
     chance = random.Random(11)
-    await connection.execute(_RECORD)
+    await connection.execute(RECORD)
     with RepeaterProcesses(database_url) as schedulers:
         for _ in range(PROCESSES - EXECUTORS):
             schedulers.start()

@@ -4,13 +4,18 @@ Jobs continue or are given back; none is lost, none runs twice at a time.
 """
 
 import asyncio
+import os
+import signal
+from contextlib import suppress
 
 import asyncpg
 import pytest
 
-from tests.support.apps import AnyClient, Effects
+from joex.core.lease import Beat
+from joex.store import executors as store
+from tests.support.apps import TROUBLE, AnyClient, Effects
 from tests.support.postgres import TestServer
-from tests.support.processes import SHORT, ExecutorProcesses
+from tests.support.processes import ExecutorProcesses
 from tests.support.waiting import PATIENCE, eventually
 
 
@@ -36,31 +41,39 @@ async def test_jobs_survive_a_restart_of_the_server(
     assert all(executor.is_alive for executor in both)
 
 
-async def test_executors_survive_a_server_that_is_away_for_longer_than_their_lease(
-    postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+@pytest.mark.parametrize("how", ["fast", "immediate", "crash"])
+async def test_a_judge_can_tell_each_start_and_crash_of_the_server(
+    how: str, postgres: TestServer, database_url: str
 ) -> None:
-    """They can't renew their leases, so they give back the jobs that they can interrupt, and recover without help."""
-    both = await executors.start_all("first", "second", pool_size=3, lease=SHORT)
-    running = [await client.submit(task, {"flag": "go"}) for task in ("hold", "hold.thread.polite", "transaction")]
-    for job_id in running:
-        await effects.begun(job_id)
-    waiting = await client.submit_many([{"task": "effect"}] * 10)
-    await asyncio.to_thread(postgres.stop, "immediate")
-    await eventually(lambda: all("could not be renewed in time" in executor.log for executor in both))
-    await asyncio.to_thread(postgres.start)
-    await effects.flag("go")
-    ids = [*running, *waiting]
-    assert await effects.all_finished(ids) == {"success": len(ids)}
-    assert await effects.overlapping() == []
-    assert await effects.committed() == {running[2]: 1}
-    assert all(executor.is_alive for executor in both)
+    """Behind a pooler its session does not end. (A crash of one session does not change when the server started.)"""
+    connection = await asyncpg.connect(database_url)
+    before, again = await store.observe(connection), await store.observe(connection)
+    assert (before.server, before.mark < again.mark) == (again.server, True)
+    if how == "crash":
+        os.kill(connection.get_server_pid(), signal.SIGKILL)
+        await eventually(connection.is_closed)
+    else:
+        await connection.close()
+        await asyncio.to_thread(postgres.restart, how)
+
+    async def observed() -> Beat | None:
+        with suppress(*TROUBLE):
+            connection = await asyncpg.connect(database_url)
+            try:
+                return await store.observe(connection)
+            finally:
+                await connection.close()
+        return None
+
+    after = await eventually(observed, why="the server answers again")
+    assert after.server != before.server
 
 
-async def test_an_executor_that_drains_ends_when_its_database_stays_away_for_longer_than_its_lease(
+async def test_an_executor_that_drains_ends_when_its_database_stays_away_for_longer_than_its_patience(
     postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
-    """Its later writes would not count: other executors may run its jobs when the server is back."""
-    executor = await executors.start("one")
+    """It has interrupted its runs, and others may run their jobs when the server is back."""
+    executor = await executors.start("one", outage_patience=1)
     held = await client.submit("hold", {"flag": "go"})
     await effects.begun(held)
     await asyncio.to_thread(postgres.stop, "immediate")

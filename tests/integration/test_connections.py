@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import re
 import socket
 import ssl
@@ -14,7 +15,7 @@ import uvloop
 
 import joex
 from joex import Client
-from joex.core.events import DatabaseTrouble, TrustEnded
+from joex.core.events import DatabaseTrouble, RunStarted, TroubleOver
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store.database import close_pool, connect, create_pool, lent
 from joex.store.task_connections import TaskConnections
@@ -443,16 +444,51 @@ async def test_an_executor_that_is_asked_to_drain_before_it_has_reached_its_data
     assert inside.executor.phase == "left"
 
 
-async def test_the_same_trouble_is_told_of_once_in_a_lease(proxy):
+def of(service):
+    """Whether an event is about this service."""
+    return lambda event: event.service == service
+
+
+async def test_each_service_tells_of_its_trouble_once_and_of_its_end_once(proxy, database_url, monkeypatch):
     """Hundreds of executors lose their database together: their reports must not flood the log."""
-    async with executor_inside(joex.App(), proxy.url, lease=timedelta(seconds=6)) as inside:
+    monkeypatch.setattr("joex.trouble._AGAIN_AFTER", 3600.0)
+    monkeypatch.setattr("joex.trouble._NEXT_AFTER", 3600.0)
+    app, go_on = joex.App(), asyncio.Event()
+
+    @app.task("chat")
+    async def chat(ctx):
+        ctx.log.info("begun")
+        await go_on.wait()
+        ctx.log.info("going on")
+
+    async with executor_inside(app, proxy.url, lease=timedelta(seconds=6)) as inside, client_of(database_url) as client:
+        job = await client.submit("chat")
+        await inside.log.wait_for(RunStarted)
         await proxy.refuse()
-        await inside.log.wait_for(TrustEnded)
-        told = [(event.service, event.error) for event in inside.log.of(DatabaseTrouble)]
-        of_the_lease = [one for one in told if one[0] in ("lease", "chores")]
-        assert of_the_lease
-        assert len(of_the_lease) == len(set(of_the_lease))
+        go_on.set()
+        services = ("lease", "chores", "finisher", "log writer")
+        for service in services:  # each has tried several times
+            await inside.log.wait_for(DatabaseTrouble, of(service), count=3)
         await proxy.accept()
+        for service in services:
+            await inside.log.wait_for(TroubleOver, of(service))
+        await inside.ended(job)
+        told = [(event.service, event.error) for event in inside.log.of(DatabaseTrouble) if event.is_news]
+        assert len(told) == len(set(told))
+        over = [event.service for event in inside.log.of(TroubleOver)]
+        assert len(over) == len(set(over))
+
+
+async def test_an_attempt_to_connect_for_a_lease_leaves_time_in_the_lease(proxy, monkeypatch):
+    """It began before a fail-over, and waits for the old server: the new one is to hear of the executor in time."""
+    monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 3600.0)
+    monkeypatch.setattr(asyncpg, "connect", functools.partial(asyncpg.connect, timeout=3600.0))
+    async with executor_inside(joex.App(), proxy.url, lease=timedelta(seconds=3)) as inside:
+        proxy.freeze()
+        await inside.log.wait_for(
+            DatabaseTrouble, lambda trouble: trouble.service == "lease" and f":{proxy.port}: no answer" in trouble.error
+        )
+        proxy.thaw()
 
 
 async def test_where_all_hosts_are_dead_each_is_told_with_its_reason_and_no_password():

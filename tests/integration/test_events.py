@@ -1,4 +1,4 @@
-"""The events on the channel joex_events, for a program in any language, and through the client."""
+"""The events on their channel, for a program in any language, and through the client."""
 
 import asyncio
 import json
@@ -13,8 +13,6 @@ from joex.store.subscriptions import ExecutorEvent, JobEvent
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
-CHANNELS = ("joex_events", "joex_jobs")
-
 
 class Program:
     """A program that listens on both channels."""
@@ -24,7 +22,8 @@ class Program:
         self._heard: asyncio.Queue[dict] = asyncio.Queue()
 
     async def listen(self) -> None:
-        for channel in CHANNELS:
+        self.events = await self.connection.fetchval("SELECT joex.events_channel()")
+        for channel in (self.events, "joex_jobs"):
             await self.connection.add_listener(channel, lambda *given: self._heard.put_nowait(json.loads(given[-1])))
 
     async def subscribe(self, duration: str = "1 minute") -> bool:
@@ -36,7 +35,7 @@ class Program:
 
     async def all(self) -> list[dict]:
         """All events of the transactions that have ended by now."""
-        await self.connection.execute("SELECT pg_notify('joex_events', '{\"event\": \"fence\"}')")
+        await self.connection.execute('SELECT pg_notify($1, \'{"event": "fence"}\')', self.events)
         found = []
         while (event := await self.next()) != {"event": "fence"}:
             found.append(event)
@@ -263,7 +262,7 @@ async def test_an_event_is_told_when_its_transaction_commits_and_never_if_it_doe
     assert await subscribed.all() == []
 
 
-@pytest.mark.parametrize("subscribed_for", [None, "-1 second"], ids=["no subscriber", "an expired subscription"])
+@pytest.mark.parametrize("subscribed_for", [None, "1 microsecond"], ids=["no subscriber", "an expired subscription"])
 async def test_where_nobody_is_subscribed_no_notification_is_sent(bench, me, client, program, subscribed_for):
     if subscribed_for is not None:
         await program.subscribe(subscribed_for)
@@ -319,18 +318,56 @@ async def test_a_transaction_whose_snapshot_is_older_than_the_subscription_tells
 
 async def test_a_subscription_says_whether_it_went_on_without_a_gap(program):
     assert not await program.subscribe("1 minute")  # it begins
-    assert await program.subscribe("-1 second")  # it lasts until here
+    assert await program.subscribe("1 microsecond")  # it lasts until here
     assert not await program.subscribe("1 minute")  # too late
 
 
 async def test_those_who_have_not_renewed_for_an_hour_are_forgotten_with_what_they_waited_for(bench, program):
     job_id = await bench.submit()
-    await program.connection.execute("SELECT joex.subscribe('dead', '-2 hours')")
+    await program.connection.execute("SELECT joex.subscribe('dead', '1 second')")
     await program.connection.execute("SELECT joex.wait_for('dead', $1)", [job_id])
+    await bench.connection.execute(_EXPIRE)
     await program.subscribe()
     names = await program.connection.fetch("SELECT name FROM joex_private.subscriber")
     assert [row["name"] for row in names] == ["a program"]
     assert await program.connection.fetchval("SELECT count(*) FROM joex_private.subscription") == 0
+
+
+_EXPIRE = "UPDATE joex_private.subscriber SET until = until - interval '2 hours'"
+
+
+async def test_a_transaction_that_has_locked_an_expired_subscription_stops_no_subscriber(
+    program, bench, another_connection
+):
+    await program.connection.execute("SELECT joex.subscribe('dead', '1 second')")
+    await bench.connection.execute(_EXPIRE)
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("SELECT joex.subscribe('dead', '1 second')")
+        await program.connection.execute("SET lock_timeout = '1s'")
+        assert not await program.subscribe()
+    assert await program.connection.fetchval("SELECT count(*) FROM joex_private.subscriber") == 2
+
+
+async def test_a_subscription_that_would_not_last_is_refused(program):
+    for duration in ("0", "-2 hours"):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="lasts: expected more than zero"):
+            await program.subscribe(duration)
+
+
+@pytest.mark.parametrize("events", [True, False])
+async def test_who_looks_for_a_subscriber_reads_no_expired_subscriptions(bench, program, events):
+    await program.connection.execute(
+        "SELECT joex.subscribe(i::text, '1 second', $1) FROM generate_series(1, 2000) i", events
+    )
+    await bench.connection.execute("UPDATE joex_private.subscriber SET until = until - interval '1 minute'")
+    for call in ("is_awaited('default')", "is_heard(true)", "is_heard(false)"):
+        async with bench.connection.transaction():  # so that the counters below are its own
+            read = """SELECT pg_stat_get_xact_tuples_returned('joex_private.subscriber'::regclass)
+                      + pg_stat_get_xact_tuples_fetched('joex_private.subscriber'::regclass)"""
+            before = await bench.connection.fetchval(read)
+            assert not await bench.connection.fetchval(f"SELECT joex_private.{call}")
+            assert await bench.connection.fetchval(read) - before < 100
 
 
 # Through the client.
@@ -352,7 +389,7 @@ async def test_a_client_hears_events_as_data(bench, me, client):
 
 async def test_a_client_passes_over_events_that_only_later_versions_know(bench, client, caplog):
     async with client.events() as events:
-        await bench.connection.execute("SELECT pg_notify('joex_events', '{\"event\": \"job-praised\"}')")
+        await bench.connection.execute('SELECT pg_notify(joex.events_channel(), \'{"event": "job-praised"}\')')
         job_id = await bench.submit()
         assert (await asyncio.wait_for(anext(events), PATIENCE)).id == job_id
     assert not caplog.records

@@ -10,7 +10,7 @@ import pytest
 from joex import ConfigError, LeaseLost
 from joex.core.lease import Mark
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, runs
+from joex.store import executors, job_logs, jobs, runs
 from joex.store.errors import translated
 from joex.store.horizon import horizon as take_horizon
 from tests.support.waiting import eventually
@@ -261,11 +261,11 @@ async def test_a_heartbeat_after_a_judges_mark_saves_an_executor_and_one_before_
     assert await executors.rescue(bench.connection, [mark._replace(age=3600)], 5) == []
     beat = await executors.heartbeat(bench.connection, after)
     assert beat is not None
-    assert beat > mark.id
+    assert beat.mark > mark.id
     assert await executors.rescue(bench.connection, [mark], 5) == [(before, "before", 0)]
     beat = await executors.heartbeat(bench.connection, after)
     assert beat is not None
-    later = Mark(3601, beat)
+    later = Mark(3601, beat.mark)
     assert await executors.rescue(bench.connection, [later], 5) == []
 
 
@@ -377,7 +377,7 @@ async def test_a_job_that_executors_died_with_twice_is_a_suspect_whether_it_had_
         assert [job.suspect for job in await lost(bench, nr, start=nr == 0)] == [False]
     [taken] = await bench.take(await bench.executor())
     assert (taken.id, taken.suspect) == (job_id, True)
-    lines = [line.message for line in await jobs.job_log(bench.connection, job_id)]
+    lines = [line.message for line in await job_logs.job_log(bench.connection, job_id)]
     assert [line.endswith("; it runs alone from now on") for line in lines] == [False, True]
 
 
@@ -386,7 +386,7 @@ async def test_a_suspect_is_charged_with_the_death_of_an_executor_on_which_it_ha
     for nr, (start, losses) in enumerate([(True, 1), (True, 2), (False, 2), (False, 2), (True, 3), (False, 3)]):
         [job] = await lost(bench, nr, start=start)
         assert (job.id, (await bench.job(job_id)).losses) == (job_id, losses)
-    assert "given back" not in str(await jobs.job_log(bench.connection, job_id))
+    assert "given back" not in str(await job_logs.job_log(bench.connection, job_id))
 
 
 async def test_a_job_that_was_put_back_for_its_timeout_alone_is_no_suspect(bench):
@@ -570,13 +570,17 @@ async def test_an_executor_learns_which_of_its_runs_are_lost_and_which_are_to_be
     await jobs.cancel(bench.connection, cancelled.id)
     await bench.connection.execute("UPDATE joex_private.job SET lock_id = $2 WHERE id = $1", foreign.id, uuid4())
     await bench.finish(done)
-    deleted = uuid4()
+    deleted, earlier = uuid4(), uuid4()
     found = await executors.check_runs(
         bench.connection,
         executor,
-        [*((job.id, job.lock_id) for job in (fine, cancelled, foreign, done)), (deleted, uuid4())],
+        [
+            (fine.id, earlier),
+            *((job.id, job.lock_id) for job in (fine, cancelled, foreign, done)),
+            (uuid4(), deleted),
+        ],
     )
-    assert set(found.lost) == {foreign.id, deleted}  # a job that it has just finished itself is not lost
+    assert set(found.lost) == {foreign.lock_id, deleted, earlier}  # a job that it has just finished itself is not lost
     assert found.cancel == [cancelled.id]
 
 
@@ -849,8 +853,8 @@ async def dead_with_jobs(bench, executors_, jobs_each):
     await bench.connection.execute(
         """
         WITH dead AS (
-            INSERT INTO joex_private.executor (app_id, host, pid, version, queues, tasks, pool_size, lease, locks)
-            SELECT 'dead ' || i, 'h', i, '0', '{default}', '{}', $2, '6 s', true FROM generate_series(1, $1::int) i
+            INSERT INTO joex_private.executor (id, app_id, host, pid, version, queues, tasks, pool_size, lease, locks)
+            SELECT i, 'dead ' || i, 'h', i, '0', '{default}', '{}', $2, '6 s', true FROM generate_series(1, $1::int) i
             RETURNING id, app_id
         ), leases AS (
             INSERT INTO joex_private.lease SELECT id, now() - interval '1 minute', -60000 FROM dead
@@ -939,16 +943,18 @@ async def test_jobs_whose_rows_are_locked_keep_no_other_from_being_rescued(bench
 # Ids.
 
 
-async def test_an_id_that_comes_again_is_not_given_to_anybody(bench):
-    """The sequence of ids was restored, or it is not replicated: rows, or jobs of deleted rows, have later ids."""
+async def test_no_executor_gets_the_id_of_another_one(bench):
+    """Not even when the same random numbers come again."""
+    seed = "SELECT setseed(0.5)"
+    await bench.connection.execute(seed)
     alive = await bench.executor("alive")
     held = await bench.job_in("running", alive)
     gone = await bench.executor("gone")
     orphan = await bench.job_in("running", gone)
     await bench.connection.execute("DELETE FROM joex_private.executor WHERE id = $1", gone)
-    await bench.connection.execute("ALTER TABLE joex_private.executor ALTER id RESTART WITH 1")
+    await bench.connection.execute(seed)
     new = await bench.executor("new")
+    assert new > 0
     assert new not in (alive, gone)
     await executors.leave(bench.connection, new, 5)
     assert [await bench.state(job_id) for job_id in (held, orphan)] == ["running", "running"]
-    assert await bench.executor("newer") > new

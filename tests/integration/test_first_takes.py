@@ -83,6 +83,34 @@ async def test_slots_are_shared_by_occupancy_and_settings_hold_where_no_row_is_s
         }
 
 
+async def test_accepts_from_queues_without_a_job_leave_nothing_behind(bench):
+    """However many names a worker tries. The first accept that finds a job makes the queue, as does an executor."""
+    for nr in range(300):
+        assert await worker_runs.accept(bench.connection, f"nothing {nr}", 1, "worker", None) == []
+    assert await _made(bench.connection) == (0, 0)
+    await submit(bench.connection, "a")
+    assert await accept(bench.connection) == ["a"]
+    assert await _made(bench.connection) == (1, 2)
+    await bench.executor(queues=["served"])
+    assert await _made(bench.connection) == (2, 4)
+
+
+async def test_a_due_job_alone_makes_the_queue(bench):
+    await submit(bench.connection, "a")
+    await bench.connection.execute(
+        "UPDATE joex_private.job SET lane = NULL, due_at = clock_timestamp() WHERE queue = 'new'"
+    )
+    assert await accept(bench.connection) == ["a"]
+    assert await _made(bench.connection) == (1, 2)
+
+
+async def _made(connection: asyncpg.Connection) -> tuple[int, int]:
+    """How many queues there are, and how many sequences of queues."""
+    queues = await connection.fetchval("SELECT count(*) FROM joex_private.queue")
+    sequences = "SELECT count(*) FROM pg_class WHERE relname LIKE 'ring_cursor%' OR relname LIKE 'drawn%'"
+    return queues, await connection.fetchval(sequences)
+
+
 async def test_whoever_takes_next_makes_the_row_where_the_first_transaction_is_rolled_back(bench, another_connection):
     other = await another_connection()
     await submit(bench.connection, "a", "b")

@@ -162,6 +162,29 @@ async def test_a_job_that_becomes_runnable_below_the_floor_is_not_passed_over(be
     assert job_id in {job.id for job in await bench.take(executor, 5)}
 
 
+@pytest.mark.parametrize("to", ["group", "queue"])
+async def test_a_job_that_is_moved_below_the_floor_of_another_group_or_queue_is_not_passed_over(bench, executor, to):
+    """By a client's own UPDATE."""
+    queue, group = ("default", "b") if to == "group" else ("other", "a")
+    moved = await bench.submit("a")
+    await stats.set_group(bench.connection, "a", "default", paused=True)
+    for _ in range(3):
+        await bench.submit(group, queue=queue)
+
+    async def take(free):
+        return await runs.take(bench.connection, executor, [queue], free, CountingScheme(4, 1))
+
+    for job in await take(3):
+        await bench.finish(job)
+    _, ring = await place(bench, group)
+    assert await read_floors.raise_floors(bench.connection, await read_floors.draw(bench.connection), [(queue, ring)])
+    if to == "group":
+        await bench.connection.execute("UPDATE joex_private.job SET grp = $2 WHERE id = $1", moved, group)
+    else:
+        await bench.connection.execute("UPDATE joex_private.job SET queue = $2 WHERE id = $1", moved, queue)
+    assert [job.id for job in await take(5)] == [moved]
+
+
 async def test_a_job_whose_take_is_undone_keeps_its_place(bench, executor, another_connection):
     first, second = await bench.submit(), await bench.submit()
     other = await another_connection()

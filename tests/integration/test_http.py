@@ -3,15 +3,19 @@
 import asyncio
 import base64
 import json
+import logging
+import re
 import signal
+import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
+import h11
 import httpx
 import pytest
 
@@ -20,10 +24,13 @@ from joex.config import Settings
 from joex.core.group_bucket import group_bucket
 from joex.core.job import RunningJob
 from joex.core.priority_turns import CountingScheme
+from joex.http import route, slow_callers
 from joex.http.api import LARGEST_BODY, create_api
+from joex.http.caller import Needs
 from joex.http.listening import listen
 from joex.http.server import serve
 from joex.store import executors, runs
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
 
@@ -39,6 +46,7 @@ class Executor:
 
     app_id: str = "host"
     phase: str = "running"
+    described: str = "running"
     ready: bool = True
     alive: bool = True
     runs: list[RunningJob] = field(default_factory=list)
@@ -683,7 +691,7 @@ async def test_all_executors_of_a_queue_are_told_to_look_for_work(http, client, 
 async def test_the_probes_say_what_the_executor_says(alone, executor):
     assert (await alone.get("/healthz")).json() == {"ok": True, "phase": "running"}
     assert (await alone.get("/readyz")).status_code == 200
-    executor.phase, executor.ready = "draining", False
+    executor.described, executor.ready = "draining", False
     answer = await alone.get("/readyz")
     assert (answer.status_code, answer.json()) == (503, {"ok": False, "phase": "draining"})
     assert (await alone.get("/healthz")).status_code == 200
@@ -883,8 +891,13 @@ async def test_there_is_no_page_that_loads_scripts_from_elsewhere(alone, path):
 
 
 @asynccontextmanager
-async def served(client: Client, executor: Executor) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+async def served(
+    client: Client, executor: Executor, *, unsent: int | None = None
+) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """A server; ``unsent``: the bytes that the system takes of an answer that its caller does not read."""
     with listen("127.0.0.1:0") as listener:
+        if unsent is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)
         address = "{}:{}".format(*listener.getsockname())
         serving = asyncio.create_task(serve(create_api(Settings(), client, executor, page), listener))
         try:
@@ -906,6 +919,311 @@ async def test_it_is_served_until_it_is_cancelled(client, executor):
             await serving
         with pytest.raises(httpx.ConnectError):
             await http.get("/healthz")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "",
+        "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+        "POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+async def test_a_caller_that_does_not_go_on_is_disconnected(nowhere, executor, monkeypatch, sent):
+    monkeypatch.setattr(slow_callers, "HEAD_WITHIN", 0.2)
+    monkeypatch.setattr(slow_callers, "BODY_WITHIN", 0.2)
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(sent.encode())
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_call_that_takes_long_to_answer_is_not_disconnected(client, executor, monkeypatch):
+    """The limits are for what the caller sends, in each request of its connection."""
+    monkeypatch.setattr(slow_callers, "HEAD_WITHIN", 0.2)
+    monkeypatch.setattr(slow_callers, "BODY_WITHIN", 0.2)
+    async with served(client, executor) as (address, _), httpx.AsyncClient(base_url=f"http://{address}") as http:
+        for _ in range(2):
+            answer = await http.post("/api/v1/accept", json={"type": "nothing", "worker": "me", "wait": "1s"})
+            assert answer.status_code < 500
+            answer = await http.get("/healthz")
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_caller_that_does_not_read_its_answer_is_disconnected(nowhere, executor, monkeypatch, reads):
+    monkeypatch.setattr(slow_callers, "READ_WITHIN", 0.2)
+    lost = asyncio.Event()
+    end = slow_callers.TimedProtocol.connection_lost
+
+    def connection_lost(self: Any, error: Exception | None) -> None:
+        end(self, error)
+        lost.set()
+
+    monkeypatch.setattr(slow_callers.TimedProtocol, "connection_lost", connection_lost)
+    async with served(nowhere, executor, unsent=4096) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await slowly_connected(address)
+        writer.write(f"GET /openapi.json HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+        if reads:
+            body = (await reader.read(-1)).partition(b"\r\n\r\n")[2]
+            assert json.loads(body)["openapi"]
+        await lost.wait()
+        writer.close()
+
+
+async def test_a_caller_that_reads_a_large_answer_slowly_is_disconnected_only_when_it_stops(
+    nowhere, executor, monkeypatch
+):
+    monkeypatch.setattr(slow_callers, "LEAST_READ", 10_000)
+    answering: list[Any] = []
+    pause = slow_callers.TimedProtocol.pause_writing
+
+    def pause_writing(self: Any) -> None:
+        pause(self)
+        answering.append(self)
+
+    monkeypatch.setattr(slow_callers.TimedProtocol, "pause_writing", pause_writing)
+    async with served(nowhere, executor, unsent=4096) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await slowly_connected(address)
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
+        writer.write(f"GET /openapi.json HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+        await eventually(lambda: bool(answering))
+        call = answering[-1]
+        unread = call.transport.get_write_buffer_size()
+        writer.transport.resume_reading()  # type: ignore[attr-defined] # likewise
+        await reader.readexactly(20_000)
+        await eventually(lambda: call.transport.get_write_buffer_size() <= unread - 10_000)
+        call._judge_reader()
+        assert not call.transport.is_closing()
+        call._judge_reader()
+        assert call.transport.is_closing()
+        writer.close()
+
+
+async def test_beyond_the_most_connections_the_one_that_is_idle_for_longest_ends(nowhere, executor, monkeypatch):
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        calls = []
+        for _ in range(3):
+            calls.append(await asyncio.open_connection(*address.split(":")))
+            assert b" 200 " in await probe(*calls[-1])
+        assert b" 200 " in await probe(*calls[0])  # the second is idle for longest now
+        calls.append(await asyncio.open_connection(*address.split(":")))
+        assert await ended(calls[1][0])
+        for nr in (0, 2, 3):
+            assert b" 200 " in await probe(*calls[nr])
+        for _, writer in calls:
+            writer.close()
+
+
+async def test_probes_are_served_beside_as_many_calls_as_can_be(client, executor, monkeypatch):
+    monkeypatch.setattr(route, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    wait = json.dumps({"type": "nothing", "wait": "60s"})
+    head = "POST /api/v1/accept HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
+        workers = [await asyncio.open_connection(*address.split(":")) for _ in range(2)]
+        for _, writer in workers:
+            writer.write(f"{head}\r\nContent-Length: {len(wait)}\r\n\r\n{wait}".encode())
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+
+            async def is_full() -> bool:
+                return (await http.get("/api/v1/running")).status_code == 503
+
+            await eventually(is_full)
+            answer = await http.get("/api/v1/running")
+            assert answer.json()["detail"] == "2 calls are being served: try again"
+            assert int(answer.headers["retry-after"]) > 0
+        probes = [await asyncio.open_connection(*address.split(":")) for _ in range(3)]
+        assert b" 200 " in await probe(*probes[-1])
+        assert not [reader for reader, _ in workers if reader.at_eof()]
+        for _, writer in (*workers, *probes):
+            writer.close()
+
+
+async def test_calls_whose_bodies_are_on_the_way_keep_no_place_from_others(client, executor, monkeypatch):
+    monkeypatch.setattr(route, "MOST_REQUESTS", 1)
+    monkeypatch.setattr(route, "MOST_COMING", 2)
+    begun = asyncio.Event()
+    judge = Needs.judge
+
+    async def judge_and_tell(needs: Needs, request: Any) -> None:
+        await judge(needs, request)
+        begun.set()
+
+    monkeypatch.setattr(Needs, "judge", judge_and_tell)
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
+        half = await asyncio.open_connection(*address.split(":"))
+        head = "POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 13"
+        half[1].write(f"{head}\r\n\r\n{{".encode())
+        await begun.wait()
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            assert (await http.post("/api/v1/jobs", json={"task": "t"})).status_code == 201
+            monkeypatch.setattr(route, "MOST_COMING", 1)
+            answer = await http.post("/api/v1/jobs", json={"task": "t"})
+            detail = "1 bodies of your calls are on the way: try again"
+            assert (answer.status_code, answer.json()["detail"]) == (503, detail)
+        half[1].write(b'"task": "t"}')
+        assert b" 201 " in await half[0].readline()
+        half[1].close()
+
+
+async def test_a_call_whose_caller_hangs_up_in_its_body_is_no_error(client, executor, monkeypatch, caplog):
+    judged = asyncio.Event()
+    ended = asyncio.Event()
+    body = route._Request.body
+
+    async def body_and_tell(request: Any) -> bytes:
+        judged.set()
+        try:
+            return await body(request)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(route._Request, "body", body_and_tell)
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
+        _, writer = await asyncio.open_connection(*address.split(":"))
+        head = "POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 13"
+        writer.write(f"{head}\r\n\r\n{{".encode())
+        await judged.wait()
+        writer.close()
+        await ended.wait()
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            assert (await http.post("/api/v1/jobs", json={"task": "t"})).status_code == 201
+    assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == []
+
+
+async def test_while_many_wait_for_a_job_others_are_served(client, executor, monkeypatch):
+    monkeypatch.setattr(route, "MOST_WAITING", 1)
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):  # noqa: SIM117 - needs the address
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            wait = {"type": "nothing", "wait": "60s"}
+            idle = asyncio.create_task(http.post("/api/v1/accept", json=wait, timeout=PATIENCE))
+            await eventually(lambda: bool(client.connections.accept_waiters.waiting))
+            answer = await http.post("/api/v1/accept", json=wait)
+            assert (answer.status_code, answer.json()["detail"]) == (503, "1 calls wait for a job: try again")
+            assert int(answer.headers["retry-after"]) > 0
+            assert (await http.post("/api/v1/accept", json={"type": "nothing"})).status_code == 204
+            idle.cancel()
+
+            async def is_free() -> bool:
+                return (await http.post("/api/v1/accept", json=wait | {"wait": 0.001})).status_code == 204
+
+            await eventually(is_free)
+
+
+async def test_requests_that_are_no_http_are_answered_and_not_logged(nowhere, executor, caplog):
+    upgrade = "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        for sent in ("nonsense\r\n\r\n", upgrade):
+            reader, writer = await asyncio.open_connection(*address.split(":"))
+            writer.write(sent.encode())
+            assert b" 40" in await reader.readline()
+            writer.close()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+CHUNKED = (
+    "POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["after the answer", "before the answer"])
+async def test_a_body_that_is_no_http_is_not_logged(nowhere, executor, caplog, waits):
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(CHUNKED.encode())
+        if waits:
+            assert b" 403 " in await reader.readline()  # the host is no loopback name
+        writer.write(b"zz\r\n")
+        if not waits:
+            assert b" 40" in await reader.readline()
+        await reader.read()  # until the server has ended it
+        writer.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_bad_chunk_in_the_packet_of_the_head_is_answered_and_not_logged(nowhere, executor, caplog):
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(CHUNKED.encode() + b"zz\r\n")
+        assert b" 400 " in await reader.readline()
+        await reader.read()  # until the server has ended it
+        writer.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_the_rest_of_a_refused_body_is_not_parsed(nowhere, executor, monkeypatch):
+    """Each chunk of it would take time of the executor's loop."""
+    parsed: list[int] = []
+    receive = h11.Connection.receive_data
+
+    def receive_data(self: Any, data: bytes) -> None:
+        if self.our_role is h11.SERVER:
+            parsed.append(len(data))
+        receive(self, data)
+
+    monkeypatch.setattr(h11.Connection, "receive_data", receive_data)
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(CHUNKED.encode())
+        assert b" 403 " in await reader.readline()
+        writer.write(b"1\r\nx\r\n" * 10_000)
+        await reader.read()  # until the server has ended it
+        assert parsed == [len(CHUNKED)]
+        writer.close()
+
+
+@pytest.mark.parametrize("goes_on", ["keep-alive", "close"])
+async def test_a_caller_that_sends_a_large_refused_body_gets_the_answer(nowhere, executor, goes_on):
+    head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nConnection: {goes_on}\r\nContent-Length: 12000000\r\n\r\n"
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(head.encode() + b"x" * 12_000_000)
+        await writer.drain()
+        assert b" 403 " in (await reader.read()).partition(b"\r\n")[0]
+        writer.close()
+
+
+async def test_a_body_of_many_tiny_chunks_is_refused(client, executor):
+    body = json.dumps({"task": "t", "args": {"x": "y" * 5000}})
+    head = CHUNKED.replace("Host: x", "Host: localhost").encode()
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
+        for size, status in ((1, b" 400 "), (100, b" 201 ")):
+            parts = [body[i : i + size] for i in range(0, len(body), size)]
+            sent = "".join(f"{len(part):x}\r\n{part}\r\n" for part in parts)
+            reader, writer = await asyncio.open_connection(*address.split(":"))
+            writer.write(head + sent.encode() + b"0\r\n\r\n")
+            assert status in await reader.readline()
+            writer.close()
+
+
+async def slowly_connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose system keeps little of an answer that is not read."""
+    call = socket.socket()
+    call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    call.setblocking(False)  # noqa: FBT003 - as Python has it
+    host, _, port = address.rpartition(":")
+    await asyncio.get_running_loop().sock_connect(call, (host, int(port)))
+    return await asyncio.open_connection(sock=call, limit=1024)
+
+
+async def probe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """The status line of a probe on this connection."""
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
+    return head.partition(b"\r\n")[0]
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the server has ended this connection."""
+    with suppress(ConnectionResetError):
+        return await reader.read() == b""
+    return True
 
 
 async def test_a_body_that_is_too_large_is_refused_before_it_has_come(nowhere, executor):

@@ -100,7 +100,7 @@ async def jobs_of_all_kinds(client: AnyClient, inside: Inside) -> None:
 @asynccontextmanager
 async def served(settings: Settings, client: Client, executor: Any) -> AsyncIterator[str]:
     """The address of a server."""
-    metrics = Metrics(slots=4, busy=lambda: 1)
+    metrics = Metrics(slots=4, busy=lambda: 1, tasks=())
     with listen("127.0.0.1:0") as listener:
         # The executor's own loop does this by itself; without it each answer waits 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -111,7 +111,7 @@ async def test_those_who_wait_for_jobs_and_events_pass_over_junk(client, connect
     async with client.events() as events:
         asked = "SELECT EXISTS (SELECT FROM joex_private.subscription) AND EXISTS (SELECT FROM joex_private.watch)"
         await eventually(lambda: connection.fetchval(asked))
-        for channel in ("joex_jobs", "joex_events", "joex_wake"):
+        for channel in ("joex_jobs", await connection.fetchval("SELECT joex.events_channel()"), "joex_wake"):
             await send(channel)
         await client.submit("a", queue="mail")
         await client.cancel(job_id)

@@ -93,6 +93,29 @@ async def test_values_that_only_look_the_same_are_different_ids_and_types(keyed)
     assert await keyed.count(1.0) == {"pending": 1, "running": 0, "finished": 0}
 
 
+async def test_a_job_whose_id_and_priority_are_no_packed_values_is_shown_alone_and_ended_like_any_other(
+    keyed, connection
+):
+    add = "SELECT joex_private.add($1, $2, rank => $3)"
+    for key, rank in ((b"\xff", b""), (b"\x02acme/\xff\x00", b"\xfe"), (b"\x05" * 1000, b"\x15")):
+        assert await connection.fetchval(add, T, key, rank)
+    await keyed.add(T, "readable")
+    listed = {one.id for one in await keyed.list_jobs(T)}
+    assert listed == {
+        tuples.Packed(b"\xff"),
+        tuples.Packed(b"\x02acme/\xff\x00"),
+        tuples.Packed(b"\x05" * 1000),
+        "readable",
+    }
+    ended = set()
+    while (job := await keyed.accept(T)) is not None:
+        assert await keyed.active(T) == [job.id]
+        assert await keyed.update(T, job.id, {"priority": job.opts.get("priority", 1)}, job.lock_id) == "ok"
+        assert await keyed.finish(T, job.id, {}, job.lock_id) == "ok"
+        ended.add(job.id)
+    assert ended == listed
+
+
 async def test_an_id_is_unique_within_its_type_alone(keyed):
     await keyed.add("a", 1, {"data": {"of": "a"}})
     await keyed.add("b", 1, {"data": {"of": "b"}})
@@ -785,5 +808,5 @@ async def test_a_wrong_value_is_refused_by_name_and_the_callers_transaction_goes
 )
 async def test_the_settings_of_retries_are_checked_when_they_are_given(client, wrong, said):
     with pytest.raises(ConfigError) as caught:
-        KeyedJobs(client, **wrong)
+        KeyedJobs(client.connections, **wrong)
     assert str(caught.value) == said

@@ -67,7 +67,7 @@ async def test_the_first_accept_of_a_type_in_an_open_transaction_keeps_nobody_wa
 
 
 async def test_a_group_all_of_whose_jobs_others_hold_keeps_no_other_group_from_its_turn(keyed, connection):
-    assert await keyed.accept(T) is None  # the queue is served from now on
+    await connection.execute("SELECT joex_private.serve_queue($1)", T)
     groups = range(4)
     for group in groups:
         await keyed.add(T, (group, 1), group=f"group {group}")
@@ -443,7 +443,7 @@ async def test_a_report_that_meets_the_monitor_waits_for_it_and_comes_too_late(
 
 
 async def test_a_run_that_fails_is_tried_again_after_delays_that_double_until_it_has_failed(client, connection):
-    keyed = KeyedJobs(client, retries=2, retry_delay=timedelta(seconds=100), retry_jitter=0)
+    keyed = KeyedJobs(client.connections, retries=2, retry_delay=timedelta(seconds=100), retry_jitter=0)
     job_id = await keyed.add(T, 1, {"data": {"kept": True}})
     for attempt, delay in enumerate((100, 200), start=1):
         before = await connection.fetchval("SELECT clock_timestamp()")
@@ -607,12 +607,35 @@ async def test_monitors_that_look_at_the_same_time_put_a_run_back_once(keyed, cl
     assert {row["losses"] for row in await connection.fetch("SELECT losses FROM joex_private.job")} == {1}
 
 
-async def test_a_job_is_never_lost_too_often_by_workers_but_by_executors(keyed, bench, client):
+async def test_a_submitted_job_whose_workers_are_lost_twenty_times_fails_with_a_line_that_says_so(
+    keyed, client, connection
+):
+    """Whether a monitor puts it back or the next accept."""
+    job_id = await client.submit("a", queue=T)
+    keyed_id = await keyed.add(T, 1)
+    for nr in range(1, 21):
+        assert {(await keyed.accept(T)).job for _ in range(2)} == {job_id, keyed_id}
+        if nr % 2:
+            await lose(connection)
+        else:
+            await let_time_out(connection)
+            await connection.execute("SELECT joex_private.recover_overdue(NULL, ARRAY[$1], 10)", T)
+        job = await client.get(job_id)
+        assert (job.losses, job.state) == (nr, "waiting" if nr < 20 else "failed")
+    assert (await client.get(job_id)).error == "its workers were lost 20 times"
+    lines = await connection.fetch("SELECT message FROM joex.log($1)", job_id)
+    assert lines[-1]["message"] == "failed: its workers were lost 20 times"
+    assert ((await client.get(keyed_id)).losses, await state(keyed, 1)) == (20, "pending")
+    await client.retry(job_id)
+    assert ((await client.get(job_id)).state, (await client.get(job_id)).losses) == ("waiting", 0)
+
+
+async def test_a_keyed_job_is_never_lost_too_often_by_workers_but_by_executors(keyed, bench, client):
     me = await bench.executor(queues=[T])
     job_id = await keyed.add(T, 1)
-    for _ in range(MOST_LOSSES + 3):
+    for _ in range(30):
         await lose_once(keyed, bench.connection)
-    assert (await client.get(job_id)).losses == MOST_LOSSES + 3
+    assert (await client.get(job_id)).losses == 30
     await keyed.remove(T, 1)
     await keyed.set_timeout(T, activity="1h")
     job_id = await keyed.add(T, 1)

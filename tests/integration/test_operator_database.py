@@ -1,14 +1,18 @@
-"""How the operator closes a database."""
+"""How the operator closes a database, and what it logs about outages."""
 
 import asyncio
+import logging
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
+from joex.errors import DatabaseUnavailable
 from joex.store.database import create_pool
 from joex_operator.control.database import Database
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.metrics import OperatorMetrics
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(params=["scheduler", "database"])
@@ -31,3 +35,39 @@ async def test_a_cancellation_during_the_close_is_passed_on(close):
     closing.cancel()
     await asyncio.wait([closing])
     assert closing.cancelled()
+
+
+async def test_each_outage_has_a_line_when_it_begins_and_one_when_it_is_over_though_it_reads_as_the_last(
+    proxy, monkeypatch, caplog
+):
+    monkeypatch.setattr("joex.trouble._AGAIN_AFTER", 3600.0)
+    monkeypatch.setattr("joex.trouble._NEXT_AFTER", 0.0)
+    caplog.set_level(logging.INFO, "joex.operator")
+    database = Database(
+        proxy.url,
+        lambda *_: None,
+        migrate=False,
+        start_scheduler=partial(SchedulerService, worker="me", poll=0.1, metrics=OperatorMetrics()),
+    )
+
+    def has(service, outages, *, over):
+        """Whether so many lines about a service tell of the begin, or of the end, of an outage."""
+        found = [line for line in caplog.messages if line.startswith(f"{service} in {database.name}")]
+        return len([line for line in found if ("works again" in line) == over]) >= outages
+
+    try:
+        await eventually(lambda: _is_reached(database), why="the scheduler runs")
+        for outages in (1, 2):
+            for over, step in ((False, proxy.refuse), (True, proxy.accept)):
+                await step()
+                for service in ("listening for work", "periodic tasks"):
+                    await eventually(partial(has, service, outages, over=over), why=f"{service}: outage {outages}")
+    finally:
+        await database.close()
+
+
+async def _is_reached(database):
+    with suppress(DatabaseUnavailable):
+        async with database.connection():
+            return True
+    return False

@@ -146,8 +146,50 @@ async def test_what_others_own_is_seen_by_all_and_changed_by_force_only(client, 
     assert (await tasks.get("theirs")).enabled is False
     assert await tasks.enable("theirs", any_owner=True) is True
     assert (await tasks.get("theirs")).enabled is True
-    assert await tasks.remove("theirs", any_owner=True) is True
-    assert await tasks.get("theirs") is None
+    if owner == "joex":
+        with pytest.raises(NotYours, match=f"^{message}only Joex removes it: disable it instead$"):
+            await tasks.remove("theirs", any_owner=True)
+    else:
+        assert await tasks.remove("theirs", any_owner=True) is True
+        assert await tasks.get("theirs") is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "joex.put_periodic_task('joex.retention', 'joex.retention', '*:*:*', args => '{\"keep\": 0}', owner => 'joex')",
+        "joex.put_periodic_task('new', 't', 'daily', owner => 'joex')",
+        "joex.remove_periodic_task('joex.retention', owner => 'joex')",
+        "joex.enable_periodic_task('joex.retention', true, owner => 'joex')",
+    ],
+)
+async def test_who_says_to_be_joex_is_refused(client, connection, call):
+    before = await client.periodic.list()
+    with pytest.raises(
+        asyncpg.InvalidParameterValueError, match=r"^owner: joex stands for Joex itself, which alone sets"
+    ):
+        await connection.execute(f"SELECT {call}")
+    assert await client.periodic.list() == before
+
+
+async def test_no_client_takes_the_id_of_a_task_of_joexs_own_before_an_executor_has_set_it(client, connection):
+    await connection.execute("DELETE FROM joex_private.periodic_task")
+    with pytest.raises(NotYours, match=r"'joex.retention': it is owned by another owner"):
+        await client.periodic.put(MAINTENANCE, "t", "daily")
+    assert await client.periodic.list() == []
+
+
+async def test_joexs_own_tasks_are_removed_by_no_force_but_enabled_and_disabled(http, client, connection):
+    assert (
+        await connection.fetchval("SELECT joex.remove_periodic_task($1, any_owner => true)", MAINTENANCE) == "not_yours"
+    )
+    where = f"/api/v1/periodic/{MAINTENANCE}"
+    refused = await http.delete(where, params={"any_owner": True})
+    said = f"periodic task {MAINTENANCE!r}: it is owned by joex: only Joex removes it: disable it instead"
+    assert (refused.status_code, refused.json()) == (409, {"detail": said})
+    for enabled in (True, False):
+        answer = await http.patch(where, json={"enabled": enabled}, params={"any_owner": True})
+        assert (answer.status_code, (await client.periodic.get(MAINTENANCE)).enabled) == (200, enabled)
 
 
 async def test_one_that_is_not_there_can_not_be_changed(client):

@@ -62,7 +62,34 @@ async def test_a_row_is_in_one_place_with_a_state_that_fits_and_all_else_is_refu
     assert allowed == 2 * (3 + 2 + 3) + 4
 
 
-async def test_a_row_is_at_the_place_of_its_group_on_the_ring(bench):
-    job_id = await bench.submit()
-    with pytest.raises(asyncpg.CheckViolationError, match="job_has_its_place_on_the_ring"):
-        await bench.connection.execute("UPDATE joex_private.job SET ring = ring + 1 WHERE id = $1", job_id)
+async def test_a_row_stays_at_the_place_of_its_group_on_the_ring_and_moves_with_it(bench):
+    job_id = await bench.submit("a")
+    place = "SELECT ring FROM joex_private.job WHERE id = $1"
+    first = await bench.connection.fetchval(place, job_id)
+    await bench.connection.execute("UPDATE joex_private.job SET ring = ring + 1 WHERE id = $1", job_id)
+    assert await bench.connection.fetchval(place, job_id) == first
+    await bench.connection.execute("UPDATE joex_private.job SET grp = 'b' WHERE id = $1", job_id)
+    moved = await bench.connection.fetchval(place, job_id)
+    assert moved == await bench.connection.fetchval("SELECT joex_private.ring('b')") != first
+
+
+async def test_each_database_has_places_of_its_own(bench):
+    """No program outside can compute which names share a place: each database has a secret key of 32 bytes."""
+    there = await bench.connection.fetchval("SELECT joex_private.ring('a')")
+    change = "UPDATE joex_private.this_database SET ring_key = $1 RETURNING length(ring_key)"
+    before = await bench.connection.fetchval("SELECT ring_key FROM joex_private.this_database")
+    assert await bench.connection.fetchval(change, bytes(32)) == len(before) == 32
+    assert await bench.connection.fetchval("SELECT joex_private.ring('a')") != there
+    await bench.connection.execute(change, before)
+
+
+async def test_a_database_that_has_lost_its_key_refuses_jobs_and_loses_none(bench):
+    row = await bench.connection.fetchrow("DELETE FROM joex_private.this_database RETURNING ring_key, events_channel")
+    calls = ("joex.submit('a')", "joex.submit_many('{a}')", "joex.submit_many('{a}', trackers => '{t}')")
+    for call in (*calls, r"joex_private.add('a', '\x0161')"):
+        with pytest.raises(asyncpg.PostgresError, match=r"lost its row|null value in column .ring"):
+            await bench.connection.execute(f"SELECT {call}")
+    await bench.connection.execute(
+        "INSERT INTO joex_private.this_database (ring_key, events_channel) VALUES ($1, $2)", *row
+    )
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.job") == 0

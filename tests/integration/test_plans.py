@@ -22,8 +22,9 @@ import joex.store
 from joex import NewJob
 from joex.core import tuples
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, listing, runs, stats, timeouts, worker_runs
+from joex.store import executors, job_logs, jobs, listing, runs, stats, timeouts, worker_runs
 from joex.store import keyed as keyed_store
+from joex.store.bounded import NOTHING, UNLIMITED
 from joex.store.database import connect
 from joex.store.listing import Filter, list_jobs
 from joex.store.runs import EndedRun, LogLine, Progress
@@ -140,6 +141,8 @@ async def undone(url: str) -> AsyncIterator[Bench]:
     await transaction.start()
     yield Bench(connection)
     await transaction.rollback()
+    # Index entries of the versions that were rolled back would count in a later test that meets the same jobs.
+    await connection.execute("VACUUM (INDEX_CLEANUP ON) joex_private.job")
     await connection.close()
 
 
@@ -227,7 +230,8 @@ async def test_a_take_passes_over_the_groups_that_run_something_and_reads_nothin
 
 async def test_a_take_from_a_giant_group_costs_as_much_as_it_takes(bench, executor):
     await bench.connection.execute("""
-        INSERT INTO joex_private.group_setting (queue, grp, paused) SELECT 'default', 'group ' || nr, nr % 10 > 0
+        INSERT INTO joex_private.group_setting (queue, grp, ring, paused)
+        SELECT 'default', 'group ' || nr, joex_private.ring('group ' || nr), nr % 10 > 0
         FROM generate_series(0, 19) nr""")
     await stats.set_group(bench.connection, "giant", "default", weight=100)
     place = await bench.connection.fetchval("SELECT joex_private.ring('giant')")
@@ -329,7 +333,7 @@ async def test_steering_a_job_costs_what_one_job_costs(bench):
         lambda: jobs.cancel(bench.connection, job_id),
         lambda: jobs.retry(bench.connection, job_id),
         lambda: jobs.get_job(bench.connection, job_id),
-        lambda: jobs.job_log(bench.connection, job_id),
+        lambda: job_logs.job_log(bench.connection, job_id),
     ):
         answer, reading = await read_by(bench, call())
         assert answer is not None
@@ -377,7 +381,7 @@ async def test_forgetting_turns_and_lines_costs_as_much_as_is_looked_at(bench, e
     _, reading = await read_by(bench, runs.forget_turns(bench.connection))
     assert_bounded(reading, 300)
     assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.priority_turns") == 200
-    last, reading = await read_by(bench, jobs.forget_lines(bench.connection, UUID(int=0), 200))
+    last, reading = await read_by(bench, job_logs.forget_lines(bench.connection, UUID(int=0), 200))
     assert last is not None
     assert_bounded(reading, 200)
 
@@ -421,9 +425,10 @@ async def test_a_page_of_a_queue_of_finished_jobs_or_of_a_late_cursor_costs_as_m
         (Filter(queue="default", states=["waiting"]), None),
     ):
         await list_jobs(bench.connection, wanted, cursor, 20)  # dead entries of other tests' undone takes are read once
-        page, reading = await read_by(bench, list_jobs(bench.connection, wanted, cursor, 20))
-        assert len(page.jobs) == 20
-        assert_bounded(reading, 20)
+        for most_bytes in (NOTHING, 10**6, UNLIMITED):
+            page, reading = await read_by(bench, list_jobs(bench.connection, wanted, cursor, 20, most_bytes))
+            assert len(page.jobs) == 20
+            assert_bounded(reading, 20)
 
 
 async def test_the_first_submitted_of_the_jobs_that_wait_cost_as_much_as_there_are_groups_and_queues(bench):
@@ -476,7 +481,7 @@ async def test_the_latest_lines_of_logs_cost_as_much_as_are_shown(bench, executo
     taken = await bench.take(executor, 20)
     lines = [LogLine(job.id, job.lock_id, 1, 0.0, "info", "x") for job in taken for _ in range(100)]
     await runs.note_many(bench.connection, lines, [])
-    logs, reading = await read_by(bench, jobs.latest_log(bench.connection, [job.id for job in taken], 5))
+    logs, reading = await read_by(bench, job_logs.latest_log(bench.connection, [job.id for job in taken], 5))
     assert {job_id: len(log) for job_id, log in logs.items()} == {job.id: 5 for job in taken}
     assert_bounded(reading, 20)
 
@@ -564,7 +569,7 @@ async def test_any_page_of_the_jobs_of_a_type_costs_as_much_as_it_shows(bench):
     page: list[keyed_store.KeyedRow] = []
     for _ in range(5):
         after = page[-1].key if page else None
-        page, reading = await read_by(bench, keyed_store.list_keyed(bench.connection, "keyed", after, None, 50))
+        (page, _), reading = await read_by(bench, keyed_store.list_keyed(bench.connection, "keyed", after, None, 50))
         assert len(page) == 50
         assert_bounded(reading, 50)
 
@@ -697,6 +702,9 @@ async def test_no_plain_statement_is_planned_with_a_scan_of_all_jobs_or_a_sort_o
         arguments = ", ".join(["NULL"] * max(int(number) for number in re.findall(r"\$(\d+)", sql)))
         rows = await bench.connection.fetch(f"EXPLAIN EXECUTE plain_{nr} ({arguments})")
         plan = "\n".join(row[0] for row in rows)
-        assert "Seq Scan" not in plan, f"{sql}\n{plan}"
+        # (The one row of this database, and the roles with scopes.)
+        assert not re.search("Seq Scan on (?!this_database|role_scope)", plan), f"{sql}\n{plan}"
         if "WHERE executor_id IS NOT NULL" not in sql:  # no more jobs are held than there are slots
-            assert not re.search(r"^ *(-> *)?Sort +\(", plan, re.MULTILINE), f"{sql}\n{plan}"
+            # (The rows of a page have numbers, and are sorted by them: store/bounded.py.)
+            sort = r"^ *(-> *)?Sort +\(.*\n *Sort Key: (?!\w+\.nr$)"
+            assert not re.search(sort, plan, re.MULTILINE), f"{sql}\n{plan}"

@@ -277,3 +277,19 @@ class TestWatch:
         assert await oldest_transaction(bench.connection) < horizon
         await transaction.commit()
         assert await oldest_transaction(bench.connection) >= horizon
+
+    async def test_a_transaction_that_has_locked_a_watch_that_is_over_stops_none(self, bench, another_connection):
+        await pools.watch(bench.connection, "p/a", ["default"], 1)
+        await bench.connection.execute("UPDATE joex_private.watch SET until = until - interval '2 hours'")
+        other = await another_connection()
+        async with other.transaction():
+            await pools.watch(other, "p/a", ["default"], 1)
+            await bench.connection.execute("SET lock_timeout = '1s'")
+            await pools.watch(bench.connection, "p/b", ["default"], 60)
+            await bench.connection.execute("SELECT joex_private.watch_for_workers('w', 'default', '1 minute')")
+        await bench.connection.execute(
+            "UPDATE joex_private.watch SET until = until - interval '2 hours' WHERE name = 'p/a'"
+        )
+        await pools.watch(bench.connection, "p/b", ["default"], 60)
+        names = await bench.connection.fetch("SELECT name FROM joex_private.watch ORDER BY name")
+        assert [row["name"] for row in names] == ["p/b", "w"]

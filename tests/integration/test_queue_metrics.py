@@ -1,9 +1,11 @@
 """The operator queries the statistics of its databases' queues at intervals."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,9 +26,9 @@ class Noted(DatabaseMetrics):
         self.registry = registry
         self.answers: list[bool] = []
 
-    def reachable(self, database: str, value: bool) -> None:  # noqa: FBT001 - as there
+    def reachable(self, url: str, value: bool) -> None:  # noqa: FBT001 - as there
         self.answers.append(value)
-        super().reachable(database, value)
+        super().reachable(url, value)
 
 
 @pytest.fixture
@@ -72,3 +74,22 @@ async def test_where_shares_can_not_be_asked_for_they_are_not_told_and_the_rest_
     assert set(metrics.answers) == {True}
     await bench.connection.execute("ALTER FUNCTION joex.shared() RENAME TO shares")
     await eventually(lambda: told(metrics, "joex_queue_active_groups") == [2])
+
+
+async def test_a_database_that_takes_no_writes_counts_as_not_reachable_and_the_log_says_why(
+    metrics: Noted, connection: asyncpg.Connection, database_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its jobs can be counted, as on a standby, and that alone must not hide that no executor can work with it."""
+    caplog.set_level(logging.INFO, "joex.operator")
+
+    def tells(text: str) -> bool:
+        return any(line.startswith("counting the jobs in ") and text in line for line in caplog.messages)
+
+    await eventually(lambda: told(metrics, "joex_operator_database_reachable") == [1])
+    await connection.execute(f"ALTER DATABASE {database_name} SET default_transaction_read_only = on")
+    await eventually(lambda: told(metrics, "joex_operator_database_reachable") == [0])
+    await eventually(lambda: tells("it is read-only"))
+    await connection.execute("SET default_transaction_read_only = off")
+    await connection.execute(f"ALTER DATABASE {database_name} RESET default_transaction_read_only")
+    await eventually(lambda: told(metrics, "joex_operator_database_reachable") == [1])
+    await eventually(lambda: tells("works again"))

@@ -11,7 +11,7 @@ from joex.core.periodic import SYSTEM_OWNER
 from joex.errors import ConfigError
 from joex.runtime import maintenance
 from joex.runtime.maintenance import RETENTION, clean, system_periodic_tasks
-from joex.store import jobs, periodic, runs
+from joex.store import job_logs, jobs, periodic, runs
 from joex.store.runs import LogLine
 
 WEEK = timedelta(days=7)
@@ -51,8 +51,8 @@ async def test_old_finished_jobs_go_with_their_logs_and_young_ones_stay(bench, m
     young = await finished_with_a_line()
     assert await deleted(bench) == 1
     assert await jobs.get_job(bench.connection, old) is None
-    assert await jobs.job_log(bench.connection, old) == []
-    assert [line.message for line in await jobs.job_log(bench.connection, young)] == ["x", "succeeded"]
+    assert await job_logs.job_log(bench.connection, old) == []
+    assert [line.message for line in await job_logs.job_log(bench.connection, young)] == ["x", "succeeded"]
 
 
 async def test_each_state_can_have_its_own_time(bench, me):
@@ -156,10 +156,10 @@ async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_lat
         await bench.connection.execute("SELECT joex.remove($1)", job_id)
     kept = await bench.job_in("success", me)
     await bench.connection.execute("INSERT INTO joex_private.job_log VALUES (DEFAULT, $1, 1, now(), 'info', 'x')", kept)
-    assert [line.message for line in await jobs.job_log(bench.connection, job_id)] == ["late"]
+    assert [line.message for line in await job_logs.job_log(bench.connection, job_id)] == ["late"]
     await clean(bench.connection)
-    assert await jobs.job_log(bench.connection, job_id) == []
-    assert [line.message for line in await jobs.job_log(bench.connection, kept)] == ["x", "succeeded"]
+    assert await job_logs.job_log(bench.connection, job_id) == []
+    assert [line.message for line in await job_logs.job_log(bench.connection, kept)] == ["x", "succeeded"]
 
 
 async def test_lines_are_looked_through_in_parts_until_all_were_seen(bench):
@@ -172,11 +172,11 @@ async def test_lines_are_looked_through_in_parts_until_all_were_seen(bench):
     async def left():
         return await bench.connection.fetchval("SELECT count(*) FROM joex_private.job_log")
 
-    assert await jobs.forget_lines(bench.connection, UUID(int=0), 3) == there[2]
+    assert await job_logs.forget_lines(bench.connection, UUID(int=0), 3) == there[2]
     assert await left() == 6
-    assert await jobs.forget_lines(bench.connection, there[2], 3) is None
+    assert await job_logs.forget_lines(bench.connection, there[2], 3) is None
     assert await left() == 0
-    assert await jobs.forget_lines(bench.connection, UUID(int=0), 3) is None
+    assert await job_logs.forget_lines(bench.connection, UUID(int=0), 3) is None
 
 
 async def set_ages(bench):

@@ -27,9 +27,7 @@ async def login(
         for role in ROLES:
             await connection.execute(f"""
                 CREATE ROLE {role} LOGIN;
-                GRANT USAGE ON SCHEMA joex, joex_private TO {role};
-                GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex, joex_private TO {role};
-                GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA joex_private TO {role}""")
+                SELECT joex_private.set_scopes('{role}', '{{executor}}')""")
 
         async def log_in(role: str) -> asyncpg.Connection:
             settings = {"default_transaction_isolation": "read committed"}

@@ -18,7 +18,7 @@ from joex.core.outcome import Verdict
 from joex.runtime import job_log_writer
 from joex.runtime.finisher import End, Finisher
 from joex.runtime.job_log_writer import JobLogWriter
-from joex.store import executors, jobs, runs
+from joex.store import executors, job_logs, jobs, runs
 from joex.store.database import create_pool
 from joex.store.runs import EndedRun, LogLine, Progress
 from tests.support.waiting import eventually
@@ -36,7 +36,7 @@ async def reclaim(bench, executor):
 
 
 async def log_of(bench, job_id):
-    return [(line.attempt, line.level, line.message) for line in await jobs.job_log(bench.connection, job_id)]
+    return [(line.attempt, line.level, line.message) for line in await job_logs.job_log(bench.connection, job_id)]
 
 
 # The usual course.
@@ -457,6 +457,24 @@ async def test_progress_that_met_a_locked_row_is_not_written_over_what_the_run_s
         assert writer.is_empty
 
 
+async def test_lines_wait_while_no_connection_comes_in_time(bench, me, proxy, monkeypatch):
+    """The database is away, and its host says nothing: the line itself is not too slow."""
+    monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 0.05)
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    proxy.freeze()
+    async with await create_pool(proxy.url, most=1, for_services=True) as pool:
+        writer = JobLogWriter(pool, 10, lambda _event: None)
+        writer.log(taken, "info", "a line")
+        for _ in range(5):
+            with pytest.raises(DatabaseUnavailable):
+                await writer.flush()
+        monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 10.0)
+        proxy.thaw()
+        await writer.flush()
+        assert [line[-1] for line in await log_of(bench, job_id)] == ["a line"]
+
+
 async def test_progress_that_met_a_locked_row_is_written_before_the_end_of_its_run(
     bench, me, database_url, another_connection
 ):
@@ -542,9 +560,9 @@ async def test_log_lines_keep_their_order_and_belong_to_their_attempt(bench, me)
         (1, "warning", "line 2"),
         (1, "error", "line 3"),
     ]
-    log = await jobs.job_log(bench.connection, job_id)
+    log = await job_logs.job_log(bench.connection, job_id)
     assert [line.at for line in log] == sorted(line.at for line in log)
-    assert [line.message for line in await jobs.job_log(bench.connection, job_id, after=log[1].seq, most=1)] == [
+    assert [line.message for line in await job_logs.job_log(bench.connection, job_id, after=log[1].seq, most=1)] == [
         "line 2"
     ]
 
@@ -695,11 +713,11 @@ async def test_a_page_of_the_log_that_is_full_leaves_its_end_to_the_next_one(ben
     await runs.note_many(bench.connection, lines, [])
     await bench.finish(taken, "success", age=1.0)
     pages, after = [], 0
-    while page := await jobs.job_log(bench.connection, job_id, after=after, most=2):
+    while page := await job_logs.job_log(bench.connection, job_id, after=after, most=2):
         pages.append([line.message for line in page])
         after = page[-1].seq
     assert pages == [["line 0", "line 1"], ["succeeded"]]
-    assert [line.message for line in (await jobs.latest_log(bench.connection, [job_id], 2))[job_id]] == [
+    assert [line.message for line in (await job_logs.latest_log(bench.connection, [job_id], 2))[job_id]] == [
         "line 1",
         "succeeded",
     ]
@@ -709,6 +727,7 @@ async def test_a_page_of_the_log_that_is_full_leaves_its_end_to_the_next_one(ben
 
 
 async def test_small_arguments_come_with_a_take_and_large_ones_are_fetched_by_their_run(bench, me):
+    await bench.connection.execute("SELECT joex.set_largest('args', 6000000)")
     small, large, packed = {"x": "small"}, {"x": str(list(range(20_000)))}, {"x": "y" * 1_000_000}
     for args in (small, large, packed, small):
         await bench.submit(args=args)
@@ -729,6 +748,7 @@ async def test_a_take_brings_no_more_than_its_budget_of_bytes_whatever_waits(ben
 
 
 async def test_a_take_brings_no_arguments_whose_text_is_long_and_whose_stored_bytes_are_few(bench, me):
+    await bench.connection.execute("SELECT joex.set_largest('args', 6000000)")
     for _ in range(3):
         await bench.submit(args={"x": [1e308] * 7300})  # 2 MB as text
     assert [job.args for job in await bench.take(me, 3)] == [None] * 3

@@ -13,6 +13,7 @@ from joex import InvalidJob
 from joex.core.priority_turns import CountingScheme
 from joex.store import jobs, runs, stats
 from joex.store.errors import translate
+from tests.support.waiting import PATIENCE
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 UNFINISHED = ["waiting", "scheduled", "running", "stuck"]
@@ -345,7 +346,7 @@ async def test_the_late_end_of_an_earlier_run_does_not_end_a_job_that_was_retrie
 async def test_a_job_whose_tracker_another_one_has_now_is_not_run_again_and_the_error_says_why(bench, me, client):
     job_id = await bench.job_in("failed", me, tracker="one")
     await client.submit("a", tracker="one")
-    with pytest.raises(InvalidJob, match=r"^tracker: an unfinished job has it already"):
+    with pytest.raises(InvalidJob, match=r"^tracker: an unfinished job of the group has it already"):
         await client.retry(job_id)
     assert await bench.state(job_id) == "failed"
 
@@ -360,6 +361,22 @@ async def test_failed_jobs_are_run_again_by_queue_group_and_task(bench, me, clie
     assert await client.retry_failed() == 1
     assert await client.retry_failed() == 0
     assert await bench.state(cancelled) == "cancelled"
+
+
+@pytest.mark.parametrize("is_retried", [True, False], ids=["its row", "its tracker"])
+async def test_a_job_that_an_open_transaction_holds_keeps_no_other_from_its_retry(
+    bench, me, another_connection, is_retried
+):
+    held, *others = [await bench.job_in("failed", me, tracker=tracker) for tracker in ("mine", None, None)]
+    other = await another_connection()
+    async with other.transaction():
+        if is_retried:
+            await other.execute("SELECT joex.retry($1)", held)
+        else:
+            await other.execute("SELECT joex.submit('a', tracker => 'mine')")
+        async with asyncio.timeout(PATIENCE):
+            assert await bench.connection.fetchval("SELECT joex.retry_failed()") == 2
+    assert [await bench.state(one) for one in others] == ["waiting", "waiting"]
 
 
 async def test_failed_jobs_are_run_again_the_oldest_first_and_no_more_than_asked(bench, me, client):
@@ -396,7 +413,7 @@ async def test_settings_of_a_group_change_one_at_a_time_and_the_others_stay(benc
 async def test_settings_may_be_made_before_the_group_has_any_job(bench):
     await stats.set_group(bench.connection, "future", "mail", paused=True, max_running=2)
     [setting] = await stats.group_settings(bench.connection)
-    assert setting == stats.GroupSetting("mail", "future", weight=1, paused=True, max_running=2)
+    assert setting == stats.GroupSetting("mail", "future", 1, paused=True, max_running=2, max_waiting=None)
     assert await stats.group_settings(bench.connection, "default") == []
 
 

@@ -35,6 +35,12 @@ class Point:
     x: float
 
 
+class Page(BaseModel):
+    """A model with a field."""
+
+    number: int
+
+
 @pydantic_dataclass(slots=True)
 class Slotted:
     """A value of pydantic's that has no `__dict__`."""
@@ -125,6 +131,18 @@ async def test_many_jobs_are_there_if_and_only_if_the_callers_transaction_commit
     assert await count(connection) == 0
 
 
+async def test_jobs_of_a_task_are_there_if_and_only_if_the_callers_transaction_commits(client, connection):
+    task = joex.App().task("a")(lambda _ctx, x: x)
+    for commits in (True, False):
+        transaction = connection.transaction()
+        await transaction.start()
+        ids = [await task.options(connection=connection).submit(client, x=1)]
+        ids += await client.submit_many([task.new_job(x=2)], connection=connection)
+        assert [await client.get(one) for one in ids] == [None, None]
+        await (transaction.commit() if commits else transaction.rollback())
+        assert [await client.get(one) is not None for one in ids] == [commits] * 2
+
+
 async def test_a_time_in_the_past_is_now(bench):
     job = await bench.job(await bench.submit(not_before=datetime(2000, 1, 1, tzinfo=UTC)))
     assert job.due_at is None
@@ -196,6 +214,17 @@ async def test_a_tracker_is_free_again_when_its_job_is_finished(bench, client):
         assert await bench.state(first) == state
 
 
+async def test_a_tracker_is_its_groups_alone(bench, client):
+    first, second = [await client.submit("a", tracker="one", group=group) for group in ("acme", "globex")]
+    assert None not in (first, second)
+    assert await client.submit("a", tracker="one", group="acme") is None
+    given = [{"task": "a", "tracker": "one", "group": group} for group in ("acme", "initech", "globex", "initech")]
+    assert [job_id is None for job_id in await client.submit_many(given)] == [True, False, True, True]
+    await client.cancel(first)
+    assert await client.submit("a", tracker="one", group="globex") is None
+    assert await client.submit("a", tracker="one", group="acme") is not None
+
+
 async def test_of_many_simultaneous_submissions_with_one_tracker_exactly_one_is_stored(client, connection):
     for nr in range(5):
         ids = await asyncio.gather(*(client.submit("a", tracker=f"race-{nr}") for _ in range(20)))
@@ -224,7 +253,7 @@ BAD: dict[str, list[Any]] = {
     "priority": ["urgent", "", None, 1],
     "subject": ["x" * 1001, "a\0b", None],
     "submitter": ["x" * 255, "a\0b"],
-    "tracker": ["", "x" * 255, "a\0b", 5],
+    "tracker": ["", "x" * 255, "a\0b", 5, "periodic nightly"],
     "retries": [-1, 1_000_001, "many", 1.5, True],
     "not_before": ["soon", datetime(2030, 1, 1), 5, timedelta(days=-1)],  # noqa: DTZ001 - that is one of the mistakes
     "args": [
@@ -397,15 +426,17 @@ async def test_what_json_has_a_text_for_is_stored_as_that_and_read_by_the_annota
         price: Decimal,
         pair: tuple[int, int],
         point: Point,
+        page: Page,
     ) -> None: ...
 
-    given = {
+    given: dict[str, Any] = {
         "at": datetime(2030, 1, 1, tzinfo=UTC),
         "long": timedelta(minutes=5),
         "key": UUID(int=7),
         "price": Decimal("1.10"),
         "pair": (1, 2),
         "point": Point(0.5),
+        "page": Page(number=1),
     }
     stored = (await client.get(await task.submit(client, **given))).args
     assert stored == {
@@ -415,8 +446,11 @@ async def test_what_json_has_a_text_for_is_stored_as_that_and_read_by_the_annota
         "price": "1.10",
         "pair": [1, 2],
         "point": {"x": 0.5},
+        "page": {"number": 1},
     }
     assert task.parse_arguments(stored) == given
+    [job_id] = await client.submit_many([task.new_job(**given)])
+    assert (await client.get(job_id)).args == stored
 
 
 async def test_arguments_that_could_not_be_read_again_are_refused(client, connection):
@@ -582,10 +616,10 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
         "SELECT joex_private.add('keyed', 'two', args) FROM document",
         "SELECT joex.put_periodic_task('a', 't', 'daily', args => args) FROM document",
     ):
-        with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got \d+: store it") as refused:
+        with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 1000000 bytes; got \d+: store it") as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
-    with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 16000000 bytes; got \d+: store it elsewhere"):
+    with pytest.raises(asyncpg.PostgresError, match=r"^opts: at most 1000000 bytes; got \d+: store it elsewhere"):
         await connection.fetch("SELECT joex_private.add('keyed', 'two', opts => args) FROM document")
     assert [job.id for job in (await list_jobs(connection, Filter(), None, 20)).jobs] == [job_id]
 
@@ -593,7 +627,7 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
 async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_within_the_limit(connection):
     """A take limits the bytes of the arguments as values: the text of such a job would be 10,000 times as long."""
     await connection.execute(
-        "CREATE TABLE document AS SELECT ('{\"x\": [' || repeat('1e131071,', 100) || '0]}')::jsonb AS args"
+        "CREATE TABLE document AS SELECT ('{\"x\": [' || repeat('1e131071,', 7) || '0]}')::jsonb AS args"
     )
     for call in (
         "SELECT joex.submit('a', args) FROM document",
@@ -601,12 +635,12 @@ async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_w
         "INSERT INTO joex_private.job (task, args, lane) SELECT 'a', args, 2 FROM document",
     ):
         with pytest.raises(
-            asyncpg.PostgresError, match=r"^args: has numbers with too many digits \(13\d+ bytes"
+            asyncpg.PostgresError, match=r"^args: has numbers with too many digits \(91\d+ bytes"
         ) as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
     floats = "SELECT joex.submit('a', jsonb_build_object('x', array_fill(1e308::float8, ARRAY[$1::integer])))"
-    assert await connection.fetchval(floats, 50_000) is not None
+    assert await connection.fetchval(floats, 3_000) is not None
 
 
 async def test_a_result_whose_text_is_over_the_limit_is_refused(keyed, client, connection):
@@ -618,11 +652,12 @@ async def test_a_result_whose_text_is_over_the_limit_is_refused(keyed, client, c
     assert (await client.get(job.job)).state == "running"
 
 
-async def test_the_default_limit_of_arguments_is_sixteen_million_bytes(connection):
-    assert await connection.fetchval("SELECT joex_private.largest('args')") == 16_000_000
+async def test_the_default_limit_of_arguments_is_one_million_bytes_and_of_results_sixteen(connection):
+    assert await connection.fetchval("SELECT joex_private.largest('args')") == 1_000_000
+    assert await connection.fetchval("SELECT joex_private.largest('result')") == 16_000_000
     await connection.execute("SELECT joex.set_largest('args', 8192), joex.set_largest('args', NULL)")
-    with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 16000000 bytes; got 16"):
-        await connection.fetchval("SELECT joex.submit('a', jsonb_build_object('x', repeat('y', 16000000)))")
+    with pytest.raises(asyncpg.PostgresError, match=r"^args: at most 1000000 bytes; got 10"):
+        await connection.fetchval("SELECT joex.submit('a', jsonb_build_object('x', repeat('y', 1000000)))")
 
 
 async def test_the_largest_limit_is_what_the_server_can_read_whatever_it_holds(connection):
@@ -822,10 +857,10 @@ async def test_a_submission_reads_few_of_five_hundred_executors(bench, is_asleep
     await bench.connection.execute("ALTER TABLE joex_private.executor SET (autovacuum_enabled = off)")
     await bench.connection.execute(
         """
-        INSERT INTO joex_private.executor (app_id, host, pid, version, queues, tasks, pool_size, lease, locks,
+        INSERT INTO joex_private.executor (id, app_id, host, pid, version, queues, tasks, pool_size, lease, locks,
                                            asleep_since)
-        SELECT 'e' || nr, 'host', nr, '1', '{default}', array_fill('a task of mine'::text, ARRAY[20]), 20, '10 s', true,
-               CASE WHEN $1 THEN now() - make_interval(secs => nr) END FROM generate_series(1, 500) nr
+        SELECT nr, 'e' || nr, 'host', nr, '1', '{default}', array_fill('a task of mine'::text, ARRAY[20]), 20, '10 s',
+               true, CASE WHEN $1 THEN now() - make_interval(secs => nr) END FROM generate_series(1, 500) nr
         """,
         is_asleep,
     )

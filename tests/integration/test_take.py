@@ -6,6 +6,7 @@ tests/property/test_take_matches_specification.py compares the whole rule with i
 import asyncio
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,6 +26,17 @@ async def submit_each(bench, **counts):
 
 def by_group(taken):
     return Counter(job.group for job in taken)
+
+
+async def test_no_lock_id_of_a_take_can_be_told_from_another(bench):
+    """They have no part in common, which the next take would share, nor one that counts."""
+    await submit_each(bench, acme=100)
+    locks = [job.lock_id.hex for job in await bench.take(await bench.executor(), 100)]
+    assert len(locks) == 100
+    for begin in range(0, 32, 8):
+        assert len({lock[begin : begin + 8] for lock in locks}) == 100
+    steps = [abs(int(one, 16) - int(other, 16)) for one, other in pairwise(locks)]
+    assert min(steps) > 2**64
 
 
 async def test_a_taken_job_carries_all_that_its_run_needs(bench):
@@ -275,6 +287,31 @@ async def test_a_submitters_open_transaction_stops_nobody(bench, another_connect
         assert [job.id for job in await bench.take(await bench.executor(), 5)] == [visible]
 
 
+@pytest.mark.parametrize("free", [1, 2, 4])
+@pytest.mark.parametrize("locked", ["high", "low", "due"])
+async def test_locked_jobs_whose_turn_it_is_leave_their_turns_to_the_others_of_the_group(
+    bench, another_connection, locked, free
+):
+    """By the scheme 4,1 the next four turns are for high jobs; after four of them, the next one is for a low job."""
+    executor, other = await bench.executor(), await another_connection()
+    jobs = {
+        "high": [await bench.submit(priority="high") for _ in range(3 if locked == "high" else 20)],
+        "low": [await bench.submit(priority="low") for _ in range(1 if locked == "low" else 20)],
+        "due": [],
+    }
+    if locked == "low":
+        assert {job.priority for job in await bench.take(executor, 4)} == {"high"}
+    if locked == "due":
+        jobs["due"] = [jobs["low"].pop()]
+        await bench.connection.execute(
+            "UPDATE joex_private.job SET state = 'stuck', lane = 0 WHERE id = ANY ($1)", jobs["due"]
+        )
+    async with other.transaction():
+        await other.execute("SELECT FROM joex_private.job WHERE id = ANY ($1) FOR UPDATE", jobs[locked])
+        for _ in range(3):
+            assert len(await bench.take(executor, free)) == free
+
+
 async def test_an_executor_that_was_declared_dead_takes_nothing_and_is_told_so(bench):
     await bench.submit()
     executor = await bench.executor()
@@ -361,7 +398,8 @@ async def test_a_thousand_groups_are_served_once_each_before_any_is_served_twice
 async def test_paused_groups_by_the_thousand_stop_nobody(bench):
     await submit_each(bench, **{f"g{nr}": 1 for nr in range(1000)}, free=1)
     await bench.connection.execute("""
-        INSERT INTO joex_private.group_setting (queue, grp, paused) SELECT 'default', 'g' || nr, true
+        INSERT INTO joex_private.group_setting (queue, grp, ring, paused)
+        SELECT 'default', 'g' || nr, joex_private.ring('g' || nr), true
         FROM generate_series(0, 999) nr""")
     assert by_group(await bench.take(await bench.executor(), 4)) == {"free": 1}
 
@@ -379,7 +417,8 @@ async def test_groups_at_their_limit_by_the_thousand_stop_nobody(bench):
         executor,
     )
     await bench.connection.execute("""
-        INSERT INTO joex_private.group_setting (queue, grp, max_running) SELECT 'default', 'g' || nr, 1
+        INSERT INTO joex_private.group_setting (queue, grp, ring, max_running)
+        SELECT 'default', 'g' || nr, joex_private.ring('g' || nr), 1
         FROM generate_series(1, 5000) nr""")
     await submit_each(bench, free=1)
     assert by_group(await bench.take(executor, 4)) == {"free": 1}

@@ -9,6 +9,7 @@ import pytest
 from joex.client.explain import Reason
 from joex.store import executors, jobs
 from tests.integration.conftest import FOUR_ONE
+from tests.support.waiting import eventually
 
 
 async def reasons(bench, job_id: UUID) -> dict[str, dict[str, Any]]:
@@ -219,3 +220,18 @@ async def test_jobs_that_are_due_have_their_places_before_a_take_moves_them_to_t
     }
     first_of_group = [job_id for job_id, found in zip(job_ids, by_reading, strict=True) if "behind" not in found]
     assert order == sorted(first_of_group, key=lambda job_id: places[job_id])[:4]
+
+
+async def test_a_session_that_holds_the_lock_of_its_queue_is_named(bench, another_connection):
+    await bench.executor()
+    job_id = await bench.submit()
+    other = await another_connection()
+    await other.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
+    named = {"queue": "default", "session": other.get_server_pid(), "role": "postgres"}
+
+    async def is_named() -> bool:
+        return await reasons(bench, job_id) == {"queue_held": named}
+
+    await eventually(is_named, why="it has held the lock for a second")
+    await other.execute("SELECT pg_advisory_unlock_all()")
+    assert await reasons(bench, job_id) == {"next": {}}

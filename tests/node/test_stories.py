@@ -13,10 +13,11 @@ from uuid import UUID
 
 import pytest
 
-from tests.support.cluster.connection import Object
+from tests.support.cluster.connection import ApiError, Object
 from tests.support.node.images import SHOPS
 from tests.support.node.node import NAME as NODE
 from tests.support.node.story import JOBS, PATIENCE, Story
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -44,6 +45,29 @@ async def test_the_readmes_commands_give_pools_that_run_jobs(story: Story) -> No
     story.sh("kubectl delete -f examples/joexpool.yaml")
     await story.until_pods("documents", 0, "default")
     await story.make_namespace()
+
+
+async def test_a_policy_refuses_pools_that_ask_for_too_much(story: Story) -> None:
+    story.documented("kubectl apply -f examples/kubernetes/pool_policy.yaml")
+    story.documented("kubectl label namespace shop", shop=JOBS)
+    path = f"/apis/joex.dev/v1alpha1/namespaces/{JOBS}/joexpools"
+    spec = {"app": "tasks:app", "database": {"secretName": "other"}}
+    pool = {"apiVersion": "joex.dev/v1alpha1", "kind": "JoexPool", "metadata": {"name": "greedy"}, "spec": spec}
+
+    async def refusal() -> str:  # (the API server reads its policies a moment later)
+        try:
+            await story.api.request("POST", path, pool, dryRun="All")
+        except ApiError as error:
+            return str(error)
+        return ""
+
+    assert "spec.database.secretName: expected one of joex-db" in await eventually(
+        refusal, PATIENCE, why="it is refused"
+    )
+    await story.pool("modest")  # which the policy accepts
+    await story.drop("modest")
+    story.sh(f"kubectl label namespace {JOBS} joex.dev/pool-policy-")
+    story.sh("kubectl delete -f examples/kubernetes/pool_policy.yaml")
 
 
 async def test_a_container_runs_without_rights_and_writes_to_its_volumes_alone(story: Story) -> None:
@@ -269,7 +293,7 @@ async def test_jobs_outlast_an_absence_of_containerd(story: Story) -> None:
 async def test_an_upgrade_and_a_rollback_interrupt_nothing(story: Story) -> None:
     _, job_id = await story.busy("own", seconds=25)
     with story.timed("helm upgrade, until the new operator is ready"):
-        story.sh("helm upgrade joex charts/joex --set operator.logLevel=debug --wait --timeout 120s")
+        story.sh("helm upgrade joex charts/joex --reuse-values --set operator.logLevel=debug --wait --timeout 120s")
     story.documented("kubectl annotate crd joexpools.joex.dev", NAME="joex", NAMESPACE="default")
     story.documented("kubectl label crd joexpools.joex.dev")
     story.documented("helm upgrade joex charts/joex")

@@ -45,18 +45,16 @@ scaled = st.builds(
     st.integers(1, 4),
     st.sampled_from([0, 10, 300]),
 )
-drains = st.sampled_from([{}, {"drain": {"timeout": "5s", "onTimeout": "Terminate"}}])
 
 
 def pools_of(sizes):
     """Pools of one or three slots, each of which serves both queues."""
     return st.builds(
-        lambda size, slots, drain, turned: pool(
-            poolSize=slots, queues=QUEUES[::-1] if turned else QUEUES, retryDelay="1s", **size, **drain
+        lambda size, slots, turned: pool(
+            poolSize=slots, queues=QUEUES[::-1] if turned else QUEUES, retryDelay="1s", **size
         ),
         sizes,
         st.sampled_from([1, 3]),
-        drains,
         st.booleans(),
     )
 
@@ -88,17 +86,15 @@ class Watched(Simulation):
         self.looked_at = self._clock.now
         for one_pool in self._pools:
             executors = one_pool._executors.values()
-            assert one_pool._held == sum(len(one.held) for one in executors if one.retired_at is None)
-            assert one_pool._leaving == sum(len(one.held) for one in executors if one.retired_at is not None)
-            assert one_pool._draining == sum(one.retired_at is not None for one in executors)
+            assert one_pool._held == sum(len(one.held) for one in executors)
             assert all(one.free + len(one.held) == one_pool.spec.pool_size for one in executors)
-            free = any(one.free and one.is_ready and one.retired_at is None for one in executors)
+            free = any(one.free and one.is_ready for one in executors)
             assert not free or not any(ring.has_work for ring in one_pool.queues)
         for ring in self._queues.values():
             assert all(group.max_running is None or group.running <= group.max_running for group in ring.groups)
 
 
-# An executor drains while it finishes a job, and others come.
+# Most executors have one long job, and others come.
 @example(
     [GroupOf("one", "a")],
     [

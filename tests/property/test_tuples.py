@@ -54,6 +54,28 @@ def test_a_value_comes_back_from_its_bytes(value):
     assert same(tuples.unpack(tuples.pack("id", value)), value)
 
 
+@given(
+    st.binary(min_size=1, max_size=40) | st.sampled_from([b"\x05" * 1000, b"\x02\xff\x00", b"\x15\x00", b"\x14\x14"])
+)
+def test_any_bytes_are_read_and_come_back(packed):
+    value = tuples.unpack(packed)
+    assert tuples.pack("id", value) == packed
+    again = tuples.from_json("id", tuples.to_json(value))
+    assert tuples.pack("id", again) == packed
+    assert tuples.pack("type", tuples.from_name(tuples.to_name("type", value))) == packed
+
+
+def test_a_part_of_a_tuple_is_a_value():
+    with pytest.raises(ValueError, match="packed: not a part of a tuple"):
+        tuples.pack("id", (1, tuples.Packed(b"\xff")))
+
+
+@pytest.mark.parametrize("said", ["", "f", "xy"])
+def test_json_of_bytes_that_are_none_is_refused(said):
+    with pytest.raises(ValueError, match="id: not a packed"):
+        tuples.from_json("id", {"packed": said})
+
+
 @given(values)
 def test_a_value_comes_back_from_its_json(value):
     assert same(tuples.from_json("id", tuples.to_json(value)), value)
@@ -135,8 +157,10 @@ def test_what_has_no_place_is_refused(value, message):
 
 
 def test_a_versionstamp_that_is_not_complete_is_shown_though_a_client_of_another_make_has_stored_it():
-    stored = tuples.unpack(b"\x33" + b"\xff" * 10 + b"\x00\x07")
-    assert tuples.to_json(stored) == {"versionstamp": "ff" * 10 + "0007"}
+    packed = b"\x33" + b"\xff" * 10 + b"\x00\x07"
+    stored = tuples.unpack(packed)
+    assert tuples.to_json(stored) == {"packed": packed.hex()}
+    assert tuples.pack("id", stored) == packed
 
 
 @pytest.mark.parametrize(

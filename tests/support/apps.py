@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -72,6 +72,11 @@ class Effects:
             "INSERT INTO flags VALUES ($1) ON CONFLICT DO NOTHING", [(name,) for name in names]
         )
 
+    def note(self, name: str) -> None:
+        """Release the tasks that wait for the file of this name, also while the server is away."""
+        assert self.ends is not None
+        (self.ends / name).touch()
+
     async def of(self, job_id: UUID, kind: str = "run") -> list[asyncpg.Record]:
         """The effects of a job, in order."""
         return await self._pool.fetch(
@@ -115,7 +120,7 @@ class Effects:
     async def executor_of(self, pid: int) -> int | None:
         """The executor of a process."""
         found: int | None = await self._pool.fetchval(
-            "SELECT max(id) FROM joex_private.executor WHERE pid = $1 AND left_at IS NULL", pid
+            "SELECT id FROM joex_private.executor WHERE pid = $1 AND left_at IS NULL", pid
         )
         return found
 
@@ -201,6 +206,41 @@ async def hold(ctx: joex.Context, flag: str) -> None:
 def hold_thread(ctx: joex.Context, flag: str) -> None:
     """Does not look at ctx.cancelled."""
     asyncio.run(hold.function(ctx, flag))
+
+
+@app.task("hold.exclusive", exclusive=True)
+async def hold_exclusively(ctx: joex.Context, flag: str) -> None:
+    await hold.function(ctx, flag)
+
+
+@app.task("hold.thread.exclusive", exclusive=True)
+def hold_thread_exclusively(ctx: joex.Context, flag: str) -> None:
+    hold_thread.function(ctx, flag)
+
+
+@app.task("until.away")
+async def wait_until_away(ctx: joex.Context, flag: str | None = None) -> str:
+    """Reports as soon as the server is away, and ends then, or with the flag."""
+    async with _recorded(ctx):
+        with suppress(*TROUBLE):
+            connection = await asyncpg.connect(os.environ[EFFECTS_URL])
+            await connection.execute("SELECT pg_sleep(600)")
+        ctx.log.warning("it is away")
+        ctx.progress(50, "half")
+        if flag:
+            await _flagged(flag)
+    return "over"
+
+
+@app.task("hold.away")
+async def hold_away(ctx: joex.Context, name: str) -> str:
+    """Needs no database: waits for the file "away", reports, and ends with the file of this name."""
+    async with _recorded(ctx):
+        await _noted("away")
+        ctx.log.warning("it is away")
+        ctx.progress(50, "half")
+        await _noted(name)
+    return "over"
 
 
 @app.task("hold.thread.polite")
@@ -332,6 +372,11 @@ async def _flagged(name: str) -> None:
 
 async def _is_flagged(name: str) -> bool:
     return bool(await _execute("SELECT EXISTS (SELECT FROM flags WHERE name = $1)", name))
+
+
+async def _noted(name: str) -> None:
+    while not await asyncio.to_thread(Path(os.environ[ENDS], name).exists):  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.2)
 
 
 async def _hold_politely(ctx: joex.Context, flag: str) -> None:

@@ -42,15 +42,21 @@ Tree = dict[str, tuple[int, int, int]]
 
 
 @cache
-def newest_python() -> str:
-    """The newest Python that runs: on the PATH, or one of pyenv's; otherwise the Python of these tests."""
+def python_of(minor: int) -> str | None:
+    """A Python 3 of this minor release that runs: that of these tests, one on the PATH, or one of pyenv's; or None."""
+    if minor == sys.version_info.minor:
+        return sys.executable
     installed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    for minor in range(_NEWEST, sys.version_info.minor, -1):
-        name = f"python3.{minor}"
-        for path in (shutil.which(name), *sorted(installed.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
-            if path is not None and _runs([str(path), "-c", "import ensurepip, ssl, venv"]):
-                return str(path)
-    return sys.executable
+    name = f"python3.{minor}"
+    for path in (shutil.which(name), *sorted(installed.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
+        if path is not None and _runs([str(path), "-c", "import ensurepip, ssl, venv"]):
+            return str(path)
+    return None
+
+
+def newest_python() -> str:
+    """The newest Python that runs."""
+    return next(path for minor in range(_NEWEST, 0, -1) if (path := python_of(minor)) is not None)
 
 
 @cache

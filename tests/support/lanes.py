@@ -6,15 +6,18 @@ takes the next file that no lane has taken (it makes the file ``NAME.taken`` in 
 left, so that all lanes end at about the same time. Two kinds of files have restrictions:
 
 - Two lanes, each with its own cluster, run the files of the tier cluster (one lane would need more than half of all
-  time), after the programs of the cluster have been built: in the background, which takes minutes the first time.
+  time), after the programs of the cluster have been built: in the background, which takes minutes the first time. When
+  such a lane dies, another one makes a cluster.
 - Files with a test that is marked ``heavy`` run one at a time, and not beside that build.
 
 Files of both kinds run as early as possible, because few lanes run them; the others follow tier by tier.
 
 Each finished file gets a line at once, with its failures, because a test may end its lane. The skips and durations of
-pytest come at the end, lane after lane, and then a line for each tier.
+pytest come at the end, lane after lane, and then a line for each tier. What has failed then runs once more, alone
+(`tests.support.reruns`), and the last lines name what is flaky and what has failed.
 """
 
+import argparse
 import fcntl
 import json
 import os
@@ -27,22 +30,25 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
 import pytest
 
+from tests.support import reruns
 from tests.support.processes import die_with_parent
+from tests.support.reruns import Failure
 
 LANES = min(4, (os.cpu_count() or 1) + 1)
 CLUSTERS = ("cluster 1", "cluster 2")
-TIERS = ("unit", "property", "integration", "acceptance", "faults", "cluster")
+TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "cluster")
 
 _FOLDER = "JOEX_TEST_LANES"
 _BUILD = "the build"
 _HEAVY = "a heavy one"
-_PAUSE = 0.1
+_PAUSE = 0.5
 _ROOT = Path(__file__).parents[2]
 
 
@@ -54,11 +60,12 @@ class Share:
 
     def __init__(self, folder: Path, items: Sequence[pytest.Item]) -> None:
         self._folder = folder
+        self._cluster = ExitStack()  # the lock of one of CLUSTERS, once this lane has it: until its process ends
         self._has_cluster = False
         files: dict[str, list[pytest.Item]] = {}
         for item in items:
             files.setdefault(item.nodeid.partition("::")[0], []).append(item)
-        _write(folder / "all", list(files))
+        _write(folder / "all", {name: str(tests[0].path) for name, tests in files.items()})
         early = sorted(files, key=lambda name: (not _is(files[name], "cluster"), not _is(files[name], "heavy")))
         self._left = {name: files[name] for name in early}
 
@@ -71,12 +78,11 @@ class Share:
                         yield name, self._left.pop(name)
                         break
             else:
-                time.sleep(_PAUSE)  # the remaining files wait for a heavy one, or for the build
+                time.sleep(_PAUSE)  # the remaining files wait for a heavy one, for the build, or for a cluster
 
     def _take(self, name: str, locks: ExitStack) -> bool:
         is_of_cluster, is_heavy = (_is(self._left[name], mark) for mark in ("cluster", "heavy"))
-        is_for_another = is_of_cluster and not self._has_cluster and all(map(self._is_taken, CLUSTERS))
-        if is_for_another or self._is_taken(name):
+        if self._is_taken(name):
             del self._left[name]
             return False
         if is_heavy and not self._lock(_HEAVY, locks):
@@ -84,7 +90,7 @@ class Share:
         if (is_heavy or is_of_cluster) and not self._lock(_BUILD, locks):
             return False
         if is_of_cluster and not self._has_cluster:
-            self._has_cluster = any(map(self._make_taken, CLUSTERS))
+            self._has_cluster = any(self._lock(cluster, self._cluster) for cluster in CLUSTERS)
         return (not is_of_cluster or self._has_cluster) and self._make_taken(name)
 
     def _is_taken(self, name: str) -> bool:
@@ -128,7 +134,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             "tier": tier,
             "seconds": time.monotonic() - started,
             "tests": _outcomes,
-            "failures": _failures,
+            "failures": [asdict(failure) for failure in _failures],
         }
         _write(_path(folder, name, "done"), result)
     session.config.option.tbstyle = "no"  # failures were reported with their file
@@ -136,16 +142,20 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 _outcomes: Counter[str] = Counter()  # how the tests of the file that runs have ended
-_failures: list[str] = []
+_failures: list[Failure] = []
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Keep the result of a test; one that also fails in its fixtures counts twice."""
+    report = yield
     if report.when == "call" or not report.passed:
         _outcomes[report.outcome] += 1
     if report.failed:
-        sections = "".join(f"--- {name} ---\n{text}" for name, text in report.sections)
-        _failures.append(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n{sections}")
+        _failures.append(Failure.of(item, report, call.excinfo.value if call.excinfo else None))
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
@@ -175,10 +185,13 @@ def _write(path: Path, what: Any) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all tests (the arguments may select some, as in pytest); the exit code is 0 if all passed."""
+    """Run all tests (the arguments may select some, as in pytest); the exit code is 0 if all passed, at last."""
+    parser = argparse.ArgumentParser(prog="tests.support.lanes", add_help=False, allow_abbrev=False)
+    parser.add_argument("--flaky-is-red", action="store_true", help="a test that passes in its second run is a failure")
+    given, of_pytest = parser.parse_known_args(arguments)
     colour = ["--color=yes"] if sys.stdout.isatty() else []  # it prints to a file
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.support.lanes"]
-    command = [*pytest, "-q", "-o", "console_output_style=classic", "-rfEs", "--durations=10", *colour, *arguments]
+    command = [*pytest, "-q", "-o", "console_output_style=classic", "-rfEs", "--durations=10", *colour, *of_pytest]
     with tempfile.TemporaryDirectory(prefix="joex-tests-lanes-") as name:
         folder, told = Path(name), set[str]()
         for line in tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["markers"][: len(TIERS)]:
@@ -190,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             builder.terminate()
             builder.wait()
-        return _summary(folder, codes)
+        return _summary(folder, codes, flaky_is_red=given.flaky_is_red)
 
 
 def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: None, **environment: str) -> list[int]:
@@ -258,12 +271,12 @@ def _tell(folder: Path, told: set[str]) -> None:
             told.add(path.name)
             result = json.loads(path.read_text())
             for failure in result["failures"]:
-                _say(failure)
+                _say(failure["text"])
             _say(f"{result['name']}: {_in_words(result['tests'])}, {result['seconds']:.0f} s")
 
 
-def _summary(folder: Path, codes: Sequence[int]) -> int:
-    """Print a line for each tier, and the failures; returns the exit code."""
+def _summary(folder: Path, codes: Sequence[int], *, flaky_is_red: bool) -> int:
+    """Print a line for each tier, run what has failed once more, and print what came of it; returns the exit code."""
     results = [json.loads(path.read_text()) for path in folder.glob("*.done")]
     for tier in (*TIERS, "other"):
         tests: Counter[str] = Counter()
@@ -272,14 +285,20 @@ def _summary(folder: Path, codes: Sequence[int]) -> int:
         if tests or tier in TIERS:
             seconds = sum(result["seconds"] for result in results if result["tier"] == tier)
             _say(f"test: {tier}: {_in_words(tests)}, {seconds:.0f} s")
-    names = json.loads((folder / "all").read_text()) if (folder / "all").exists() else []
-    lost = set(names) - {result["name"] for result in results}
-    for name in sorted(lost):
+    files = json.loads((folder / "all").read_text()) if (folder / "all").exists() else {}
+    lost = sorted(set(files) - {result["name"] for result in results})
+    for name in lost:
         _say(f"test: {name}: NOT finished")
     for number, code in enumerate(codes, 1):
         if code:
             _say(f"test: lane {number}: exit code {code}")
-    is_good = names and not lost and not any(codes)
+    failed = [Failure(**failure) for result in results for failure in result["failures"]]
+    # A lane ends with 1 when tests of it have failed, and with something else only if it lost its file.
+    explained = {0} | ({1} if failed else set()) | (set(codes) if lost else set())
+    failed = sorted([*failed, *(Failure.unfinished(name, files[name]) for name in lost)], key=lambda one: one.test)
+    flaky, bad = ([], failed) if pytest.ExitCode.INTERRUPTED in codes else reruns.run_again(failed, _say)
+    reruns.tell(flaky, bad, _say)
+    is_good = files and not bad and explained.issuperset(codes) and not (flaky and flaky_is_red)
     _say(f"test: {'all passed' if is_good else 'NOT passed'}")
     return 0 if is_good else 1
 

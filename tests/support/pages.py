@@ -7,7 +7,8 @@ a cluster; tests/node runs them. ``console foreign``, ``python foreign``: of ano
 ``python``, ``yaml``, ``dockerfile``, ``toml`` whose first line is ``# NAME``: a file of this name. A ``python`` block
 without a name continues the file before it; a ``yaml`` block without one is a JoexPool or a PeriodicTask. ``python
 session``: the body of an async function that has a client, and ids of jobs. ``sql``: statements for the database of
-Joex. Anything else in these languages is an error, so that no example goes untested.
+Joex. ``sql superuser``: statements that change the server; tests/integration/test_access.py runs them. Anything else
+in these languages is an error, so that no example goes untested.
 """
 
 import re
@@ -71,7 +72,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Foreign:
-    """An example for another library."""
+    """An example for another library, or statements that another test runs."""
 
     language: str
     text: str
@@ -123,7 +124,7 @@ def console(page: Path) -> list[Command]:
 def _step(language: str, kind: str, block: str, before: Sequence[Step]) -> Sequence[Step]:
     """The step of a block; None: it can't be classified."""
     match language, kind:
-        case (("console" | "python"), "foreign"):
+        case (("console" | "python"), "foreign") | ("sql", "superuser"):
             return [Foreign(language, block)]
         case "console", ("" | "cluster"):
             return list(commands(block, on_cluster=bool(kind)))
@@ -172,7 +173,12 @@ def commands(block: str, *, on_cluster: bool = False) -> Iterator[Command]:
 # ---- the output of a command, compared with the page
 
 _VARYING = (
-    (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{4,8}(-[0-9a-f]{4})?\.\.\."), "ID"),
+    (
+        re.compile(
+            r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{4,8}(-[0-9a-f]{4})?\.\.\.|\b[0-9a-f]{32}\b"
+        ),
+        "ID",
+    ),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00:00| UTC)?"), "TIME"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "TIME"),
     (re.compile(r"(?<![\w.])(\d+(\.\d+)?(ms|s|m|h|d))+\b"), "LONG"),

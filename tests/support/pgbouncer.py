@@ -9,13 +9,15 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
+import psutil
+
 from tests.support.postgres import TestServer, free_port
 from tests.support.processes import die_with_parent
 from tests.support.waiting import eventually
 
 _ROOT = Path(__file__).parents[2]
-# Round robin: each transaction gets another session of the server. All other settings are the defaults; above all,
-# PgBouncer refuses an unknown startup parameter of a connection.
+# Round robin: each transaction gets another session of the server. All other settings are the defaults, max_client_conn
+# too unless a benchmark needs more; above all, PgBouncer refuses an unknown startup parameter of a connection.
 _SETTINGS = """
 [databases]
 * = host=127.0.0.1 port={server} user=postgres
@@ -27,7 +29,10 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 default_pool_size = {sessions}
+max_client_conn = {clients}
 server_round_robin = 1
+log_connections = 0
+log_disconnections = 0
 logfile = {folder}/log
 """
 
@@ -35,14 +40,22 @@ logfile = {folder}/log
 class PgBouncer:
     """A pooler with few sessions of the server for each database, so that its clients change sessions all the time.
 
+    Args:
+        server: the server.
+        sessions: how many it has of the server for each database.
+        clients: how many connections it takes.
+        way: the port of a proxy that leads to the server.
+
     Attributes:
         port: on which it listens.
     """
 
-    def __init__(self, server: TestServer, *, sessions: int) -> None:
+    def __init__(self, server: TestServer, *, sessions: int, clients: int = 100, way: int | None = None) -> None:
         self.port = free_port()
+        self._way = way or server.port
         self._server = server
         self._sessions = sessions
+        self._clients = clients
         self._folder = server.folder / f"pgbouncer-{self.port}"
         self._process: subprocess.Popen | None = None
 
@@ -50,11 +63,23 @@ class PgBouncer:
         """The URL of a database, through the pooler."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{quote(database)}"
 
+    def clients(self) -> int:
+        """How many connections of clients are open."""
+        assert self._process is not None
+        found = psutil.Process(self._process.pid).net_connections("tcp")
+        return sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port == self.port for one in found)
+
     async def __aenter__(self) -> Self:
         self._folder.mkdir()
         program, settings = self._program(), self._folder / "ini"
         settings.write_text(
-            _SETTINGS.format(server=self._server.port, port=self.port, sessions=self._sessions, folder=self._folder)
+            _SETTINGS.format(
+                server=self._way,
+                port=self.port,
+                sessions=self._sessions,
+                clients=self._clients,
+                folder=self._folder,
+            )
         )
         if self._server.user is not None:  # the tests run as root, PgBouncer can't
             shutil.chown(self._folder, self._server.user)

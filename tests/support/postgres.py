@@ -7,6 +7,7 @@ All tests pass at any default isolation level: ``JOEX_TEST_ISOLATION="repeatable
 ``serializable``, run them on servers with that default.
 """
 
+import asyncio
 import itertools
 import os
 import random
@@ -26,6 +27,7 @@ import asyncpg
 import psutil
 
 from joex.store.migrate import migrate
+from tests.support.waiting import eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it asks for the runtime folder of a login session
@@ -60,7 +62,8 @@ _OTHERS = """
 _EMPTY = r"""
     DO $$ DECLARE name text; touched text; BEGIN
         SELECT string_agg(c.oid::regclass::text, ', ') INTO touched FROM pg_class c
-        WHERE relnamespace = 'joex_private'::regnamespace AND relkind = 'r' AND relname <> 'migration'
+        WHERE relnamespace = 'joex_private'::regnamespace AND relkind = 'r'
+            AND relname NOT IN ('migration', 'this_database')
             AND (pg_relation_size(c.oid) > 0 OR reltuples <> -1 OR EXISTS (  -- has, or had rows; was analyzed; gave ids
                 SELECT FROM pg_sequence s JOIN pg_depend d ON d.objid = s.seqrelid AND d.classid = 'pg_class'::regclass
                 WHERE d.refobjid = c.oid AND d.refclassid = 'pg_class'::regclass
@@ -72,6 +75,8 @@ _EMPTY = r"""
                     WHERE relnamespace = 'joex_private'::regnamespace AND relname ~ '^(ring_cursor|drawn)_\d' LOOP
             EXECUTE 'DROP SEQUENCE ' || name;
         END LOOP;
+        INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT (is_it)
+            DO UPDATE SET binds_roles = false, limits_waiting = false;
     END $$
 """
 # The maintenance of executors is a periodic task: every ten minutes there would be one more job in some test.
@@ -123,6 +128,7 @@ class TestServer:
 
     def __init__(self, version: int, *, settings: str = "") -> None:
         self.version = version
+        self.settings = settings
         self.folder = Path(tempfile.mkdtemp(prefix=f"joex-tests-pg{version}-", dir=_base()))
         self.data = self.folder / "data"
         library = PostgresServer(self.data, cleanup_mode=None, postgres_version=version)
@@ -137,8 +143,8 @@ class TestServer:
             self.folder.chmod(0o755)
             if self.user is not None:  # the tests run as root, the server can't
                 shutil.chown(self.folder, self.user)
-            self._run("initdb", "--no-sync", "--no-locale", "--encoding=utf8", "--auth=trust", "-U", "postgres")
             self.port = free_port()
+            self._fill()
             with (self.data / "postgresql.conf").open("a") as file:
                 isolation = os.environ.get("JOEX_TEST_ISOLATION", "read committed")
                 file.write(_SETTINGS.format(port=self.port, folder=self.folder, isolation=isolation) + settings)
@@ -193,6 +199,27 @@ class TestServer:
     def stop(self, mode: str = "fast") -> None:
         """Stop the server: ``fast`` ends its sessions, ``immediate`` is a crash."""
         self._run("pg_ctl", "-w", "-t", "60", "-m", mode, "stop")
+
+    def kill(self) -> None:
+        """Kill the server (SIGKILL), and wait until its other processes have noticed that and ended."""
+        server = psutil.Process(self.pid)
+        processes = [*server.children(recursive=True), server]
+        server.kill()
+        _, alive = psutil.wait_procs(processes, timeout=60)
+        assert not alive
+
+    def pause(self) -> None:
+        """Stop all processes of the server (SIGSTOP): its connections stay, and nothing answers."""
+        server = psutil.Process(self.pid)
+        server.suspend()  # before its children: it starts no others
+        for process in server.children(recursive=True):
+            process.suspend()
+
+    def resume(self) -> None:
+        """Let them continue (SIGCONT)."""
+        server = psutil.Process(self.pid)
+        for process in [*server.children(recursive=True), server]:
+            process.resume()
 
     def restart(self, mode: str = "fast") -> None:
         """Stop the server and start it again."""
@@ -256,6 +283,10 @@ class TestServer:
         self._guard.stdin.close()
         self._guard.wait(60)
 
+    def _fill(self) -> None:
+        """Make the data."""
+        self._run("initdb", "--no-sync", "--no-locale", "--encoding=utf8", "--auth=trust", "-U", "postgres")
+
     async def _create_template(self, administrator: asyncpg.Connection) -> None:
         await administrator.execute(f"DROP DATABASE IF EXISTS {TEMPLATE}")
         await administrator.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
@@ -294,6 +325,60 @@ class TestServer:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         return {**quiet, "user": self.user, "cwd": self.folder, "env": environment}
+
+
+class Standby(TestServer):
+    """A standby of a server, by streaming replication. The constructor copies the server's data, and starts it.
+
+    Args:
+        primary: the server, which runs.
+        port: the port at which the standby reaches the server, such as that of a proxy; None: the server's own.
+    """
+
+    def __init__(self, primary: TestServer, *, port: int | None = None) -> None:
+        self._primary = primary
+        self._primary_port = port or primary.port
+        super().__init__(primary.version, settings=primary.settings)
+
+    async def become_synchronous(self) -> None:
+        """Make the server wait for this standby at each commit, until the standby leaves."""
+        await self._configure("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        async with self._primary.administrator() as administrator:
+            await eventually(
+                lambda: administrator.fetchval("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"),
+                why="the standby is synchronous",
+            )
+
+    async def has_all(self) -> None:
+        """Wait until the standby shows everything that the server has written until now."""
+        async with self._primary.administrator() as administrator, self.administrator() as own:
+            written = await administrator.fetchval("SELECT pg_current_wal_lsn()::text")
+            await eventually(
+                lambda: own.fetchval("SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written),
+                why="the standby has replayed everything",
+            )
+
+    async def promote(self) -> None:
+        """Make it take writes, and wait until it does."""
+        async with self.administrator() as own:
+            assert await own.fetchval("SELECT pg_promote(true, 60)")
+
+    async def leave(self) -> None:
+        """Stop the standby and remove its data; the server runs afterwards, and waits for no standby."""
+        await asyncio.to_thread(self.close)
+        if not self._primary.is_running:
+            await asyncio.to_thread(self._primary.start)
+        await self._configure("ALTER SYSTEM RESET synchronous_standby_names")
+
+    async def _configure(self, statement: str) -> None:
+        async with self._primary.administrator() as administrator:
+            await administrator.execute(statement)
+            await administrator.execute("SELECT pg_reload_conf()")
+
+    def _fill(self) -> None:
+        # (-R makes it a standby, which follows the server at the address of this copy.)
+        where = ("-h", "127.0.0.1", "-p", str(self._primary_port), "-U", "postgres")
+        self._run("pg_basebackup", "-R", "--no-sync", "--checkpoint=fast", *where)
 
 
 class TestServers:

@@ -26,14 +26,10 @@ SHORT = 3.0
 runs have six tenths of a second to end, or their executor exits. Other tests have the default lease."""
 
 
-class ExecutorProcess:
-    """``joex executor`` with the tasks of `tests.support.apps`."""
+class Process:
+    """A program that ends with the tests. ``output``: a file descriptor for its output, instead of its log."""
 
-    def __init__(
-        self, command: list[str], environment: Mapping[str, str], effects: Effects, app_id: str, output: int | None
-    ) -> None:
-        self.app_id = app_id
-        self._effects = effects
+    def __init__(self, command: list[str], environment: Mapping[str, str], output: int | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - open as long as the process
         self._process = subprocess.Popen(
             command,
@@ -45,13 +41,12 @@ class ExecutorProcess:
             preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
         )
         self.pid = self._process.pid
-        self._killed_at: datetime | None = None
 
     @property
     def log(self) -> str:
         """Its output."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        # (Not seek and read: the process shares the position, and would write where this puts it.)
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 
     @property
     def is_alive(self) -> bool:
@@ -75,6 +70,26 @@ class ExecutorProcess:
         """Ask it to drain (SIGTERM)."""
         self._process.send_signal(signal.SIGTERM)
 
+    def close(self) -> None:
+        """Kill it if it has not exited."""
+        if self.is_alive:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.send_signal(signal.SIGCONT)
+        self._process.wait(30)
+        self._log.close()
+
+
+class ExecutorProcess(Process):
+    """``joex executor`` with the tasks of `tests.support.apps`."""
+
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], effects: Effects, app_id: str, output: int | None
+    ) -> None:
+        super().__init__(command, environment, output)
+        self.app_id = app_id
+        self._effects = effects
+        self._killed_at: datetime | None = None
+
     async def kill(self) -> None:
         """Kill it (SIGKILL); it no longer exists when this returns."""
         # From here on it does nothing. The next one may be at work before the tests notice its exit.
@@ -94,14 +109,6 @@ class ExecutorProcess:
             await self._effects.end_of(self.pid, self._killed_at)
             return True
         return False
-
-    def close(self) -> None:
-        """Kill it if it has not exited."""
-        if self.is_alive:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.send_signal(signal.SIGCONT)
-        self._process.wait(30)
-        self._log.close()
 
 
 class ExecutorProcesses:
@@ -148,14 +155,20 @@ class ExecutorProcesses:
         return list(await asyncio.gather(*(self.start(app_id, **settings) for app_id in app_ids)))
 
     def launch(
-        self, app_id: str, *, url: str | None = None, output: int | None = None, **settings: Any
+        self,
+        app_id: str,
+        *,
+        url: str | None = None,
+        output: int | None = None,
+        app: str = "tests.support.apps:app",
+        **settings: Any,
     ) -> ExecutorProcess:
         """Start an executor, without waiting. ``output``: a file descriptor for its output, instead of its log."""
         settings = {**self._settings, **settings, "app_id": app_id, "database_url": url or self._url}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("JOEX_")}
         environment |= {f"JOEX_{name.upper()}": str(value) for name, value in settings.items()}
         environment |= {EFFECTS_URL: self._effects.url, ENDS: self._ends.name}
-        command = [sys.executable, "-m", "joex", "executor", "--app", "tests.support.apps:app"]
+        command = [sys.executable, "-m", "joex", "executor", "--app", app]
         process = ExecutorProcess(command, environment, self._effects, app_id, output)
         self._processes.append(process)
         return process

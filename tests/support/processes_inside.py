@@ -5,14 +5,15 @@ Its tasks are closures of the test, so that they and the test can wait for each 
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 from joex import App
 from joex.config import Settings
-from joex.core.events import Registered, RunEnded
+from joex.core.events import Emit, Registered, RunEnded
+from joex.observe.log_lines import fan_out
 from joex.runtime.executor import Executor
 from tests.support.waiting import EventLog
 
@@ -38,12 +39,23 @@ class Inside:
 
 @asynccontextmanager
 async def executor_inside(
-    app: App, url: str, *, log: EventLog | None = None, registered: bool = True, **settings: Any
+    app: App,
+    url: str,
+    *,
+    log: EventLog | None = None,
+    emits: Sequence[Emit] = (),
+    registered: bool = True,
+    process_server: Sequence[str] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Inside]:
-    """Run an executor for the duration of a block, and drain it at the end. An error of the executor ends the block."""
+    """Run an executor for the duration of a block, and drain it at the end. An error of the executor ends the block.
+
+    ``emits``: receive its events, before the log.
+    """
     log = EventLog() if log is None else log
     given = {"app_id": f"inside-{next(_numbers)}", "http_address": "", "pool_size": 4, "retry_delay": 0, **settings}
-    executor = Executor(app, Settings(**given), url, emit=log)
+    emit = fan_out(*emits, log)
+    executor = Executor(app, Settings(**given), url, emit=emit, process_server=process_server)
     async with asyncio.TaskGroup() as group:
         work = group.create_task(executor.run())
         if registered:

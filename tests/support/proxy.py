@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 _SMALL = 100_000
+_EXECUTE = b"E\0\0\0\x09\0\0\0\0\0"  # the unnamed portal, all of its rows
 
 
 class At(enum.Enum):
@@ -38,6 +39,8 @@ class Proxy:
 
     Attributes:
         port: on which the proxy listens.
+        target: the port to which it forwards new links.
+        reaches: while this is clear, new links wait for their connection to the target.
         url: of a database, through the proxy.
         slowness: seconds that each piece (of 64 KiB at most) takes to the server.
         large_answers: while this is clear, an answer of the server stops after its first 100 kB.
@@ -49,7 +52,9 @@ class Proxy:
         self.slowness = 0.0
         self.large_answers = asyncio.Event()
         self.large_answers.set()
-        self._target = target
+        self.target = target
+        self.reaches = asyncio.Event()
+        self.reaches.set()
         self._server: asyncio.Server | None = None
         self._links: set[_Link] = set()
         self._frozen = False
@@ -110,7 +115,8 @@ class Proxy:
             link.flow.clear()
         self._links.add(link)
         try:
-            server = await asyncio.open_connection("127.0.0.1", self._target)
+            await self.reaches.wait()
+            server = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             writer.transport.abort()
         else:
@@ -207,7 +213,8 @@ class _Link:
             self._spring(trap, freeze=trap.at is At.FREEZE)
         else:
             self._answer_trap = trap
-            self._is_executed = data.startswith(b"Q")  # a simple query is executed as it is; others are prepared first
+            # (A simple query is executed as it is. asyncpg prepares others first; psycopg does both at once.)
+            self._is_executed = data.startswith(b"Q") or _EXECUTE in data
 
     def _spring(self, trap: Trap, *, freeze: bool) -> None:
         trap.sprung.set()

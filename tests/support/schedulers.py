@@ -13,6 +13,20 @@ from joex.store.database import connect, create_pool
 from tests.support.processes import die_with_parent
 from tests.support.waiting import PATIENCE
 
+RECORD = """
+    CREATE TABLE decisions
+        (id text, fire timestamptz, outcome text, job uuid, next timestamptz, at timestamptz, worker text);
+    CREATE FUNCTION record() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO public.decisions VALUES (NEW.id, NEW.last_run, NEW.last_outcome,
+            CASE NEW.last_outcome WHEN 'submitted' THEN NEW.last_job END, NEW.nextrun, NEW.marked, NEW.worker);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER record AFTER UPDATE OF marked ON joex_private.periodic_task
+        FOR EACH ROW WHEN (OLD.nextrun > '-infinity') EXECUTE FUNCTION record();
+"""
+"""Keeps each decision about a time of a periodic task, as it was made: `fire`, and `next`, the one to come."""
+
 # Tests start dozens of them: they fork from a process that has only imported this module.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([__name__])

@@ -15,6 +15,7 @@ _NOT_IN_THE_SCHEMA = re.compile(
     r"|^(timer|time zone)\b"  # have their own grammar
     r"|starting_deadline: expected"
     r"|Incomplete versionstamp"  # the one whose first 20 digits are all f
+    r"|packed: not a part of a tuple"
 )
 
 

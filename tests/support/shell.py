@@ -15,9 +15,11 @@ from tests.support.pages import Command, is_as_shown
 from tests.support.postgres import free_port
 from tests.support.waiting import PATIENCE, eventually
 
-_STAYS = re.compile(r"(\w+=\S+ )*(joex (executor|up)|uvicorn|python \S+ runserver|\S*worker\.sh)\b")
+_STAYS = re.compile(
+    r"(\w+=\S+ )*(joex (console|dev|executor|up)|uvicorn|python \S+ (runserver|joex executor)|\S*worker\.sh)\b"
+)
 """Commands that run until they are stopped: a reader gives each its own terminal."""
-_IS_READY = re.compile(r"registered|Loaded|Uvicorn running|Quit the server|^ok ")
+_IS_READY = re.compile(r"registered|the console is on|Loaded|Uvicorn running|Quit the server|^ok ")
 _LONGEST = 5 * PATIENCE
 
 
@@ -25,13 +27,17 @@ class Shell:
     """bash, in its own folder and with its own environment.
 
     A command that fails fails the test, unless the page shows what it prints. ``left_out`` are programs whose work is
-    done already. The shell replaces the ports 7878 and 8000 of the pages, because another test may use those.
+    done already. The shell replaces the ports 7878, 7880 and 8000 of the pages, because another test may use those.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str], *left_out: str) -> None:
-        self._ports = {"7878": str(free_port()), "8000": str(free_port())}
+        self._ports = {port: str(free_port()) for port in ("7878", "7880", "8000")}
         self._folder = folder
-        self._environment = {**environment, "JOEX_HTTP_ADDRESS": f"127.0.0.1:{self._ports['7878']}"}
+        self._environment = {
+            **environment,
+            "JOEX_HTTP_ADDRESS": f"127.0.0.1:{self._ports['7878']}",
+            "JOEX_CONSOLE_HTTP_ADDRESS": f"127.0.0.1:{self._ports['7880']}",
+        }
         self._left_out = left_out
         self._terminals = itertools.count(1)
         self._process: asyncio.subprocess.Process

@@ -14,6 +14,10 @@ PATIENCE = 90.0
 faster or slower."""
 
 
+class NotInTime(AssertionError):
+    """What a test waited for did not come. It may be true on a quicker machine, so such a test may run once more."""
+
+
 async def eventually(
     predicate: Callable[[], Any],
     timeout: float = PATIENCE,  # noqa: ASYNC109 - it fails the test, no more
@@ -25,7 +29,7 @@ async def eventually(
     Tests sleep nowhere else than in the short pause between two polls; the deadline only fails the test.
 
     Raises:
-        AssertionError: it was not true in time.
+        NotInTime: it was not true in time.
     """
     deadline = asyncio.get_running_loop().time() + timeout
     while True:
@@ -34,7 +38,7 @@ async def eventually(
         if value:
             return value
         if asyncio.get_running_loop().time() > deadline:
-            raise AssertionError(f"not true within {timeout} seconds: {why or predicate}; the last answer: {value!r}")
+            raise NotInTime(f"not true within {timeout} seconds: {why or predicate}; the last answer: {value!r}")
         await asyncio.sleep(0.02)
 
 
@@ -74,7 +78,7 @@ class EventLog:
         """Wait for the ``count``-th event of a kind that fulfils the predicate, and return it.
 
         Raises:
-            AssertionError: it did not come in time; the message lists all events.
+            NotInTime: it did not come in time; the message lists all events.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -83,7 +87,7 @@ class EventLog:
                     await self._arrived.wait()
         except TimeoutError:
             seen = "\n".join(map(repr, self.events)) or "(none)"
-            raise AssertionError(f"no {kind.__name__} within {timeout} seconds; the events were:\n{seen}") from None
+            raise NotInTime(f"no {kind.__name__} within {timeout} seconds; the events were:\n{seen}") from None
         return found[count - 1]
 
     def __repr__(self) -> str:

@@ -1,21 +1,32 @@
 """The arithmetic of the benchmarks: fairness, advantages, and the parts of the page."""
 
 import doctest
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import page, report
 from benchmarks.peers import race
-from benchmarks.peers.drive import RaceError
+from benchmarks.peers.drive import Line, RaceError
 from benchmarks.peers.figures import Run, all_backlogged
 from benchmarks.peers.race import Entrants
 from benchmarks.peers.speed import DRAIN, MEDIAN
 from benchmarks.peers.systems import JOEX, PEERS
 from benchmarks.peers.verdicts import verdicts
+from benchmarks.recovery import lines
+from benchmarks.recovery.documented import DOCUMENTED
+from benchmarks.recovery.lost import FAULTS, GIVE_UP, TOLD
+from benchmarks.recovery.measure import LOST, OUTAGES, lost_figures, outage_figures
+from benchmarks.recovery.outage import Passed
 from benchmarks.report import Figure
+from benchmarks.storm import figures as storm
+from benchmarks.storm.observed import MIB, Sample
+from benchmarks.storm.run import Seen, Size
+from tests.support.proxy import Proxy
 
 
-@pytest.mark.parametrize("module", [report])
+@pytest.mark.parametrize("module", [report, lines, storm])
 def test_the_examples_are_true(module):
     assert doctest.testmod(module).failed == 0
 
@@ -114,3 +125,197 @@ def test_a_page_without_a_place_for_the_figures_is_told_of(monkeypatch, tmp_path
     monkeypatch.setattr(page, "_TEXT", tmp_path / "text.md")
     with pytest.raises(ValueError, match="expected <!-- begin joex --> and <!-- end joex --> once; found 0"):
         page.write([Figure("take", 1.5, "ms")], {}, tmp_path)
+
+
+def _lost_workers():
+    found = {(fault.what, system): [9.0, 1.0, 2.0] for fault in FAULTS for system in ("joex", "pgqueuer")}
+    found[TOLD.what, "joex"] = [0.1]
+    return lost_figures(found, ["joex", "pgqueuer", "river"])
+
+
+def _outages(disturbed):
+    passed = [Passed(seconds=0.5, disturbed=0, exits=0), Passed(seconds=11, disturbed=disturbed, exits=1)]
+    names = ("PostgreSQL restarted", "standby promoted")
+    return outage_figures({(what, "joex"): passed for what in names}, ["joex"])
+
+
+def test_lost_workers_have_median_and_worst_and_a_documented_time_says_so():
+    [table] = report.side_by_side(_lost_workers(), LOST)
+    assert [row[:2] for row in table] == [
+        ["system", "worker killed (kill -9) (s)"],
+        ["joex", "2 (worst 9)"],
+        ["pgqueuer", "2 (worst 9)"],
+        ["river", "3,600, by its documents"],
+    ]
+    assert report.side_by_side(_lost_workers()) == []
+
+
+def test_a_recovery_that_the_benchmark_did_not_see_is_a_lower_bound():
+    figures = lost_figures({(fault.what, "awa"): [3.0, GIVE_UP, GIVE_UP] for fault in FAULTS}, ["awa"])
+    assert report.side_by_side(figures, LOST)[0][1][1] == "over 150"
+    figures = lost_figures({(fault.what, "awa"): [3.0, 4.0, GIVE_UP] for fault in FAULTS}, ["awa"])
+    assert report.side_by_side(figures, LOST)[0][1][1] == "4 (worst 150)"
+
+
+def test_the_goals_of_recovery_are_about_the_worst_of_joex():
+    goals = [(figure.what, figure.value, figure.met) for figure in _lost_workers() if not figure.system]
+    assert goals[0] == ("worker killed (kill -9), worst", 9, True)
+    assert goals[-1] == ("its pod gone, as the operator says (pod_gone), worst", 0.1, True)
+    late = lost_figures({(fault.what, "joex"): [1.0, 50.0] for fault in (*FAULTS, TOLD)}, ["joex"])
+    assert [figure.met for figure in late if not figure.system] == [False] * 5
+
+
+def test_disturbed_runs_are_counted_over_all_outages_and_none_is_the_goal():
+    figures = _outages(3)
+    assert report.side_by_side(figures, OUTAGES)[0][1] == ["joex", *["5.75 (worst 11)", "3", "1"] * 2]
+    assert [(figure.what, figure.met) for figure in figures if not figure.system][:2] == [
+        ("PostgreSQL restarted: first new job, worst", False),
+        ("PostgreSQL restarted: runs disturbed, of 8", False),
+    ]
+    assert [figure.met for figure in _outages(0) if figure.aim == "0"] == [True, True]
+
+
+def test_without_joex_there_are_no_goals_of_recovery():
+    assert {figure.system for figure in lost_figures({}, ["river"])} == {"river"}
+
+
+def test_the_part_of_recovery_has_its_tables_sources_and_goals_and_the_others_stay(tmp_path):
+    before = page._TEXT.read_text()
+    text = page.write([*_lost_workers(), *_outages(0)], {"cpus": "2", "load": "1"}, tmp_path).read_text()
+    part = text.partition("<!-- begin recovery -->")[2].partition("<!-- end recovery -->")[0]
+    assert part.startswith("\n- cpus: 2\n- load: 1\n\n| system | worker killed (kill -9) (s) |")
+    assert f"- river: {DOCUMENTED['river'].text}\n" in part
+    assert part.count("| what | value | unit | aim |  |") == 1
+    for name in ("machine", "race", "ratios", "joex"):
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        assert text.partition(begin)[2].partition(end)[0] == before.partition(begin)[2].partition(end)[0]
+
+
+def test_a_url_leads_through_a_proxy():
+    link = Proxy(5432)
+    link.port = 6000
+    assert lines.through("postgresql://postgres@127.0.0.1:5432/one", link) == "postgresql://postgres@127.0.0.1:6000/one"
+
+
+def test_the_last_start_of_a_job_counts():
+    told: list[Line] = [
+        {"ready": True},
+        {"group": "a", "began": 1.0},
+        {"group": "a", "began": 5.0},
+        {"group": "a", "end": 6.0},
+    ]
+    assert lines.begun(told) == {"a": 5.0}
+
+
+async def test_of_systems_that_left_each_is_told_of_in_the_table_it_left():
+    entrants = Entrants([PEERS["river"]])
+    entrants.leave(PEERS["river"], RaceError("river: it ended"))
+    assert entrants.here == []
+    assert [(figure.what, figure.table) for figure in entrants.missing(LOST)] == [
+        ("river can't be measured: river: it ended", LOST)
+    ]
+
+
+STORM = Size(processes=2, each=5, together=1, seconds=600, longest=40, every=20)
+
+
+def _storm():
+    """What is seen of a storm in which all goes well."""
+    samples = [
+        Sample(at, 10 * at, MIB + 1000 * at, others=MIB, largest="plan", dead=5, process=80 * MIB, session=6 * MIB)
+        for at in range(30, 601, 30)
+    ]
+    return Seen(
+        rest={"lease": 10, "chores": 10, "services": 20},
+        busy=[{"lease": 10, "tasks": 60}, {"lease": 10, "tasks": 40}],
+        samples=samples,
+        happened=Counter(killed=5, drained=3),
+        moved_on=[6.5, 7.5],
+        submitted=6000,
+        done=6000,
+        shares=[10.0] * 200,
+        waits=[100.0, 200.0],
+        others_waits=[4000.0],
+    )
+
+
+def _missed(seen, pooler=""):
+    return [figure.what for figure in storm.storm_figures(STORM, seen, pooler) if figure.met is False]
+
+
+def test_a_storm_without_harm_meets_its_goals():
+    found = {figure.what: figure for figure in storm.storm_figures(STORM, _storm()) if not figure.system}
+    assert _missed(_storm()) == []
+    assert "10 executors, with 5 killed, 3 drained, 0 stopped: jobs submitted" in found
+    assert found["table of jobs: bytes that a further job adds, second half against first"].value == pytest.approx(1)
+    assert found["tables that keep no jobs: growth in 7.0 minutes"].value == 0
+    assert found["connections of an idle executor"].value == 4
+    assert found["connections of an executor in the storm, most"].value == 7
+    assert found["the same p50, against a job of a backlogged group"].value == pytest.approx(150 / 4000)
+
+
+@pytest.mark.parametrize(
+    ("change", "missed"),
+    [
+        ({"done": 5999}, "jobs lost"),
+        ({"done": 5999, "failed": Counter({"failed: it": 1})}, "jobs that failed"),
+        ({"twice": 1}, "second effects of a job"),
+        ({"disowned": 1}, "living executors declared dead"),
+        ({"failures": 1}, "processes that ended by themselves, or with an error"),
+        ({"moved_on": [1.0, 21.0]}, "kill -9 to the last job taken from the dead, worst"),
+        ({"shares": [10.0] * 190 + [20.0] * 10}, "Jain's index of 200 backlogged groups"),
+        ({"rest": {"lease": 41}}, "connections of an idle executor"),
+        ({"busy": [{"tasks": 111}]}, "connections of an executor in the storm, most"),
+    ],
+)
+def test_a_storm_misses_a_goal(change, missed):
+    assert _missed(replace(_storm(), **change)) == [missed]
+
+
+@pytest.mark.parametrize(
+    ("grown", "missed"),
+    [
+        ("others", "tables that keep no jobs: growth in 7.0 minutes"),
+        ("process", "memory of a process with 5 executors: growth in 7.0 minutes"),
+        ("session", "memory of a session of the server: growth in 7.0 minutes"),
+    ],
+)
+def test_what_grows_by_a_tenth_after_the_warm_up_is_not_flat(grown, missed):
+    def after(warm_up):
+        samples = [
+            replace(one, **{grown: round(getattr(one, grown) * (1 + 0.12 * max(one.at - warm_up, 0) / 420))})
+            for one in _storm().samples
+        ]
+        return replace(_storm(), samples=samples)
+
+    assert _missed(after(180)) == [missed]
+    before = [replace(one, **{grown: MIB // 2}) if one.at < 180 else one for one in _storm().samples]
+    assert _missed(replace(_storm(), samples=before)) == []
+
+
+def test_a_table_of_jobs_that_swells_is_not_linear():
+    samples = [replace(one, jobs=round(MIB + one.at**2)) for one in _storm().samples]
+    assert _missed(replace(_storm(), samples=samples)) == [
+        "table of jobs: bytes that a further job adds, second half against first"
+    ]
+
+
+def test_through_a_pooler_its_sessions_count_and_the_dead_have_five_leases():
+    seen = replace(
+        _storm(), rest={"clients": 40, "sessions": 9}, busy=[{"clients": 70, "sessions": 51}], moved_on=[79.0]
+    )
+    assert _missed(seen, "PgBouncer") == [
+        "through PgBouncer: sessions of the server for executors in the storm, most (PgBouncer may open 50)"
+    ]
+
+
+def test_the_part_of_the_storm_has_its_figures_and_five_moments_of_each_run(tmp_path):
+    pooled = replace(_storm(), rest={"clients": 40, "sessions": 9}, busy=[{"clients": 70, "sessions": 9}])
+    figures = [*storm.storm_figures(STORM, _storm()), *storm.storm_figures(STORM, pooled, "PgBouncer")]
+    text = page.write(figures, {"cpus": "2", "load": "1"}, tmp_path).read_text()
+    part = text.partition("<!-- begin storm -->")[2].partition("<!-- end storm -->")[0]
+    assert part.startswith("\n- cpus: 2\n- load: 1\n\n| what | value | unit | aim |  |")
+    assert "| through PgBouncer: jobs lost | 0 | jobs | 0 | met |" in part
+    assert "| after | jobs finished | table of jobs (MiB) |" in part
+    moments = [line.split(" | ")[0] for line in part.splitlines() if " min" in line and "growth" not in line]
+    assert moments == [f"| {at}.0 min{run}" for run in ("", ", PgBouncer") for at in (2, 4, 6, 8, 10)]

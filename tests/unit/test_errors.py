@@ -6,10 +6,15 @@ import re
 import asyncpg
 import pytest
 
+import joex
 from joex import errors
 from joex.store.errors import LEASE_LOST, translate, translated
 
-CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.JoexError)]
+NAMED = {
+    **vars(errors),
+    **{name: getattr(joex, name) for name in joex.__all__},
+}  # a public error may be of another module
+CLASSES = [cls for cls in NAMED.values() if inspect.isclass(cls) and issubclass(cls, errors.JoexError)]
 
 
 def postgres_error(kind, message="no"):

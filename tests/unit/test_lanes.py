@@ -15,6 +15,7 @@ from typing import BinaryIO, TextIO
 import pytest
 
 from tests.support.lanes import CLUSTERS, LANES, TIERS
+from tests.support.reruns import FOLDER, MOST, PROMISES
 from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -140,23 +141,28 @@ class Project:
     """Files of tests, and their record."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._notes = folder / "notes"
         self._notes.mkdir()
         (folder / "pytest.ini").write_text(SETTINGS)
         (folder / "conftest.py").write_text(CONFTEST.format(notes=str(self._notes)))
 
     def file(self, name: str, *marks: str, code: str = "pass") -> None:
-        (self._folder / f"test_{name}.py").write_text(
+        (self.folder / f"test_{name}.py").write_text(
             TEST.format(marks=", ".join(f"pytest.mark.{mark}" for mark in marks), code=code)
         )
 
-    def run(self) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         # Without a compiler on the PATH, so that no lane builds the programs of a cluster.
         return subprocess.run(
-            [sys.executable, "-m", "tests.support.lanes", "-c", self._folder / "pytest.ini", self._folder],
-            env={**os.environ, "PATH": str(self._folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-            cwd=ROOT,
+            [sys.executable, "-m", "tests.support.lanes", *arguments],
+            env={
+                **os.environ,
+                "PATH": str(self.folder),
+                "PYTHONPATH": str(ROOT),
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            },
+            cwd=self.folder,
             capture_output=True,
             text=True,
             check=False,
@@ -206,28 +212,94 @@ def test_each_test_runs_once_those_of_the_cluster_in_some_lanes_and_heavy_files_
     assert done.stdout.endswith("test: all passed\n")
 
 
-def test_what_fails_what_is_skipped_and_what_ends_its_lane_is_told(project):
+FIRST_TIME = "first = not os.path.exists(f'{__file__}.{number}'); open(f'{__file__}.{number}', 'w').close(); "
+"""Code whose `first` is true when a test runs for the first time."""
+
+
+def test_what_fails_twice_what_is_skipped_and_what_ends_its_lane_is_told(project):
     project.file("good", "unit")
-    project.file("bad", "unit", code="assert number == 1, 'broken'")
+    project.file("bad", "unit", code="print('seed 4711'); assert number == 1, 'broken'")
     project.file("left_out", "faults", code="pytest.skip('there is no moon')")
     for nr in range(len(CLUSTERS)):
         project.file(f"deadly_{nr}", "cluster", code="os._exit(75)")
     project.file("orphan", "cluster")
     done = project.run()
     assert done.returncode == 1
-    for line in (r"\S*test_bad.py: 1 passed, 1 FAILED, \d+ s", r"\S*test_left_out.py: 2 SKIPPED, \d+ s"):
+    for line in (r"test_bad.py: 1 passed, 1 FAILED, \d+ s", r"test_left_out.py: 2 SKIPPED, \d+ s"):
         assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), done.stdout
-    assert "AssertionError: broken" in done.stdout
     assert "there is no moon" in done.stdout
-    lost = re.findall(r"^test: \S*test_(\w+).py: NOT finished$", done.stdout, re.MULTILINE)
-    assert lost == ["deadly_0", "deadly_1", "orphan"], done.stdout
+    # The last lane makes a cluster when those that had one have died.
+    assert re.search(r"^test_orphan.py: 2 passed, \d+ s$", done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"^test: lane \d: exit code 75$", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-4:] == [
+        "FAILED: test_bad.py::test_it[0]: AssertionError: broken; seed 4711",
+        "FAILED: test_deadly_0.py: NOT finished",
+        "FAILED: test_deadly_1.py: NOT finished",
+        "test: NOT passed",
+    ], done.stdout
+
+
+def test_what_passes_when_it_runs_once_more_is_flaky_and_told_with_both_outputs(project):
+    project.file("flaky", "unit", code=f"{FIRST_TIME} assert number == 1 or not first, 'too early'")
+    project.file("deadly_once", "faults", code=f"{FIRST_TIME} number or (first and os._exit(75))")
+    (project.folder / FOLDER).mkdir(parents=True)
+    (project.folder / FOLDER / "9-first.txt").write_text("of an earlier run")
+    done = project.run()
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-4:] == [
+        f"flaky: 2, with both outputs in {FOLDER}:",
+        "flaky: test_deadly_once.py: NOT finished",
+        "flaky: test_flaky.py::test_it[0]: AssertionError: too early",
+        "test: all passed",
+    ], done.stdout
+    outputs = {path.name: path.read_text() for path in (project.folder / FOLDER).iterdir()}
+    assert sorted(outputs) == ["1-first.txt", "1-second.txt", "2-first.txt", "2-second.txt"]
+    assert "2 passed" in outputs["1-second.txt"]
+    assert "AssertionError: too early" in outputs["2-first.txt"]
+    assert "1 passed" in outputs["2-second.txt"]
+
+
+def test_flaky_is_red_where_one_looks_for_it(project):
+    project.file("flaky", "unit", code=f"{FIRST_TIME} assert not first, 'too early'")
+    done = project.run("--flaky-is-red")
+    assert done.returncode == 1
+    assert "flaky: 2, with" in done.stdout
     assert done.stdout.endswith("test: NOT passed\n")
+
+
+def test_many_failures_are_no_accident_and_none_runs_again(project):
+    for nr in range(MOST):
+        project.file(f"flaky_{nr}", "unit", code=f"{FIRST_TIME} assert not first, 'too early'")
+    done = project.run()
+    assert done.returncode == 1
+    assert f"{2 * MOST} first failures are more than {MOST}" in done.stdout
+    assert not (project.folder / FOLDER).exists()
+    assert done.stdout.count("AssertionError: too early") >= 2 * MOST
+
+
+def test_a_test_of_a_promise_runs_again_only_if_a_wait_ran_out(project):
+    errors = {
+        "doubled": "AssertionError('it ran twice')",
+        "late": "__import__('tests.support.waiting').support.waiting.NotInTime('no job')",
+        "later": "ExceptionGroup('of tasks', [TimeoutError('no answer')])",
+    }
+    for name, error in errors.items():
+        project.file(name, "unit", code=f"{FIRST_TIME}\n    if first and number == 0: raise {error}")
+    promises = project.folder / PROMISES
+    promises.parent.mkdir(parents=True)
+    promises.write_text("| it runs once | `test_it` |")
+    done = project.run()
+    assert done.returncode == 1
+    assert re.findall(r"^(flaky|FAILED): test_(\w+)\.py::test_it\[0\]: ", done.stdout, re.MULTILINE) == [
+        ("flaky", "late"),
+        ("flaky", "later"),
+        ("FAILED", "doubled"),
+    ], done.stdout
 
 
 def test_a_file_that_can_not_be_collected_fails_all_lanes(project):
     project.file("good", "unit")
-    (project._folder / "test_wrong.py").write_text("import nothing_of_that_name")
+    (project.folder / "test_wrong.py").write_text("import nothing_of_that_name")
     done = project.run()
     assert done.returncode == 1
     assert "nothing_of_that_name" in done.stdout

@@ -1,12 +1,12 @@
 """The order of a lease's times, and the observation of other executors by a judge."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joex.core.lease import Lease, Observation
+from joex.core.lease import Beat, Lease, Observation, ServerStart
 
 
 @pytest.mark.parametrize("seconds", [0.3, 6, 3600])
@@ -21,8 +21,33 @@ def test_an_executor_stops_its_runs_before_others_may_take_its_jobs(seconds):
     assert lease.trusted_for < lease.fatal_after < lease.duration.total_seconds()
 
 
+@pytest.mark.parametrize("seconds", [0.3, 6, 3600])
+def test_an_attempt_to_connect_and_the_pause_after_it_leave_time_in_the_lease(seconds):
+    lease = Lease(timedelta(seconds=seconds))
+    assert lease.connect_within + lease.heartbeat_every < lease.duration.total_seconds()
+
+
+@pytest.mark.parametrize("seconds", [0.3, 6, 60, 3600])
+@pytest.mark.parametrize("outage", [0.1, 60, 3600])
+def test_after_an_outage_as_long_as_the_patience_runs_go_on_until_their_executor_has_had_a_lease_to_be_heard(
+    seconds, outage
+):
+    lease = Lease(timedelta(seconds=seconds))
+    since_last_beat = lease.heartbeat_every + outage + lease.duration.total_seconds()
+    assert lease.trusted_for + lease.patience(outage) >= since_last_beat
+
+
+def test_without_patience_runs_end_with_the_trust():
+    assert Lease(timedelta(seconds=6)).patience(0) == 0
+
+
 def test_however_long_its_lease_an_executor_looks_after_others_in_time():
     assert Lease(timedelta(hours=1)).heartbeat_every == 10
+
+
+_MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
+_LATER = _MIDNIGHT + timedelta(hours=1)
+_FIRST = ServerStart(_MIDNIGHT, _MIDNIGHT)
 
 
 class Judge:
@@ -35,13 +60,14 @@ class Judge:
         self.observed = Observation(2.0)
         self.now = 1000.0
         self.ahead = 0
+        self.server = _FIRST
 
     def watch(self, seconds: float, *, every: float = 2.0, trip: float = 0.01) -> float:
         """Ask for this long; returns how long the judge has observed then."""
         until = self.now + seconds
         while self.now < until:
             self.now += every
-            self.observed.answered(self.now, self.now + trip, round(self.now) + self.ahead)
+            self.observed.answered(self.now, self.now + trip, Beat(round(self.now) + self.ahead, self.server))
             self.now += trip
         return max((mark.age for mark in self.observed.marks), default=0.0)
 
@@ -73,6 +99,23 @@ def test_when_ids_go_back_the_observation_starts_anew() -> None:
     assert judge.watch(60) > 50
 
 
+@pytest.mark.parametrize("server", [_FIRST._replace(started_at=_LATER), _FIRST._replace(statistics_since=_LATER)])
+def test_when_the_server_has_started_again_behind_a_pooler_the_observation_starts_anew(server: ServerStart) -> None:
+    judge = Judge()
+    assert judge.watch(60) > 50
+    judge.server = server
+    assert judge.watch(2) == 0
+    assert judge.watch(60) > 50
+
+
+def test_another_server_is_told_from_another_session_of_the_same_one() -> None:
+    observed = Observation(2.0)
+    assert not observed.answered(1, 1, Beat(1, _FIRST))
+    observed.break_off()
+    assert not observed.answered(2, 2, Beat(2, _FIRST))
+    assert observed.answered(3, 3, Beat(3, _FIRST._replace(started_at=_LATER)))
+
+
 @given(steps=st.lists(st.tuples(st.floats(0.1, 2.5), st.floats(0, 1)), min_size=2, max_size=300))
 def test_a_judge_knows_no_mark_for_longer_than_it_has_it_and_one_about_as_old_as_each_lease(
     steps: list[tuple[float, float]],
@@ -82,7 +125,7 @@ def test_a_judge_knows_no_mark_for_longer_than_it_has_it_and_one_about_as_old_as
         now += pause
         asked = now
         now += trip
-        observed.answered(asked, now, number)
+        observed.answered(asked, now, Beat(number, _FIRST))
         received[number] = now
     ages = [mark.age for mark in observed.marks]
     assert ages == sorted(ages)
@@ -94,7 +137,7 @@ def test_a_judge_knows_no_mark_for_longer_than_it_has_it_and_one_about_as_old_as
         assert any(one <= number and number - one <= (last - one) / 8 for one in kept)
 
 
-def test_the_marks_of_a_judge_that_has_watched_for_a_month_are_few() -> None:
+def test_the_marks_of_a_judge_that_has_watched_for_a_day_are_few() -> None:
     judge = Judge()
-    judge.watch(30 * 24 * 3600, every=4.0)
+    assert judge.watch(24 * 3600, every=3.9) > 23 * 3600
     assert len(judge.observed.marks) < 200

@@ -34,8 +34,10 @@ EXAMPLES: dict[type, Any] = {
     events.Repeated: events.Repeated("nightly", "submitted", UUID(int=1), None),
     events.LogLinesDropped: events.LogLinesDropped(1, "buffer full"),
     events.TrustEnded: events.TrustEnded(1),
+    events.PatienceEnded: events.PatienceEnded(1),
     events.LeaseEnded: events.LeaseEnded(7),
-    events.DatabaseTrouble: events.DatabaseTrouble("taker", "refused", 1.0),
+    events.DatabaseTrouble: events.DatabaseTrouble("taker", "refused", 1.0, 0.0, is_news=True),
+    events.TroubleOver: events.TroubleOver("taker", 7.0),
     events.Draining: events.Draining(1),
     events.Left: events.Left(7, 0),
 }

@@ -15,6 +15,8 @@ from joex.runtime import job_log_writer
 
 ACME = "2"
 """The bucket of the group of most jobs in these tests."""
+TASKS = {"mail.send", "mail.read"}
+"""The tasks of the app."""
 
 
 def job(task="mail.send", queue="default", waited=0.0, group="acme"):
@@ -23,7 +25,7 @@ def job(task="mail.send", queue="default", waited=0.0, group="acme"):
 
 @pytest.fixture
 def metrics():
-    return Metrics(slots=4, busy=lambda: 3)
+    return Metrics(slots=4, busy=lambda: 3, tasks=TASKS)
 
 
 def value(metrics, name, **labels):
@@ -101,7 +103,7 @@ def test_trouble_is_counted(metrics):
     metrics(events.WorkerConflict(UUID(int=1), "mail.send"))
     metrics(events.LogLinesDropped(12, "the buffer was full"))
     metrics(events.TrustEnded(runs=2))
-    metrics(events.DatabaseTrouble("taker", "refused", 1.0))
+    metrics(events.DatabaseTrouble("taker", "refused", 1.0, 0.0, is_news=False))
     assert value(metrics, "joex_worker_conflicts_total") == 1
     assert value(metrics, "joex_log_lines_dropped_total", reason="the buffer was full") == 12
     assert value(metrics, "joex_lease_trust_ended_total") == 1
@@ -130,40 +132,48 @@ def test_reasons_for_dropped_lines_are_there_from_the_start_in_the_words_of_the_
 
 def test_the_start_of_the_process_is_told(monkeypatch):
     monkeypatch.setattr("joex.observe.metrics.time.time", lambda: 1_795_000_000.0)
-    assert value(Metrics(slots=1, busy=lambda: 0), "joex_executor_start_timestamp_seconds") == 1_795_000_000
+    assert (
+        value(Metrics(slots=1, busy=lambda: 0, tasks=TASKS), "joex_executor_start_timestamp_seconds") == 1_795_000_000
+    )
 
 
 def test_slots_are_told_and_the_busy_ones_asked_for_at_each_scrape():
     busy = [0]
-    metrics = Metrics(slots=4, busy=lambda: busy[0])
+    metrics = Metrics(slots=4, busy=lambda: busy[0], tasks=TASKS)
     assert value(metrics, "joex_slots") == 4
     assert value(metrics, "joex_slots_busy") == 0
     busy[0] = 3
     assert value(metrics, "joex_slots_busy") == 3
 
 
-def test_tasks_that_submitters_make_up_do_not_make_numbers_without_end(metrics, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_TASKS", 2)
-    for number in range(5):
+def test_tasks_that_submitters_make_up_add_no_series_and_leave_those_of_the_app(metrics):
+    def series():
+        return metrics.render()[0].count(b"\n")
+
+    metrics(events.RunEnded(job("made up"), Verdict(State.STUCK), None))
+    metrics(events.RunStarted(job("mail.send")))
+    before = series()
+    for number in range(600):
         metrics(events.RunStarted(job(f"task {number}")))
-        metrics(events.RunStarted(job("task 0")))
-    assert value(metrics, "joex_runs_started_total", task="task 0", queue="default") == 6
-    assert value(metrics, "joex_runs_started_total", task="task 1", queue="default") == 1
-    assert value(metrics, "joex_runs_started_total", task="task 2", queue="default") is None
-    assert value(metrics, "joex_runs_started_total", task="(others)", queue="(others)") == 3
-    assert value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket=ACME) == 7
-    assert value(metrics, "joex_job_wait_seconds_count", queue="(others)", group_bucket=ACME) == 3
+        metrics(events.RunEnded(job(f"task {number}"), Verdict(State.STUCK), None))
+    assert series() == before
+    metrics(events.RunStarted(job("mail.read")))
+    assert value(metrics, "joex_runs_started_total", task="mail.read", queue="default") == 1
+    assert value(metrics, "joex_runs_started_total", task="task 1", queue="default") is None
+    assert value(metrics, "joex_runs_started_total", task="(others)", queue="default") == 600
+    assert value(metrics, "joex_runs_ended_total", task="(others)", queue="default", result="stuck") == 601
+    assert value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket=ACME) == 602
 
 
 def test_two_executors_in_one_process_count_apart(metrics):
     metrics(events.Taken(1, 1, 0.001))
-    assert value(Metrics(slots=1, busy=lambda: 0), "joex_jobs_taken_total") == 0
+    assert value(Metrics(slots=1, busy=lambda: 0, tasks=TASKS), "joex_jobs_taken_total") == 0
 
 
 def test_every_number_has_the_prefix_and_no_label_is_unbounded(metrics):
     metrics(events.RunStarted(job()))
     metrics(events.LogLinesDropped(1, "the buffer was full"))
-    metrics(events.DatabaseTrouble("taker", "refused", 1.0))
+    metrics(events.DatabaseTrouble("taker", "refused", 1.0, 0.0, is_news=False))
     page, content_type = metrics.render()
     families = list(text_string_to_metric_families(page.decode()))
     assert content_type.startswith("text/plain")

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field
 
-from joex import App, ConfigError, Context, InvalidJob, Task
+from joex import App, ConfigError, Context, InvalidJob, NewJob, Task
 
 
 @pytest.fixture
@@ -248,11 +248,64 @@ async def test_a_task_refuses_wrong_arguments_before_anything_is_submitted(app):
 
 async def test_an_argument_may_have_any_name_also_one_of_the_options(app):
     @app.task("a")
-    def task(ctx, group: str, queue: str, priority: int): ...
+    def task(ctx, self: str, client: str, group: str, priority: int): ...
 
     client = Recorder()
-    await task.submit(client, group="g", queue="q", priority=3)
-    assert client.calls[0][1] == {"group": "g", "queue": "q", "priority": 3}
+    given = {"self": "s", "client": "c", "group": "g", "priority": 3}
+    await task.submit(client, **given)
+    await task.options(group="acme").submit(client, **given)
+    assert [args for _, args, _ in client.calls] == [given, given]
+
+
+def test_a_new_job_is_checked_and_has_the_options(app):
+    @app.task("a", queue="large")
+    def task(ctx, self: int, page: Page | None = None): ...
+
+    assert task.new_job(self=1) == NewJob("a", {"self": 1}, queue="large")
+    with_options = task.options(group="acme", priority="HIGH", not_before=timedelta(0), tracker="t", retries=2)
+    job = with_options.new_job(1, Page(number=2))
+    assert job.args == {"self": 1, "page": Page(number=2)}
+    assert (job.group, job.queue, job.priority, job.tracker, job.retries) == ("acme", "large", "high", "t", 2)
+    assert job.not_before is not None
+    with pytest.raises(InvalidJob, match=r"^arguments of task 'a': self: Input should be a valid integer"):
+        task.new_job("one")
+    with pytest.raises(InvalidJob, match=r"^priority: "):
+        task.options(priority="urgent").new_job(1)
+
+
+def test_a_new_job_can_not_be_of_a_transaction_that_submit_many_would_not_use(app):
+    task = app.task("a")(lambda _ctx: None)
+    with pytest.raises(InvalidJob, match=r"^connection: give it to submit_many, not to options$"):
+        task.options(connection=object()).new_job()
+
+
+async def test_arguments_may_come_in_the_order_of_the_function_as_in_a_call(app):
+    @app.task("a")
+    def task(ctx, x: int, y: int = 0, *, z: int = 0, **more: int): ...
+
+    client = Recorder()
+    await task.submit(client, 1, 2, z=3)
+    await task.options(group="acme").submit(client, 1, w=4)
+    assert [args for _, args, _ in client.calls] == [{"x": 1, "y": 2, "z": 3}, {"x": 1, "w": 4}]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "problem"),
+    [
+        ((1, 2, 3), {}, "at most 2 come without names; got 3"),
+        ((1,), {"y": 2, "x": 3}, "x: is given twice"),
+        (("one",), {}, "x: Input should be a valid integer"),
+    ],
+    ids=["too many", "twice", "wrong"],
+)
+async def test_wrong_arguments_in_the_order_of_the_function_are_refused(app, args, kwargs, problem):
+    @app.task("a")
+    def task(ctx, x: int, y: int = 0, *, z: int = 0): ...
+
+    client = Recorder()
+    with pytest.raises(InvalidJob, match=f"^arguments of task 'a': {problem}"):
+        await task.submit(client, *args, **kwargs)
+    assert client.calls == []
 
 
 def test_a_cancel_handler_is_kept_with_its_task(app):

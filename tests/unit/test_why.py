@@ -26,6 +26,11 @@ SAID: list[tuple[str, dict[str, Any], str]] = [
     ("slots_busy", {"slots": 4, "executors": 2}, "all slots are busy: 4, of 2 executors of its queue"),
     ("group_at_limit", {"group": "acme", "running": 2, "limit": 2}, "its group 'acme' runs 2 of 2 jobs it may"),
     (
+        "queue_held",
+        {"queue": "a", "session": 7, "role": "me"},
+        "session 7 of the role me holds the lock of the queue 'a', so takes are late: SELECT pg_terminate_backend(7)",
+    ),
+    (
         "behind",
         {"retries": 1, "same": 1000, "other": 0},
         "jobs of its group come before it: 1 due retries, 1000 or more of its own priority",

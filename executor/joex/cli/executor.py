@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from joex import tracing
 from joex.cli.database import database
 from joex.cli.flags import with_settings
 from joex.cli.load import load_app
 from joex.client.client import Client
 from joex.config import Settings, load_settings
 from joex.core.lease import Lease
-from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
+from joex.errors import ConfigError, JoexError
+from joex.event_loop import new_event_loop
 from joex.http.listening import listen
-from joex.store.database import connect, create_pool
-from joex.store.migrate import check_schema
+from joex.store.database import create_pool
 from joex.task import App
 
 if TYPE_CHECKING:
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
 
     from joex.observe.metrics import Metrics
     from joex.runtime.executor import Executor
+    from joex.runtime.watchdog import Watchdog
 
 _log = logging.getLogger("joex")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _MOST_NAMED = 5
-_TRY_AGAIN_IN = 0.5
 _CLOSE_WITHIN = 2.0
 _HTTP_WITHIN = 30.0
 _COLLECT_AFTER = 5_000  # objects created and not yet freed: seven times Python's default, and still little memory
@@ -54,7 +56,7 @@ def executor(
     On SIGTERM or Ctrl-C it takes no more jobs, finishes the running ones, and exits. On a second signal it gives the
     running jobs back at once.
     """
-    import uvloop  # noqa: PLC0415 - the other commands do without
+    import structlog  # noqa: F401, PLC0415 - if its extra is missing, the command ends before it has started anything
 
     settings = load_settings(flags)
     # Each run creates some twenty objects, none of them in a cycle, and frees them once its end is written. Searching
@@ -62,63 +64,50 @@ def executor(
     # theirs at once, hence a threshold by slots. (Set before the app is loaded, because the app may know a better one.)
     gc.set_threshold(max(_COLLECT_AFTER, _OF_A_RUN * settings.pool_size))
     tasks = load_app(app)
-    with database(settings.url) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(tasks, settings, url))
+    with database(settings.url) as url, asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_run(tasks, settings, url, [sys.executable, "-m", "joex.cli.process_server", app]))
 
 
-async def _run(app: App, settings: Settings, url: str) -> None:
-    from joex.observe.log_lines import LogLines, capture_logging, fan_out  # noqa: PLC0415 - as above
+async def _run(app: App, settings: Settings, url: str, process_server: list[str]) -> None:
+    from joex.observe.log_lines import (  # noqa: PLC0415 - as above
+        LogLines,
+        bind_run,
+        capture_logging,
+        capture_structlog,
+        fan_out,
+    )
     from joex.observe.metrics import Metrics  # noqa: PLC0415
+    from joex.observe.spans import Spans  # noqa: PLC0415
     from joex.runtime.executor import Executor  # noqa: PLC0415
-    from joex.runtime.watchdog import Watchdog  # noqa: PLC0415
 
     capture_logging(settings)
+    capture_structlog(settings)
     if not app.names:
         _log.warning("the app has no tasks: each job that this executor takes gets stuck, and fails after its retries")
-    await _check(settings, url)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(listen(settings.http_address)) if settings.http_address else None
         if listener is not None:
             settings = settings.model_copy(update={"http_address": _address(listener)})
-        metrics = Metrics(slots=settings.pool_size, busy=lambda: len(running.running()))
-        watchdog = Watchdog(Lease(settings.lease))
-        stack.callback(watchdog.close)
-        running = Executor(app, settings, url, emit=fan_out(metrics, LogLines(settings)), watchdog=watchdog)
-        services: list[Callable[[], Awaitable[None]]] = []
+        metrics = Metrics(slots=settings.pool_size, busy=lambda: len(running.running()), tasks=app)
+        watchdog = _watchdog(settings)
+        if watchdog is not None:
+            stack.callback(watchdog.close)
+        spans = [Spans(settings.effective_app_id)] if tracing.is_on() else []
+        emit = fan_out(metrics, LogLines(settings), bind_run, *spans)
+        running = Executor(app, settings, url, emit=emit, watchdog=watchdog, process_server=process_server)
+        services: list[Callable[[], Awaitable[None]]] = [partial(_say_what_it_runs, settings, running)]
         if listener is not None:
             client = await stack.enter_async_context(_client(settings, url))
             services.append(partial(_serve_http, settings, client, running, metrics, listener))
         _drain_on_signals(running, settings)
         stack.callback(_ignore_signals)
-        _log.info("%s runs up to %d jobs of %s", running.app_id, settings.pool_size, ", ".join(settings.queues))
         with _one_error():
             await running.run(services)
 
 
-async def _check(settings: Settings, url: str) -> None:
-    """Wait until the database answers and has this version's schema, before anything else starts."""
-    loop = asyncio.get_running_loop()
-    give_up, told = loop.time() + settings.startup_wait.total_seconds(), ""
-    while True:
-        try:
-            await _try(settings, url)
-        except (DatabaseUnavailable, SchemaError) as error:
-            if loop.time() + _TRY_AGAIN_IN > give_up:
-                raise
-            if str(error) != told:
-                told = str(error)
-                _log.warning("waiting: %s", told)
-            await asyncio.sleep(_TRY_AGAIN_IN)
-        else:
-            return
-
-
-async def _try(settings: Settings, url: str) -> None:
-    connection = await connect(url, pooled=settings.poll_interval is not None)
-    try:
-        await check_schema(connection)
-    finally:
-        await connection.close()
+async def _say_what_it_runs(settings: Settings, executor: Executor) -> None:
+    """Log it, once the database is there: a start that fails says why, and nothing else."""
+    _log.info("%s runs up to %d jobs of %s", executor.app_id, settings.pool_size, ", ".join(settings.queues))
 
 
 def _address(listener: socket.socket) -> str:
@@ -163,6 +152,15 @@ async def _serve_http(
     await serve(api, listener)
 
 
+def _watchdog(settings: Settings) -> Watchdog | None:
+    if sys.platform == "win32":
+        _log.warning("no watchdog on Windows: a job may run twice if its code holds Python's lock beyond the lease")
+        return None
+    from joex.runtime.watchdog import Watchdog  # noqa: PLC0415 - as above
+
+    return Watchdog(Lease(settings.lease))
+
+
 def _import_http() -> tuple[Callable[..., FastAPI], Callable[[FastAPI, socket.socket], Awaitable[None]]]:
     from joex.http.api import create_api  # noqa: PLC0415
     from joex.http.server import serve  # noqa: PLC0415
@@ -188,15 +186,20 @@ def _drain_on_signals(executor: Executor, settings: Settings) -> None:
             executor.stop()
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number.name)
+        if sys.platform == "win32":  # its loops have no handlers of signals
+            signal.signal(number, lambda nr, _: loop.call_soon_threadsafe(on_signal, signal.Signals(nr).name))
+        else:
+            loop.add_signal_handler(number, on_signal, number.name)
 
 
 def _ignore_signals() -> None:
     """Ignore further signals: the handlers end with the loop, some time before the process exits normally."""
-    loop = asyncio.get_running_loop()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    if sys.platform != "win32":
+        loop = asyncio.get_running_loop()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
     for number in _SIGNALS:
-        loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
 
 

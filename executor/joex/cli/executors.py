@@ -9,7 +9,8 @@ import typer
 
 from joex.cli.database import with_client, with_connection
 from joex.cli.options import AsJson, DatabaseUrl
-from joex.cli.output import ago, print_json, print_table, say, span
+from joex.cli.output import ago, print_json, print_table, say
+from joex.core.duration import span
 from joex.errors import ConfigError, JoexError
 from joex.store import executors as store
 from joex.store.executors import Executor, list_executors

@@ -8,7 +8,8 @@ import typer
 
 from joex.cli.database import with_connection
 from joex.cli.options import AsJson, DatabaseUrl, Limit, OfQueue
-from joex.cli.output import note, print_json, print_table, say, span
+from joex.cli.output import note, print_json, print_table, say
+from joex.core.duration import span
 from joex.core.group_bucket import group_bucket
 from joex.errors import ConfigError
 from joex.store.stats import GroupSetting, GroupStats, group_settings, group_stats, set_group
@@ -60,7 +61,14 @@ def set_command(
     queue: Annotated[str, typer.Option(metavar="NAME", help="The queue that the change applies to.")] = "default",
     weight: Annotated[int | None, typer.Option(min=1, max=100, help="Its share of the slots.")] = None,
     max_running: Annotated[int | None, typer.Option(min=0, help="Run at most this many of its jobs at a time.")] = None,
+    max_waiting: Annotated[
+        int | None,
+        typer.Option(min=0, max=100_000, help="Refuse submissions while this many of its jobs wait in line."),
+    ] = None,
     no_limit: Annotated[bool, typer.Option("--no-limit", help="Remove the limit of running jobs.")] = False,
+    no_waiting_limit: Annotated[
+        bool, typer.Option("--no-waiting-limit", help="Remove the limit of waiting jobs.")
+    ] = False,
     paused: Annotated[bool | None, typer.Option("--pause/--resume", help="Stop taking its jobs, or resume.")] = None,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -70,12 +78,18 @@ def set_command(
     """
     if no_limit and max_running is not None:
         raise ConfigError("groups set: give --max-running or --no-limit, not both")
-    if weight is None and max_running is None and paused is None and not no_limit:
-        raise ConfigError("groups set: say what to change: --weight, --max-running, --no-limit, --pause or --resume")
+    if no_waiting_limit and max_waiting is not None:
+        raise ConfigError("groups set: give --max-waiting or --no-waiting-limit, not both")
     limit = -1 if no_limit else max_running
+    waiting = -1 if no_waiting_limit else max_waiting
+    if weight is None and limit is None and waiting is None and paused is None:
+        raise ConfigError(
+            "groups set: say what to change: --weight, --max-running, --no-limit, --max-waiting, --no-waiting-limit, "
+            "--pause or --resume"
+        )
 
     async def work(connection: Connection) -> GroupSetting | None:
-        await set_group(connection, group, queue, weight=weight, paused=paused, max_running=limit)
+        await set_group(connection, group, queue, weight=weight, paused=paused, max_running=limit, max_waiting=waiting)
         return next((s for s in await group_settings(connection, queue) if s.group == group), None)
 
     setting = with_connection(database_url, work)
@@ -106,6 +120,7 @@ def _idle(setting: GroupSetting) -> GroupStats:
         weight=setting.weight,
         paused=setting.paused,
         max_running=setting.max_running,
+        max_waiting=setting.max_waiting,
         bucket=group_bucket(setting.group),
     )
 
@@ -117,4 +132,5 @@ def _row(g: GroupStats) -> tuple[object, ...]:
 
 def _words(setting: GroupSetting) -> str:
     limit = "no limit" if setting.max_running is None else f"at most {setting.max_running} running"
-    return f"weight {setting.weight}, {limit}, {'paused' if setting.paused else 'not paused'}"
+    waiting = "" if setting.max_waiting is None else f"at most {setting.max_waiting} waiting, "
+    return f"weight {setting.weight}, {limit}, {waiting}{'paused' if setting.paused else 'not paused'}"

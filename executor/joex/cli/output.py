@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from joex.core.duration import format_duration
+from joex.core.duration import format_duration, span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,21 +105,6 @@ def iso(moment: datetime) -> str:
     '2026-01-31T03:00:00Z'
     """
     return moment.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
-
-
-def span(seconds: float | None) -> str:
-    """Return how long something took or has lasted, in its two largest units.
-
-    >>> span(3725.2), span(0.25), span(None)
-    ('1h2m', '250ms', '-')
-    """
-    if seconds is None:
-        return "-"
-    rest = max(seconds, 0.0)
-    for unit, finer in ((86400, 3600), (3600, 60), (60, 1)):
-        if rest >= unit:
-            return format_duration(timedelta(seconds=rest // finer * finer))
-    return format_duration(timedelta(seconds=round(rest, 3 if rest < 1 else 0)))
 
 
 def ago(moment: datetime | None) -> str:

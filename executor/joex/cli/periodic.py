@@ -11,11 +11,11 @@ import typer
 
 from joex.cli.database import with_client
 from joex.cli.options import AsJson, DatabaseUrl, Limit
-from joex.cli.output import ago, note, print_json, print_table, say, shown, span
+from joex.cli.output import ago, note, print_json, print_table, say, shown
 from joex.cli.submit import json_object
 from joex.client.client import Client
 from joex.client.periodic import check_timer
-from joex.core.duration import format_duration
+from joex.core.duration import format_duration, span
 from joex.core.job import Priority
 from joex.errors import InvalidJob, JoexError, NotYours
 from joex.store.periodic import PeriodicTask
@@ -135,19 +135,19 @@ def add(
 @periodic_app.command()
 def remove(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = None) -> None:
     """Remove a periodic task; its jobs stay."""
-    _change(database_url, task_id, "removed", lambda c: c.periodic.remove(task_id, any_owner=force))
+    _change(database_url, task_id, "removed", lambda c: c.periodic.remove(task_id, any_owner=force), force=force)
 
 
 @periodic_app.command()
 def enable(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = None) -> None:
     """Enable a periodic task, from its next time on."""
-    _change(database_url, task_id, "enabled", lambda c: c.periodic.enable(task_id, any_owner=force))
+    _change(database_url, task_id, "enabled", lambda c: c.periodic.enable(task_id, any_owner=force), force=force)
 
 
 @periodic_app.command()
 def disable(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = None) -> None:
     """Disable a periodic task, until you enable it."""
-    _change(database_url, task_id, "disabled", lambda c: c.periodic.disable(task_id, any_owner=force))
+    _change(database_url, task_id, "disabled", lambda c: c.periodic.disable(task_id, any_owner=force), force=force)
 
 
 @periodic_app.command("run-now")
@@ -185,8 +185,10 @@ def check(
         say(f"  {_when(time)}")
 
 
-def _change(database_url: str | None, task_id: str, done: str, work: Callable[[Client], Awaitable[bool]]) -> None:
-    """Change a periodic task, and print the outcome.
+def _change(
+    database_url: str | None, task_id: str, done: str, work: Callable[[Client], Awaitable[bool]], *, force: bool
+) -> None:
+    """Change a periodic task, and print the outcome. ``force``: whether ``work`` changes that of any owner.
 
     Raises:
         JoexError: there is no such task, or it has another owner.
@@ -194,6 +196,8 @@ def _change(database_url: str | None, task_id: str, done: str, work: Callable[[C
     try:
         is_found = with_client(database_url, work)
     except NotYours as error:
+        if force:
+            raise
         raise NotYours(f"{error}; or add --force") from error
     if not is_found:
         raise _no_such(task_id)

@@ -1,26 +1,23 @@
 """Plugins: commands of other packages, by the entry points ``joex.commands``.
 
 The command line looks plugins up only to run one or to print the help, so that other commands don't wait for them. The
-help lists a plugin even if its libraries are missing; the plugin then says what to install.
+help lists a plugin even if its libraries are missing.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from joex.errors import ConfigError
-
 if TYPE_CHECKING:
     from typer._click import Command, Context
 
 PANEL = "Run"
-_OURS = ("joex", "joex_operator")
 
 
 class Commands(TyperGroup):
@@ -34,15 +31,6 @@ class Commands(TyperGroup):
         """The command of this name; None: there is none."""
         command = super().get_command(ctx, cmd_name)
         return _load(_plugins()[cmd_name]) if command is None and cmd_name in _plugins() else command
-
-    def invoke(self, ctx: Context) -> Any:
-        """Run a command."""
-        try:
-            return super().invoke(ctx)
-        except ModuleNotFoundError as error:  # a command imports its libraries when it is called
-            if ctx.invoked_subcommand in _plugins():
-                _explain(ctx.invoked_subcommand, error)
-            raise
 
 
 @cache
@@ -62,17 +50,8 @@ def _load(entry: EntryPoint) -> Command:
 
 def _unloadable(name: str, error: ImportError) -> Command:
     def complain() -> None:
-        _explain(name, error)
         raise error
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     why = f"Not installed: {error}."
     return TyperCommand(name, callback=complain, context_settings=anything, help=why, rich_help_panel=PANEL)
-
-
-def _explain(name: str, error: ImportError) -> None:
-    """Say what to install if a library is missing. Any other error is a bug, and must show as it is."""
-    library = (error.name or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and library not in _OURS:
-        said = f"{name}: the library {library!r} is not installed: pip install 'joex[operator]'"
-        raise ConfigError(said) from error

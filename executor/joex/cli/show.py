@@ -13,11 +13,13 @@ import typer
 
 from joex.cli.database import with_client
 from joex.cli.options import AsJson, DatabaseUrl, JobId
-from joex.cli.output import iso, note, print_json, print_json_line, say, shown, span
+from joex.cli.output import iso, note, print_json, print_json_line, say, shown
 from joex.client.client import Client
+from joex.core.duration import span
 from joex.core.job import State
 from joex.errors import JoexError
-from joex.store.jobs import Job, LogEntry
+from joex.store.job_logs import LogEntry
+from joex.store.jobs import Job
 
 _POLL_EVERY = 0.5
 """Seconds between two polls of ``logs --follow``."""

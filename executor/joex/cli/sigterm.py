@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -21,7 +22,8 @@ TOLD_TO_END = 128 + signal.SIGTERM
 def end_at_sigterm() -> None:
     """Exit at once on SIGTERM, even one that arrived while the signal was blocked, as it is in our image."""
     signal.signal(signal.SIGTERM, _end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 @contextmanager

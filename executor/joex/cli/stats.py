@@ -11,9 +11,10 @@ import typer
 
 from joex.cli.database import with_client, with_connection
 from joex.cli.options import AsJson, DatabaseUrl
-from joex.cli.output import iso, make_table, print_json, print_json_line, print_table, say, span
+from joex.cli.output import iso, make_table, print_json, print_json_line, print_table, say
 from joex.cli.trace import print_trace
 from joex.cli.watch import display, read_seconds, repeated
+from joex.core.duration import span
 from joex.errors import ConfigError
 from joex.store.stats import QueueStats, Shares, finished_between, now, shared_queue_stats
 

@@ -39,7 +39,8 @@ def submit(
         str | None, typer.Option(metavar="WHEN", help="Don't run it before: '10m', or 2026-01-31T03:00:00Z.")
     ] = None,
     tracker: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Skip it while an unfinished job has the same tracker.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Skip it while an unfinished job of its group has the same tracker."),
     ] = None,
     retries: Annotated[int | None, typer.Option(help="How often to retry the job.", show_default="the task's")] = None,
     wait: Annotated[
@@ -64,7 +65,7 @@ def submit(
     async def work(client: Client) -> None:
         job_id = await client.submit(task, **fields)
         if job_id is None:
-            skipped = f"skipped: an unfinished job has the tracker {tracker!r}"
+            skipped = f"skipped: an unfinished job of its group has the tracker {tracker!r}"
             if wait:
                 raise JoexError(skipped)
             note(skipped)

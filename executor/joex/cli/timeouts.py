@@ -11,7 +11,6 @@ from joex.cli.database import with_client, with_connection
 from joex.cli.options import AsJson, DatabaseUrl
 from joex.cli.output import print_json, print_table, say
 from joex.core.duration import format_duration
-from joex.core.tuples import from_name
 from joex.errors import ConfigError
 from joex.store.timeouts import TaskTimeout, timeouts
 
@@ -79,6 +78,8 @@ def clear_command(job_type: Type, *, database_url: DatabaseUrl = None) -> None:
 
 
 def _set(database_url: str | None, name: str, activity: str | None = None, visibility: str | None = None) -> None:
+    from joex.core.tuples import from_name  # noqa: PLC0415 - an extra
+
     job_type = from_name(name)
     with_client(database_url, lambda c: c.keyed.set_timeout(job_type, activity=activity, visibility=visibility))
 

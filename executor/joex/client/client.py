@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
+from joex.client.calls import Calls
 from joex.client.connections import Connections
-from joex.client.explain import Reason
-from joex.client.keyed_jobs import KeyedJobs
-from joex.client.periodic import PeriodicTasks
-from joex.client.submissions import columns_of_any, time_of
-from joex.core.duration import parse_duration
-from joex.core.job import NewJob, Priority, State
-from joex.core.json_values import shown
-from joex.errors import ConfigError, InvalidJob
-from joex.store import executors, jobs, keyed
-from joex.store.jobs import Job, LogEntry
+from joex.client.options import FINAL, seconds_of, states_of, time_limit
+from joex.client.submissions import Submits
+from joex.store.drivers import AnyConnection
+from joex.store.jobs import Job
 from joex.store.statement import Connection
 from joex.store.subscriptions import ExecutorEvent, JobEvent, read_jobs
 
 if TYPE_CHECKING:
     import asyncpg
 
-_BATCH = 1000
-_STATES = frozenset(State)
-_FINAL = tuple(state for state in State if state.is_final)
+    from joex.client.groups import Groups
+    from joex.client.keyed_jobs import KeyedJobs
+    from joex.client.periodic import PeriodicTasks
 
 
-class Client:
+class Client(Calls, Submits[Coroutine[Any, Any, UUID], Coroutine[Any, Any, UUID | None]]):
     """Submits, manages and reads jobs.
 
-    Each method takes an optional ``connection`` (asyncpg): it then runs in the transaction of that connection, so that
-    a job exists if and only if the transaction commits. Without one, it uses the client's pool, in its own
-    transaction.
+    Each method takes an optional ``connection``: it then runs in the transaction of that connection, so that a job
+    exists if and only if the transaction commits. Without one, it uses the client's pool, in its own transaction. The
+    connection is one of asyncpg or psycopg, a connection or a session of SQLAlchemy, or a connection of Django; if it
+    is a synchronous one, the call blocks the event loop, as your own statements on it do.
 
     While callers wait for jobs or events, the client holds one connection of its pool for all of them together.
 
@@ -45,26 +41,49 @@ class Client:
             (close the client before the pool).
         timeout: the longest a statement may take, on the client's own connections; when the link goes silent, the call
             then raises `DatabaseUnavailable`. None: no limit. (Your own pool has its ``command_timeout``.)
+        patience: how long a call waits while the database is away, such as during a failover (``"60s"``); by default it
+            raises `DatabaseUnavailable` at once. When the connection is lost during a call, Joex repeats `submit` and
+            `submit_many` without storing a job twice, `cancel`, `set_priority`, `set_args` and reads of jobs; any other
+            call raises, because it may have been done. A call with your ``connection`` never waits: your transaction is
+            lost with the connection.
 
     Raises:
-        ConfigError: the URL, or the timeout, is wrong.
+        ConfigError: the URL, the timeout or the patience is wrong.
 
     >>> async with Client("postgresql://localhost/shop") as client:  # doctest: +SKIP
     ...     await client.submit("mail.send", {"to": "a@example.org"}, group="acme")
     """
 
-    def __init__(self, database: str | asyncpg.Pool[Any], *, timeout: timedelta | float | str | None = "30s") -> None:
-        self.connections = Connections(database, _seconds(timeout))
-        """The connections to the database, which all parts of the client share."""
+    connections: Connections
+
+    def __init__(
+        self,
+        database: str | asyncpg.Pool[Any],
+        *,
+        timeout: timedelta | float | str | None = "30s",
+        patience: timedelta | float | str = 0,
+    ) -> None:
+        super().__init__(Connections(database, time_limit(timeout), seconds_of("patience", patience)))
+
+    @property
+    def groups(self) -> Groups:
+        """The groups: their settings, and their unfinished jobs."""
+        from joex.client.groups import Groups  # noqa: PLC0415 - few programs use them
+
+        return Groups(self.connections)
 
     @property
     def keyed(self) -> KeyedJobs:
-        """Keyed jobs, and workers that run them in their own loops."""
+        """Keyed jobs, and workers that run them in their own loops; they need the extra `keyed`."""
+        from joex.client.keyed_jobs import KeyedJobs  # noqa: PLC0415 - an extra
+
         return KeyedJobs(self.connections)
 
     @property
     def periodic(self) -> PeriodicTasks:
         """The periodic tasks, which create jobs when their timers are due."""
+        from joex.client.periodic import PeriodicTasks  # noqa: PLC0415 - few programs use them
+
         return PeriodicTasks(self.connections)
 
     async def __aenter__(self) -> Self:
@@ -80,137 +99,11 @@ class Client:
         """End all waits, and close the pool if the client opened it."""
         await self.connections.close()
 
-    async def submit(
-        self,
-        task: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        group: str = "default",
-        queue: str = "default",
-        priority: str = "low",
-        subject: str = "",
-        submitter: str = "",
-        not_before: datetime | timedelta | str | None = None,
-        tracker: str | None = None,
-        retries: int | None = None,
-        connection: Connection | None = None,
-    ) -> UUID | None:
-        """Submit a job.
-
-        Args:
-            task: the name of the task.
-            args: its arguments by name: values that JSON can represent (see docs/how-to/jobs.md).
-            group: the tenant that the job belongs to; Joex is fair between groups.
-            queue: the queue; each executor serves one or more of them.
-            priority: ``high`` or ``low`` (in upper or lower case), within its group.
-            subject: what the job is about; Joex only shows it.
-            submitter: the user or program that submits it; Joex only shows it.
-            not_before: don't run the job before: a time with a zone, or a delay (``"10m"``).
-            tracker: skip this submission while an unfinished job has the same tracker.
-            retries: how often to retry the job; by default as its task, or the executor, is configured.
-            connection: submit in this connection's transaction.
-
-        Returns:
-            The id of the job; None if its tracker skipped the submission.
-
-        Raises:
-            InvalidJob: a field is wrong; the message names it. Nothing was stored.
-            DatabaseUnavailable: try again later.
-        """
-        try:
-            # (Positional arguments are cheaper; and a plain text does as a priority here.)
-            known, time = cast("Priority", priority), time_of(not_before)
-            job = NewJob(
-                task, {} if args is None else args, group, queue, known, subject, submitter, time, tracker, retries
-            )
-        except (ValueError, TypeError) as error:
-            raise InvalidJob(str(error)) from error
-        async with self.using(connection) as used:
-            return await jobs.submit(used, job)
-
-    async def submit_many(
-        self, new_jobs: Iterable[NewJob | Mapping[str, Any]], *, connection: Connection | None = None
-    ) -> list[UUID | None]:
-        """Submit many jobs, in one transaction: all of them or none.
-
-        Args:
-            new_jobs: the jobs: `NewJob` objects, or mappings with the arguments of `submit`.
-            connection: submit in this connection's transaction.
-
-        Returns:
-            An id per job, in order; None for each submission that its tracker skipped.
-
-        Raises:
-            InvalidJob, DatabaseUnavailable: as with `submit`; nothing was stored.
-        """
-        try:
-            given = list(new_jobs)
-        except TypeError as error:
-            raise InvalidJob(f"jobs: expected submissions, one after the other; got {shown(new_jobs)}") from error
-        batches = [columns_of_any(given[start : start + _BATCH], start) for start in range(0, len(given), _BATCH)]
-        async with self.using(connection) as used:
-            return await jobs.submit_batches(used, batches)
-
-    async def cancel(self, job_id: UUID, *, connection: Connection | None = None) -> str:
-        """Cancel a job.
-
-        Returns:
-            ``cancelled`` (no executor held it), ``requested`` (its run is asked to end), ``finished`` or ``not_found``.
-        """
-        async with self.using(connection) as used:
-            return await jobs.cancel(used, job_id)
-
-    async def set_priority(self, job_id: UUID, priority: str, *, connection: Connection | None = None) -> bool:
-        """Change the priority of a waiting job; False if it is not waiting."""
-        async with self.using(connection) as used:
-            return await jobs.set_priority(used, job_id, priority)
-
-    async def set_args(self, job_id: UUID, args: Mapping[str, Any], *, connection: Connection | None = None) -> bool:
-        """Replace all arguments of a waiting job; False if it is not waiting, and so unchanged."""
-        async with self.using(connection) as used:
-            return await jobs.set_args(used, job_id, args)
-
-    async def remove(self, job_id: UUID, *, connection: Connection | None = None) -> Literal["ok", "not_found"]:
-        """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
-        async with self.using(connection) as used:
-            return await keyed.remove(used, job_id)
-
-    async def retry(self, job_id: UUID, *, connection: Connection | None = None) -> bool:
-        """Run a failed or cancelled job again, or a stuck one now; False if the job is none of these."""
-        async with self.using(connection) as used:
-            return await jobs.retry(used, job_id)
-
-    async def retry_failed(
-        self,
-        *,
-        queue: str | None = None,
-        group: str | None = None,
-        task: str | None = None,
-        most: int = 10_000,
-        connection: Connection | None = None,
-    ) -> int:
-        """Run all failed jobs that match again, the oldest first, at most ``most``; returns how many."""
-        async with self.using(connection) as used:
-            return await jobs.retry_failed(used, queue, group, task, most)
-
-    async def notify(self, queue: str = "default", *, connection: Connection | None = None) -> int:
-        """Ask all executors of a queue to look for work now; returns how many take jobs from it.
-
-        A submission wakes the executors that it needs. Call this when work arrived in another way.
-        """
-        async with self.using(connection) as used:
-            return await executors.notify(used, queue)
-
-    async def get(self, job_id: UUID, *, connection: Connection | None = None) -> Job | None:
-        """A job, or None."""
-        async with self.using(connection) as used:
-            return await jobs.get_job(used, job_id)
-
     async def wait(
         self,
         job_id: UUID,
         *,
-        states: Collection[str] = _FINAL,
+        states: Collection[str] = FINAL,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - it reads like the other durations
     ) -> Job | None:
         """Wait until a job is in one of these states; by default, until it is finished.
@@ -235,11 +128,11 @@ class Client:
         self,
         job_ids: Iterable[UUID],
         *,
-        states: Collection[str] = _FINAL,
+        states: Collection[str] = FINAL,
         timeout: timedelta | float | str | None = None,  # noqa: ASYNC109 - likewise
     ) -> list[Job | None]:
         """Wait until each of these jobs is, or was meanwhile, in one of these states; as `wait`, in the order given."""
-        ids, wanted = list(job_ids), _states(states)
+        ids, wanted = list(job_ids), states_of(states)
         found = await self.connections.watcher.wait(
             ids, read_jobs, lambda job: job.state in wanted, states=wanted, timeout=timeout
         )
@@ -270,16 +163,6 @@ class Client:
         """
         return self.connections.watcher.events()
 
-    async def why(self, job_id: UUID, *, connection: Connection | None = None) -> list[Reason]:
-        """The reasons why a job is not running, those that block it first; ``message`` is a reason in a sentence."""
-        async with self.using(connection) as used:
-            return [Reason(*reason) for reason in await jobs.why(used, job_id)]
-
-    async def log(self, job_id: UUID, *, after: int = 0, connection: Connection | None = None) -> list[LogEntry]:
-        """The log of all attempts of a job; ``after`` is the seq of the last line that you have read."""
-        async with self.using(connection) as used:
-            return await jobs.job_log(used, job_id, after=after)
-
     def acquire(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one from the pool, for your own statements.
 
@@ -289,31 +172,9 @@ class Client:
         """
         return self.connections.acquire(connection)
 
-    def using(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
+    def using(self, connection: AnyConnection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one from the pool, for statements that leave nothing in the session.
 
         Joex's own statements are such. The pool does not reset the connection, which saves a round trip each time.
         """
         return self.connections.using(connection)
-
-
-def _seconds(timeout: timedelta | float | str | None) -> float | None:
-    if timeout is None:
-        return None
-    try:
-        seconds = parse_duration(timeout).total_seconds()
-    except ValueError as error:
-        raise ConfigError(f"timeout: {error}") from error
-    if not seconds:
-        raise ConfigError("timeout: expected more than 0, or None for no limit; got 0")
-    return seconds
-
-
-def _states(given: Collection[str]) -> frozenset[str]:
-    try:
-        states = frozenset([given] if isinstance(given, str) else given)
-    except TypeError:
-        states = frozenset()
-    if not states or not states <= _STATES:
-        raise ConfigError(f"states: expected some of {', '.join(State)}; got {shown(given)}")
-    return states

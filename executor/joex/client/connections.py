@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from joex.client.patience import PatientConnections
 from joex.notifications.accept_waiters import AcceptWaiters
 from joex.notifications.watcher import Watcher
 from joex.store.connection import BREAKS
 from joex.store.connection_cache import ConnectionCache
 from joex.store.database import borrowed, close_pool, create_pool, reset
+from joex.store.drivers import AnyConnection, adapted
 from joex.store.statement import Connection
 
 if TYPE_CHECKING:
     import asyncpg
+    from asyncpg.pool import PoolConnectionProxy
 
 
-class Connections:
+class Connections(PatientConnections):
     """The connections to one database: a pool of the client, opened at first use, or a pool of the caller.
 
     Args:
         database: a PostgreSQL URL, or the caller's asyncpg pool, which stays open.
         within: seconds that a statement may take on the client's own connections; None: no limit.
+        patience: seconds for which calls wait for a database that is away.
 
     Attributes:
         watcher: waits for changes of jobs, and for events.
         accept_waiters: the workers that wait for work.
     """
 
-    def __init__(self, database: str | asyncpg.Pool[Any], within: float | None) -> None:
+    def __init__(self, database: str | asyncpg.Pool[Any], within: float | None, patience: float) -> None:
+        super().__init__(patience)
         self._url = database if isinstance(database, str) else None
         self._within = within
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
         self._cache: ConnectionCache | None = None
-        self.watcher = Watcher(self._borrow)
-        self.accept_waiters = AcceptWaiters(self._borrow)
+        self.watcher: Watcher = Watcher(self._borrow)
+        self.accept_waiters: AcceptWaiters = AcceptWaiters(self._borrow)
 
     async def open(self) -> asyncpg.Pool[Any]:
         """The pool, opened at first use."""
@@ -49,6 +55,7 @@ class Connections:
 
     async def close(self) -> None:
         """End all waits, and close the pool if the client opened it."""
+        self._closed += 1
         await self.watcher.close()
         await self.accept_waiters.close()
         if self._url is not None and self._pool is not None:
@@ -65,9 +72,16 @@ class Connections:
             self._cache = ConnectionCache(pool, keeps=self._url is not None)
         return self._cache
 
-    def using(self, given: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
-        """The given connection, or one from the pool, which the pool does not reset afterwards."""
-        return _Using(self, given)
+    def using(
+        self, given: AnyConnection | None = None, *, patiently: bool = True
+    ) -> AbstractAsyncContextManager[Connection]:
+        """As `PatientConnections`'s."""
+        return _Using(self, given, waits=patiently and self.is_patient)
+
+    async def borrow(self) -> tuple[ConnectionCache, PoolConnectionProxy[Any]]:
+        """A connection of the pool, and the cache to give it back to."""
+        cache = await self.cache()
+        return cache, await cache.borrow()
 
     @asynccontextmanager
     async def acquire(self, given: Connection | None = None) -> AsyncIterator[Connection]:
@@ -79,6 +93,18 @@ class Connections:
                 if given is None and self._url is not None and not isinstance(sys.exception(), BREAKS):
                     await reset(used)
 
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _until(self, time: float) -> AbstractAsyncContextManager[Any]:
+        return asyncio.timeout_at(time)
+
+    def _is_closing(self) -> bool:
+        return self._pool is not None and self._pool.is_closing()
+
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[Connection]:
         async with borrowed(await self.open()) as connection:
@@ -88,17 +114,18 @@ class Connections:
 class _Using:
     """A connection for the time of a block (no generator, which is slower: this surrounds each submission)."""
 
-    __slots__ = ("_cache", "_connections", "_given", "_used")
+    __slots__ = ("_cache", "_connections", "_given", "_used", "_waits")
 
-    def __init__(self, connections: Connections, given: Connection | None) -> None:
+    def __init__(self, connections: Connections, given: AnyConnection | None, *, waits: bool) -> None:
         self._connections = connections
         self._given = given
+        self._waits = waits
 
     async def __aenter__(self) -> Connection:
         if self._given is not None:
-            return self._given
-        self._cache = await self._connections.cache()
-        self._used = await self._cache.borrow()
+            return await adapted(self._given)
+        borrow = self._connections.borrow
+        self._cache, self._used = await (self._connections.patiently(borrow) if self._waits else borrow())
         return self._used
 
     async def __aexit__(

@@ -66,6 +66,15 @@ def _turn(detail: Detail) -> str:
     return f"{least}{detail['places']} {groups} served before its own"
 
 
+def _queue_held(detail: Detail) -> str:
+    if detail["session"] is None:  # hidden from a bound role, or a bound token
+        return f"a session of the database holds the lock of the queue {detail['queue']!r}, so takes are late"
+    return (
+        f"session {detail['session']} of the role {detail['role']} holds the lock of the queue {detail['queue']!r}, "
+        f"so takes are late: SELECT pg_terminate_backend({detail['session']})"
+    )
+
+
 _MOST = 1000
 
 
@@ -94,6 +103,7 @@ _SENTENCES: dict[str, Callable[[Detail], str]] = {
     "group_at_limit": lambda detail: (
         f"its group {detail['group']!r} runs {detail['running']} of {detail['limit']} jobs it may"
     ),
+    "queue_held": _queue_held,
     "behind": _behind,
     "turn": _turn,
     "next": lambda _: "nothing blocks it: the next take gets it",

@@ -34,8 +34,9 @@ from joex.core.duration import parse_duration
 from joex.core.job import check_texts
 from joex.errors import InvalidJob, JobExists
 from joex.store import jobs, keyed, timeouts
+from joex.store.drivers import AnyConnection
 from joex.store.keyed import NewKeyedJob
-from joex.store.statement import Connection
+from joex.tracing import submitting
 
 _MOST_LISTED = 1_000_000
 
@@ -61,7 +62,7 @@ class KeyedJobs(Worker, KeyedWaits):
         queue: str | None = None,
         subject: str | None = None,
         submitter: str = "",
-        connection: Connection | None = None,
+        connection: AnyConnection | None = None,
     ) -> UUID:
         """Add a job. It stays until you remove it, even when it is finished.
 
@@ -104,27 +105,29 @@ class KeyedJobs(Worker, KeyedWaits):
             cancel=opts.get("cancel", False),
             resubmit=said.resubmit,
         )
-        async with self._connections.using(connection) as used:
-            job = await keyed.add(used, new)
+        with submitting(name, queue or name, group or name) as submission:
+            async with self._connections.using(connection) as used:
+                job = await keyed.add(used, new, submission.trace_context)
+            submission.stored(job)
         if job is None:
             raise JobExists(f"id: the type {job_type!r} has a job {job_id!r} already")
         return job
 
     async def remove(
-        self, job_type: Any, job_id: Any, *, connection: Connection | None = None
+        self, job_type: Any, job_id: Any, *, connection: AnyConnection | None = None
     ) -> Literal["ok", "not_found"]:
         """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
         async with found(self._connections, job_type, job_id, connection) as (used, job):
             return "not_found" if job is None else await keyed.remove(used, job)
 
     async def cancel(
-        self, job_type: Any, job_id: Any, *, connection: Connection | None = None
+        self, job_type: Any, job_id: Any, *, connection: AnyConnection | None = None
     ) -> Literal["ok", "not_found"]:
         """Cancel a job: it is finished now, or when its run has stopped. It stays, and you can resubmit it."""
         async with found(self._connections, job_type, job_id, connection) as (used, job):
             return "ok" if job is not None and await jobs.cancel(used, job) != "not_found" else "not_found"
 
-    async def get_job(self, job_type: Any, job_id: Any, *, connection: Connection | None = None) -> KeyedJob | None:
+    async def get_job(self, job_type: Any, job_id: Any, *, connection: AnyConnection | None = None) -> KeyedJob | None:
         """A job, or None."""
         async with found(self._connections, job_type, job_id, connection) as (used, job):
             row = None if job is None else await keyed.get(used, job)
@@ -137,7 +140,7 @@ class KeyedJobs(Worker, KeyedWaits):
         state: JobState | None = None,
         after: Any = NO_LIMIT,
         most: int = 1000,
-        connection: Connection | None = None,
+        connection: AnyConnection | None = None,
     ) -> list[KeyedJob]:
         """The jobs of a type in the order of their ids, at most ``most``; ``after``: the last id of the previous page.
 
@@ -151,24 +154,23 @@ class KeyedJobs(Worker, KeyedWaits):
         states = None if state is None else [ours for ours, theirs in STATES.items() if theirs == state]
         start = None if after is NO_LIMIT else pack("after", after)
         async with self._connections.using(connection) as used:
-            return [
-                keyed_job(row) for row in await keyed.list_keyed(used, name_of("type", job_type), start, states, most)
-            ]
+            rows, _ = await keyed.list_keyed(used, name_of("type", job_type), start, states, most)
+        return [keyed_job(row) for row in rows]
 
     async def count(
-        self, job_type: Any, max_priority: Any = NO_LIMIT, *, connection: Connection | None = None
+        self, job_type: Any, max_priority: Any = NO_LIMIT, *, connection: AnyConnection | None = None
     ) -> dict[str, int]:
         """Count the pending, running and finished jobs of a type; with ``max_priority``, only jobs not above it."""
         limit = None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
         async with self._connections.using(connection) as used:
             return await keyed.count(used, name_of("type", job_type), limit)
 
-    async def active(self, job_type: Any, *, connection: Connection | None = None) -> list[Any]:
+    async def active(self, job_type: Any, *, connection: AnyConnection | None = None) -> list[Any]:
         """The ids of the running jobs of a type."""
         async with self._connections.using(connection) as used:
             return [tuples.unpack(key) for key in await keyed.active(used, name_of("type", job_type))]
 
-    async def timeouts(self, *, connection: Connection | None = None) -> list[TypeTimeout]:
+    async def timeouts(self, *, connection: AnyConnection | None = None) -> list[TypeTimeout]:
         """The types that have a timeout."""
         async with self._connections.using(connection) as used:
             return [_timeout(one) for one in await timeouts.timeouts(used)]
@@ -179,7 +181,7 @@ class KeyedJobs(Worker, KeyedWaits):
         *,
         activity: timedelta | float | str | None = None,
         visibility: timedelta | float | str | None = None,
-        connection: Connection | None = None,
+        connection: AnyConnection | None = None,
     ) -> None:
         """Set when Joex puts back a run of this type, so that another executor or worker may take its job.
 

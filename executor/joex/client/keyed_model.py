@@ -13,8 +13,10 @@ from joex.client.connections import Connections
 from joex.client.submissions import invalid
 from joex.core import tuples
 from joex.core.job import check_name, check_text
+from joex.core.text import cut
 from joex.errors import InvalidJob
 from joex.store import keyed
+from joex.store.drivers import AnyConnection
 from joex.store.jobs import json_text
 from joex.store.keyed import KeyedRow
 from joex.store.statement import Connection
@@ -71,6 +73,8 @@ class KeyedJob:
         job: its UUID, for the rest of Joex (`Client.get`, `Client.log`, the views).
         attempt: the number of runs that have started.
         lock_id: the lock id of the run; only the worker that accepted the job has it.
+        trace_context: of the caller that submitted it: a W3C ``traceparent``; after a space, if there is one, the
+            ``tracestate``.
     """
 
     type: Any
@@ -80,6 +84,7 @@ class KeyedJob:
     job: UUID
     attempt: int
     lock_id: UUID | None = None
+    trace_context: str | None = None
 
     @property
     def data(self) -> dict[str, Any]:
@@ -98,7 +103,15 @@ def keyed_job(row: KeyedRow) -> KeyedJob:
     if row.resubmit_requested:
         opts["resubmit"] = True
     job_id = row.id if row.key is None else tuples.unpack(row.key)
-    return KeyedJob(tuples.from_name(row.type), job_id, opts, STATES[row.state], row.id, row.attempt)
+    return KeyedJob(
+        tuples.from_name(row.type),
+        job_id,
+        opts,
+        STATES[row.state],
+        row.id,
+        row.attempt,
+        trace_context=row.trace_context,
+    )
 
 
 def to_text(value: Any) -> str:
@@ -133,7 +146,7 @@ def checked(
         opts=json_text("opts", free) if free else None,
         rank=pack("priority", opts["priority"]) if "priority" in opts else None,
         progress=None if progress is None else int(progress),
-        message=message,
+        message=None if message is None else cut(message),
         resubmit=opts.get("resubmit", False),
     )
 
@@ -168,7 +181,7 @@ def name_of(field: str, value: Any) -> str:
 
 @asynccontextmanager
 async def found(
-    connections: Connections, job_type: Any, job_id: Any, connection: Connection | None
+    connections: Connections, job_type: Any, job_id: Any, connection: AnyConnection | None
 ) -> AsyncIterator[tuple[Connection, UUID | None]]:
     """Find a job for the time of a block: gives a connection (the given one or another), and its UUID or None."""
     name, key = name_of("type", job_type), pack("id", job_id)

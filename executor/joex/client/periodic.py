@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from joex.client.connections import Connections
+from joex.client.patience import PatientConnections
 from joex.client.submissions import invalid
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_text, priority_of
@@ -16,6 +16,7 @@ from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask
 from joex.core.timers import Timer, parse_zone
 from joex.errors import NotYours
 from joex.store import periodic
+from joex.store.drivers import AnyConnection
 from joex.store.periodic import PeriodicTask
 from joex.store.statement import Connection
 
@@ -81,7 +82,7 @@ class PeriodicTasks:
     field.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: PatientConnections) -> None:
         self._connections = connections
 
     async def list(
@@ -90,7 +91,7 @@ class PeriodicTasks:
         *,
         after: str | None = None,
         most: int = 1000,
-        connection: Connection | None = None,
+        connection: AnyConnection | None = None,
     ) -> Sequence[PeriodicTask]:
         """The periodic tasks in the order of their ids, at most ``most``.
 
@@ -107,7 +108,7 @@ class PeriodicTasks:
         async with self._connections.using(connection) as used:
             return await periodic.list_tasks(used, owner=owner, after=after, most=most)
 
-    async def get(self, task_id: str, *, connection: Connection | None = None) -> PeriodicTask | None:
+    async def get(self, task_id: str, *, connection: AnyConnection | None = None) -> PeriodicTask | None:
         """A periodic task, or None."""
         _check_id(task_id)
         async with self._connections.using(connection) as used:
@@ -128,7 +129,7 @@ class PeriodicTasks:
         submitter: str = "",
         starting_deadline: timedelta | float | str | None = None,
         enabled: bool | None = None,
-        connection: Connection | None = None,
+        connection: AnyConnection | None = None,
     ) -> bool:
         """Create a periodic task, or replace the one with this id.
 
@@ -174,27 +175,33 @@ class PeriodicTasks:
             await _check_answer(used, answer, task_id, "choose another id")
         return answer == "set"
 
-    async def remove(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
+    async def remove(self, task_id: str, *, any_owner: bool = False, connection: AnyConnection | None = None) -> bool:
         """Remove a periodic task; its jobs stay. False if there is none.
 
         Raises:
-            NotYours: it has another owner, and ``any_owner`` is false.
+            NotYours: it has another owner, and ``any_owner`` is false; or it belongs to Joex itself.
         """
         _check_id(task_id)
         async with self._connections.using(connection) as used:
             answer = await periodic.remove(used, task_id, USER, any_owner=any_owner)
-            await _check_answer(used, answer, task_id)
+            await _check_answer(
+                used, answer, task_id, "only Joex removes it: disable it instead" if any_owner else None
+            )
         return answer == "removed"
 
-    async def enable(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
-        """Enable a periodic task, from its next time on. False if there is none; raises as `remove`."""
+    async def enable(self, task_id: str, *, any_owner: bool = False, connection: AnyConnection | None = None) -> bool:
+        """Enable a periodic task, from its next time on. False if there is none.
+
+        Raises:
+            NotYours: it has another owner, and ``any_owner`` is false.
+        """
         return await self._enable(task_id, connection, enabled=True, any_owner=any_owner)
 
-    async def disable(self, task_id: str, *, any_owner: bool = False, connection: Connection | None = None) -> bool:
-        """Disable a periodic task until you enable it. False if there is none; raises as `remove`."""
+    async def disable(self, task_id: str, *, any_owner: bool = False, connection: AnyConnection | None = None) -> bool:
+        """Disable a periodic task until you enable it. False if there is none; raises as `enable`."""
         return await self._enable(task_id, connection, enabled=False, any_owner=any_owner)
 
-    async def run_now(self, task_id: str, *, connection: Connection | None = None) -> RunNow:
+    async def run_now(self, task_id: str, *, connection: AnyConnection | None = None) -> RunNow:
         """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled.
 
         Raises:
@@ -206,7 +213,7 @@ class PeriodicTasks:
             await _check_answer(used, answer, task_id, "executors do this themselves, when it is due")
         return RunNow(answer, job)  # type: ignore[arg-type] # what joex.run_periodic_task answers
 
-    async def _enable(self, task_id: str, connection: Connection | None, *, enabled: bool, any_owner: bool) -> bool:
+    async def _enable(self, task_id: str, connection: AnyConnection | None, *, enabled: bool, any_owner: bool) -> bool:
         _check_id(task_id)
         async with self._connections.using(connection) as used:
             answer = await periodic.enable(used, task_id, USER, enabled=enabled, any_owner=any_owner)

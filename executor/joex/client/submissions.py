@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar
 
 from joex.core.duration import parse_duration
 from joex.core.job import Columns, NewJob, columns_of, columns_of_plain, priority_of
@@ -13,6 +13,26 @@ from joex.core.json_values import shown
 from joex.errors import InvalidJob
 
 _FIELDS = {one.name: None for one in fields(NewJob)}
+
+
+Id_co = TypeVar("Id_co", covariant=True)
+MaybeId_co = TypeVar("MaybeId_co", covariant=True)
+
+
+class Submits(Generic[Id_co, MaybeId_co]):
+    """A client, for type checkers: what its submissions give without and with a tracker, coroutines or ids."""
+
+
+class Options(TypedDict, total=False):
+    """The options of a submission that don't change what it returns, as type checkers see them; see `Client.submit`."""
+
+    group: str
+    queue: str
+    priority: str
+    subject: str
+    submitter: str
+    not_before: datetime | timedelta | str | None
+    retries: int | None
 
 
 class invalid:  # noqa: N801 - it reads like a statement

@@ -29,8 +29,10 @@ from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_retries
 from joex.core.json_values import shown
 from joex.core.outcome import Ending, Outcome, decide
+from joex.core.text import cut
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError
 from joex.store import keyed, worker_runs
+from joex.store.drivers import AnyConnection
 from joex.store.errors import translated
 from joex.store.jobs import json_text
 from joex.store.statement import Connection
@@ -80,7 +82,7 @@ class Worker:
         *,
         wait: timedelta | float | str = 0,
         worker: str = "worker",
-        connection: Connection | None = None,
+        connection: AnyConnection | None = None,
     ) -> KeyedJob | None:
         """Take the next job of a type, to run it yourself; None if there is none.
 
@@ -106,20 +108,26 @@ class Worker:
                 "wait: expected none with a connection: an open transaction receives no notifications; got both"
             )
         if not patience:
-            return await self._accept(queue, worker, limit, connection)
+            return await self._accept(queue, worker, limit, connection, patiently=True)
         deadline = asyncio.get_running_loop().time() + patience
         with suppress(DatabaseUnavailable):
-            if found := await self._accept(queue, worker, limit, None):
+            if found := await self._accept(queue, worker, limit):
                 return found
         return await self._accept_later(queue, worker, limit, deadline)
 
     async def _accept(
-        self, queue: str, worker: str, limit: bytes | None, connection: Connection | None
+        self,
+        queue: str,
+        worker: str,
+        limit: bytes | None,
+        connection: AnyConnection | None = None,
+        *,
+        patiently: bool = False,
     ) -> KeyedJob | None:
         """Take a job, or none. If this call is cancelled in the middle, it gives the job back."""
 
         async def take() -> KeyedJob | None:
-            async with self._connections.using(connection) as used:
+            async with self._connections.using(connection, patiently=patiently) as used:
                 found = await worker_runs.accept(used, queue, 1, worker, limit)
             return replace(keyed_job(found[0]), lock_id=found[0].lock_id) if found else None
 
@@ -140,7 +148,7 @@ class Worker:
             while True:
                 poll_at = deadline
                 try:
-                    found = await self._accept(queue, worker, limit, None)
+                    found = await self._accept(queue, worker, limit)
                 except DatabaseUnavailable:
                     found, poll_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:
@@ -162,7 +170,7 @@ class Worker:
         *,
         progress: float | None = None,
         message: str | None = None,
-        connection: Connection | None = None,
+        connection: AnyConnection | None = None,
     ) -> Answer:
         """Report that a run continues, and change the options of its job.
 
@@ -182,14 +190,14 @@ class Worker:
         """
         said = checked(opts, progress=progress, message=message)
         check_lock(lock_id)
-        async with found(self._connections, job_type, job_id, connection) as (used, job):
-            if job is None:
+        async with self._run_of(job_type, job_id, lock_id, connection) as (used, run):
+            if run is None:
                 return Answer("worker_conflict")
-            answer, resubmit = await worker_runs.update(used, job, lock_id, said)
+            answer, resubmit = await worker_runs.update(used, run.job_id, lock_id, said)
             return Answer(answer, resubmit=resubmit)
 
     async def resubmit(
-        self, job_type: Any, job_id: Any, lock_id: UUID | None = None, *, connection: Connection | None = None
+        self, job_type: Any, job_id: Any, lock_id: UUID | None = None, *, connection: AnyConnection | None = None
     ) -> str:
         """Run a job once more. A running job runs again, once, when its run ends.
 
@@ -217,7 +225,7 @@ class Worker:
         message: str | None = None,
         error: str | None = None,
         retry: bool = True,
-        connection: Connection | None = None,
+        connection: AnyConnection | None = None,
     ) -> Answer:
         """End a run. With ``resubmit``, in ``opts`` or requested meanwhile, the job is pending again, else finished.
 
@@ -240,46 +248,54 @@ class Worker:
         check_lock(lock_id)
         check_texts(message=message, error=error)
         text = None if result is None else json_text("result", result)
-        async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
-            row = None if job is None else await keyed.get(used, job)
-            if row is None or job is None:
+        async with self._run_of(job_type, job_id, lock_id, connection) as (used, run), _transaction(used) as is_ours:
+            if run is None:
                 return Answer("worker_conflict")
-            answer = (await worker_runs.update(used, job, lock_id, said))[0] if opts else "ok"
+            answer = (await worker_runs.update(used, run.job_id, lock_id, said))[0] if opts else "ok"
             if answer == "ok":
                 verdict = decide(
                     _outcome(error, retry=retry),
-                    failures=row.failures,
-                    retries=self._retries if row.retries is None else row.retries,
+                    failures=run.failures,
+                    retries=self._retries if run.retries is None else run.retries,
                     first_delay=self._retry_delay,
                     jitter=self._retry_jitter,
                     chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
                 )
                 answer = await worker_runs.finish(
                     used,
-                    job,
+                    run.job_id,
                     lock_id,
                     verdict.state,
                     result=text,
-                    message=message,
-                    error=verdict.error,
+                    message=None if message is None else cut(message),
+                    error=None if verdict.error is None else cut(verdict.error),
                     delay=verdict.delay,
                     exhausted=verdict.exhausted,
                 )
-            return await _end_canceled(used, job, lock_id, answer) if is_ours else Answer(answer)
+            return await _end_canceled(used, run.job_id, lock_id, answer) if is_ours else Answer(answer)
 
     async def give_back(
-        self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: Connection | None = None
+        self, job_type: Any, job_id: Any, lock_id: UUID, *, connection: AnyConnection | None = None
     ) -> Answer:
         """End a run without counting it: the job waits again, where it stood in line, for another run.
 
         If the job was cancelled, this answers as `finish` does.
         """
         check_lock(lock_id)
-        async with found(self._connections, job_type, job_id, connection) as (used, job), _transaction(used) as is_ours:
-            if job is None:
+        async with self._run_of(job_type, job_id, lock_id, connection) as (used, run), _transaction(used) as is_ours:
+            if run is None:
                 return Answer("worker_conflict")
-            answer = await worker_runs.finish(used, job, lock_id, "waiting")
-            return await _end_canceled(used, job, lock_id, answer) if is_ours else Answer(answer)
+            answer = await worker_runs.finish(used, run.job_id, lock_id, "waiting")
+            return await _end_canceled(used, run.job_id, lock_id, answer) if is_ours else Answer(answer)
+
+    @asynccontextmanager
+    async def _run_of(
+        self, job_type: Any, job_id: Any, lock_id: UUID, connection: AnyConnection | None
+    ) -> AsyncIterator[tuple[Connection, worker_runs.Run | None]]:
+        """Find a run for the time of a block: gives a connection (the given one or another), and the run or None."""
+        name, key = name_of("type", job_type), pack("id", job_id)
+        async with self._connections.using(connection) as used:
+            yield used, await worker_runs.find(used, name, key, lock_id)
 
 
 def _outcome(error: str | None, *, retry: bool) -> Outcome:

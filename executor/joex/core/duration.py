@@ -49,6 +49,21 @@ def format_duration(duration: timedelta) -> str:
     return "".join(parts) or "0s"
 
 
+def span(seconds: float | None) -> str:
+    """Return how long something took or has lasted, in its two largest units.
+
+    >>> span(3725.2), span(0.25), span(None)
+    ('1h2m', '250ms', '-')
+    """
+    if seconds is None:
+        return "-"
+    rest = max(seconds, 0.0)
+    for unit, finer in ((86400, 3600), (3600, 60), (60, 1)):
+        if rest >= unit:
+            return format_duration(timedelta(seconds=rest // finer * finer))
+    return format_duration(timedelta(seconds=round(rest, 3 if rest < 1 else 0)))
+
+
 def _seconds(value: str | float) -> float:
     if not isinstance(value, str | float | int):
         raise ValueError(f"expected a duration such as '30s', or seconds; got {shown(value)}")  # noqa: TRY004 - one error for callers

@@ -6,7 +6,7 @@ runs are tuples, which Python makes faster: there are thousands a second.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
@@ -41,15 +41,16 @@ class AppIdRetired:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The executor took jobs (maybe none), in this many seconds."""
+    """The executor took jobs (maybe none), in this many seconds; ``taken`` are the jobs."""
 
     asked: int
     jobs: int
     seconds: float
+    taken: Sequence[TakenJob] = ()
 
 
 class RunStarted(NamedTuple):
-    """The code of a task starts."""
+    """The code of a task starts. What a receiver sets in context variables, the code and its threads find there."""
 
     job: TakenJob
 
@@ -147,7 +148,14 @@ class LogLinesDropped:
 
 @dataclass(frozen=True, slots=True)
 class TrustEnded:
-    """The lease could not be renewed in time: the runs are interrupted before other executors may take their jobs."""
+    """The lease could not be renewed in time: the executor takes no jobs, and interrupts exclusive runs."""
+
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PatienceEnded:
+    """The outage is longer than `outage_patience`: the executor interrupts all runs."""
 
     runs: int
 
@@ -161,11 +169,24 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTrouble:
-    """A service could not reach the database, and tries again after ``retry_in`` seconds."""
+    """A service could not reach the database, or was refused, and tries again after ``retry_in`` seconds.
+
+    Its tries have failed for ``seconds``. ``is_news``: that is worth a log line (see `joex.trouble`).
+    """
 
     service: str
     error: str
     retry_in: float
+    seconds: float
+    is_news: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TroubleOver:
+    """A service has reached the database again; before that its tries failed for ``seconds``."""
+
+    service: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +221,10 @@ Event: TypeAlias = (
     | Repeated
     | LogLinesDropped
     | TrustEnded
+    | PatienceEnded
     | LeaseEnded
     | DatabaseTrouble
+    | TroubleOver
     | Draining
     | Left
 )

@@ -56,7 +56,7 @@ class NewJob:
         subject: what the job is about; Joex only shows it.
         submitter: the user or program that submits it; Joex only shows it.
         not_before: it waits until then; None: it may run at once.
-        tracker: skipped while an unfinished job has the same tracker; None: never skipped.
+        tracker: skipped while an unfinished job of its group has the same tracker; None: never skipped.
         retries: re-runs after a failed run; None: the default of its task, or of the executor.
     """
 
@@ -76,6 +76,8 @@ class NewJob:
         if self.tracker is not None:
             names["tracker"] = self.tracker
         check_texts(names, self.subject, self.submitter)
+        if self.tracker is not None and self.tracker.startswith("periodic "):
+            raise ValueError('tracker: must not begin with "periodic ": only jobs of periodic tasks have such trackers')
         if self.priority not in ("high", "low") or type(self.priority) not in (str, Priority):
             object.__setattr__(self, "priority", priority_of(self.priority))  # in other letters, or of another enum
         if self.not_before is not None:
@@ -166,6 +168,7 @@ class TakenJob(NamedTuple):
 
     ``args`` is JSON; None: they are large, and the run fetches them. ``waited``: seconds from when the job became
     runnable until an executor took it. ``suspect``: executors died while they held it; it runs alone.
+    ``trace_context``: of its submission (see `joex.core.trace_context`).
     """
 
     id: UUID
@@ -183,6 +186,7 @@ class TakenJob(NamedTuple):
     retries: int | None
     waited: float
     suspect: bool = False
+    trace_context: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

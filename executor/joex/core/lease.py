@@ -6,16 +6,20 @@ All times derive from the lease, so that their order can't be misconfigured::
     beat     beat     beat  |          |                          |
                             |          |                          others take its jobs though its session is there
                             |          others take its jobs, if its session has gone
-                            it stops trusting its lease and ends its runs
+                            it stops trusting its lease: it takes no jobs, and ends its exclusive runs
+
+Its other runs go on for one lease more than a setting says, ``outage_patience``: the whole database may be away, and
+then no executor takes their jobs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 _LONGEST_PAUSE = 10.0  # seconds between heartbeats
+_LONGEST_CONNECT = 10.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,24 @@ class Lease:
 
     @property
     def fatal_after(self) -> float:
-        """Seconds after which no run may exist any more, interruptible or not: just before others may take its job."""
+        """Seconds after which no exclusive run may exist any more: just before others may take its job."""
         return self.duration.total_seconds() * 0.95
+
+    def patience(self, outage: float) -> float:
+        """Seconds without trust for which runs that are not exclusive go on, to survive an outage of this many seconds.
+
+        After an outage each executor has one lease to be heard. Until then nobody takes its jobs, so its runs go on.
+        """
+        return outage + self.duration.total_seconds() if outage else 0.0
+
+    @property
+    def connect_within(self) -> float:
+        """Seconds for an attempt to connect.
+
+        After a fail-over each executor has one lease to be heard. An attempt that waits for the old server then, and
+        the pause after it (`heartbeat_every` at most), leave a part of that lease for the new server.
+        """
+        return min(self.duration.total_seconds() / 2, _LONGEST_CONNECT)
 
     @property
     def stuck_after(self) -> float:
@@ -56,6 +76,23 @@ class Lease:
     def show_life_every(self) -> float:
         """Seconds between two signs of life."""
         return self.duration.total_seconds() / 20
+
+
+class ServerStart(NamedTuple):
+    """Which server answers, and since which of its starts: compare it, no clock counts.
+
+    A crash of one session ends all others, and the server goes on: it forgets its statistics then.
+    """
+
+    started_at: datetime
+    statistics_since: datetime
+
+
+class Beat(NamedTuple):
+    """The answer to a heartbeat: the id of its transaction, and the server that gave it."""
+
+    mark: int
+    server: ServerStart
 
 
 class Mark(NamedTuple):
@@ -78,8 +115,9 @@ class Observation:
     plays no part: it may be set, or slewed.)
 
     The judge may declare the executor dead for that, because the executor could have renewed its lease all the time:
-    the judge's own session has lived, and the database has answered again and again. After a gap the observation starts
-    again, so that each living executor has a whole lease to renew.
+    the judge's own session has lived, and the same server has answered again and again. (Behind a transaction pooler
+    the session outlives the server.) After a gap the observation starts again, so that each living executor has a whole
+    lease to renew.
 
     Args:
         every: seconds after which the judge asks again; an answer that takes longer than twice that is a gap.
@@ -87,6 +125,7 @@ class Observation:
 
     def __init__(self, every: float) -> None:
         self._longest_gap = max(2 * every, _SHORTEST_GAP)
+        self._server: ServerStart | None = None
         self.break_off()
 
     def break_off(self) -> None:
@@ -99,23 +138,29 @@ class Observation:
         """The marks, the youngest first. Ages end at the latest question; later silence is unknown."""
         return [Mark(self._asked - at, mark) for _, at, mark in reversed(self._marks) if at < self._asked]
 
-    def answered(self, sent: float, received: float, mark: int) -> None:
+    def answered(self, sent: float, received: float, beat: Beat) -> bool:
         """The database has answered.
 
         Args:
             sent: when it was asked, in seconds of the judge's monotonic clock.
             received: when it had answered.
-            mark: the id of a transaction that ran between these two times.
+            beat: its answer, of a transaction that ran between these two times.
+
+        Returns:
+            whether it has been restarted, or replaced by another server, since the answer before.
         """
+        is_another = self._server is not None and self._server != beat.server
+        self._server = beat.server
         number = 0
         if self._marks:
             last, at, before = self._marks[-1]
             number = last + 1
-            if received - at > self._longest_gap or mark <= before:  # (ids go back after a fail-over to another server)
+            if received - at > self._longest_gap or is_another or beat.mark <= before:
                 self.break_off()
         self._asked = sent
-        self._marks.append((number, received, mark))
+        self._marks.append((number, received, beat.mark))
         # Keeps enough older marks that no age is more than an eighth below the next one.
         self._marks = [
             one for one in self._marks if one[0] % (1 << max((number - one[0]).bit_length() - _FINE, 0)) == 0
         ]
+        return is_another

@@ -6,7 +6,8 @@ FoundationDB client does it).
 
 They have two more forms. In JSON (HTTP) most values are themselves, tuples are arrays, and a value that JSON lacks is
 an object with one name: ``{"bytes": "aGk="}``, ``{"uuid": "..."}``, ``{"double": "7ff0000000000000"}`` (only if it
-is not finite), ``{"single": "3fc00000"}``, ``{"versionstamp": "..."}`` (24 hexadecimal digits). And as a name
+is not finite), ``{"single": "3fc00000"}``, ``{"versionstamp": "..."}`` (24 hexadecimal digits), ``{"packed": "ff"}``
+(`Packed`). And as a name
 (of a task, a queue) a text is itself, and each other value a ``#`` and its JSON. (A text that is such a name of another
 value is a ``#`` and its JSON too.)
 """
@@ -20,13 +21,17 @@ import math
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from fdb.tuple import SingleFloat
-from fdb.tuple import Versionstamp as _Versionstamp
-from fdb.tuple import pack as _pack
-from fdb.tuple import unpack as _unpack
+from joex.extras import needs
+
+with needs("keyed", "keyed jobs need"):
+    from fdb.tuple import SingleFloat
+    from fdb.tuple import Versionstamp as _Versionstamp
+    from fdb.tuple import pack as _pack
+    from fdb.tuple import unpack as _unpack
 
 LONGEST = 1000
 """Bytes of a packed id or priority."""
@@ -43,6 +48,17 @@ class Versionstamp(_Versionstamp):  # type: ignore[misc] # the library has no ty
         return struct.pack(">10sH", self.tr_version or _INCOMPLETE, self.user_version)
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Bytes that no value packs into, which a client has stored by SQL.
+
+    They stand for themselves, so that a worker can end the job that has them as its id or priority, and a list shows
+    it. Nothing but a whole id, priority or type can be one.
+    """
+
+    packed: bytes
+
+
 def pack(field: str, value: Any) -> bytes:
     """A value as bytes that order as the values do.
 
@@ -54,7 +70,7 @@ def pack(field: str, value: Any) -> bytes:
         ValueError: the tuple layer has no such value, or it has more than 1,000 bytes; the message names the field.
     """
     try:
-        packed = bytes(_pack((_packable(value),)))
+        packed = value.packed if isinstance(value, Packed) else bytes(_pack((_packable(value),)))
     except (ValueError, TypeError, RecursionError, struct.error) as error:
         raise ValueError(f"{field}: not a value that FoundationDB's tuple layer orders: {_shown(error)}") from error
     if len(packed) > LONGEST:
@@ -67,6 +83,8 @@ def _packable(value: Any, depth: int = 0) -> Any:
         if depth == _DEEPEST:
             raise ValueError(f"at most {_DEEPEST} tuples within each other")
         return tuple(_packable(part, depth + 1) for part in value)
+    if isinstance(value, Packed):
+        raise ValueError("packed: not a part of a tuple")  # noqa: TRY004 - all refusals here are of this type
     if isinstance(
         value, _Versionstamp
     ):  # None: the library refuses to pack it, so no job gets an id that it can't read
@@ -75,8 +93,12 @@ def _packable(value: Any, depth: int = 0) -> Any:
 
 
 def unpack(packed: bytes) -> Any:
-    """The value from its bytes. Lists have become tuples."""
-    return _packable(_unpack(packed)[0])
+    """The value from its bytes. Lists have become tuples; bytes that no value packs into are `Packed`."""
+    with suppress(ValueError, TypeError, IndexError, RecursionError, struct.error):
+        value = _packable(_unpack(packed)[0])
+        if bytes(_pack((value,))) == packed:
+            return value
+    return Packed(packed)
 
 
 def to_name(field: str, value: Any) -> str:
@@ -113,14 +135,33 @@ def to_json(value: Any) -> Any:
     return value
 
 
+_MOST_PARTS = 1000
+
+
 def from_json(field: str, value: Any) -> Any:
     """The value from its JSON form.
 
     Raises:
-        ValueError: it has none of the forms above; the message names the field.
+        ValueError: it has none of the forms above, or more parts than fit; the message names the field.
     """
+    _refuse_many(field, value)
+    return _from_json(field, value)
+
+
+def _refuse_many(field: str, value: Any) -> None:
+    """Refuse millions of parts before they are read one by one, which would take seconds."""
+    left, lists = _MOST_PARTS, [value] if isinstance(value, list) else []
+    while lists:
+        parts = lists.pop()
+        left -= len(parts)
+        if left < 0:
+            raise ValueError(f"{field}: expected at most {_MOST_PARTS} parts, in all lists together")
+        lists += [part for part in parts if isinstance(part, list)]
+
+
+def _from_json(field: str, value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(from_json(field, part) for part in value)
+        return tuple(_from_json(field, part) for part in value)
     if not isinstance(value, dict):
         return value
     name, said = next(iter(value.items())) if len(value) == 1 else ("", None)
@@ -131,6 +172,12 @@ def from_json(field: str, value: Any) -> Any:
         return _OBJECTS[name][2](said)
     except (ValueError, binascii.Error, struct.error) as error:
         raise ValueError(f"{field}: not a {name}: {said[:100]!r}") from error
+
+
+def _packed(text: str) -> Any:
+    if not text:
+        raise ValueError("expected at least one byte")
+    return unpack(bytes.fromhex(text))
 
 
 def _versionstamp(text: str) -> Versionstamp:
@@ -146,6 +193,7 @@ _OBJECTS: dict[str, tuple[Any, Callable[[Any], str], Callable[[str], Any]]] = {
         lambda v: struct.pack(">f", v.value).hex(),
         lambda s: SingleFloat(struct.unpack(">f", bytes.fromhex(s))[0]),
     ),
+    "packed": (Packed, lambda v: v.packed.hex(), _packed),
     "versionstamp": (Versionstamp, lambda v: v.to_bytes().hex(), _versionstamp),
 }
 

@@ -19,7 +19,8 @@ _HOSTS = "a host or a port can't be read: expected host:port, or several of them
 _PARAMETERS = "the parameters after the ? can't be read: expected name=value, separated by &"
 _RESERVED = re.compile(r"[@/?#\[\]\t\r\n]")
 _LAST_PORT = 65535
-_SESSIONS = ("any", "primary", "standby", "prefer-standby", "read-write", "read-only")
+ANY, READ_WRITE = "any", "read-write"
+_SESSIONS = (ANY, "primary", "standby", "prefer-standby", READ_WRITE, "read-only")
 
 
 def check_database_url(url: str) -> None:
@@ -35,7 +36,7 @@ def check_database_url(url: str) -> None:
         raise ValueError(f"{_EXPECTED}; got {got}")
     database_hosts(url)
     given = parameters(url)
-    wanted = given.get("target_session_attrs", "any")
+    wanted = given.get("target_session_attrs", ANY)
     if wanted not in _SESSIONS:
         got = f"; got {wanted!r}" if may_show_parameters(url) else ""
         raise ValueError(f"target_session_attrs: expected one of {', '.join(_SESSIONS)}{got}")

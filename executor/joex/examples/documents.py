@@ -24,7 +24,7 @@ from types import CodeType
 
 import joex
 
-app = joex.App()
+app: joex.App = joex.App()
 
 # Python 3.11 counts the depth of syntax trees for all threads together, and raises a SystemError if a thread starts one
 # while another thread's is half built: garbage collection in the middle of it lets other threads run.

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
 
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
@@ -15,9 +16,12 @@ from joex.config import Settings
 from joex.http import executor as of_executor
 from joex.http import jobs, keyed, periodic, queues, workers
 from joex.http.auth import PUBLIC, AuthMiddleware
+from joex.http.caller import needs_of
 from joex.http.dependencies import BEARER, refuse_unknown_parameters
 from joex.http.errors import add_handlers, problems
 from joex.http.executor_protocol import ExecutorProtocol
+from joex.http.route import Calls, Route, Turns
+from joex.http.tokens import Tokens
 
 LARGEST_BODY = 10_000_000
 """The largest request body, in bytes."""
@@ -25,10 +29,15 @@ LARGEST_BODY = 10_000_000
 _ABOUT = """
 Submit, manage and read jobs, run jobs in your own programs, and monitor this executor.
 
-If JOEX_API_TOKEN is set, all calls need `Authorization: Bearer <token>`; without a token, the executor serves only
-programs on its own machine. It serves `/healthz`, `/readyz` and `/metrics` to every caller. A refused call answers
-with `{"detail": "why"}`.
+A call carries a token: `Authorization: Bearer <token>`. JOEX_API_TOKEN is the owner's token, which may do everything.
+If it is not set, programs on the executor's own machine need no token. `joex tokens create` creates tokens with scopes.
+Each route says which scope it needs; of several, one is enough. Without the scope `payloads`, a token gets no
+arguments, results, errors and messages (they are null), and no logs (they are empty). For a token that is bound to
+groups and queues, only these exist. The executor serves `/healthz`, `/readyz` and `/metrics` to every caller. A refused
+call answers with `{"detail": "why"}`.
 """
+
+_ROUTERS = (of_executor.routes, jobs.routes, keyed.routes, workers.routes, queues.routes, periodic.routes)
 
 
 def create_api(
@@ -51,9 +60,11 @@ def create_api(
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,  # the name of the function in generated clients
         dependencies=[Depends(refuse_unknown_parameters), BEARER],
-        responses=problems(400, 401, 403),
+        responses=problems(400, 401, 403, 503),
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
+    api.state.reports = asyncio.Semaphore(2)  # see joex.http.dependencies.TheReports
+    api.state.turns, api.state.calls = Turns(), Calls()
     api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)
     api.state.keyed = KeyedJobs(
         client.connections,
@@ -61,26 +72,44 @@ def create_api(
         retry_delay=settings.retry_delay,
         retry_jitter=settings.retry_jitter,
     )
-    for part in (of_executor, jobs, keyed, workers, queues, periodic):
-        api.include_router(part.routes)
+    for router in _ROUTERS:
+        for route in _routes_of(router):
+            needs_of(route)  # which raises an error: no route is served that does not say who may call it
+            if type(route) is not Route:
+                raise RuntimeError(f"the route {route.path} must be of the class Route, which judges who may call it")
+        api.include_router(router)
     add_handlers(api)
     token = settings.api_token.get_secret_value() if settings.api_token else None
-    api.add_middleware(AuthMiddleware, token=token, largest_body=LARGEST_BODY)
+    api.add_middleware(AuthMiddleware, token=token, tokens=Tokens(client), largest_body=LARGEST_BODY)
     return api
 
 
+def _routes_of(router: APIRouter) -> list[APIRoute]:
+    return [route for route in router.routes if isinstance(route, APIRoute)]
+
+
 class _Api(FastAPI):
-    """Corrects the documentation: wrong parameters and bodies get a 400, not a 422, and public calls need no token."""
+    """Corrects the documentation: wrong parameters and bodies get a 400, not a 422, and public calls need no token.
+
+    It also names the scopes of each route: ``x-scopes``, of which a token needs one; and with ``x-whole-system`` those
+    that refuse bound tokens.
+    """
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
         for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
+        for route in (route for router in _ROUTERS for route in _routes_of(router)):
+            for method in route.methods or ():
+                operation = schema["paths"][route.path_format][method.lower()]
+                operation["x-whole-system"] = needs_of(route).whole_system
+                operation["x-scopes"] = [str(scope) for scope in needs_of(route).scopes]
         for path in PUBLIC:
             schema["paths"][path]["get"].pop("security", None)
             for status in ("401", "403"):
                 schema["paths"][path]["get"]["responses"].pop(status, None)
+        schema["paths"]["/metrics"]["get"]["responses"].pop("503", None)  # the probes have a 503 of their own
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
         return schema

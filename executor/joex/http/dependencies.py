@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NoReturn
+from uuid import UUID
 
-from fastapi import Depends, HTTPException, Query, Request, Security, params, status
+from fastapi import Depends, Header, HTTPException, Query, Request, Security, params, status
 from fastapi.security import HTTPBearer
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from joex.client.client import Client
+from joex.core.trace_context import trace_context_of
+from joex.http.caller import TheCaller
 from joex.http.errors import Answers, cut, problems
 from joex.http.executor_protocol import ExecutorProtocol
 from joex.http.models import Name
+from joex.store.jobs import place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,53 @@ async def _executor(request: Request) -> ExecutorProtocol:
     return executor
 
 
+async def _reports(request: Request) -> asyncio.Semaphore:
+    reports: asyncio.Semaphore = request.app.state.reports
+    return reports
+
+
+async def _trace_context(
+    request: Request,
+    traceparent: Annotated[
+        str | None, Header(description="the trace of the caller, by W3C Trace Context: the jobs carry it")
+    ] = None,
+    tracestate: Annotated[str | None, Header(description="likewise")] = None,
+) -> str | None:
+    # (The header may come several times, which a schema of headers can't express.)
+    return trace_context_of(traceparent, tracestate and ",".join(request.headers.getlist("tracestate")))
+
+
 TheClient = Annotated[Client, Depends(_client)]
 TheExecutor = Annotated[ExecutorProtocol, Depends(_executor)]
+TheReports = Annotated[asyncio.Semaphore, Depends(_reports)]
+"""Held while a route reads all groups: few such calls read at a time, so that the others find a connection."""
 QueueFilter = Annotated[Name | None, Query(description="only of this queue")]
 GroupFilter = Annotated[Name | None, Query(description="only of this group")]
+TheTraceContext = Annotated[str | None, Depends(_trace_context)]
+"""The trace context of the request. As W3C wants it, an invalid one is ignored."""
 Limit = Annotated[int, Query(ge=1, le=1000, description="at most this many")]
+
+
+async def _reachable(client: TheClient, caller: TheCaller, job_id: UUID) -> UUID:
+    if caller.bounds.are_set:
+        async with client.using() as connection:
+            place = await place_of(connection, job_id)
+        if place is None or not caller.bounds.holds(*place):
+            no_such_job(job_id)
+    return job_id
+
+
+def no_such_job(job_id: UUID) -> NoReturn:
+    """Answer that there is no such job.
+
+    Raises:
+        HTTPException: 404.
+    """
+    raise HTTPException(status.HTTP_404_NOT_FOUND, f"there is no job {job_id}")
+
+
+JobId = Annotated[UUID, Depends(_reachable)]
+"""The id of a job in a path. A job outside of the caller's bounds is answered as one that does not exist."""
 
 
 class _NameConvertor(PathConvertor):
@@ -49,7 +96,9 @@ class _NameConvertor(PathConvertor):
 register_url_convertor("name", _NameConvertor())
 
 # Only documents the token: the check itself is `joex.http.auth`, before all routes.
-BEARER: params.Depends = Security(HTTPBearer(auto_error=False, description="JOEX_API_TOKEN, if it is set"))
+BEARER: params.Depends = Security(
+    HTTPBearer(auto_error=False, description="JOEX_API_TOKEN, or a token of 'joex tokens create'")
+)
 
 
 async def refuse_unknown_parameters(request: Request) -> None:

@@ -12,21 +12,24 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError
+from joex.errors import ConfigError, DatabaseUnavailable, GroupFull, InvalidJob, JoexError
 
-_RETRY_AFTER = {"Retry-After": "2"}
+RETRY_AFTER = {"Retry-After": "2"}
+"""The header of answers that say: try again."""
 _MOST_SHOWN = 5
 _LONGEST_NAME = 100
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _MEANINGS = {
     400: "The call is wrong: the detail names the field. Nothing was done.",
-    401: "A token is set, and the call does not carry it.",
-    403: "No token is set, and the call does not come from a program on this machine.",
+    401: "The call needs a token, or its token is unknown, expired or revoked.",
+    403: "The token lacks a scope, or is bound to other groups or queues: the detail says which. Or the call has no "
+    "token, and does not come from a program on this machine.",
     404: "There is no such job.",
     409: "The job is in a state that does not allow it.",
     413: "The body is too large.",
+    429: "The group has as many waiting jobs as it may: submit again later. Nothing was stored.",
     415: "The body is not declared as application/json.",
-    503: "The database is unreachable, or has another schema: try again later.",
+    503: "The database is unreachable, or has another schema; or the executor serves too many calls: try again later.",
 }
 
 
@@ -47,6 +50,11 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
     return JSONResponse({"detail": text}, status, headers)
 
 
+def unavailable(error: Exception) -> JSONResponse:
+    """The answer while the database is away: to try again."""
+    return problem(503, str(error), RETRY_AFTER)
+
+
 def problems(*statuses: int) -> Answers:
     """The documentation of the errors that a call can answer with."""
     return {status: {"model": Problem, "description": _MEANINGS[status]} for status in statuses}
@@ -63,6 +71,7 @@ def add_handlers(api: FastAPI) -> None:
     api.add_exception_handler(405, _no_such_method)
     api.add_exception_handler(HTTPException, _refused)
     api.add_exception_handler(InvalidJob, _invalid)
+    api.add_exception_handler(GroupFull, _full)
     api.add_exception_handler(DatabaseUnavailable, _unavailable)
     api.add_exception_handler(ConfigError, _unavailable)  # the schema or the password of the database has changed
     api.add_exception_handler(Exception, _failed)
@@ -97,8 +106,12 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
     return problem(400, str(error))
 
 
+async def _full(_: Request, error: Exception) -> JSONResponse:
+    return problem(429, str(error), RETRY_AFTER)
+
+
 async def _unavailable(_: Request, error: Exception) -> JSONResponse:
-    return problem(503, str(error), _RETRY_AFTER)
+    return unavailable(error)
 
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response, status
 
+from joex.core.access import Scope
 from joex.core.job import RunningJob
+from joex.errors import JoexError
+from joex.http.caller import TheCaller, acting, needs, refuse_if_bound
 from joex.http.dependencies import Done, TheClient, TheExecutor, refusals
 from joex.http.models import Name
+from joex.http.route import Route
+from joex.store import audit
 
-routes = APIRouter(tags=["executor"])
+routes = APIRouter(route_class=Route, tags=["executor"])
 
 _VERSION = version("joex")
+_NOTE_WITHIN = 2.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,54 +49,67 @@ class Health:
     phase: str
 
 
-@routes.get("/api/info/version")
+@routes.get("/api/info/version", dependencies=[needs(*Scope)])
 async def info_version(executor: TheExecutor) -> Version:
     """Return the version of this executor."""
     return Version(_VERSION, executor.app_id)
 
 
-@routes.post("/api/v1/notify", responses=refusals(503))
+@routes.post("/api/v1/notify", responses=refusals(503), dependencies=[needs(Scope.OPERATE)])
 async def notify(
     executor: TheExecutor,
     client: TheClient,
+    caller: TheCaller,
     queue: Annotated[Name | None, Query(description="notify all executors of this queue")] = None,
 ) -> Done:
-    """Make this executor, or all executors of a queue, look for work now."""
+    """Make this executor, or all executors of a queue, look for work now.
+
+    A token that is bound to queues must name one of them; one that is bound to groups is refused.
+    """
+    if queue is None or caller.groups is not None:
+        refuse_if_bound(caller)
     if queue is None:
         executor.wake()
         return Done("looking for work")
+    caller.check_place(queue, "")
     return Done(f"executors of the queue {queue!r} asked to look for work: {await client.notify(queue)}")
 
 
-@routes.get("/api/v1/running")
-async def list_running(executor: TheExecutor) -> Running:
+@routes.get("/api/v1/running", dependencies=[needs(Scope.VIEW)])
+async def list_running(executor: TheExecutor, caller: TheCaller) -> Running:
     """List what this executor runs."""
-    return Running(executor.running())
+    return Running([run for run in executor.running() if caller.bounds.holds(run.queue, run.group)])
 
 
-@routes.post("/api/v1/shutdownAndExit", responses=refusals())
-async def shut_down(executor: TheExecutor) -> Done:
-    """Take no more jobs, and exit when the running jobs are done. Answers at once."""
+@routes.post("/api/v1/shutdownAndExit", responses=refusals(), dependencies=[needs(Scope.OPERATE, whole_system=True)])
+async def shut_down(executor: TheExecutor, client: TheClient, caller: TheCaller) -> Done:
+    """Take no more jobs, and exit when the running jobs are done. Answers at once; without the database too."""
     executor.drain()
+    with suppress(JoexError, TimeoutError):
+        async with asyncio.timeout(_NOTE_WITHIN), acting(client, caller) as connection:
+            await audit.note(connection, "drain", executor.app_id)
     return Done(f"taking no more jobs; exiting when {len(executor.running())} running ones are done")
 
 
-@routes.get("/healthz", responses={503: {"model": Health, "description": "Restart the executor"}})
+@routes.get(
+    "/healthz", responses={503: {"model": Health, "description": "Restart the executor"}}, dependencies=[needs()]
+)
 async def healthz(executor: TheExecutor, response: Response) -> Health:
     """Check whether the executor is alive: its services run, and its lease is valid."""
     return _health(executor.phase, response, ok=executor.alive)
 
 
-@routes.get("/readyz", responses={503: {"model": Health, "description": "It takes no jobs"}})
+@routes.get("/readyz", responses={503: {"model": Health, "description": "It takes no jobs"}}, dependencies=[needs()])
 async def readyz(executor: TheExecutor, response: Response) -> Health:
     """Check whether the executor takes jobs."""
-    return _health(executor.phase, response, ok=executor.ready)
+    return _health(executor.described, response, ok=executor.ready)
 
 
 @routes.get(
     "/metrics",
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus"}},
+    dependencies=[needs()],
 )
 async def metrics(request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""

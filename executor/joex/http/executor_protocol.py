@@ -19,6 +19,10 @@ class ExecutorProtocol(Protocol):
         """starting, waiting (until another executor with its app-id has exited), running, draining or left."""
 
     @property
+    def described(self) -> str:
+        """Its phase, and why it takes no jobs in it, if the phase does not say."""
+
+    @property
     def ready(self) -> bool:
         """Whether it takes jobs."""
 

@@ -14,15 +14,21 @@ from pydantic import BaseModel, ConfigDict
 
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
-from joex.client.keyed_model import JobState, KeyedJob, keyed_job
+from joex.client.keyed_model import STATES, JobState, KeyedJob, keyed_job, name_of, pack
+from joex.core import tuples
+from joex.core.access import Scope
 from joex.errors import JobExists
-from joex.http.dependencies import TheClient, refusals
-from joex.http.errors import Answers, Problem, problem
+from joex.http.caller import Caller, TheCaller, acting, needs
+from joex.http.dependencies import TheClient, TheTraceContext, refusals
+from joex.http.errors import Answers, Problem, problem, problems
+from joex.http.route import Route
 from joex.http.values import Shown
+from joex.http.visible import most_bytes
 from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
+from joex.tracing import receiving
 
-routes = APIRouter(tags=["keyed jobs"], responses=refusals(503))
+routes = APIRouter(route_class=Route, tags=["keyed jobs"], responses=refusals(503))
 
 
 async def _jobs(request: Request) -> KeyedJobs:
@@ -58,11 +64,14 @@ class Added(BaseModel):
 
 
 class ShownOpts(BaseModel):
-    """The options of a job: ``priority``, ``cancel`` and ``resubmit`` if given, and free fields."""
+    """The options of a job: ``priority``, ``cancel`` and ``resubmit`` if given, and free fields.
+
+    Without the scope payloads, ``data`` is null, and there are no free fields.
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
-    data: dict[str, Any]
+    data: dict[str, Any] | None
     priority: Shown = None
     cancel: bool = False
     resubmit: bool = False
@@ -80,7 +89,10 @@ class ShownJob(BaseModel):
 
 
 class JobsOfType(BaseModel):
-    """A page of jobs in the order of their ids; ``more``: whether others follow."""
+    """A page of jobs in the order of their ids; ``more``: whether others follow.
+
+    A page ends before ``limit`` where options have 4 MB together.
+    """
 
     jobs: list[ShownJob]
     more: bool
@@ -125,93 +137,144 @@ def refused(answer: str) -> Response:
     return JSONResponse({"answer": answer, "detail": _WORDS[answer]}, code)
 
 
-async def named(client: Client, body: JobNameBody) -> tuple[Any, Any] | None:
-    """The type and id of a job that the body names in either way; None if there is no job with this UUID."""
-    if body.uuid is None:
+async def named(client: Client, caller: Caller, body: JobNameBody) -> tuple[Any, Any] | None:
+    """The type and id of a job that the body names in either way; None: there is none that the caller may reach.
+
+    (A name whose job may not exist comes back too, unless the caller is bound.)
+    """
+    if body.uuid is None and not caller.bounds.are_set:
         return body.type, body.id
-    async with client.using() as connection:
-        row = await keyed.get(connection, body.uuid)
+    row = await _find(client, caller, body, payloads=False)
     if row is None:
         return None
     job = keyed_job(row)
     return job.type, job.id
 
 
+async def _find(client: Client, caller: Caller, body: JobNameBody, *, payloads: bool) -> keyed.KeyedRow | None:
+    """The job that the body names; None: there is none that the caller may reach."""
+    uuid = body.uuid
+    async with client.using() as connection:
+        if uuid is None:
+            uuid = await keyed.find(connection, name_of("type", body.type), pack("id", body.id))
+        row = None if uuid is None else await keyed.get(connection, uuid, payloads=payloads)
+    return row if row is not None and caller.bounds.holds(row.queue, row.group) else None
+
+
 @routes.post(
     "/api/v1/keyed/add",
     status_code=status.HTTP_201_CREATED,
     response_model=Added,
-    responses={409: {"model": Problem, "description": "The type has a job with this id"}},
+    responses=problems(429) | {409: {"model": Problem, "description": "The type has a job with this id"}},
+    dependencies=[needs(Scope.SUBMIT)],
 )
-async def add_job(body: AddBody, jobs: TheJobs) -> Added | Response:
+async def add_job(body: AddBody, jobs: TheJobs, caller: TheCaller, trace: TheTraceContext) -> Added | Response:
     """Add a job. It stays until you remove it, even when it is finished."""
+    name = name_of("type", body.type)
+    queue, group = (name if given is None else given for given in (body.queue, body.group))
+    caller.check_place(queue, group)
+    caller.check_own_name("id", body.id, queue, group)
     try:
-        job = await jobs.add(
-            body.type,
-            body.id,
-            body.opts.given(),
-            group=body.group,
-            queue=body.queue,
-            subject=body.subject,
-            submitter=body.submitter,
-        )
+        with receiving(trace):
+            job = await jobs.add(
+                body.type,
+                body.id,
+                body.opts.given(),
+                group=body.group,
+                queue=body.queue,
+                subject=body.subject,
+                submitter=body.submitter,
+            )
     except JobExists as error:
         return problem(status.HTTP_409_CONFLICT, str(error))
     return Added(job=job)
 
 
-@routes.post("/api/v1/keyed/remove", response_model=Ok, responses=_NOT_FOUND)
-async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+@routes.post(
+    "/api/v1/keyed/remove", response_model=Ok, responses=_NOT_FOUND, dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)]
+)
+async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
     """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
-    name = await named(client, body)
+    name = await named(client, caller, body)
     return answered("not_found" if name is None else await jobs.remove(*name))
 
 
-@routes.post("/api/v1/keyed/cancel", response_model=Ok, responses=_NOT_FOUND)
-async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+@routes.post(
+    "/api/v1/keyed/cancel", response_model=Ok, responses=_NOT_FOUND, dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)]
+)
+async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
     """Cancel a job: it is finished now, or when its run has stopped. It stays, and you can resubmit it."""
-    name = await named(client, body)
-    return answered("not_found" if name is None else await jobs.cancel(*name))
+    name = await named(client, caller, body)
+    if name is None:
+        return answered("not_found")
+    async with acting(client, caller) as connection:
+        return answered(await jobs.cancel(*name, connection=connection))
 
 
-@routes.post("/api/v1/keyed/resubmit", response_model=Ok, responses=_NOT_FOUND | _CONFLICT)
-async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+@routes.post(
+    "/api/v1/keyed/resubmit",
+    response_model=Ok,
+    responses=_NOT_FOUND | _CONFLICT,
+    dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)],
+)
+async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
     """Run a job once more. A running job runs again when its run ends; the run itself may ask for it."""
-    name = await named(client, body)
+    name = await named(client, caller, body)
     if name is None:
         return answered("not_found" if body.lock_id is None else "worker_conflict")
     return answered(await jobs.resubmit(*name, body.lock_id))
 
 
-@routes.post("/api/v1/keyed/get", response_model=ShownJob, response_model_exclude_unset=True, responses=_NOT_FOUND)
-async def get_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient) -> ShownJob | Response:
+@routes.post(
+    "/api/v1/keyed/get",
+    response_model=ShownJob,
+    response_model_exclude_unset=True,
+    responses=_NOT_FOUND,
+    dependencies=[needs(Scope.VIEW, Scope.SUBMIT)],
+)
+async def get_keyed_job(body: JobNameBody, client: TheClient, caller: TheCaller) -> ShownJob | Response:
     """Read a job."""
-    name = await named(client, body)
-    job = None if name is None else await jobs.get_job(*name)
-    if job is None:
-        return refused("not_found")
-    return _shown(job)
+    row = await _find(client, caller, body, payloads=caller.sees_payloads)
+    return refused("not_found") if row is None else _shown(keyed_job(row))
 
 
-@routes.post("/api/v1/keyed/list", response_model=JobsOfType, response_model_exclude_unset=True)
-async def list_keyed_job(body: ListBody, jobs: TheJobs) -> JobsOfType:
+@routes.post(
+    "/api/v1/keyed/list",
+    response_model=JobsOfType,
+    response_model_exclude_unset=True,
+    dependencies=[needs(Scope.VIEW, Scope.SUBMIT)],
+)
+async def list_keyed_job(body: ListBody, client: TheClient, caller: TheCaller) -> JobsOfType:
     """List the jobs of a type in the order of their ids."""
-    after = {"after": body.after} if "after" in body.model_fields_set else {}
-    found = await jobs.list_jobs(body.type, state=body.state, most=body.limit + 1, **after)
-    return JobsOfType(jobs=[_shown(job) for job in found[: body.limit]], more=len(found) > body.limit)
+    after = pack("after", body.after) if "after" in body.model_fields_set else None
+    states = None if body.state is None else [ours for ours, theirs in STATES.items() if theirs == body.state]
+    async with client.using() as connection:
+        rows, more = await keyed.list_keyed(
+            connection,
+            name_of("type", body.type),
+            after,
+            states,
+            body.limit,
+            bounds=caller.bounds,
+            most_bytes=most_bytes(caller),
+        )
+    return JobsOfType(jobs=[_shown(keyed_job(row)) for row in rows], more=more)
 
 
-@routes.post("/api/v1/keyed/count")
-async def count_keyed_job(body: CountBody, jobs: TheJobs) -> Counts:
+@routes.post("/api/v1/keyed/count", dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
+async def count_keyed_job(body: CountBody, client: TheClient, caller: TheCaller) -> Counts:
     """Count the jobs of a type."""
-    limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
-    return Counts(**await jobs.count(body.type, **limit))
+    most = pack("max_priority", body.max_priority) if "max_priority" in body.model_fields_set else None
+    async with client.using() as connection:
+        return Counts(**await keyed.count(connection, name_of("type", body.type), most, caller.bounds))
 
 
-@routes.post("/api/v1/keyed/active")
-async def list_active_jobs(body: TypeBody, jobs: TheJobs) -> ActiveIds:
+@routes.post("/api/v1/keyed/active", dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
+async def list_active_jobs(body: TypeBody, client: TheClient, caller: TheCaller) -> ActiveIds:
     """List the ids of the running jobs of a type."""
-    return ActiveIds(ids=await jobs.active(body.type))
+    async with client.using() as connection:
+        keys = await keyed.active(connection, name_of("type", body.type), caller.bounds)
+    return ActiveIds(ids=[tuples.unpack(key) for key in keys])
 
 
 def _shown(job: KeyedJob) -> ShownJob:

@@ -11,16 +11,19 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_text, priority_of
 from joex.errors import InvalidJob
+from joex.http.errors import cut
 
 T = TypeVar("T")
 MOST_AT_ONCE = 10_000
 """Jobs in one call."""
 
+_MOST_FIELDS = 100
+"""More than any body has."""
 _STORABLE = r"^[^\x00]*$"
 _NOT_BLANK = r"^[^\x00]*[^\s\x00][^\x00]*$"
 _INT32 = 2**31 - 1
@@ -71,6 +74,15 @@ class Body(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_many(cls, value: Any) -> Any:
+        # Pydantic makes an error of each unknown field, all at once: of a million, in seconds and gigabytes.
+        if isinstance(value, dict) and len(value) > _MOST_FIELDS:
+            unknown = next(name for name in value if name not in cls.model_fields)
+            raise ValueError(f"{len(value)} fields, and there is no {cut(unknown)!r}")
+        return value
+
 
 class WorkBody(Body):
     """A job: its task, its arguments, and its place in line."""
@@ -96,7 +108,7 @@ class JobBody(WorkBody):
     )
     tracker: str | None = Field(
         None,
-        description="skip this submission while an unfinished job has the same tracker",
+        description="skip this submission while an unfinished job of its group has the same tracker",
         json_schema_extra=_text(254, least=1),
     )
     retries: Annotated[int, Field(ge=0, le=1_000_000), Whole] | None = Field(
@@ -155,12 +167,15 @@ class GroupBody(Body):
         None, description="at most this many of its jobs run at a time; null removes the limit"
     )
 
+    max_waiting: Annotated[int, Field(ge=0, le=100_000), Whole] | None = Field(
+        None, description="refuse submissions while this many of its jobs wait in line; null removes the limit"
+    )
+
     @property
-    def limit(self) -> int | None:
-        """``max_running`` as the store takes it: -1 removes the limit, None leaves it as it is."""
-        if self.max_running is None and "max_running" in self.model_fields_set:
-            return -1
-        return self.max_running
+    def limits(self) -> dict[str, int | None]:
+        """``max_running`` and ``max_waiting`` as the store takes them: -1 removes one, None leaves it as it is."""
+        given = {"max_running": self.max_running, "max_waiting": self.max_waiting}
+        return {name: -1 if limit is None and name in self.model_fields_set else limit for name, limit in given.items()}
 
 
 def _not_before(text: str | None) -> datetime | str | None:

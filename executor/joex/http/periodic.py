@@ -9,21 +9,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 from uuid import UUID
 
-from fastapi import APIRouter, HTTPException, Path, Query, status
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, status
 from pydantic import Field, PlainSerializer
 
 from joex.client.periodic import check_timer
+from joex.core.access import Scope
 from joex.core.duration import format_duration
 from joex.errors import InvalidJob, NotYours
+from joex.http.caller import TheCaller, acting, needs
 from joex.http.dependencies import Done, Limit, TheClient, refusals
 from joex.http.errors import Answers, Problem, problems
 from joex.http.models import Body, Name, WorkBody
-from joex.store.periodic import PeriodicTask
+from joex.http.route import Route
+from joex.http.visible import most_bytes
+from joex.store.bounded import NOTHING
+from joex.store.periodic import PeriodicTask, page_of_tasks
 
-routes = APIRouter(tags=["periodic tasks"])
+routes = APIRouter(route_class=Route, tags=["periodic tasks"])
 
 _TIMERS = ["Mon..Fri 08:00", "*:0/10", "30 2 * * 1-5"]
 _NOT_FOUND: Answers = {404: {"model": Problem, "description": "There is no such periodic task."}}
@@ -34,19 +39,39 @@ _NOT_RUN: Answers = {
 _FORCE = "; or add any_owner=true"
 
 Id = Annotated[Name, Path(description="its id, which may contain slashes")]
+
+
+async def _reaches(client: TheClient, caller: TheCaller, task_id: Id) -> bool:
+    async with client.using() as connection:
+        found, _ = await page_of_tasks(connection, [task_id], bounds=caller.bounds, most_bytes=NOTHING)
+    return bool(found)
+
+
+async def _reachable(client: TheClient, caller: TheCaller, task_id: Id) -> str:
+    if caller.bounds.are_set and not await _reaches(client, caller, task_id):
+        _no_such(task_id)
+    return task_id
+
+
+ReachableId = Annotated[str, Depends(_reachable)]
+"""The id of a periodic task in a path. One outside of the caller's bounds is answered as one that does not exist."""
 AnyOwner = Annotated[bool, Query(description="even if it has another owner")]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownTask(PeriodicTask):
-    """A periodic task. Durations are strings such as 1h30m."""
+    """A periodic task. Durations are strings such as 1h30m. Without the scope payloads, args is null."""
 
+    args: dict[str, Any] | None  # type: ignore[assignment]  # a stored task has some
     starting_deadline: Annotated[timedelta, PlainSerializer(format_duration)] | None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPage:
-    """A page of periodic tasks in the order of their ids, and the ``after`` of the next page."""
+    """A page of periodic tasks in the order of their ids, and the ``after`` of the next page.
+
+    A page ends before ``limit`` where arguments have 4 MB together.
+    """
 
     tasks: list[ShownTask]
     next: str | None
@@ -97,54 +122,78 @@ class TimerBody(Body):
     zone: str = Field("UTC", description="the time zone of a timer that names none", examples=["Europe/Zurich"])
 
 
-@routes.get("/api/v1/periodic", responses=problems(503))
+@routes.get("/api/v1/periodic", responses=problems(503), dependencies=[needs(Scope.VIEW)])
 async def list_periodic_tasks(
     client: TheClient,
+    caller: TheCaller,
     owner: Annotated[Name | None, Query(description="only of this owner")] = None,
     after: Annotated[Name | None, Query(description="the 'next' of the previous page")] = None,
     limit: Limit = 100,
 ) -> TaskPage:
-    """List the periodic tasks of all owners."""
-    found = await client.periodic.list(owner, after=after, most=limit + 1)
-    page = [_shown(task) for task in found[:limit]]
-    return TaskPage(page, page[-1].id if len(found) > limit else None)
+    """List the periodic tasks of all owners; to a bound token, those whose jobs are of its groups and queues."""
+    async with client.using() as connection:
+        page, more = await page_of_tasks(
+            connection, owner=owner, after=after, most=limit, bounds=caller.bounds, most_bytes=most_bytes(caller)
+        )
+    return TaskPage([_shown(task) for task in page], page[-1].id if more else None)
 
 
-@routes.get("/api/v1/periodic/{task_id:name}", responses=problems(503) | _NOT_FOUND)
-async def read_periodic_task(client: TheClient, task_id: Id) -> ShownTask:
+@routes.get("/api/v1/periodic/{task_id:name}", responses=problems(503) | _NOT_FOUND, dependencies=[needs(Scope.VIEW)])
+async def read_periodic_task(client: TheClient, caller: TheCaller, task_id: ReachableId) -> ShownTask:
     """Read a periodic task."""
-    task = await client.periodic.get(task_id)
-    if task is None:
+    async with client.using() as connection:
+        tasks, _ = await page_of_tasks(connection, [task_id], most_bytes=most_bytes(caller))
+    if not tasks:
         _no_such(task_id)
-    return _shown(task)
+    return _shown(tasks[0])
 
 
-@routes.put("/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_YOURS)
-async def set_periodic_task(client: TheClient, task_id: Id, body: PeriodicBody) -> Done:
+@routes.put(
+    "/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_YOURS, dependencies=[needs(Scope.OPERATE)]
+)
+async def set_periodic_task(client: TheClient, caller: TheCaller, task_id: Id, body: PeriodicBody) -> Done:
     """Create a periodic task, or replace the one with this id."""
+    caller.check_place(body.queue, body.group)
+    caller.check_own_name("id", task_id, body.queue, body.group)
+    if caller.bounds.are_set and await client.periodic.get(task_id) and not await _reaches(client, caller, task_id):
+        # Only a caller that is not bound can have named it so.
+        raise HTTPException(status.HTTP_409_CONFLICT, f"there is a periodic task {task_id!r} of another group or queue")
     with _owned():
-        changed = await client.periodic.put(task_id, **dict(body))
+        async with acting(client, caller) as connection:
+            changed = await client.periodic.put(task_id, **dict(body), connection=connection)
     return Done(f"periodic task {task_id!r} is {'set' if changed else 'as it was'}")
 
 
-@routes.patch("/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_FOUND | _NOT_YOURS)
+@routes.patch(
+    "/api/v1/periodic/{task_id:name}",
+    responses=refusals(503) | _NOT_FOUND | _NOT_YOURS,
+    dependencies=[needs(Scope.OPERATE)],
+)
 async def enable_periodic_task(
-    client: TheClient, task_id: Id, body: EnabledBody, *, any_owner: AnyOwner = False
+    client: TheClient, caller: TheCaller, task_id: ReachableId, body: EnabledBody, *, any_owner: AnyOwner = False
 ) -> Done:
     """Enable or disable a periodic task."""
     change = client.periodic.enable if body.enabled else client.periodic.disable
-    with _owned(_FORCE):
-        found = await change(task_id, any_owner=any_owner)
+    with _owned("" if any_owner else _FORCE):
+        async with acting(client, caller) as connection:
+            found = await change(task_id, any_owner=any_owner, connection=connection)
     if not found:
         _no_such(task_id)
     return Done(f"periodic task {task_id!r} is {'enabled' if body.enabled else 'disabled'}")
 
 
-@routes.delete("/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_FOUND | _NOT_YOURS)
-async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: AnyOwner = False) -> Done:
+@routes.delete(
+    "/api/v1/periodic/{task_id:name}",
+    responses=refusals(503) | _NOT_FOUND | _NOT_YOURS,
+    dependencies=[needs(Scope.OPERATE)],
+)
+async def remove_periodic_task(
+    client: TheClient, caller: TheCaller, task_id: ReachableId, *, any_owner: AnyOwner = False
+) -> Done:
     """Remove a periodic task; its jobs stay."""
-    with _owned(_FORCE):
-        found = await client.periodic.remove(task_id, any_owner=any_owner)
+    with _owned("" if any_owner else _FORCE):
+        async with acting(client, caller) as connection:
+            found = await client.periodic.remove(task_id, any_owner=any_owner, connection=connection)
     if not found:
         _no_such(task_id)
     return Done(f"periodic task {task_id!r} is removed")
@@ -154,11 +203,13 @@ async def remove_periodic_task(client: TheClient, task_id: Id, *, any_owner: Any
     "/api/v1/periodic/{task_id:name}",
     status_code=status.HTTP_201_CREATED,
     responses=refusals(503) | _NOT_FOUND | _NOT_RUN,
+    dependencies=[needs(Scope.OPERATE)],
 )
-async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
+async def run_periodic_task_now(client: TheClient, caller: TheCaller, task_id: ReachableId) -> Ran:
     """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled."""
     with _owned():
-        answer, job = await client.periodic.run_now(task_id)
+        async with acting(client, caller) as connection:
+            answer, job = await client.periodic.run_now(task_id, connection=connection)
     if answer == "overlapping":
         raise HTTPException(status.HTTP_409_CONFLICT, f"the last job of periodic task {task_id!r} is not finished")
     if job is None:
@@ -166,7 +217,7 @@ async def run_periodic_task_now(client: TheClient, task_id: Id) -> Ran:
     return Ran(job)
 
 
-@routes.post("/api/v1/calevent/check", responses=refusals())
+@routes.post("/api/v1/calevent/check", responses=refusals(), dependencies=[needs(*Scope)])
 def check_calendar_event(body: TimerBody) -> TimerAnswer:
     """Explain a timer, with its next times. A wrong timer gets an answer too, without success."""
     try:

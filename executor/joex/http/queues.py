@@ -8,19 +8,24 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, HTTPException, Path, Query, status
 
+from joex.core.access import Scope
 from joex.core.job import State
-from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, refusals
+from joex.http.caller import TheCaller, acting, needs
+from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, TheReports, refusals
 from joex.http.errors import problems
 from joex.http.models import GroupBody, Name
+from joex.http.route import Route
+from joex.http.visible import MOST_BYTES, VisibleJob, most_bytes, visible
 from joex.store import executors, stats
 from joex.store.executors import Executor
-from joex.store.jobs import Job, LogEntry, latest_log
+from joex.store.job_logs import LogEntry, latest_log
+from joex.store.jobs import Job
 from joex.store.listing import Filter, list_held, list_jobs, list_queued
 from joex.store.stats import GroupSetting, GroupStats, QueueStats
 
-routes = APIRouter(tags=["queues"], responses=problems(503))
+routes = APIRouter(route_class=Route, tags=["queues"], responses=problems(503))
 
 _ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
 _LINES = 50
@@ -28,8 +33,8 @@ _LINES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class JobWithLog(Job):
-    """A job, and the latest lines of its log, at most 50."""
+class JobWithLog(VisibleJob):
+    """A job, and the latest lines of its log, at most 50; without the scope payloads, none."""
 
     log: list[LogEntry] = field(kw_only=True)
 
@@ -70,48 +75,72 @@ class Stats:
     queues: list[QueueStats]
 
 
-@routes.get("/api/v1/queue/state")
+@routes.get("/api/v1/queue/state", dependencies=[needs(Scope.VIEW)])
 async def queue_state(
-    client: TheClient, queue: QueueFilter = None, group: GroupFilter = None, limit: Limit = 50
+    client: TheClient,
+    caller: TheCaller,
+    reports: TheReports,
+    *,
+    queue: QueueFilter = None,
+    group: GroupFilter = None,
+    limit: Limit = 50,
 ) -> QueueState:
-    """Read the state of the queue, at most ``limit`` jobs of each kind."""
-    async with client.using() as connection:
-        held = await list_held(connection, queue, group, limit)
-        queued = await list_queued(connection, queue, group, limit)
-        ended = (await list_jobs(connection, Filter(queue, group, states=_ENDED), most=limit)).jobs
-        logs = await latest_log(connection, [job.id for job in (*held, *queued, *ended)], _LINES)
+    """Read the state of the queue, at most ``limit`` jobs of each kind, and fewer where they are large.
+
+    The jobs of a kind have at most 4 MB of arguments, results and texts, and the lines of all logs as much.
+    """
+    most = most_bytes(caller)
+    async with reports, client.using() as connection:
+        held = await list_held(connection, queue, group, limit, caller.bounds, most_bytes=most)
+        queued = await list_queued(connection, queue, group, limit, caller.bounds, most_bytes=most)
+        wanted = Filter(queue, group, states=_ENDED, bounds=caller.bounds)
+        ended = (await list_jobs(connection, wanted, most=limit, most_bytes=most)).jobs
+        ids = [job.id for job in (*held, *queued, *ended)] if caller.sees_payloads else []
+        logs = await latest_log(connection, ids, _LINES, MOST_BYTES)
         now = await stats.now(connection)
     progress, waiting, completed = ([_with_log(job, logs) for job in jobs] for jobs in (held, queued, ended))
     return QueueState(now, progress, waiting, completed)
 
 
-@routes.get("/api/v1/stats")
-async def queue_stats(client: TheClient) -> Stats:
-    """Count the unfinished jobs of each queue, and show how its groups share the slots."""
-    async with client.using() as connection:
-        return Stats(await stats.shared_queue_stats(connection))
+@routes.get("/api/v1/stats", dependencies=[needs(Scope.VIEW)])
+async def queue_stats(client: TheClient, caller: TheCaller, reports: TheReports) -> Stats:
+    """Count the unfinished jobs of each queue, and show how its groups share the slots.
+
+    For a token that is bound to groups, it counts their jobs alone, and shows no shares.
+    """
+    async with reports, client.using() as connection:
+        return Stats(await stats.shared_queue_stats(connection, caller.bounds))
 
 
-@routes.get("/api/v1/groups")
-async def list_groups(client: TheClient, queue: QueueFilter = None, limit: Limit = 100) -> Groups:
+@routes.get("/api/v1/groups", dependencies=[needs(Scope.VIEW)])
+async def list_groups(
+    client: TheClient, caller: TheCaller, reports: TheReports, queue: QueueFilter = None, limit: Limit = 100
+) -> Groups:
     """List groups: their unfinished jobs and their settings."""
-    async with client.using() as connection:
+    async with reports, client.using() as connection:
         return Groups(
-            await stats.group_stats(connection, queue, limit), await stats.group_settings(connection, queue, limit)
+            await stats.group_stats(connection, queue, limit, caller.bounds),
+            await stats.group_settings(connection, queue, limit, caller.bounds),
         )
 
 
-@routes.post("/api/v1/groups/{group:name}", responses=refusals())
-async def set_group(client: TheClient, group: Annotated[Name, Path()], body: GroupBody) -> Done:
-    """Change the settings of a group in a queue; they apply at once."""
-    async with client.using() as connection:
-        await stats.set_group(
-            connection, group, body.queue, weight=body.weight, paused=body.paused, max_running=body.limit
-        )
+@routes.post("/api/v1/groups/{group:name}", responses=refusals(), dependencies=[needs(Scope.OPERATE)])
+async def set_group(client: TheClient, caller: TheCaller, group: Annotated[Name, Path()], body: GroupBody) -> Done:
+    """Change the settings of a group in a queue; they apply at once.
+
+    A token that is bound to groups may pause and resume them; weights and limits concern the others too.
+    """
+    caller.check_place(body.queue, group)
+    for name in ("weight", "max_running", "max_waiting"):
+        if caller.groups is not None and name in body.model_fields_set:
+            detail = f"{name}: it concerns other groups too, and the token {caller.name!r} is bound to groups"
+            raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
+    async with acting(client, caller) as connection:
+        await stats.set_group(connection, group, body.queue, weight=body.weight, paused=body.paused, **body.limits)
     return Done(f"the settings of group {group!r} in queue {body.queue!r} are changed")
 
 
-@routes.get("/api/v1/executors")
+@routes.get("/api/v1/executors", dependencies=[needs(Scope.VIEW, whole_system=True)])
 async def list_executors(
     client: TheClient,
     *,
@@ -124,4 +153,5 @@ async def list_executors(
 
 
 def _with_log(job: Job, logs: Mapping[UUID, list[LogEntry]]) -> JobWithLog:
-    return JobWithLog(**{one.name: getattr(job, one.name) for one in fields(job)}, log=logs.get(job.id, []))
+    shown = visible(job)
+    return JobWithLog(**{one.name: getattr(shown, one.name) for one in fields(shown)}, log=logs.get(job.id, []))

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 import uvicorn
 from fastapi import FastAPI
 
+from joex.http.slow_callers import TimedProtocol
+
 _PATIENCE = 5
 """Seconds that open calls have to end when the server stops."""
 
@@ -25,11 +27,12 @@ async def serve(api: FastAPI, listener: socket.socket) -> None:
     config = uvicorn.Config(
         api,
         loop="none",
+        http=TimedProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        log_level="warning",
+        log_level="error",  # it warns of each request that is no HTTP, and of each that asks for WebSockets
         access_log=False,
         server_header=False,
         proxy_headers=False,  # authorization needs the real address of the caller

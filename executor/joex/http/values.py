@@ -20,6 +20,11 @@ _OBJECT = {
         "double": {"type": "string", "pattern": _HEXADECIMAL % 16, "description": "big-endian, such as infinity"},
         "single": {"type": "string", "pattern": _HEXADECIMAL % 8, "description": "big-endian"},
         "versionstamp": {"type": "string", "pattern": _HEXADECIMAL % 24},
+        "packed": {
+            "type": "string",
+            "pattern": "^([0-9a-fA-F]{2})+$",
+            "description": "bytes that a client has stored by SQL and that no value packs into",
+        },
     },
     "additionalProperties": False,
     "minProperties": 1,

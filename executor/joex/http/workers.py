@@ -7,29 +7,37 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response, status
+from fastapi import APIRouter, HTTPException, Request, Response, status
 from pydantic import BaseModel
 
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
-from joex.client.keyed_model import KeyedJob, TypeTimeout
+from joex.client.keyed_model import KeyedJob, TypeTimeout, name_of
+from joex.core.access import Scope
+from joex.core.text import cut
+from joex.core.trace_context import headers_of
+from joex.http.caller import TheCaller, acting, needs, refuse_if_bound, still_valid
 from joex.http.dependencies import Done, TheClient, refusals
 from joex.http.disconnect import unless_disconnected
 from joex.http.errors import problems
 from joex.http.keyed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
+from joex.http.route import Calls, Route
 from joex.http.values import Shown
 from joex.http.worker_models import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
 from joex.store import keyed, runs
 from joex.store.errors import translated
 from joex.store.statement import Connection
 
-routes = APIRouter(tags=["workers"], responses=problems(503))
+routes = APIRouter(route_class=Route, tags=["workers"], responses=problems(503))
 
 _ENDED = ("success", "failed", "stuck")
 
 
 class Accepted(BaseModel):
-    """A job for the worker to run. ``job`` and ``lock_id`` come first, for programs that can't parse JSON."""
+    """A job for the worker to run. ``job`` and ``lock_id`` come first, for programs that can't parse JSON.
+
+    ``traceparent`` and ``tracestate``: of the caller that submitted it (W3C Trace Context); left out if it had none.
+    """
 
     job: UUID
     lock_id: UUID
@@ -37,6 +45,8 @@ class Accepted(BaseModel):
     type: Shown
     id: Shown
     opts: ShownOpts
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 class ShownTimeout(BaseModel):
@@ -58,27 +68,41 @@ class Timeouts(BaseModel):
     response_model=Accepted,
     response_model_exclude_unset=True,
     responses=refusals() | {204: {"description": "There is no job now"}},
+    dependencies=[needs(Scope.WORK)],
 )
-async def accept_job(body: AcceptBody, jobs: TheJobs, request: Request) -> Accepted | Response:
+async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request: Request) -> Accepted | Response:
     """Take the next job of a type, to run it yourself.
 
     The job belongs to this run as long as it reports (update) within the timeout of the type, by default within 60
-    seconds. The run ends with finish or give-back. A caller that hangs up while it waits takes no job.
+    seconds. The run ends with finish or give-back. A caller that hangs up while it waits takes no job. A token may be
+    bound to queues; one that is bound to groups is refused, because a worker takes jobs of all groups.
     """
+    if caller.groups is not None:
+        refuse_if_bound(caller)
+    caller.check_place(name_of("type", body.type), "", of_queue="type")
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     job = await jobs.accept(body.type, worker=body.worker, **limit)  # and fail at once if the database is away
     if job is None and body.wait:
-        job = await unless_disconnected(request, jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit))
+        calls: Calls = request.app.state.calls
+        with calls.waiting():
+            waiting = jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit)
+            job = await unless_disconnected(request, waiting)
+        if job is not None and not await still_valid(request):
+            await jobs.give_back(job.type, job.id, _lock_of(job))
+            raise HTTPException(status.HTTP_401_UNAUTHORIZED, "the token has expired, or was revoked")
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     opts = ShownOpts.model_validate(job.opts)
-    return Accepted(job=job.job, lock_id=_lock_of(job), attempt=job.attempt, type=job.type, id=job.id, opts=opts)
+    trace = {} if job.trace_context is None else headers_of(job.trace_context)
+    return Accepted(
+        job=job.job, lock_id=_lock_of(job), attempt=job.attempt, type=job.type, id=job.id, opts=opts, **trace
+    )
 
 
-@routes.post("/api/v1/update", response_model=Reported, responses=RUN_REFUSALS)
-async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Reported | Response:
+@routes.post("/api/v1/update", response_model=Reported, responses=RUN_REFUSALS, dependencies=[needs(Scope.WORK)])
+async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Reported | Response:
     """Report that a run continues, and change the options of its job."""
-    name = await named(client, body)
+    name = await named(client, caller, body)
     if name is None:
         return refused("worker_conflict")
     async with _transaction(client) as connection:
@@ -94,13 +118,13 @@ async def update_job(body: UpdateBody, jobs: TheJobs, client: TheClient) -> Repo
     return Reported(resubmit=answer.resubmit) if answer == "ok" else refused(answer)
 
 
-@routes.post("/api/v1/finish", response_model=Ok, responses=RUN_REFUSALS)
-async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+@routes.post("/api/v1/finish", response_model=Ok, responses=RUN_REFUSALS, dependencies=[needs(Scope.WORK)])
+async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
     """End a run: the job is finished. With an error, Joex retries it after a delay, until no retries are left.
 
     If the job was cancelled, the run has ended too. You can repeat a call whose answer was lost.
     """
-    name = await named(client, body)
+    name = await named(client, caller, body)
     if name is None:
         return answered("worker_conflict")
     async with _transaction(client) as connection:
@@ -122,23 +146,24 @@ async def finish_job(body: FinishBody, jobs: TheJobs, client: TheClient) -> Ok |
     return answered(answer)
 
 
-@routes.post("/api/v1/give-back", response_model=Ok, responses=RUN_REFUSALS)
-async def give_back_job(body: RunBody, jobs: TheJobs, client: TheClient) -> Ok | Response:
+@routes.post("/api/v1/give-back", response_model=Ok, responses=RUN_REFUSALS, dependencies=[needs(Scope.WORK)])
+async def give_back_job(body: RunBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
     """End a run without counting it: the job waits again, at its old place in line, for others to take."""
-    name = await named(client, body)
+    name = await named(client, caller, body)
     return answered("worker_conflict" if name is None else await jobs.give_back(*name, body.lock_id))
 
 
-@routes.get("/api/v1/timeouts")
+@routes.get("/api/v1/timeouts", dependencies=[needs(Scope.VIEW, whole_system=True)])
 async def list_timeouts(jobs: TheJobs) -> Timeouts:
     """List the timeouts of types."""
     return Timeouts(timeouts=[_timeout(one) for one in await jobs.timeouts()])
 
 
-@routes.post("/api/v1/timeouts", responses=refusals())
-async def set_timeout(body: TimeoutBody, jobs: TheJobs) -> Done:
+@routes.post("/api/v1/timeouts", responses=refusals(), dependencies=[needs(Scope.OPERATE, whole_system=True)])
+async def set_timeout(body: TimeoutBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Done:
     """Set when Joex puts back runs of a type, so that others may take the jobs. Applies to runs that begin later."""
-    await jobs.set_timeout(body.type, activity=body.activity, visibility=body.visibility)
+    async with acting(client, caller) as connection:
+        await jobs.set_timeout(body.type, activity=body.activity, visibility=body.visibility, connection=connection)
     taken_away = body.activity is None and body.visibility is None
     return Done("the type has no timeout" if taken_away else "the timeout of the type is set")
 
@@ -170,7 +195,7 @@ async def _write_log(
     """Write the lines of a run into the log; none if the run has lost its job."""
     job = await jobs.get_job(*name, connection=connection) if lines else None
     if job is not None:
-        said = [runs.LogLine(job.job, lock_id, job.attempt, 0.0, "info", line) for line in lines]
+        said = [runs.LogLine(job.job, lock_id, job.attempt, 0.0, "info", cut(line)) for line in lines]
         await runs.note_many(connection, said, [])
 
 
@@ -178,7 +203,7 @@ async def _first_answer(client: Client, jobs: KeyedJobs, name: tuple[Any, Any], 
     """The answer that a run got when it ended itself; the run repeats the call because that answer was lost."""
     async with client.using() as connection:
         job = await jobs.get_job(*name, connection=connection)
-        row = None if job is None else await keyed.get(connection, job.job)
+        row = None if job is None else await keyed.get(connection, job.job, payloads=False)
     if row is None or row.lock_id != lock_id:
         return "worker_conflict"
     return "ok" if row.state in _ENDED else "canceled" if row.state == "cancelled" else "worker_conflict"

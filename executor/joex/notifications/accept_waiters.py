@@ -68,7 +68,7 @@ class AcceptWaiters:
     def __init__(self, connect: Connect) -> None:
         self.waiting: dict[str, dict[bytes | None, deque[Waiter]]] = {}
         """By queue and priority limit; the worker that has waited longest comes first."""
-        self.changed = asyncio.Event()
+        self.changed: asyncio.Event = asyncio.Event()
         """Set when the waiters have changed."""
         self._name = f"worker {uuid4()}"
         self._loop = ListenerLoop("joex accept waiters", connect, self._serve, lambda: self.waiting, self._fail)

@@ -24,7 +24,7 @@ from joex.notifications.streams import Read, Streams
 from joex.store import subscriptions
 from joex.store.database import POLL_EVERY
 from joex.store.horizon import announce
-from joex.store.subscriptions import EVENTS, JOBS, JobVersions
+from joex.store.subscriptions import JOBS, JobVersions
 
 _LEASE = timedelta(seconds=60)
 _RENEW_EVERY = 20.0
@@ -55,6 +55,7 @@ class JobWatch:
         self._unsure: list[_Unsure] = []  # jobs without a stream stay, too: another wait may come
         self._renew_at = 0.0
         self._tells_events = False
+        self._events_channel = ""
         self._clock = asyncio.get_running_loop().time
 
     async def run(self) -> None:
@@ -65,7 +66,7 @@ class JobWatch:
         """
         async with self._listener.held(lambda connection: subscriptions.unsubscribe(connection, self._name)):
             await self._listener.listen(JOBS, self._hear_jobs)
-            self._streams.unsettled |= self._streams.of.keys()
+            self._streams.begin_anew()
             while True:
                 self._streams.wakeup.clear()
                 await self._round()
@@ -103,13 +104,29 @@ class JobWatch:
 
     async def _subscribe(self) -> None:
         """Subscribe, or renew the subscription."""
-        events = bool(self._streams.events)
-        if events != self._tells_events:
-            await (self._listener.listen(EVENTS, self._hear_event) if events else self._listener.unlisten(EVENTS))
+        events = bool(self._streams.events) and await self._finds_events()
+        if self._tells_events and not events:
+            await self._listener.unlisten(self._events_channel)
+            self._events_channel = ""
         if not await self._listener.ask(subscriptions.subscribe(self._connection, self._name, _LEASE, events=events)):
             self._registered.clear()
             self._unsure.clear()
         self._tells_events = events
+
+    async def _finds_events(self) -> bool:
+        """Listen on the channel of events, which has another name once a role may hear them no longer."""
+        try:
+            channel = await self._listener.ask(subscriptions.events_channel(self._connection))
+        except ConfigError as error:  # it is this client's role that may not: its waits go on
+            for events in self._streams.events:
+                events.fail(error)
+            return False
+        if channel != self._events_channel:
+            await self._listener.listen(channel, self._hear_event)
+            if self._events_channel:
+                await self._listener.unlisten(self._events_channel)
+            self._events_channel = channel
+        return True
 
     async def _register(self, new: set[UUID]) -> None:
         """Subscribe to these jobs."""
@@ -162,3 +179,6 @@ class JobWatch:
         if event is not None:
             for stream in self._streams.events:
                 stream.put(event)
+        elif subscriptions.ends_channel(payload):
+            self._renew_at = 0.0
+            self._streams.wakeup.set()

@@ -81,6 +81,10 @@ class Changes(Stream[tuple[UUID, T | None]]):
         is_known = job_id in self._seen and self._seen[job_id] == version
         return not is_known and (version is None or self._states is None or version.state in self._states)
 
+    def forget_versions(self) -> None:
+        """Want each job again; only those that differ come again."""
+        self._seen.clear()
+
     def put(self, job_id: UUID, version: Version | None, value: T | None) -> None:
         """Add a new version. If the job read is newer than that, it comes once more later."""
         self._seen[job_id] = version
@@ -182,6 +186,12 @@ class Streams:
                 if not self.of[job_id]:
                     del self.of[job_id]
         self.wakeup.set()
+
+    def begin_anew(self) -> None:
+        """Read all jobs in a new session. A promoted standby gives versions again that replication has lost."""
+        self.unsettled |= self.of.keys()
+        for changes in set[Changes[Any]]().union(*self.of.values()):
+            changes.forget_versions()
 
     def heard(self, ids: Iterable[UUID]) -> None:
         """Note that these jobs may have changed."""

@@ -87,10 +87,7 @@ class Watcher:
                     if len(reached) == len(wanted):
                         break
         except TimeoutError as error:
-            raise TimeoutError(
-                f"{len(wanted) - len(reached)} of {len(wanted)} jobs are not {' or '.join(sorted(states))} "
-                f"after {format_duration(limit or timedelta())}"
-            ) from error
+            raise too_late(len(wanted) - len(reached), len(wanted), states, limit or timedelta()) from error
         return reached
 
     @asynccontextmanager
@@ -124,3 +121,8 @@ def time_limit(timeout: timedelta | float | str | None) -> timedelta | None:
         return None if timeout is None else parse_duration(timeout)
     except ValueError as error:
         raise ConfigError(f"timeout: {error}") from error
+
+
+def too_late(left: int, jobs: int, states: Collection[str], limit: timedelta) -> TimeoutError:
+    """The error of a wait of which this many jobs are left at its end."""
+    return TimeoutError(f"{left} of {jobs} jobs are not {' or '.join(sorted(states))} after {format_duration(limit)}")

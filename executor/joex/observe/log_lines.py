@@ -41,12 +41,18 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     ),
     events.Repeated: ("info", "a periodic task was due"),
     events.LogLinesDropped: ("warning", "log lines of jobs are dropped"),
-    events.TrustEnded: ("warning", "the lease could not be renewed in time: interrupting the runs"),
+    events.TrustEnded: (
+        "warning",
+        "the lease could not be renewed in time: taking no jobs, and interrupting exclusive runs",
+    ),
+    events.PatienceEnded: ("warning", "the database is away for longer than outage_patience: interrupting all runs"),
     events.LeaseEnded: ("warning", "another executor has declared this one dead: starting over"),
     events.DatabaseTrouble: ("warning", "the database can't be reached: trying again"),
+    events.TroubleOver: ("info", "the database can be reached again"),
     events.Draining: ("info", "draining: taking no more jobs"),
     events.Left: ("info", "left"),
 }
+_NOT_SHOWN = ("is_news", "taken")
 _ENDED = {
     State.SUCCESS: ("debug", "job succeeded"),
     State.STUCK: ("warning", "run failed: the job is retried"),
@@ -105,23 +111,57 @@ class LogLines:
             level, text = _LINES[type(event)]
         if level == "debug" and not self._says_debug:
             return
+        if isinstance(event, events.DatabaseTrouble) and not event.is_news:
+            return
         with suppress(OSError, ValueError):
             getattr(self._log, level)(text, **_details(event))
+
+
+def bind_run(event: events.Event) -> None:
+    """Let each line that the code of a run logs name the run. A `joex.core.events.Emit`."""
+    if isinstance(event, events.RunStarted):
+        job = event.job
+        structlog.contextvars.bind_contextvars(job=str(job.id), task=job.task, group=job.group, attempt=job.attempt + 1)
 
 
 def capture_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Write what libraries and tasks log (with the standard library) in the same form, to the same stream."""
     to = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(to)
+    handler.addFilter(_name_run)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*_PREPARE, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_render(settings, to)],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.contextvars.merge_contextvars,
+                *_render(settings, to),
+            ],
         )
     )
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(_level(settings))
+
+
+def capture_structlog(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Write what tasks log with structlog in the same form, to the same stream, unless the app has configured it."""
+    to = sys.stderr if stream is None else stream
+    if not structlog.is_configured():
+        structlog.configure(
+            processors=[structlog.contextvars.merge_contextvars, *_PREPARE, *_render(settings, to)],
+            wrapper_class=structlog.make_filtering_bound_logger(_level(settings)),
+            logger_factory=structlog.WriteLoggerFactory(to),
+        )
+
+
+def _name_run(record: logging.LogRecord) -> bool:
+    """Add the run to a record, for others that read it later, such as Sentry; write it unless the job's log has it."""
+    run = structlog.contextvars.get_contextvars()
+    for name in ("job", "task", "group", "attempt"):
+        if name in run:
+            record.__dict__.setdefault(name, run[name])
+    return record.name != "joex.run"
 
 
 _PREPARE: list[Processor] = [
@@ -150,7 +190,7 @@ def _render(settings: LogSettings, stream: TextIO) -> list[Processor]:
 def _details(event: events.Event) -> dict[str, Any]:
     if isinstance(event, events.RunStarted | events.RunEnded):
         return _of_run(event)
-    return {field.name: _plain(getattr(event, field.name)) for field in fields(event)}
+    return {field.name: _plain(getattr(event, field.name)) for field in fields(event) if field.name not in _NOT_SHOWN}
 
 
 def _of_run(event: events.RunStarted | events.RunEnded) -> dict[str, Any]:

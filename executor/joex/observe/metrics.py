@@ -1,14 +1,14 @@
 """Events -> numbers for Prometheus.
 
-Labels are bounded: task, queue, the bucket of a group, result, and fixed words. A job could name any task, so
-after `_MOST_TASKS` pairs of task and queue one tally counts all further pairs. docs/reference/metrics.md explains each
-number.
+Labels are bounded: task, queue, the bucket of a group, result, and fixed words. Any client can submit a job of a task
+that no app has, so one tally of each queue counts all tasks that this executor's app does not have. The queues are the
+executor's own. docs/reference/metrics.md explains each number.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -18,7 +18,6 @@ from joex.core.group_bucket import group_bucket
 from joex.core.job import TakenJob
 from joex.observe.tallies import RunTallies, RunTally
 
-_MOST_TASKS = 500
 _OTHERS = "(others)"
 _DROPPED = (
     "the buffer was full",
@@ -36,9 +35,11 @@ class Metrics:
     Args:
         slots: how many jobs the executor runs at a time.
         busy: returns how many it runs now; called at each scrape.
+        tasks: the names of the app's tasks. Only these have a label of their own.
     """
 
-    def __init__(self, *, slots: int, busy: Callable[[], int]) -> None:
+    def __init__(self, *, slots: int, busy: Callable[[], int], tasks: Container[str]) -> None:
+        self._tasks = tasks
         self._registry = CollectorRegistry()
         self._tallies = RunTallies()
         self._registry.register(self._tallies)
@@ -157,6 +158,5 @@ class Metrics:
         self._dropped.labels(event.reason if event.reason in _DROPPED else _OTHERS).inc(event.lines)
 
     def _first_of(self, job: TakenJob) -> RunTally:
-        """The tally for a job whose task and queue have none yet."""
-        others = len(self._tallies.runs) >= _MOST_TASKS
-        return self._tallies.add(*(_OTHERS, _OTHERS) if others else (job.task, job.queue))
+        """The tally for a job whose task and queue have none yet, or whose task the app does not have."""
+        return self._tallies.add(job.task if job.task in self._tasks else _OTHERS, job.queue)

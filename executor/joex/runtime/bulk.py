@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
-from joex.core.events import DatabaseTrouble, Emit
 from joex.errors import InvalidJob, JoexError
 from joex.store.errors import is_about_the_statement, translated
 from joex.store.statement import Connection
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     from asyncpg import Pool
@@ -28,7 +28,6 @@ SLOWEST = 500_000
 """Bytes a second; a slower transfer exceeds its limit."""
 _BASE = 5.0  # seconds, whatever the size
 _TRIES = 3
-_RETRY_IN = 1.0
 _CANCEL_WITHIN = 2.0
 
 
@@ -36,11 +35,11 @@ class TooSlow(JoexError):
     """A transfer took too long, several times, although the database answers other statements."""
 
 
-async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitable[T]], emit: Emit) -> T:
+async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitable[T]], trouble: Trouble) -> T:
     """Call ``move``, which moves this many bytes over a connection, and return its value. Tries until it gets through.
 
-    Only a statement that took too long, or that the database refuses, counts as a try. An executor that can't reach
-    its database at all loses its lease soon, and its runs are interrupted.
+    Only a statement that took too long, or that the database refuses, counts as a try: while the database is away, the
+    value waits.
 
     Raises:
         TooSlow: the transfer took longer than its size explains, several times.
@@ -53,7 +52,7 @@ async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitab
             async with _lent(pool) as connection:
                 try:
                     async with asyncio.timeout(limit):
-                        return await move(connection)
+                        value = await move(connection)
                 except TimeoutError:
                     tries += 1
                     raise
@@ -66,8 +65,10 @@ async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitab
                     raise
             elif tries == _TRIES:
                 raise TooSlow(f"did not get through within {limit:.0f} s, {_TRIES} times") from error
-            emit(DatabaseTrouble("bulk", str(error), _RETRY_IN))
-        await asyncio.sleep(_RETRY_IN)
+            await asyncio.sleep(trouble.failed(error))
+        else:
+            trouble.over()
+            return value
 
 
 @asynccontextmanager

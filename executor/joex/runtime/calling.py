@@ -1,4 +1,4 @@
-"""Calls the code of tasks: async functions on the executor's loop, plain ones in threads, with a time limit."""
+"""Calls the code of tasks: on the executor's loop, in threads or in processes, with a time limit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from typing import Any
 
 from joex.context import RunReports
 from joex.errors import JoexError
+from joex.runtime.processes import Ended, JsonText, Processes
 from joex.runtime.run import Defaults, Run
 from joex.runtime.text import error_trace
 from joex.task import Task
 
 
 class Caller:
-    """Calls the code of tasks, in as many threads as there are slots."""
+    """Calls the code of tasks, in as many threads as there are slots; ``processes``: None, there are none."""
 
-    def __init__(self, slots: int, defaults: Defaults, reports: RunReports) -> None:
+    def __init__(
+        self, slots: int, defaults: Defaults, reports: RunReports, processes: Processes | None, largest_result: int
+    ) -> None:
+        self._processes = processes
+        self._largest_result = largest_result
         self._defaults = defaults
         self._reports = reports
         self._loop = asyncio.get_running_loop()
@@ -32,10 +37,38 @@ class Caller:
     def call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
         """Call the task's code; returns an awaitable for its value."""
         limit = self._defaults.timeout_of(task)
+        if self._processes is not None and self._processes.has(task):
+            return self._in_process(self._processes, run, task, limit)
         if not task.is_async:
             return self._in_thread(run, task.function, limit)
         called: Awaitable[Any] = task.function(run.context, **run.args)
         return called if limit is None else _within(limit, called)
+
+    def is_in_process(self, task: Task[..., Any]) -> bool:
+        """Whether a task runs in a process."""
+        return self._processes is not None and self._processes.has(task)
+
+    async def _in_process(
+        self,
+        processes: Processes,
+        run: Run,
+        task: Task[..., Any],
+        limit: float | None,
+        *,
+        is_cancel_handler: bool = False,
+    ) -> JsonText:
+        try:
+            return await processes.call(
+                run,
+                task,
+                self._reports,
+                retries=self._defaults.retries_of(run.job, task),
+                largest_result=self._largest_result,
+                limit=limit,
+                is_cancel_handler=is_cancel_handler,
+            )
+        except TimeoutError:
+            raise _TimedOut(limit or 0) from None
 
     async def _in_thread(self, run: Run, function: Callable[..., Any], limit: float | None = None) -> Any:
         """Run code in a thread. Python can't interrupt it: after the limit, ask it to end, and still await it.
@@ -60,12 +93,16 @@ class Caller:
         if handler is None:
             return
         try:
-            if asyncio.iscoroutinefunction(handler):
+            if self._processes is not None and self._processes.has(task):
+                limit = self._defaults.timeout_of(task)
+                await self._in_process(self._processes, run, task, limit, is_cancel_handler=True)
+            elif asyncio.iscoroutinefunction(handler):
                 await handler(run.context, **run.args)
             else:
                 await self._in_thread(run, handler)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
-            self._reports.log(run.job, "error", f"its on_cancel handler failed: {error_trace(error)}")
+            said = error.trace or error.outcome.error if isinstance(error, Ended) else error_trace(error)
+            self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:

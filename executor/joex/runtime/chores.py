@@ -21,6 +21,7 @@ from joex.runtime.lease_callbacks import Notifier
 from joex.runtime.waits import wait_for
 from joex.store import executors, timeouts
 from joex.store.database import borrowed, create_pool
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     import asyncpg
@@ -67,6 +68,8 @@ class Chores:
         self._observed = observed
         self._notifier = notifier
         self._callbacks = notifier.callbacks
+        self._trouble = Trouble("chores", notifier.emit)
+        self._failing: set[Callable[[Any], Awaitable[bool]]] = set()  # the chores whose last try failed
         self._beaten = asyncio.Event()
         self._to_check = asyncio.Event()
         self._rescued: Counter[tuple[str, int]] = Counter()  # each call rescues a part; one event sums up an executor
@@ -118,15 +121,18 @@ class Chores:
                 while await chore(connection):
                     begin = clock()
         except (JoexError, OSError) as error:
-            self._notifier.report_trouble("chores", str(error), self._lease.heartbeat_every)
+            self._failing.add(chore)
+            self._trouble.failed(error, self._lease.heartbeat_every)
+        else:
+            self._failing.discard(chore)
+            if not self._failing:
+                self._trouble.over()
         return clock() - begin
 
     async def _check_runs(self, connection: Any) -> bool:
-        held = self._held()
-        found = await executors.check_runs(connection, self._executor, held)
-        locks = dict(held)
+        found = await executors.check_runs(connection, self._executor, self._held())
         if found.lost:
-            self._notifier.notify_executor(self._callbacks.on_lost, [locks[job_id] for job_id in found.lost])
+            self._notifier.notify_executor(self._callbacks.on_lost, found.lost)
         for job_id in found.cancel:
             self._notifier.notify_executor(self._callbacks.on_cancel, job_id)
         if found.draining:

@@ -20,27 +20,34 @@ from joex.core import events
 from joex.core.events import Emit
 from joex.core.job import RunningJob
 from joex.core.lease import Lease, Observation
-from joex.errors import JoexError
+from joex.errors import DatabaseUnavailable, JoexError, SchemaError
 from joex.runtime import bulk
 from joex.runtime.clock import clock
 from joex.runtime.identity import is_certainly_gone, this_process
 from joex.runtime.maintenance import register_periodic_tasks
+from joex.runtime.processes import GRACE, Processes, check_processes
 from joex.runtime.registration import Registration, Resources
 from joex.runtime.waits import wait_for
-from joex.runtime.watchdog import Watchdog
 from joex.store import executors
-from joex.store.database import POLL_EVERY, borrowed, close_pool, create_pool, is_pooled
+from joex.store.database import POLL_EVERY, Logins, borrowed, close_pool, create_pool, is_pooled, must_take_writes
+from joex.store.errors import translate
 from joex.store.executors import NewExecutor, Other, Registered
 from joex.store.migrate import check_schema
 from joex.store.runs import size_limits
 from joex.store.task_connections import TaskConnections
 from joex.task import App
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     import asyncpg
 
+    from joex.runtime.watchdog import Watchdog
+
 T = TypeVar("T")
 _REGISTER_RETRY_IN = 0.5
+_REFUSED_FOR = 60.0
+"""Seconds of refused logins after which an executor drains: only its next start may find another password."""
+_CHECK_LOGINS_EVERY = 1.0
 _TASK_CONNECTIONS = 20
 
 
@@ -53,6 +60,11 @@ class Executor:
         url: the database, which has this version's schema.
         emit: receives events, on the executor's loop.
         watchdog: ends this process if its interpreter is stuck; None: no watchdog.
+        process_server: the command of a server of processes (`joex.cli.process_server`) that loads the same app; None:
+            no task may need a process.
+
+    Raises:
+        ConfigError: a task needs a process, and there can be none.
     """
 
     def __init__(
@@ -63,6 +75,7 @@ class Executor:
         *,
         emit: Emit = lambda _event: None,
         watchdog: Watchdog | None = None,
+        process_server: Sequence[str] | None = None,
     ) -> None:
         self.app = app
         self.settings = settings
@@ -72,14 +85,23 @@ class Executor:
         self._url = url
         self._emit = emit
         self._watchdog = watchdog
+        needs_processes = check_processes(app, by_default=settings.processes, server=process_server)
+        self._process_server = process_server if needs_processes else None
         self._asked_to_drain = asyncio.Event()
         self._asked_to_stop = asyncio.Event()
         self._registration: Registration | None = None
+        self._logins = Logins()
 
     @property
     def ready(self) -> bool:
         """Whether it is registered, trusts its lease, and takes jobs."""
-        return self.phase == "running" and self._registration is not None and self._registration.keeper.is_trusted
+        is_serving = self.phase == "running" and self._logins.refused is None
+        return is_serving and self._registration is not None and self._registration.keeper.is_trusted
+
+    @property
+    def described(self) -> str:
+        """Its phase, and why it takes no jobs in it, if the phase does not say."""
+        return self.phase if self._logins.refused is None else f"{self.phase}; the database refuses its login"
 
     @property
     def alive(self) -> bool:
@@ -117,10 +139,18 @@ class Executor:
         """Run until it has drained. ``services`` run beside it all the time (the HTTP interface).
 
         Raises:
-            SchemaError, ConfigError, DatabaseUnavailable: at the start, before the executor takes jobs.
+            SchemaError, DatabaseUnavailable: at the start, before the executor takes jobs.
+            ConfigError: at the start, or when it has drained because the database refused its logins for a minute.
         """
         polls = self.settings.poll_interval is not None
-        pool = await create_pool(self._url, most=4, pooled=polls, name=f"joex {self.app_id}", for_services=True)
+        pool = await create_pool(
+            self._url,
+            most=4,
+            pooled=polls,
+            name=f"joex {self.app_id}",
+            for_services=True,
+            logins=self._logins,
+        )
         # Tasks have their own connections, so that their long transactions never keep the services waiting.
         most = min(self.settings.pool_size, _TASK_CONNECTIONS)
         task_pool = await create_pool(
@@ -130,30 +160,91 @@ class Executor:
         bulk_pool = await create_pool(
             self._url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}", resets=False
         )
+        processes = self._open_processes()
         try:
-            resources = await self._unless_drained(self._prepare(pool, bulk_pool, task_connections))
+            prepared = self._start(pool, bulk_pool, task_connections, processes)
+            resources = await self._unless_drained(prepared)
             if resources is None:
                 return
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(_run(service)) for service in services]
                 beside.append(group.create_task(task_connections.watch(pool, self._url)))
+                beside.append(group.create_task(self._drain_when_refused()))
                 await self._serve(resources)
                 for task in beside:
                     task.cancel()
+            if self._logins.refused is not None and self._logins.refused_for >= _REFUSED_FOR:
+                raise translate(self._logins.refused)
         except BaseExceptionGroup as error:
             raise _only(error) from error
         finally:
             self.phase = "left"
             # (All at once: if the database is unreachable, each takes its whole time limit.)
             await asyncio.gather(*map(close_pool, (pool, task_pool, bulk_pool)))
+            if processes is not None:
+                await processes.close()
+
+    def _open_processes(self) -> Processes | None:
+        if self._process_server is None:
+            return None
+        settings = self.settings
+        what_it_needs = {
+            "url": self._url,
+            "name": f"joex process {self.app_id}",
+            "log_format": settings.log_format,
+            "log_level": settings.log_level,
+        }
+        return Processes(
+            self._process_server,
+            what_it_needs,
+            by_default=settings.processes,
+            # (Exclusive runs must be over a quarter of a lease after the end of trust.)
+            exclusive_grace=min(GRACE, settings.lease.total_seconds() / 8),
+        )
+
+    async def _drain_when_refused(self) -> None:
+        """Drain when the database has refused all logins for a while. Its sessions from before may be there still.
+
+        The URL may have been read from a secret whose content has changed: whoever started this process can start it
+        anew. Running jobs end first, because a session that is left may keep the lease, and store their ends.
+        """
+        while (left := _REFUSED_FOR - self._logins.refused_for) > 0:  # noqa: ASYNC110 - a login may be accepted meanwhile
+            await asyncio.sleep(min(left, _CHECK_LOGINS_EVERY))
+        self.drain()
+
+    async def _start(
+        self,
+        pool: asyncpg.Pool[Any],
+        bulk_pool: asyncpg.Pool[Any],
+        task_connections: TaskConnections,
+        processes: Processes | None,
+    ) -> Resources:
+        """Prepare; wait for `startup_wait` until the database has this version's schema, and takes writes."""
+        give_up = clock() + self.settings.startup_wait.total_seconds()
+        trouble = Trouble("start", self._emit)
+        while True:
+            try:
+                resources = await self._prepare(pool, bulk_pool, task_connections, processes)
+            except (DatabaseUnavailable, SchemaError) as error:
+                if clock() >= give_up:
+                    raise
+                await asyncio.sleep(min(trouble.failed(error), max(give_up - clock(), 0.0)))
+            else:
+                trouble.over()
+                return resources
 
     async def _prepare(
-        self, pool: asyncpg.Pool[Any], bulk_pool: asyncpg.Pool[Any], task_connections: TaskConnections
+        self,
+        pool: asyncpg.Pool[Any],
+        bulk_pool: asyncpg.Pool[Any],
+        task_connections: TaskConnections,
+        processes: Processes | None,
     ) -> Resources:
         given = self.settings.poll_interval
         poll_interval = None if given is None else given.total_seconds()
         async with borrowed(pool) as connection:
             await check_schema(connection)
+            await must_take_writes(connection)
             if await is_pooled(connection):
                 poll_interval = poll_interval or POLL_EVERY
             limits = await size_limits(connection)
@@ -170,6 +261,7 @@ class Executor:
             task_connections=task_connections,
             limits=limits,
             poll_interval=poll_interval,
+            processes=processes,
             asked_to_drain=self._asked_to_drain,
             asked_to_stop=self._asked_to_stop,
             drain=self.drain,
@@ -208,6 +300,7 @@ class Executor:
         """
         me, gone, told = self._newcomer(locks=locks), None, None
         observed = Observation(Lease(self.settings.lease).heartbeat_every)
+        trouble = Trouble("registration", self._emit)
         while not self._asked_to_drain.is_set():
             sent = clock()
             try:
@@ -220,18 +313,20 @@ class Executor:
                     )
             except (JoexError, OSError) as error:
                 observed.break_off()
-                self._emit(events.DatabaseTrouble("registration", str(error), _REGISTER_RETRY_IN))
+                retry_in = trouble.failed(error)
             else:
+                trouble.over()
                 if answer.id is not None:
                     self._emit(events.Registered(self.app_id, answer.id, answer.reclaimed))
                     return answer.id, sent
-                observed.answered(sent, clock(), answer.mark)
+                observed.answered(sent, clock(), answer.beat)
                 if answer.other is not None and answer.other.id != gone and is_certainly_gone(answer.other):
                     gone = answer.other.id
                     continue
                 self.phase = "waiting"
                 told = self._tell_of_waiting(answer, told)
-            await wait_for(self._asked_to_drain, _REGISTER_RETRY_IN)
+                retry_in = _REGISTER_RETRY_IN
+            await wait_for(self._asked_to_drain, retry_in)
         return None
 
     def _tell_of_waiting(self, answer: Registered, told: int | None) -> int | None:

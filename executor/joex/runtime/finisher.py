@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
-from joex.core.events import DatabaseTrouble, Emit, RunEnded, RunNotWritten, WorkerConflict
+from joex.core.events import Emit, RunEnded, RunNotWritten, WorkerConflict
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
 from joex.errors import JoexError
@@ -28,6 +28,7 @@ from joex.store import runs
 from joex.store.database import borrowed
 from joex.store.errors import is_about_the_statement
 from joex.store.runs import EndedRun
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     import asyncpg
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOCKED_RETRY_IN = 0.25
-_LONGEST_RETRY = 2.0
 _NOTES_WITHIN = 0.5
 _BATCH_BYTES = 1_000_000
 _LARGE = 250_000  # bytes; a larger end is written apart
@@ -137,6 +137,7 @@ class Finisher:
         self._budget = _BATCH_BYTES
         self._locked: set[UUID] = set()  # runs (lock ids) whose rows other transactions lock
         self._some = asyncio.Event()
+        self._trouble_apart = Trouble("bulk", emit)
         self._starts = StartMarks(self._some.set)
         self._loop = asyncio.get_running_loop()
         self._careful = False
@@ -160,7 +161,7 @@ class Finisher:
 
     async def run(self) -> None:
         """Write starts and ends as they come, until cancelled."""
-        retry_in = 0.1
+        trouble = Trouble("finisher", self._emit)
         try:
             async with asyncio.TaskGroup() as apart:
                 while True:
@@ -171,13 +172,12 @@ class Finisher:
                         apart.create_task(self._write_apart(end))
                     try:
                         await self._write()
-                        retry_in = 0.1
+                        trouble.over()
                     except (JoexError, OSError) as error:
                         # A row that another session has locked is such an error too: the next try skips locked rows.
                         self._careful = True
-                        self._emit(DatabaseTrouble("finisher", str(error), retry_in))
-                        await asyncio.sleep(retry_in)
-                        retry_in = min(retry_in * 2, _LONGEST_RETRY)
+                        self._notes_lag = False  # the ends lag too: when the database is back, the lines come first
+                        await asyncio.sleep(trouble.failed(error))
                         self._some.set()
         finally:
             self._starts.close()
@@ -229,7 +229,7 @@ class Finisher:
         await self._flush_reports()
         while not end.is_settled:
             try:
-                await moved(self._bulk, end.size, lambda used: self._write_ends(used, [end]), self._emit)
+                await moved(self._bulk, end.size, lambda used: self._write_ends(used, [end]), self._trouble_apart)
             except TooSlow as error:
                 if end.size > _BLAMED:
                     end.fail(f"result: {error} ({end.size} bytes)")

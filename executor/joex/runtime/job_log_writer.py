@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
-from joex.core.events import DatabaseTrouble, Emit, LogLinesDropped
+from joex.core.events import Emit, LogLinesDropped
 from joex.core.job import TakenJob
 from joex.errors import DatabaseUnavailable, JoexError
 from joex.runtime.text import storable
 from joex.store import runs
 from joex.store.database import borrowed
 from joex.store.errors import is_about_the_statement
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     import asyncpg
@@ -30,7 +31,6 @@ _BATCH_BYTES = 500_000
 _LINE_BYTES = 100  # the overhead of a line
 _TRIES = 3
 _GATHER = 0.05  # seconds between two writes, so that a chatty job causes few of them
-_RETRY_IN = 1.0
 _LOCKED_RETRY_IN = 0.25
 
 
@@ -68,6 +68,7 @@ class JobLogWriter:
         self._dropped = 0
         self._budget = _BATCH_BYTES  # shrinks while batches do not get through
         self._tries = 0  # of a line that does not get through alone
+        self._is_sent = False  # the last batch got a connection
         self._flush: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
@@ -90,15 +91,16 @@ class JobLogWriter:
 
     async def run(self) -> None:
         """Write lines as they arrive, until cancelled."""
+        trouble = Trouble("log writer", self._emit)
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
             try:
                 await self.flush()
+                trouble.over()
             except (DatabaseUnavailable, OSError) as error:
-                self._emit(DatabaseTrouble("log writer", str(error), _RETRY_IN))
                 self._wakeup.set()
-                await asyncio.sleep(_RETRY_IN)
+                await asyncio.sleep(trouble.failed(error))
             await asyncio.sleep(_GATHER)
 
     async def close(self, seconds: float) -> None:
@@ -188,7 +190,9 @@ class JobLogWriter:
         now = time.monotonic()
         rows = [runs.LogLine(n.job.id, n.job.lock_id, n.job.attempt + 1, now - n.at, n.level, n.message) for n in lines]
         latest = [runs.Progress(p.job.id, p.job.lock_id, p.percent, p.message) for p in progress.values()]
+        self._is_sent = False
         async with borrowed(self._pool) as connection:
+            self._is_sent = True
             noted = await runs.note_many(connection, rows, latest)
         for lock_id in progress:
             self._locked.pop(lock_id, None)
@@ -199,8 +203,11 @@ class JobLogWriter:
         return noted.dropped
 
     def _is_hopeless(self, lines: list[_Line], error: DatabaseUnavailable) -> bool:
-        """Whether to give up a line that did not get through in its time: it was tried alone, and often enough."""
-        if not (lines and isinstance(error.__cause__, TimeoutError)):
+        """Whether to give up a line that did not get through in its time: it was tried alone, and often enough.
+
+        (A connection that did not come in time is no try: lines wait while the database is away.)
+        """
+        if not (lines and self._is_sent and isinstance(error.__cause__, TimeoutError)):
             return False
         self._budget = max(sum(_LINE_BYTES + len(line.message) for line in lines) // 8, 1)
         self._tries = self._tries + 1 if len(lines) == 1 else 0

@@ -7,13 +7,18 @@ its chores (`joex.runtime.chores`).
 
 ::
 
-            renewed                    no answer for trusted_for              fatal_after
-    TRUSTED ---------> TRUSTED ... ------------------------> DISTRUSTED -----------------------> the process exits,
-       ^                                                     runs are interrupted                if task code still runs
-       |               renewed                                   |
+            renewed                    no answer for trusted_for         outage_patience and a lease
+    TRUSTED ---------> TRUSTED ... ------------------------> DISTRUSTED -----------------------------> all runs are
+       ^                                                     no jobs are taken,                        interrupted
+       |               renewed                               exclusive runs are interrupted
        +---------------------------------------------------------+
        |               refused: declared dead by another executor
        +-----------------------------------------------------> ENDED (the executor starts over)
+
+If the code of an interrupted run still runs when the rest of `Lease.fatal_after` has passed, the process exits.
+
+The executor can't tell an outage of the database, in which all keep their jobs, from the loss of its own link, after
+which others run its jobs. So runs that are not exclusive go on for a while in both cases, fenced by their lock ids.
 """
 
 from __future__ import annotations
@@ -26,24 +31,26 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import uvloop
-
-from joex.core.events import DatabaseTrouble, Woken
+from joex.core.events import Woken
 from joex.core.lease import Lease, Observation
 from joex.errors import DatabaseUnavailable, JoexError
+from joex.event_loop import new_event_loop
 from joex.notifications.listener import Listener
 from joex.runtime.chores import Chores
 from joex.runtime.clock import clock
 from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.text import error_trace
 from joex.runtime.waits import wait_for
-from joex.runtime.watchdog import Watchdog
 from joex.store import executors, periodic
 from joex.store.database import connect
 from joex.store.errors import NO_MESSAGE
+from joex.trouble import Trouble
+
+if TYPE_CHECKING:
+    from joex.runtime.watchdog import Watchdog
 
 _RECONNECT_IN = 0.2
 _GRACE = (
@@ -64,8 +71,10 @@ class LeaseKeeper:
         lease: the times of the lease.
         most_losses: how often a job may be lost before it fails, for the jobs of executors found dead.
         pooled: the connections lead through a transaction pooler: no session lock, no notifications.
+        outage_patience: the longest outage, in seconds, that interrupts no run that is not exclusive.
         held: the runs at this moment; called from the thread.
         executing: how many runs have code running at this moment; called from the thread.
+        executing_exclusively: how many of these are exclusive.
         since: when the registration was sent, on `clock`; trust counts from there until the first heartbeat.
         watchdog: watches the process; None: no watchdog.
         callbacks: called when something happens.
@@ -78,10 +87,12 @@ class LeaseKeeper:
         executor: int,
         queues: Collection[str],
         lease: Lease,
+        outage_patience: float,
         most_losses: int,
         pooled: bool,
         held: Callable[[], list[tuple[UUID, UUID]]],
         executing: Callable[[], int],
+        executing_exclusively: Callable[[], int],
         since: float,
         watchdog: Watchdog | None,
         callbacks: LeaseCallbacks,
@@ -90,13 +101,16 @@ class LeaseKeeper:
         self._executor = executor
         self._queues = queues
         self._lease = lease
+        self._patience = lease.patience(outage_patience)
         self._pooled = pooled
         self._executing = executing
+        self._executing_exclusively = executing_exclusively
         self._watchdog = watchdog
         self._callbacks = callbacks
         self._trusted_until = since + lease.trusted_for
         self._observed = Observation(lease.heartbeat_every)
-        self._notifier = Notifier(callbacks, news_for=lease.duration.total_seconds())
+        self._notifier = Notifier(callbacks)
+        self._trouble = Trouble("lease", self._notifier.emit)
         self._chores = Chores(
             url,
             executor=executor,
@@ -109,7 +123,9 @@ class LeaseKeeper:
             notifier=self._notifier,
         )
         self._is_trusted = True
+        self._is_out_of_patience = False
         self._is_over = False
+        self._was_cut_off = False  # from the server of the last heartbeat that was answered
         self._is_started = False
         self._failures = 0  # of sessions, since the last heartbeat that was answered
         self._reconnect_in = _RECONNECT_IN
@@ -128,8 +144,8 @@ class LeaseKeeper:
         return self._thread.is_alive() or not self._is_started
 
     async def until_over(self) -> None:
-        """Return when the lease has expired without a renewal: other executors may run the jobs that this one held."""
-        beyond_trust = self._lease.duration.total_seconds() - self._lease.trusted_for
+        """Return when the lease has expired without a renewal, and runs have gone on for as long as they may."""
+        beyond_trust = self._lease.duration.total_seconds() - self._lease.trusted_for + self._patience
         while (left := self._trusted_until + beyond_trust - clock()) > 0:  # noqa: ASYNC110 - renewed in the thread
             await asyncio.sleep(left)
 
@@ -147,10 +163,10 @@ class LeaseKeeper:
 
     def _run_thread(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._keep())
         except Exception as error:  # noqa: BLE001 - without this thread nothing keeps the lease: start over
-            self._notifier.emit(DatabaseTrouble("lease", f"failed: {error_trace(error)}", 0))
+            self._trouble.failed(f"failed: {error_trace(error)}", 0)
             self._notifier.notify_executor(self._callbacks.on_ended)
         finally:
             if self._watchdog is not None:
@@ -158,7 +174,12 @@ class LeaseKeeper:
 
     async def _keep(self) -> None:
         self._loop = asyncio.get_running_loop()
-        beside = [asyncio.create_task(work()) for work in (self._watch, self._show_life, self._chores.do)]
+        beside = [
+            asyncio.create_task(self._watch(0, self._distrust, self._executing_exclusively)),
+            asyncio.create_task(self._watch(self._patience, self._lose_patience, self._executing)),
+            asyncio.create_task(self._show_life()),
+            asyncio.create_task(self._chores.do()),
+        ]
         stopped = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set() and not self._is_over:
@@ -192,6 +213,7 @@ class LeaseKeeper:
                 pooled=self._pooled,
                 name=f"joex lease {self._executor}",
                 within=self._lease.heartbeat_every,
+                connect_within=self._lease.connect_within,
                 synchronous_commit="off",
             )
             await self._use(connection)
@@ -203,9 +225,10 @@ class LeaseKeeper:
                 most = min(_RECONNECT_IN * 2.0 ** min(self._failures, 10), self._lease.heartbeat_every)
                 self._reconnect_in = most * random.uniform(0.5, 1)  # noqa: S311 - no secret
             self._failures += 1
-            self._notifier.report_trouble("lease", str(error), self._reconnect_in)
+            self._trouble.failed(error, self._reconnect_in)
         finally:
             self._observed.break_off()
+            self._was_cut_off = True
             if connection is not None:
                 connection.terminate()
 
@@ -233,24 +256,30 @@ class LeaseKeeper:
             self._notifier.notify_executor(self._callbacks.on_ended)
             self._is_over = True
             return
+        self._trouble.over()
         self._failures, self._reconnect_in = 0, _RECONNECT_IN
-        self._observed.answered(sent, clock(), beat)
+        # (Behind a pooler this session outlives the server, and another one may answer than before.)
+        self._was_cut_off |= self._observed.answered(sent, clock(), beat)
         self._chores.has_beaten()
         self._trusted_until = sent + self._lease.trusted_for
+        self._is_out_of_patience = False
+        if self._was_cut_off:
+            self._was_cut_off = False
+            self._notifier.notify_executor(self._callbacks.on_reconnect)
         if not self._is_trusted:
             self._is_trusted = True
             self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=True))
 
-    async def _watch(self) -> None:
-        """End the trust in time, and the process too if its tasks don't stop in time."""
+    async def _watch(self, patience: float, interrupt: Callable[[], None], executing: Callable[[], int]) -> None:
+        """Interrupt runs in time, this many seconds after the end of trust; and exit if their code does not stop."""
         while True:
-            await asyncio.sleep(max(self._trusted_until - clock(), 0.01))
-            if clock() < self._trusted_until:
+            await asyncio.sleep(max(self._trusted_until + patience - clock(), 0.01))
+            if clock() < self._trusted_until + patience:
                 continue
-            self._distrust()
-            fatal_in = self._trusted_until + self._lease.fatal_after - self._lease.trusted_for - clock()
+            interrupt()
+            fatal_in = self._trusted_until + patience + self._lease.fatal_after - self._lease.trusted_for - clock()
             await asyncio.sleep(max(fatal_in, _GRACE))
-            if not self._is_trusted and self._executing():
+            if not self._is_trusted and executing():
                 self._exit()
 
     async def _show_life(self) -> None:
@@ -264,6 +293,11 @@ class LeaseKeeper:
         if self._is_trusted:
             self._is_trusted = False
             self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=False))
+
+    def _lose_patience(self) -> None:
+        if not self._is_out_of_patience:
+            self._is_out_of_patience = True
+            self._notifier.notify_executor(self._callbacks.on_patience_end)
 
     def _exit(self) -> None:
         """Exit at once: the lease is over, other executors may run the jobs, and the code of a task does not stop."""

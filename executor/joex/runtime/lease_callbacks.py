@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 from uuid import UUID
 
-from joex.core.events import DatabaseTrouble, Event
-from joex.runtime.clock import clock
+from joex.core.events import Event
 
 
 class LeaseCallbacks(Protocol):
@@ -20,6 +19,9 @@ class LeaseCallbacks(Protocol):
 
     def on_wake(self) -> None:
         """Look for work: there may be some."""
+
+    def on_reconnect(self) -> None:
+        """Look for jobs that the database believes to run here: it may be another server than before."""
 
     def on_crowd(self) -> None:
         """Raise floors: takes have to walk over dead rows that vacuum has not cleared."""
@@ -39,6 +41,9 @@ class LeaseCallbacks(Protocol):
     def on_trust(self, *, trusted: bool) -> None:
         """Stop trusting the lease, or trust it again."""
 
+    def on_patience_end(self) -> None:
+        """Interrupt all runs: the outage is longer than `outage_patience`."""
+
     def on_ended(self) -> None:
         """End this registration: another executor has declared it dead."""
 
@@ -48,14 +53,11 @@ class Notifier:
 
     Args:
         callbacks: called on the loop that runs while this object is made.
-        news_for: seconds for which the same trouble is not reported again.
     """
 
-    def __init__(self, callbacks: LeaseCallbacks, *, news_for: float) -> None:
+    def __init__(self, callbacks: LeaseCallbacks) -> None:
         self.callbacks = callbacks
-        self._news_for = news_for
         self._loop = asyncio.get_running_loop()
-        self._reported_at: dict[tuple[str, str], float] = {}  # of troubles
 
     def notify_executor(self, what: Callable[..., None], *args: Any) -> None:
         """Call this callback on the executor's loop, soon; does nothing if that loop has ended."""
@@ -65,10 +67,3 @@ class Notifier:
     def emit(self, event: Event) -> None:
         """Emit an event of the executor."""
         self.notify_executor(self.callbacks.on_event, event)
-
-    def report_trouble(self, service: str, error: str, retry_in: float) -> None:
-        """Emit that the database can't be reached, unless the same was emitted lately."""
-        now = clock()
-        self._reported_at = {trouble: at for trouble, at in self._reported_at.items() if now - at < self._news_for}
-        if self._reported_at.setdefault((service, error), now) == now:
-            self.emit(DatabaseTrouble(service, error, retry_in))

@@ -6,27 +6,32 @@ So it needs no slot, no queue and no pool of its own: any executor can do it, wh
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from joex.config import Settings
 from joex.core.duration import parse_duration
-from joex.core.events import DatabaseTrouble, Emit
+from joex.core.events import Emit
 from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
 from joex.errors import ConfigError, JoexError
-from joex.store import executors, jobs, periodic, runs
+from joex.store import audit, executors, job_logs, jobs, periodic, runs
 from joex.store.database import connect
+from joex.store.jobs import json_text, read_json
+from joex.store.periodic import PeriodicTask
 from joex.store.statement import Connection
 from joex.task import App
+from joex.trouble import Trouble
 
 RETENTION = "joex.retention"
 """The periodic task that deletes old finished jobs."""
 
 _EVERY_TEN_MINUTES = "*:0/10"
 _RETRY_IN = 60.0
+_KEEP_ACTS = timedelta(days=90)
 _BATCH = 1000
 _ALL_LINES_ONCE_IN = 144  # times: about once a day
 
@@ -54,15 +59,16 @@ class Maintenance:
 
     async def run(self) -> None:
         """Serve until cancelled."""
+        trouble = Trouble("maintenance", self._emit, first=_RETRY_IN, longest=_RETRY_IN)
         while True:
             await self._is_due.wait()
             self._is_due.clear()
             try:
                 async with self._connection() as connection:
                     await clean(connection)
+                trouble.over()
             except (JoexError, OSError) as error:
-                self._emit(DatabaseTrouble("maintenance", str(error), _RETRY_IN))
-                await asyncio.sleep(_RETRY_IN)
+                await asyncio.sleep(trouble.failed(error))
                 self._is_due.set()
 
     @asynccontextmanager
@@ -92,6 +98,7 @@ async def clean(connection: Connection) -> None:
     await _delete_finished(connection, ["success", "cancelled"], keep)
     await _delete_finished(connection, ["failed"], keep_failed)
     await executors.forget_ended(connection, max(keep, keep_failed))
+    await audit.forget(connection, _KEEP_ACTS)
     await runs.forget_turns(connection)
     await _forget_lines(connection)
 
@@ -109,7 +116,7 @@ async def _forget_lines(connection: Connection) -> None:
     is_thorough = random.randrange(_ALL_LINES_ONCE_IN) == 0  # noqa: S311 - there is no secret
     after: UUID | None = UUID(int=0)
     while after is not None:
-        after = await jobs.forget_lines(connection, after)
+        after = await job_logs.forget_lines(connection, after)
         if not is_thorough:
             return
 
@@ -124,8 +131,32 @@ async def register_periodic_tasks(connection: Connection, app: App, settings: Se
     """Update the rows of the app's and the system's periodic tasks; returns the ids that have another owner."""
     wanted = [(task, SYSTEM_OWNER) for task in system_periodic_tasks(settings)]
     wanted += [(task, app.owner) for task in app.periodic_tasks]
+    if await _are_registered(connection, app, wanted):  # so that most starts wait for no other transaction
+        return []
     # Executors that start at the same time wait for each other at the first row, which is the system's.
     async with connection.transaction():
         answers = [(task.id, await periodic.put(connection, task, owner)) for task, owner in wanted]
         await periodic.keep(connection, app.owner, [task.id for task in app.periodic_tasks])
     return [task_id for task_id, answer in answers if answer == "not_yours"]
+
+
+async def _are_registered(connection: Connection, app: App, wanted: Sequence[tuple[NewPeriodicTask, str]]) -> bool:
+    """Whether the rows are as wanted, so that `put` and `keep` would change none; in doubt not: these find out."""
+    most = len(wanted) + 1
+    owned = await periodic.list_tasks(connection, owner=app.owner, most=most)
+    if {row.id for row in owned} != {task.id for task in app.periodic_tasks}:
+        return False
+    found = await periodic.list_tasks(connection, [task.id for task, _ in wanted], most=most)
+    rows = {row.id: row for row in found}
+    return all(task.id in rows and _is_stored(rows[task.id], task, owner) for task, owner in wanted)
+
+
+def _is_stored(row: PeriodicTask, task: NewPeriodicTask, owner: str) -> bool:
+    names = ("task", "timer", "zone", "group", "queue", "priority", "subject", "submitter", "starting_deadline")
+    return (
+        row.owner == owner
+        and task.enabled in (None, row.enabled)
+        and all(getattr(row, name) == getattr(task, name) for name in names)
+        # (As text: to Python, 1 is True.)
+        and json.dumps(row.args, sort_keys=True) == json.dumps(read_json(json_text("args", task.args)), sort_keys=True)
+    )

@@ -11,17 +11,17 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from joex.core.events import DatabaseTrouble, Emit
+from joex.core.events import Emit
 from joex.errors import JoexError
 from joex.store import read_floors
 from joex.store.database import borrowed
 from joex.store.read_floors import Draw, Place
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     import asyncpg
 
 _EVERY = 1.0
-_RETRY_IN = 2.0
 _CROWD = 50  # jobs that finish in a group before its floor is raised
 _AT_ONCE = 50_000  # finished jobs that one check reads
 _BACK = timedelta(hours=1)  # a check reads only jobs that finished since
@@ -42,6 +42,7 @@ class ReadFloorKeeper:
 
     async def run(self) -> None:
         """Serve until cancelled."""
+        trouble = Trouble("floors", self._emit)
         while True:
             await self._crowded.wait()
             self._crowded.clear()
@@ -53,9 +54,9 @@ class ReadFloorKeeper:
                         self._crowded.set()
                     else:
                         self._forget()
+                trouble.over()
             except (JoexError, OSError) as error:
-                self._emit(DatabaseTrouble("floors", str(error), _RETRY_IN))
-                pause = _RETRY_IN
+                pause = trouble.failed(error)
             await asyncio.sleep(pause)
 
     def _forget(self) -> None:

@@ -23,23 +23,26 @@ from joex.runtime.finisher import Finisher
 from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
 from joex.runtime.maintenance import Maintenance
+from joex.runtime.processes import GRACE, Processes
 from joex.runtime.read_floors import ReadFloorKeeper
 from joex.runtime.run import Defaults, Interruption
 from joex.runtime.runner import Runner
 from joex.runtime.taker import Taker
 from joex.runtime.waits import first_of, wait_for
-from joex.runtime.watchdog import Watchdog
 from joex.store import executors, runs
 from joex.store.database import borrowed
 from joex.store.runs import SizeLimits
 from joex.store.task_connections import TaskConnections
 from joex.task import App
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     import asyncpg
 
+    from joex.runtime.watchdog import Watchdog
+
 _FLUSH_FOR = 5.0  # seconds for the last log lines to be written
-_GRACE = 2.0  # seconds for runs to react when they are given back
+_GRACE = 2.0 + GRACE  # seconds for runs to react when they are given back
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Resources:
         task_connections: connections for the tasks.
         limits: the largest arguments and results.
         poll_interval: seconds between two takes without notifications; None: it listens.
+        processes: of tasks; None: no task needs them.
         asked_to_drain: set when the executor is to take no more jobs.
         asked_to_stop: set when it is to interrupt running jobs, too.
         drain: called when the database asks the executor to drain.
@@ -68,6 +72,7 @@ class Resources:
     task_connections: TaskConnections
     limits: SizeLimits
     poll_interval: float | None
+    processes: Processes | None
     asked_to_drain: asyncio.Event
     asked_to_stop: asyncio.Event
     drain: Callable[[], None]
@@ -85,6 +90,7 @@ class Registration:
         self._emit = resources.emit
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
+        self._fetching = Trouble("bulk", self._emit)
         self.reports = JobLogWriter(pool, settings.log_buffer_size, self._emit)
         self.finisher = Finisher(
             pool,
@@ -105,6 +111,8 @@ class Registration:
             start_alone=self._start_alone,
             on_room=self.on_wake,
             largest_result=resources.limits.result,
+            processes=resources.processes,
+            process_slots=settings.process_slots,
             is_trusted=lambda: self.keeper.is_trusted,
             emit=self._emit,
         )
@@ -134,10 +142,12 @@ class Registration:
             executor=executor_id,
             queues=settings.queues,
             lease=Lease(settings.lease),
+            outage_patience=settings.outage_patience.total_seconds(),
             most_losses=settings.most_losses,
             pooled=poll_interval is not None,
             held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
             executing=lambda: self.runner.executing,
+            executing_exclusively=lambda: self.runner.executing_exclusively,
             since=since,
             watchdog=resources.watchdog,
             callbacks=self,
@@ -148,10 +158,10 @@ class Registration:
         self.keeper.start()
         try:
             async with asyncio.TaskGroup() as group:
-                taking = group.create_task(self._take())
-                others = [
+                services = [
                     group.create_task(service())
                     for service in (
+                        self._take,
                         self.finisher.run,
                         self.reports.run,
                         self.scheduler.run,
@@ -159,9 +169,9 @@ class Registration:
                         self.read_floors.run,
                     )
                 ]
-                await self._until_over(taking)
+                await self._until_over()
                 await self.reports.close(_FLUSH_FOR)
-                for task in others:
+                for task in services:
                     task.cancel()
             return await self._leave()
         finally:
@@ -174,11 +184,10 @@ class Registration:
         except LeaseLost:
             self.on_ended()
 
-    async def _until_over(self, taking: asyncio.Task[None]) -> None:
+    async def _until_over(self) -> None:
         resources = self._resources
         await first_of(resources.asked_to_drain.wait(), self._ended.wait())
-        self.taker.stop()
-        await taking
+        await self.taker.stop()
         if self.runner.runs:
             with suppress(JoexError, OSError):  # only shown to users: no code depends on it
                 async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
@@ -186,7 +195,7 @@ class Registration:
         self.runner.give_back_unstarted()  # the jobs of a take at the last moment
         limit = resources.settings.drain_timeout
         patience = wait_for(resources.asked_to_stop, None if limit is None else limit.total_seconds())
-        # Ended runs may still wait for the database to store them. With the lease over, don't wait for that.
+        # Ended runs may still wait for the database to store them, but no longer than runs may go on without it.
         await first_of(patience, self._ended.wait(), self._until_idle(), self.keeper.until_over())
         if self.runner.runs:
             self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
@@ -212,7 +221,7 @@ class Registration:
     async def _fetch(self, job: TakenJob) -> str | None:
         """The arguments of a job that are too large to come with others."""
         pool, largest = self._resources.bulk_pool, self._resources.limits.args
-        return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._emit)
+        return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._fetching)
 
     async def _start_alone(self, job: TakenJob) -> bool:
         """Mark the run of a suspect."""
@@ -240,6 +249,10 @@ class Registration:
         """Look for work."""
         self.taker.wake()
 
+    def on_reconnect(self) -> None:
+        """Give back the jobs of runs that have ended: a standby that was promoted may lack their ends."""
+        self.taker.doubt()
+
     def on_crowd(self) -> None:
         """Raise floors."""
         self.read_floors.wake()
@@ -266,12 +279,18 @@ class Registration:
                 self.runner.interrupt(run, Interruption.LOST)
 
     def on_trust(self, *, trusted: bool) -> None:
-        """Stop and interrupt while the lease can't be trusted; go on when it can be again."""
+        """Take and start nothing while the lease can't be trusted; go on when it can be again."""
         if trusted:
             self.taker.wake()
         else:
             self._emit(events.TrustEnded(len(self.runner.runs)))
-            self.runner.interrupt_all(Interruption.GIVE_BACK)
+            self.runner.give_back_unstarted()
+            self.runner.give_back_exclusive()
+
+    def on_patience_end(self) -> None:
+        """Interrupt all runs: their database is away for too long, or other executors run their jobs."""
+        self._emit(events.PatienceEnded(len(self.runner.runs)))
+        self.runner.interrupt_all(Interruption.GIVE_BACK)
 
     def on_ended(self) -> None:
         """End this registration."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import enum
 import time
 from datetime import timedelta
@@ -17,7 +18,7 @@ class Interruption(enum.Enum):
     """Why a run is interrupted."""
 
     CANCEL = enum.auto()  # the job is to be cancelled
-    GIVE_BACK = enum.auto()  # the executor leaves, or can't trust its lease: another executor is to run the job
+    GIVE_BACK = enum.auto()  # the executor leaves, or can't renew its lease: another executor is to run the job
     LOST = enum.auto()  # the run has lost its job: it may write nothing
 
 
@@ -26,6 +27,7 @@ class Run:
 
     __slots__ = (
         "args",
+        "args_text",
         "context",
         "interruptible",
         "interruption",
@@ -34,6 +36,7 @@ class Run:
         "job",
         "started",
         "task",
+        "variables",
         "worker",
     )
 
@@ -43,11 +46,18 @@ class Run:
         self.worker: asyncio.Task[None] | None = None
         self.context: Context | None = None
         self.args: dict[str, Any] = {}
+        self.args_text = ""  # of a task that runs in a process, which parses them
+        self.variables = contextvars.copy_context()  # the context variables of the task's code, and its cancel handler
         self.started: float | None = None
         self.interruption: Interruption | None = None
-        self.interruptible = False  # the task's code is at an await, and may be interrupted there
-        self.is_executing = False  # the task's code is running, on the loop or in a thread
+        self.interruptible = False  # the task's code is at an await, or in a process, and may be interrupted there
+        self.is_executing = False  # the task's code is running, on the loop, in a thread or in a process
         self.is_cleaning_up = False  # its end is written, and its cancel handler runs
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether no other run of the job may be at work at the same time."""
+        return self.task is not None and self.task.exclusive
 
     @property
     def seconds(self) -> float | None:

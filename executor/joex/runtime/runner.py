@@ -13,20 +13,22 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from joex.context import ConnectionSource, Context, RunReports
-from joex.core.duration import parse_duration
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Outcome, decide
-from joex.errors import Cancel, Fail, InvalidJob, JoexError, Retry
+from joex.errors import Cancel, InvalidJob, JoexError
 from joex.runtime.calling import Caller
 from joex.runtime.finisher import End, Ends
+from joex.runtime.judge import judged, tell_handlers
+from joex.runtime.processes import Ended, JsonText, ProcessDied, Processes
 from joex.runtime.run import Defaults, Interruption, Run
-from joex.runtime.text import error_line, error_trace, storable
+from joex.runtime.text import error_line, storable
 from joex.task import App, Task
+from joex.tracing import record_error
 
 T = TypeVar("T")
 
@@ -50,6 +52,8 @@ class Runner:
         fetch: Callable[[TakenJob], Coroutine[Any, Any, str | None]],
         start_alone: Callable[[TakenJob], Awaitable[bool]],
         largest_result: int,
+        processes: Processes | None = None,
+        process_slots: int | None = None,
         is_trusted: Callable[[], bool],
         on_room: Callable[[], None],
         emit: Emit,
@@ -67,7 +71,8 @@ class Runner:
         self._on_room = on_room  # called when slots become free without the end of a run
         self._emit = emit
         self._loop = asyncio.get_running_loop()
-        self._caller = Caller(slots, defaults, reports)
+        self._caller = Caller(slots, defaults, reports, processes, largest_result)
+        self._process_turns = asyncio.Semaphore(process_slots or slots)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
         self._suspect: Run | None = None  # runs alone, or waits to do so
         self._is_alone = asyncio.Event()
@@ -82,6 +87,11 @@ class Runner:
         """Runs whose code is running at this moment. May be read from any thread."""
         return sum(run.is_executing for run in list(self.runs.values()))
 
+    @property
+    def executing_exclusively(self) -> int:
+        """Those whose task is exclusive. May be read from any thread."""
+        return sum(run.is_executing and run.is_exclusive for run in list(self.runs.values()))
+
     def start(self, job: TakenJob) -> None:
         """Run a job in a free slot.
 
@@ -95,7 +105,11 @@ class Runner:
                 self._suspect = run
             else:
                 run.interruption = Interruption.GIVE_BACK
-        run.worker = self._loop.create_task(self._run(run))
+        task = self._app.get(job.task)
+        # (A suspect runs alone: it must not wait for the others, which wait for it.)
+        waits = task is not None and self._caller.is_in_process(task) and not job.suspect
+        work = self._run_in_turn(run) if waits else self._run(run)
+        run.worker = self._loop.create_task(work, context=run.variables)
 
     def release(self, jobs: Iterable[TakenJob]) -> None:
         """Free the slots of jobs whose ends are written, unless a cancel handler still runs."""
@@ -117,7 +131,7 @@ class Runner:
         if run is None or run.task is None or run.context is None or run.task.cancel_handler is None:
             return
         run.is_cleaning_up = True
-        run.worker = self._loop.create_task(self._clean_up(run, run.task, done))
+        run.worker = self._loop.create_task(self._clean_up(run, run.task, done), context=run.variables)
 
     async def _clean_up(self, run: Run, task: Task[..., Any], done: Callable[[list[TakenJob]], None]) -> None:
         run.is_executing = True
@@ -128,7 +142,7 @@ class Runner:
             done([run.job])
 
     def interrupt(self, run: Run, why: Interruption) -> None:
-        """Interrupt a run: async code at its next await; code in a thread sees ``ctx.cancelled``.
+        """Interrupt a run: async code at its next await, a process at once; code in a thread sees ``ctx.cancelled``.
 
         Interrupts a run once, so that the task can clean up undisturbed. A later reason replaces an earlier one only
         if it is stronger: a lost run stays lost.
@@ -153,9 +167,30 @@ class Runner:
             if run.started is None:
                 self.interrupt(run, Interruption.GIVE_BACK)
 
+    def give_back_exclusive(self) -> None:
+        """Interrupt the runs of which there must not be two at a time, before another executor can start them."""
+        for run in list(self.runs.values()):
+            if run.is_exclusive:
+                self.interrupt(run, Interruption.GIVE_BACK)
+
     def close(self) -> None:
         """Release the threads."""
         self._caller.close()
+
+    async def _run_in_turn(self, run: Run) -> None:
+        """Run a job in a process, as soon as there are not too many."""
+        has_turn = await _before_it_starts(run, self._turn())
+        if isinstance(has_turn, Outcome):
+            self._end(run, has_turn)
+            return
+        try:
+            await self._run(run)
+        finally:
+            self._process_turns.release()
+
+    async def _turn(self) -> Literal[True]:
+        await self._process_turns.acquire()
+        return True
 
     async def _run(self, run: Run) -> None:
         """Run the code of a job, and hand over its outcome.
@@ -176,7 +211,7 @@ class Runner:
         result = message = None
         run.is_executing = True
         try:
-            run.interruptible = task.is_async
+            run.interruptible = task.is_async or self._caller.is_in_process(task)
             try:
                 value = await self._caller.call(run, task)
             finally:
@@ -250,10 +285,13 @@ class Runner:
             # Another version of the app may know it: retry the job, until its retries are used up.
             known = ", ".join(self._app.names) or "none"
             return Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor; it knows: {known}")
-        try:
-            run.args = task.parse_arguments(args)
-        except InvalidJob as error:
-            return Outcome(Ending.FAILED, storable(str(error), 2000))
+        if self._caller.is_in_process(task):
+            run.args_text = args
+        else:
+            try:
+                run.args = task.parse_arguments(args)
+            except InvalidJob as error:
+                return Outcome(Ending.FAILED, storable(str(error), 2000))
         retries = self._defaults.retries_of(job, task)
         run.context = Context(
             job,
@@ -287,20 +325,25 @@ class Runner:
         self._finisher.ended(End(run.job, verdict, result, message, run.seconds, has_committed=has_committed))
 
     def _result(self, run: Run, value: Any) -> str | None:
+        if isinstance(value, JsonText):
+            return value.text
         return None if value is None or run.context is None else run.context.result_text(value)
 
     def _judge(self, run: Run, error: BaseException) -> Outcome:
         """The outcome of a run whose code raised."""
         if isinstance(error, asyncio.CancelledError | Cancel) and run.interruption is not None:
             return _interrupted(run)
-        if isinstance(error, Cancel):
-            return Outcome(Ending.CANCELLED, error_line(error))
-        if isinstance(error, Fail):
-            return Outcome(Ending.FAILED, storable(str(error)) or "the task failed for good")
-        if isinstance(error, Retry):
-            return Outcome(Ending.RAISED, error_line(error), _delay(error))
-        self._reports.log(run.job, "error", error_trace(error))
-        return Outcome(Ending.RAISED, error_line(error))
+        if isinstance(error, Ended):
+            outcome, trace = error.outcome, error.trace  # the process has told the handlers of the application
+            if outcome.ending is not Ending.CANCELLED:
+                record_error(error)
+            if isinstance(error, ProcessDied):
+                tell_handlers(error, run.job)
+        else:
+            outcome, trace = judged(error, run.job)
+        if trace is not None:
+            self._reports.log(run.job, "error", trace)
+        return outcome
 
 
 async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T | Outcome:
@@ -336,10 +379,3 @@ def _interrupted(run: Run) -> Outcome:
 
 def _message(run: Run) -> str | None:
     return None if run.context is None or run.context.message is None else storable(run.context.message)
-
-
-def _delay(error: Retry) -> timedelta | None:
-    try:
-        return None if error.after is None else parse_duration(error.after)
-    except ValueError:
-        return None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from joex.core.events import DatabaseTrouble, Emit, FellAsleep, Taken
+from joex.core.events import Emit, FellAsleep, Taken
 from joex.core.job import TakenJob
 from joex.core.priority_turns import CountingScheme
 from joex.core.recheck import LONGEST, Recheck
@@ -21,11 +21,11 @@ from joex.runtime.waits import wait_for
 from joex.store import executors, runs
 from joex.store.database import borrowed
 from joex.store.horizon import announce
+from joex.trouble import Trouble
 
 if TYPE_CHECKING:
     import asyncpg
 
-_LONGEST_RETRY = 2.0
 _LOCKED_RETRY_IN = 0.2
 _DELIVERED_WITHIN = 60.0
 _OVERLAP_FROM = 16  # slots
@@ -59,42 +59,54 @@ class Taker:
         self._wakeup = asyncio.Event()
         self._is_declared = False  # the database knows that this executor sleeps
         self._recheck: Recheck | None = None  # for jobs of transactions that may not have seen that
-        # The answer to a take was lost: the database may have given us jobs, or may yet, as long as the network can
-        # deliver the statement. Look for them up to this time of the loop's clock, and once after it; 0: don't.
+        # The database may believe that we run jobs of which we know nothing. The answer to a take was lost: it may have
+        # given us jobs, or may yet, as long as the network can deliver the statement. Or a standby was promoted that
+        # lacks the ends of our runs. Look for such jobs up to this time of the loop's clock, and once after it; 0:
+        # don't.
         self._unknown_until = 0.0
-        self.is_stopped = False
+        self._take_lock = asyncio.Lock()  # held during a take
+        self._is_stopped = False
 
     def wake(self) -> None:
         """Take again soon: a slot is free, a job came, or the lease is trusted again."""
         self._wakeup.set()
 
-    def stop(self) -> None:
-        """Take no more. `run` returns when a take that is under way has ended; its jobs are started or given back."""
-        self.is_stopped = True
+    def doubt(self) -> None:
+        """Look for jobs that the database believes to run here, and give them back, for a while."""
+        self._unknown_until = asyncio.get_running_loop().time() + _DELIVERED_WITHIN
         self.wake()
 
+    async def stop(self) -> None:
+        """Take no more. Returns when a take that is under way has ended; its jobs are started or given back.
+
+        `run` goes on: the answer to that take may be lost, and a standby may be promoted, while the runs end.
+        """
+        self._is_stopped = True
+        async with self._take_lock:
+            pass
+
     async def run(self) -> None:
-        """Take until stopped.
+        """Take until stopped, and give back unknown jobs until cancelled.
 
         Raises:
             LeaseLost: this registration has ended.
         """
-        retry_in = 0.05
-        while not self.is_stopped:
+        trouble = Trouble("taker", self._emit)
+        while True:
             self._wakeup.clear()
-            if self._wanted() == 0:
+            if self._wanted() == 0 and not (self._unknown_until and self._is_trusted()):
                 await self._wakeup.wait()
                 continue
             try:
-                sleep = await self._take()
-                retry_in = 0.05
+                async with self._take_lock:
+                    sleep = await self._take()
+                trouble.over()
             except LeaseLost:
                 raise
             except (JoexError, OSError) as error:
                 self._is_declared = False
                 self._unknown_until = asyncio.get_running_loop().time() + _DELIVERED_WITHIN
-                self._emit(DatabaseTrouble("taker", str(error), retry_in))
-                sleep, retry_in = retry_in, min(retry_in * 2, _LONGEST_RETRY)
+                sleep = trouble.failed(error)
             if sleep:
                 await wait_for(self._wakeup, sleep)
 
@@ -103,27 +115,34 @@ class Taker:
 
         With many slots, at most half of them at once: one half runs while the other is taken and written.
         """
-        if self.is_stopped or not self._is_trusted():
+        if self._is_stopped or not self._is_trusted():
             return 0
         free = self._runner.free - unstarted
         slots = self._runner.free + len(self._runner.runs)
         return min(free, (slots + 1) // 2) if slots >= _OVERLAP_FROM else free
 
     async def _take(self) -> float:
-        """Take as long as slots are free; returns for how long to sleep, 0 for not at all."""
+        """Take as long as slots are free; returns for how long to sleep, 0 for not at all.
+
+        Before that, give back unknown jobs: also without a free slot, because one may have a run that has lost its job
+        and does not stop.
+        """
         taken: list[TakenJob] = []  # from the last take, not started yet
         async with borrowed(self._pool) as connection:
-            while asked := self._wanted(len(taken)):
+            while True:
                 if self._unknown_until:
                     self._start(taken)
                     taken = []
                     await self._give_back_unknown(connection)
+                asked = self._wanted(len(taken))
+                if not asked:
+                    break
                 begin = time.perf_counter()
                 # Takes overlap with starts: the loop starts the jobs of the last take while the server works on this
                 # one. (It starts them even if this take fails.)
                 asyncio.get_running_loop().call_soon(self._start, taken)
                 taken = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
-                self._emit(Taken(asked, len(taken), time.perf_counter() - begin))
+                self._emit(Taken(asked, len(taken), time.perf_counter() - begin, taken))
                 if any(job.suspect for job in taken):
                     # A suspect keeps slots free until it has ended: other executors must wake for new jobs.
                     self._is_declared = False
@@ -138,7 +157,7 @@ class Taker:
                     return await self._found_less(connection)
                 self._is_declared = False  # the take has removed this executor from the list of sleepers
             self._start(taken)
-            return 0
+            return LONGEST if self._unknown_until else 0
 
     def _start(self, jobs: list[TakenJob]) -> None:
         for job in jobs:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import traceback
 
+from joex.core.text import LONGEST_TEXT, cut
+
 _LONGEST_ERROR = 2000
-_LONGEST_LINE = 100_000
 
 
-def storable(text: str, longest: int = _LONGEST_LINE) -> str:
+def storable(text: str, longest: int = LONGEST_TEXT) -> str:
     """The text without what PostgreSQL can't store (NUL, lone surrogates), cut if it is very long."""
-    if len(text) > longest:
-        text = f"{text[:longest]} ... ({len(text) - longest} more characters)"
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    return cut(text, longest).replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line: its type and its message."""
+    """An error in one line: its type, with its module as in a traceback (except Joex's own), and its message."""
     said = " ".join(_said(error).split())
-    name = type(error).__name__
+    kind = type(error)
+    is_bare = str(kind.__module__).partition(".")[0] in ("builtins", "__main__", "joex")
+    name = kind.__name__ if is_bare else f"{kind.__module__}.{kind.__qualname__}"
     return storable(f"{name}: {said}" if said else name, _LONGEST_ERROR)
 
 

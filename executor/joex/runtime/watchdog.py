@@ -37,9 +37,9 @@ class Watchdog:
         # process handles it. Before that, the handler writes the stack of each thread.
         libc = ctypes.CDLL(None)
         libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-        libc.signal(signal.SIGUSR2, ctypes.cast(libc["_exit"], ctypes.c_void_p))
+        libc.signal(signal.SIGUSR2, ctypes.cast(libc["_exit"], ctypes.c_void_p))  # type: ignore[attr-defined,unused-ignore] # not on Windows
         with suppress(RuntimeError, OSError, ValueError):  # without a standard error
-            faulthandler.register(signal.SIGUSR2, all_threads=True, chain=True)
+            faulthandler.register(signal.SIGUSR2, all_threads=True, chain=True)  # type: ignore[attr-defined,unused-ignore] # not on Windows
         self._start()
 
     def show_life(self) -> None:
@@ -74,7 +74,7 @@ class Watchdog:
     def _start(self) -> None:
         # (In its own session: a terminal's signals to the executor must not reach it.)
         end, pipe = os.pipe()
-        os.set_blocking(pipe, False)
+        os.set_blocking(pipe, False)  # type: ignore[attr-defined,unused-ignore] # not on Windows
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 self._command, stdin=end, stdout=subprocess.DEVNULL, start_new_session=True

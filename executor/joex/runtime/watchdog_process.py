@@ -19,7 +19,7 @@ _DEATH_WITHIN = 1.0
 
 def main() -> None:
     """Watch the parent."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # type: ignore[attr-defined,unused-ignore] # not on Windows
         signal.signal(number, signal.SIG_IGN)
     parent, stuck_after, tick = os.getppid(), float(sys.argv[1]), float(sys.argv[2])
     watching, silent = False, 0.0
@@ -39,10 +39,10 @@ def main() -> None:
 
 
 def _end(parent: int, silent: float) -> None:
-    os.kill(parent, signal.SIGUSR2)
+    os.kill(parent, signal.SIGUSR2)  # type: ignore[attr-defined,unused-ignore] # not on Windows
     _can_read(_DEATH_WITHIN)  # the end of the pipe
     if os.getppid() == parent:
-        os.kill(parent, signal.SIGKILL)
+        os.kill(parent, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore] # not on Windows
     with suppress(OSError):
         sys.stderr.write(
             f"joex: code has held Python's lock for {silent:.1f} seconds, so that the lease could not be renewed; "

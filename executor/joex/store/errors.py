@@ -1,4 +1,7 @@
-"""Translates the errors of asyncpg and the operating system into Joex's, one for each reaction of callers."""
+"""Translates the errors of drivers and the operating system into Joex's, one for each reaction of callers.
+
+An error of the server has the same SQLSTATE in each driver, and so the same meaning, and the same text, here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from types import TracebackType
 
 import asyncpg
 
-from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError, LeaseLost, SchemaError
+from joex.errors import ConfigError, DatabaseUnavailable, GroupFull, InvalidJob, JoexError, LeaseLost, SchemaError
 
 LEASE_LOST = "JX001"
 """The SQLSTATE with which joex_private.take refuses an executor whose lease has ended."""
@@ -20,40 +23,38 @@ OLD_SNAPSHOT = "JX002"
 TOO_LARGE = "JX003"
 """The SQLSTATE with which joex_private.check_size refuses arguments, or a result; users see its message."""
 
-_OURS: dict[str | None, type[JoexError]] = {LEASE_LOST: LeaseLost, OLD_SNAPSHOT: ConfigError, TOO_LARGE: InvalidJob}
-_UNAVAILABLE = (
-    OSError,  # refused, reset, no such host, no such socket; TimeoutError too
-    asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.ReadOnlySQLTransactionError,  # a standby, during a fail-over
-    asyncpg.QueryCanceledError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-)
-_WRONG_DATABASE = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.InsufficientPrivilegeError,
-    asyncpg.ClientConfigurationError,
-)
-_NOT_PREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-_NO_SCHEMA = (
-    asyncpg.InvalidSchemaNameError,
-    asyncpg.UndefinedTableError,
-    asyncpg.UndefinedFunctionError,
-    asyncpg.UndefinedColumnError,
-)
-_WRONG_DATA = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.exceptions.CharacterNotInRepertoireError,
-)
+GROUP_FULL = "JX004"
+"""The SQLSTATE with which joex.submit refuses a job of a group that has as many waiting jobs as it may."""
 
+READ_ONLY = "it is read-only (a standby, or set to be)"
+"""Why a server that answers does not count as available."""
+
+_OURS: dict[str, type[JoexError]] = {
+    LEASE_LOST: LeaseLost,
+    OLD_SNAPSHOT: ConfigError,
+    TOO_LARGE: InvalidJob,
+    GROUP_FULL: GroupFull,
+}
+_READ_ONLY = "25006"
+# SQLSTATEs, or their beginnings: a class has two characters.
+_UNAVAILABLE = (
+    "08",  # connection exception
+    "53",  # insufficient resources; too many connections
+    _READ_ONLY,  # a standby, during a fail-over
+    "40001",  # serialization failure
+    "40P01",  # deadlock
+    "55P03",  # lock not available
+    "57014",  # query cancelled
+    "57P01",  # admin shutdown
+    "57P02",  # crash shutdown
+    "57P03",  # cannot connect now
+)
+_WRONG_DATABASE = ("28", "3D000")  # invalid authorization; invalid catalog name
+_NO_RIGHT = "42501"
+_NOT_PREPARED = ("26000", "42P05")  # no such prepared statement; it exists already
+_NO_SCHEMA = ("3F000", "42P01", "42703", "42883")  # no such schema; table; column; function
+_WRONG_DATA = ("22", "23")  # data exception; integrity constraint violation
+_STORED_MEANWHILE = "another attempt of this submission has just stored it: repeat it once more to get its id"
 
 NO_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """The errors of reading a notification that is not Joex's: any client can send anything on any channel."""
@@ -85,39 +86,73 @@ def translated() -> AbstractContextManager[None]:
 
 
 def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line for each meaning
-    """Joex's error for an error of the database layer."""
-    text = reason(error)
-    if isinstance(error, _UNAVAILABLE):
+    """Joex's error for one of a driver, which SQLAlchemy or Django may have wrapped, or of the operating system."""
+    error = _of_driver(error)
+    state, text = _sqlstate(error), reason(error)
+    if isinstance(error, OSError) or state.startswith(_UNAVAILABLE):  # (TimeoutError is an OSError, too)
         return DatabaseUnavailable(f"the database is not available: {text}")
-    if isinstance(error, asyncpg.PostgresError) and error.sqlstate in _OURS:
-        return _OURS[error.sqlstate](text)
-    if isinstance(error, _WRONG_DATABASE):
+    if state in _OURS:
+        return _OURS[state](text)
+    if isinstance(error, asyncpg.ClientConfigurationError) or state.startswith(_WRONG_DATABASE):
         return ConfigError(f"database URL: {text}")
-    if isinstance(error, _NOT_PREPARED):
+    if state == _NO_RIGHT:
+        return ConfigError(f"database role: {text} (the owner of the schema grants rights with 'joex roles grant')")
+    if state in _NOT_PREPARED:
         return ConfigError(
             "the connection goes through a pooler such as PgBouncer, and was not made for one: make it with "
-            f"statement_cache_size=0, or give Joex the URL ({text})"
+            f"statement_cache_size=0 (psycopg: prepare_threshold=None), or give Joex the URL ({text})"
         )
-    if isinstance(error, _NO_SCHEMA) and "joex" in text:
+    if state in _NO_SCHEMA and "joex" in text:
         return SchemaError(f"the database has no Joex schema, or an older one: run 'joex migrate' ({text})")
-    if isinstance(error, _WRONG_DATA):
-        return InvalidJob(_data_error(error, text))
-    if isinstance(error, asyncpg.InternalClientError):  # the driver's confusion about a connection that is lost
-        return DatabaseUnavailable("the connection to the database was lost")
-    # An interface error that is not about data is about a connection that is closed or busy being closed.
-    if isinstance(error, asyncpg.InterfaceError):
-        return DatabaseUnavailable(f"the connection to the database is closed: {text}")
+    if state.startswith(_WRONG_DATA):
+        return _data_error(error, text)
+    if not state and (found := _of_connection(error, text)):
+        return found
     return JoexError(f"the database refused a statement: {text}")
 
 
 def reason(error: BaseException) -> str:
-    """The message of an error of the database layer, in one line."""
+    """The message of an error of a driver or the operating system, in one line."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     # Each event loop words the system's errors in its own way, and names the address (which our messages have).
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno:
         return str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno)
-    return " ".join((str(error) or type(error).__name__).split())
+    text = str(error) or type(error).__name__
+    told = getattr(error, "diag", None)
+    if told is not None and told.message_primary:  # (the text of psycopg has more: the line of SQL, the context)
+        parts = {"": told.message_primary, "DETAIL: ": told.message_detail, "HINT: ": told.message_hint}
+        text = " ".join(f"{name}{part}" for name, part in parts.items() if part)
+    text = " ".join(text.split())
+    return f"{READ_ONLY}: {text}" if _sqlstate(error) == _READ_ONLY else text
+
+
+def _of_driver(error: BaseException) -> BaseException:
+    """The driver's own error, out of those of SQLAlchemy and Django around it."""
+    while type(error).__module__.startswith(("sqlalchemy.", "django.")):
+        inner = getattr(error, "orig", None) or error.__cause__
+        if inner is None:
+            break
+        error = inner
+    return error
+
+
+def _of_connection(error: BaseException, text: str) -> DatabaseUnavailable | None:
+    """Joex's error for one of a driver itself: there is no connection, or it is lost or closed."""
+    if isinstance(error, asyncpg.InternalClientError):  # the driver's confusion about a connection that is lost
+        return DatabaseUnavailable("the connection to the database was lost")
+    kinds = {one.__name__ for one in type(error).__mro__}  # (The drivers name theirs as Python's DB API does.)
+    if "OperationalError" in kinds:
+        return DatabaseUnavailable(f"the database is not available: {text}")
+    if "InterfaceError" in kinds:
+        return DatabaseUnavailable(f"the connection to the database is closed: {text}")
+    return None
+
+
+def _sqlstate(error: BaseException) -> str:
+    """The SQLSTATE of an error of asyncpg or psycopg, or nothing."""
+    told = getattr(error, "diag", None)  # psycopg's classes know the SQLSTATEs of PostgreSQL alone
+    return getattr(told, "sqlstate", None) or getattr(error, "sqlstate", None) or ""
 
 
 def is_about_the_statement(error: JoexError) -> bool:
@@ -128,16 +163,18 @@ def is_about_the_statement(error: JoexError) -> bool:
     return type(error) is JoexError or isinstance(error, InvalidJob)
 
 
-def _data_error(error: BaseException, text: str) -> str:
-    constraint: str = getattr(error, "constraint_name", None) or ""
+def _data_error(error: BaseException, text: str) -> JoexError:
+    constraint: str = getattr(getattr(error, "diag", error), "constraint_name", None) or ""
+    if constraint == "job_pkey":
+        return DatabaseUnavailable(_STORED_MEANWHILE)
     if ": " in constraint:  # one that says what is expected (see migrations/0001_jobs.sql)
-        return constraint
+        return InvalidJob(constraint)
     field = re.fullmatch(r"(?:job|group_setting|executor|queue)_(\w+?)_check\d*", constraint)
     if field is not None:
         name = {"grp": "group", "name": "queue"}.get(field[1], field[1])
-        return f"{name}: not allowed: {text}"
+        return InvalidJob(f"{name}: not allowed: {text}")
     if constraint == "job_one_unfinished_per_tracker":
-        return f"tracker: an unfinished job has it already: {text}"
+        return InvalidJob(f"tracker: an unfinished job of the group has it already: {text}")
     if "\\u0000" in text or "unicode escape" in text.lower() or "0x00" in text:
-        return f"args: must not contain a NUL character (PostgreSQL can't store it): {text}"
-    return text
+        return InvalidJob(f"args: must not contain a NUL character (PostgreSQL can't store it): {text}")
+    return InvalidJob(text)

@@ -8,25 +8,28 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from joex.core.lease import Mark
+from joex.core.lease import Beat, Mark, ServerStart
 from joex.store.errors import translated
 from joex.store.statement import Connection, columns, statement
 
 EXECUTOR_LIVES = 1785685001
 """The first key of the session lock that a living executor holds on its id (`executor_alive_lock` in SQL)."""
 
-_REGISTER = statement("""
-    SELECT r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
+# (Functions of PostgreSQL that each role may call.)
+_SERVER_START = "pg_postmaster_start_time() AS started_at, pg_stat_get_bgwriter_stat_reset_time() AS statistics_since"
+_REGISTER = statement(f"""
+    SELECT {_SERVER_START}, r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
            (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
            extract(epoch FROM r.silent)::float8 AS other_silent, r.mark
     FROM joex_private.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[],
                                $9::text[], $10::integer, $11::text, $12::interval, $13::boolean, $14::integer,
                                $15::integer, $16::float8[], $17::bigint[]) r
-""")
+""")  # noqa: S608 - put together of constants
 _SERVE = statement("SELECT joex_private.serve_queue($1::text)")
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
-_HEARTBEAT = statement("SELECT joex_private.heartbeat($1::integer)")
+_HEARTBEAT = statement(f"SELECT joex_private.heartbeat($1::integer) AS mark, {_SERVER_START}")
+_OBSERVE = statement(f"SELECT joex.horizon() AS mark, {_SERVER_START}")
 _CHECK_RUNS = statement(
     "SELECT draining, lost, cancel, crowded FROM joex_private.check_runs($1::integer, $2::uuid[], $3::uuid[])"
 )
@@ -89,19 +92,19 @@ class Other:
 class Registered:
     """The answer to a registration: the new id; or the live executor with this app-id, or that the app-id is retired.
 
-    ``mark``: the id of the transaction (`joex.core.lease.Observation`).
+    ``beat``: what a judge learns of it (`joex.core.lease.Observation`).
     """
 
     id: int | None
     reclaimed: int
     other: Other | None
     retired: bool
-    mark: int
+    beat: Beat
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What an executor may have missed: see joex_private.check_runs in sql/60_executors.sql."""
+    """What an executor may have missed: see joex_private.check_runs in sql/60_executors.sql. ``lost`` has lock ids."""
 
     draining: bool
     lost: list[UUID]
@@ -140,7 +143,8 @@ class Executor:
 
 _LIST = statement(f"""
     SELECT {columns(Executor)}
-    FROM joex.executors WHERE $1::boolean OR left_at IS NULL ORDER BY left_at IS NOT NULL, app_id, id LIMIT $2::integer
+    FROM joex.executors WHERE $1::boolean OR left_at IS NULL
+    ORDER BY left_at IS NOT NULL, app_id, started_at LIMIT $2::integer
 """)  # noqa: S608 - put together of constants
 
 
@@ -176,7 +180,7 @@ async def register(
     other = None
     if row["other_id"] is not None:
         other = Other(*(row[f"other_{name}"] for name in ("id", "host", "boot_id", "pid", "process_start", "silent")))
-    return Registered(row["id"], row["reclaimed"], other, row["retired"], row["mark"])
+    return Registered(row["id"], row["reclaimed"], other, row["retired"], _beat(row))
 
 
 async def serve(connection: Connection, queue: str) -> None:
@@ -191,11 +195,21 @@ async def hold_lock(connection: Connection, executor: int) -> bool:
         return bool(await connection.fetchval(_HOLD, EXECUTOR_LIVES, executor))
 
 
-async def heartbeat(connection: Connection, executor: int) -> int | None:
-    """Renew the lease; returns the id of the transaction (`joex.core.lease.Observation`). None: the lease is over."""
+async def heartbeat(connection: Connection, executor: int) -> Beat | None:
+    """Renew the lease; returns what a judge learns of it (`joex.core.lease.Observation`). None: the lease is over."""
     with translated():
-        beat: int | None = await connection.fetchval(_HEARTBEAT, executor)
-        return beat
+        row: Any = await connection.fetchrow(_HEARTBEAT, executor)
+    return None if row["mark"] is None else _beat(row)
+
+
+async def observe(connection: Connection) -> Beat:
+    """What a judge without a lease learns instead of that."""
+    with translated():
+        return _beat(await connection.fetchrow(_OBSERVE))
+
+
+def _beat(row: Any) -> Beat:
+    return Beat(row["mark"], ServerStart(row["started_at"], row["statistics_since"]))
 
 
 async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Checked:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,9 +24,14 @@ _SUBMIT = statement("""
     SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz,
                        $9::text, $10::integer)
 """)
+_SUBMIT_ONCE = statement("""
+    SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz,
+                       $9::text, $10::integer, $11::uuid, $12::text)
+""")
 _SUBMIT_MANY = statement("""
     SELECT ARRAY(SELECT joex.submit_many($1::text[], $2::text[]::jsonb[], $3::text[], $4::text[], $5::text[],
-                                         $6::text[], $7::text[], $8::timestamptz[], $9::text[], $10::integer[]))
+                                         $6::text[], $7::text[], $8::timestamptz[], $9::text[], $10::integer[],
+                                         $11::uuid, $12::text))
 """)
 _CANCEL = statement("SELECT joex.cancel($1::uuid)")
 _SET_PRIORITY = statement("SELECT joex.set_priority($1::uuid, $2::text)")
@@ -38,19 +45,8 @@ _DELETE_FINISHED = statement("""
     SELECT jobs, upto FROM joex.delete_finished($1::text[], clock_timestamp() - $2::interval, $3::integer,
                                                 coalesce($4::timestamptz, '-infinity'))
 """)
-_FORGET_LINES = statement("SELECT joex_private.forget_lines($1::uuid, $2::integer)")
+_LOCK_ENDED = statement("SELECT true FROM joex_private.job WHERE id = $1::uuid AND finished_at IS NOT NULL FOR UPDATE")
 _WHY = statement("SELECT reason, detail::text FROM joex.why($1::uuid)")
-_LOG = statement("""
-    SELECT seq, attempt, at, level, message FROM joex.log($1::uuid, $2::bigint, $3::integer)
-""")
-# (No order over all jobs, which would sort what each job's index gives in order.)
-_LATEST_LOG = statement("""
-    SELECT j.id, l.seq, l.attempt, l.at, l.level, l.message FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL (
-        SELECT seq, attempt, at, level, message FROM joex_private.job_log
-        WHERE job_id = j.id ORDER BY seq DESC LIMIT $2::integer) l
-    UNION ALL
-    SELECT j.id, l.* FROM unnest($1::uuid[]) AS j(id) CROSS JOIN LATERAL joex_private.log_of_success(j.id) l
-""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +82,21 @@ class Job:
     seq: int
 
 
-COLUMNS = columns(
-    Job, group="grp", args="args::text", priority="priority::text", state="state::text", result="result::text"
-)
-_GET = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
-
-
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """A line of a job's log; ``seq`` orders the lines of all attempts."""
-
-    seq: int
-    attempt: int
-    at: datetime
-    level: str
-    message: str
+PAYLOADS = {
+    "args": "args::text",
+    "progress_message": "progress_message",
+    "message": "message",
+    "result": "result::text",
+    "error": "error",
+}
+"""The columns of a job that may be large, and are not for everyone."""
+_AS_TEXT = {"group": "grp", "priority": "priority::text", "state": "state::text"}
+COLUMNS = columns(Job, **_AS_TEXT, **PAYLOADS)
+HEADS = columns(Job, PAYLOADS, **_AS_TEXT)
+"""The other columns."""
+_PLACE = statement("SELECT queue, grp FROM joex_private.job WHERE id = $1::uuid")
+_GET = statement(f"SELECT {COLUMNS} FROM joex.jobs WHERE id = $1::uuid")  # noqa: S608 - put together of constants
+_GET_HEAD = statement(f"SELECT {HEADS} FROM joex.jobs WHERE id = $1::uuid")  # noqa: S608 - likewise
 
 
 def json_text(field: str, value: Any) -> str:
@@ -151,11 +147,18 @@ def _refuse_fault(field: str, value: Any) -> None:
             raise InvalidJob(f"{field}{fault[0]}: can't be stored as JSON: {fault[1]}")
 
 
-async def submit(connection: Connection, job: NewJob) -> UUID | None:
-    """Submit a job in the connection's transaction; returns its id, or None if its tracker has an unfinished job."""
+async def submit(
+    connection: Connection, job: NewJob, once: UUID | None = None, trace_context: str | None = None
+) -> UUID | None:
+    """Submit a job in the connection's transaction; returns its id, or None if its tracker has an unfinished job.
+
+    ``once``: names this submission, so that a repetition with the same name stores nothing more. ``trace_context``:
+    see `joex.core.trace_context`.
+    """
+    is_plain = once is None and trace_context is None
     with translated():
         found: UUID | None = await connection.fetchval(
-            _SUBMIT,
+            _SUBMIT if is_plain else _SUBMIT_ONCE,
             job.task,
             json_text("args", job.args),
             job.group,
@@ -166,8 +169,24 @@ async def submit(connection: Connection, job: NewJob) -> UUID | None:
             job.not_before,
             job.tracker,
             job.retries,
+            *(() if is_plain else (once, trace_context)),
         )
     return found
+
+
+def id_once(once: UUID, queue: str, group: str) -> UUID:
+    """The id of the job that `submit` stores under this name, known before it does (see sql/20_submit.sql)."""
+    row = ",".join(_field_of_row(field) for field in (str(once), "1", queue, group))
+    digest = hashlib.sha256(f"({row})".encode()).hexdigest()
+    return UUID(f"{once.hex[:12]}8{digest[:3]}8{digest[3:18]}")
+
+
+def _field_of_row(text: str) -> str:
+    """A text as a field of a row that PostgreSQL turns into text."""
+    if not text or re.search(r'[\\"(),\t-\r ]', text):
+        doubled = text.replace("\\", r"\\").replace('"', '""')
+        return f'"{doubled}"'
+    return text
 
 
 async def submit_many(connection: Connection, jobs: Sequence[NewJob]) -> list[UUID | None]:
@@ -175,20 +194,28 @@ async def submit_many(connection: Connection, jobs: Sequence[NewJob]) -> list[UU
     return await submit_batches(connection, [columns_of(jobs)] if jobs else [])
 
 
-async def submit_batches(connection: Connection, batches: Sequence[Columns]) -> list[UUID | None]:
-    """Submit all jobs of these batches, or none; answers as `submit_many`."""
+async def submit_batches(
+    connection: Connection,
+    batches: Sequence[Columns],
+    onces: Sequence[UUID | None] = (),
+    trace_context: str | None = None,
+) -> list[UUID | None]:
+    """Submit the jobs of all batches, or none; answers as `submit_many`. ``onces``: as for `submit`, of each batch."""
+    names = onces or [None] * len(batches)
     with translated():
         if len(batches) == 1 and not connection.is_in_transaction():
-            return await _submit_batch(connection, batches[0], 0)  # a statement is a transaction
+            return await _submit_batch(connection, batches[0], names[0], trace_context)  # a statement is a transaction
         ids: list[UUID | None] = []
         if batches:
             async with connection.transaction():
-                for batch in batches:
-                    ids += await _submit_batch(connection, batch, len(ids))
+                for batch, once in zip(batches, names, strict=True):
+                    ids += await _submit_batch(connection, batch, once, trace_context, len(ids))
     return ids
 
 
-async def _submit_batch(connection: Connection, batch: Columns, first: int = 0) -> list[UUID | None]:
+async def _submit_batch(
+    connection: Connection, batch: Columns, once: UUID | None, trace_context: str | None, first: int = 0
+) -> list[UUID | None]:
     args: list[str | None] = []
     try:
         for each in batch.args:
@@ -207,6 +234,8 @@ async def _submit_batch(connection: Connection, batch: Columns, first: int = 0) 
         column(batch.not_before),
         column(batch.trackers),
         column(batch.retries),
+        once,
+        trace_context,
     )
     return ids
 
@@ -269,18 +298,24 @@ async def delete_finished(
     return row["jobs"], row["upto"]
 
 
-async def forget_lines(connection: Connection, after: UUID, most: int = 10_000) -> UUID | None:
-    """Delete the log lines whose jobs are gone, of the next jobs after this one; returns the last, None: no more."""
+async def get_job(connection: Connection, job_id: UUID, *, payloads: bool = True) -> Job | None:
+    """A job, or None. Without ``payloads`` these are not read, and are None."""
     with translated():
-        found: UUID | None = await connection.fetchval(_FORGET_LINES, after, most)
-    return found
-
-
-async def get_job(connection: Connection, job_id: UUID) -> Job | None:
-    """A job, or None."""
-    with translated():
-        row = await connection.fetchrow(_GET, job_id)
+        row = await connection.fetchrow(_GET if payloads else _GET_HEAD, job_id)
     return None if row is None else job_of(row)
+
+
+async def lock_ended(connection: Connection, job_id: UUID) -> bool:
+    """Lock a job that has ended until the end of the transaction, so that it stays so; False: it has not ended."""
+    with translated():
+        return bool(await connection.fetchval(_LOCK_ENDED, job_id))
+
+
+async def place_of(connection: Connection, job_id: UUID) -> tuple[str, str] | None:
+    """The queue and the group of a job, which never change; None: there is no such job."""
+    with translated():
+        row = await connection.fetchrow(_PLACE, job_id)
+    return None if row is None else (row["queue"], row["grp"])
 
 
 async def why(connection: Connection, job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
@@ -290,26 +325,9 @@ async def why(connection: Connection, job_id: UUID) -> list[tuple[str, dict[str,
     return [(row["reason"], from_json(row["detail"])) for row in rows]
 
 
-async def job_log(connection: Connection, job_id: UUID, *, after: int = 0, most: int = 10_000) -> list[LogEntry]:
-    """The log of all attempts of a job, in order; ``after`` is the seq of the last line that is known."""
-    with translated():
-        rows = await connection.fetch(_LOG, job_id, after, most)
-    return [LogEntry(*row) for row in rows]
-
-
-async def latest_log(connection: Connection, job_ids: Sequence[UUID], most: int) -> dict[UUID, list[LogEntry]]:
-    """The latest lines, at most ``most``, of each of these jobs, in order; a job that has none is left out."""
-    with translated():
-        rows = await connection.fetch(_LATEST_LOG, job_ids, most)
-    logs: dict[UUID, list[LogEntry]] = {}
-    for job_id, *entry in rows:
-        logs.setdefault(job_id, []).append(LogEntry(*entry))
-    return {job_id: sorted(log, key=lambda line: line.seq)[-most:] for job_id, log in logs.items()}
-
-
 def job_of(row: Any) -> Job:
-    """A job from a row of `COLUMNS`."""
-    values = dict(row)
-    values["args"] = read_json(values["args"])
-    values["result"] = None if values["result"] is None else read_json(values["result"])
+    """A job from a row of `COLUMNS`, or of `HEADS`: its payloads are None."""
+    values: dict[str, Any] = {**dict.fromkeys(PAYLOADS), **row}
+    for name in ("args", "result"):
+        values[name] = None if values[name] is None else read_json(values[name])
     return Job(**values)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
+from joex.core.access import EVERYTHING, Bounds
+from joex.store.bounded import UNLIMITED, fitting, listing
 from joex.store.errors import translated
 from joex.store.jobs import read_json
 from joex.store.statement import Connection, columns, statement
@@ -17,7 +19,10 @@ from joex.store.statement import Connection, columns, statement
 
 @dataclass(frozen=True, slots=True)
 class KeyedRow:
-    """A job as its caller, or a worker, sees it. ``key``: None for a submitted job; ``lock_id``: of the latest run."""
+    """A job as its caller, or a worker, sees it.
+
+    ``key``: None for a submitted job; ``lock_id``: of the latest run; ``trace_context``: of its submission.
+    """
 
     id: UUID
     type: str
@@ -34,37 +39,51 @@ class KeyedRow:
     cancel_requested: bool
     resubmit_requested: bool
     lock_id: UUID | None
+    trace_context: str | None
 
 
 _ADD = statement("""
     SELECT joex_private.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
                             subject => $8::text, submitter => $9::text, cancel => $10::boolean,
-                            resubmit => $11::boolean)
+                            resubmit => $11::boolean, trace_context => $12::text)
 """)
 _FIND = statement("SELECT joex_private.find($1::text, $2::bytea)")
 _REMOVE = statement("SELECT joex.remove($1::uuid)")
 _RESUBMIT = statement("SELECT joex_private.resubmit($1::uuid)")
-COLUMNS = columns(KeyedRow, type="task", group="grp", data="args::text", opts="opts::text", state="state::text")
+_FIELDS = frozenset(KeyedRow.__match_args__)
+_PAYLOADS = {"data": "args::text", "opts": "opts::text"}
+_AS_TEXT = {"type": "task", "group": "grp", "state": "state::text"}
+COLUMNS = columns(KeyedRow, **_AS_TEXT, **_PAYLOADS)
 """What a statement selects for `row_of`."""
+_HEADS = columns(KeyedRow, _PAYLOADS, **_AS_TEXT)
 _GET = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
+_GET_HEAD = statement(f"SELECT {_HEADS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - likewise
 _FIND_MANY = statement("""
     SELECT joex_private.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
 """)
 _READ = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
-_LIST = statement(f"""
-    SELECT {COLUMNS} FROM joex_private.job
+_LIST = listing(
+    f"""
+    SELECT {_HEADS} FROM joex_private.job
     WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR key > $2::bytea)
       AND ($3::text[] IS NULL OR state::text = ANY ($3))
+      AND ($5::text[] IS NULL OR queue = ANY ($5)) AND ($6::text[] IS NULL OR grp = ANY ($6))
     ORDER BY key LIMIT $4::integer
-""")  # noqa: S608 - likewise
+    """,  # noqa: S608 - likewise
+    "joex_private.job",
+    _PAYLOADS,
+    7,
+)
 _COUNT = statement("""
     SELECT count(*) FILTER (WHERE finished_at IS NULL AND state <> 'running') AS pending,
            count(*) FILTER (WHERE state = 'running') AS running,
            count(*) FILTER (WHERE finished_at IS NOT NULL) AS finished
     FROM joex_private.job WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR rank <= $2)
+      AND ($3::text[] IS NULL OR queue = ANY ($3)) AND ($4::text[] IS NULL OR grp = ANY ($4))
 """)
 _ACTIVE = statement("""
     SELECT key FROM joex_private.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
+      AND ($2::text[] IS NULL OR queue = ANY ($2)) AND ($3::text[] IS NULL OR grp = ANY ($3))
 """)
 
 
@@ -85,7 +104,7 @@ class NewKeyedJob:
     resubmit: bool
 
 
-async def add(connection: Connection, job: NewKeyedJob) -> UUID | None:
+async def add(connection: Connection, job: NewKeyedJob, trace_context: str | None = None) -> UUID | None:
     """Add a job; None if its type has one with this key already."""
     with translated():
         found: UUID | None = await connection.fetchval(
@@ -101,6 +120,7 @@ async def add(connection: Connection, job: NewKeyedJob) -> UUID | None:
             job.submitter,
             job.cancel,
             job.resubmit,
+            trace_context,
         )
     return found
 
@@ -136,38 +156,55 @@ async def resubmit(connection: Connection, job_id: UUID) -> str:
         return str(await connection.fetchval(_RESUBMIT, job_id))
 
 
-async def get(connection: Connection, job_id: UUID) -> KeyedRow | None:
-    """A job, or None."""
+async def get(connection: Connection, job_id: UUID, *, payloads: bool = True) -> KeyedRow | None:
+    """A job, or None. Without ``payloads`` these are not read: ``data`` is None, and ``opts`` empty."""
     with translated():
-        row = await connection.fetchrow(_GET, job_id)
+        row = await connection.fetchrow(_GET if payloads else _GET_HEAD, job_id)
     return None if row is None else row_of(row)
 
 
 async def list_keyed(
-    connection: Connection, job_type: str, after: bytes | None, states: Sequence[str] | None, most: int
-) -> list[KeyedRow]:
-    """The jobs of a type in the order of their ids, after one of them."""
+    connection: Connection,
+    job_type: str,
+    after: bytes | None,
+    states: Sequence[str] | None,
+    most: int,
+    *,
+    bounds: Bounds = EVERYTHING,
+    most_bytes: int = UNLIMITED,
+) -> tuple[list[KeyedRow], bool]:
+    """The jobs of a type in the order of their ids, after one of them; and whether there are more.
+
+    At most ``most`` jobs, with ``most_bytes`` of payloads, but one at least. `joex.store.bounded.NOTHING`: without
+    payloads, as `get`.
+    """
     with translated():
-        rows = await connection.fetch(_LIST, job_type, after, states, most)
-    return [row_of(row) for row in rows]
+        rows = await connection.fetch(
+            _LIST, job_type, after, states, most + 1, bounds.queues, bounds.groups, most_bytes, 1
+        )
+    ends = min(fitting(rows, most_bytes, "data")[0], most)
+    return [row_of(row) for row in rows[:ends]], len(rows) > ends
 
 
-async def count(connection: Connection, job_type: str, max_rank: bytes | None = None) -> dict[str, int]:
+async def count(
+    connection: Connection, job_type: str, max_rank: bytes | None = None, bounds: Bounds = EVERYTHING
+) -> dict[str, int]:
     """How many jobs of a type are pending, running, finished; none whose rank is above ``max_rank``."""
     with translated():
-        return dict(await connection.fetchrow(_COUNT, job_type, max_rank) or {})
+        return dict(await connection.fetchrow(_COUNT, job_type, max_rank, bounds.queues, bounds.groups) or {})
 
 
-async def active(connection: Connection, job_type: str) -> list[bytes]:
+async def active(connection: Connection, job_type: str, bounds: Bounds = EVERYTHING) -> list[bytes]:
     """The keys of the jobs of a type that run."""
     with translated():
-        return sorted(row["key"] for row in await connection.fetch(_ACTIVE, job_type))
+        rows = await connection.fetch(_ACTIVE, job_type, bounds.queues, bounds.groups)
+    return sorted(row["key"] for row in rows)
 
 
 def row_of(row: Any) -> KeyedRow:
-    """A row of the database with the `COLUMNS`."""
-    values = dict(row)
-    values["data"] = read_json(values["data"])
-    opts = values["opts"]
-    values["opts"] = {} if opts is None else read_json(opts)
+    """A row of the database with the `COLUMNS`, or the `_HEADS`."""
+    values: dict[str, Any] = dict.fromkeys(_PAYLOADS)
+    values.update((name, value) for name, value in row.items() if name in _FIELDS)
+    values["data"] = None if values["data"] is None else read_json(values["data"])
+    values["opts"] = {} if values["opts"] is None else read_json(values["opts"])
     return KeyedRow(**values)

@@ -61,6 +61,8 @@ _VERSIONS_TABLE = """
 """
 _HAS_VERSIONS = statement("SELECT to_regclass('joex_private.migration') IS NOT NULL")
 _HAS_PUBLIC = statement("SELECT to_regnamespace('joex') IS NOT NULL")
+_SECURE = statement("SELECT joex_private.secure()")
+_SECURE_ONLY = statement("SELECT joex_private.secure(p_grants => false)")
 _ENCODING = statement("SELECT getdatabaseencoding()")
 # (PostgreSQL keeps all other roles from changing what is not theirs.)
 _PLANTED = statement("""
@@ -177,9 +179,11 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
         _refuse_newer(version, known)
         missing = [migration for migration in known if migration.number > version]
         has_public = await connection.fetchval(_HAS_PUBLIC)  # DROP SCHEMA joex alone leaves all jobs where they are
+        # (The operators of views are looked up when the views are made: no role may put its own in the way.)
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL client_min_messages = warning")
         if not missing and has_public:
+            await connection.execute(_SECURE_ONLY)  # a dump without rights may have been restored
             return []
-        await connection.execute("SET LOCAL client_min_messages = warning")
         await connection.execute(_WAIT_BRIEFLY, is_long)
         await connection.execute(_VERSIONS_TABLE)
         for migration in missing:
@@ -188,6 +192,7 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
         defined = set(await connection.fetchval(_DEFINED, version) or ()) if has_public else set()
         wanted = definitions()
         await connection.execute("\n".join(one.sql for one in wanted if one.digest not in defined))
+        await connection.execute(_SECURE)
         digests = [one.digest for one in wanted]
         await connection.executemany(_RECORD, [(one.number, one.name, digests) for one in missing])
     return [migration.name for migration in missing]

@@ -8,13 +8,15 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from joex.core.access import EVERYTHING, Bounds
 from joex.core.periodic import SYSTEM_OWNER, Decision, NewPeriodicTask, Schedule
+from joex.store.bounded import UNLIMITED, fitting, listing
 from joex.store.errors import translated
 from joex.store.jobs import json_text, read_json
 from joex.store.statement import Connection, statement
 
 CHANNEL = "joex_periodic"
-"""The channel for changes of periodic tasks by their owners; the payload is the id."""
+"""The channel for changes of periodic tasks by their owners; its notifications say nothing else."""
 
 _DUE = statement("""
     SELECT id, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run, starting_deadline,
@@ -45,18 +47,29 @@ _PUT = statement("""
     SELECT joex.put_periodic_task($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::text, $7::text, $8::text,
                                   $9::text, $10::text, $11::interval, $12::boolean, $13::text)
 """)
+_PUT_OWN = statement("""
+    SELECT joex_private.store_periodic_task($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::text, $7::text,
+                                            $8::text, $9::text, $10::text, $11::interval, $12::boolean, $13::text)
+""")
 _REMOVE = statement("SELECT joex.remove_periodic_task($1::text, $2::text, $3::boolean)")
 _ENABLE = statement("SELECT joex.enable_periodic_task($1::text, $2::boolean, $3::text, $4::boolean)")
 _KEEP = statement("SELECT joex_private.keep_periodic_tasks($1::text, $2::text[])")
 _RUN = statement("SELECT answer, job FROM joex.run_periodic_task($1::text)")
-_LIST = statement("""
-    SELECT id, owner, enabled, task, timer, zone, args::text, grp, queue, priority::text, subject, submitter,
+_LIST = listing(
+    """
+    SELECT id, owner, enabled, task, timer, zone, grp, queue, priority::text, subject, submitter,
            starting_deadline, nextrun, last_run, last_outcome, last_job, last_job_state::text, error, worker, marked,
            created_at, changed_at
     FROM joex.periodic_tasks
     WHERE ($1::text[] IS NULL OR id = ANY ($1)) AND ($2::text IS NULL OR owner = $2) AND ($3::text IS NULL OR id > $3)
+      AND ($5::text[] IS NULL OR queue = ANY ($5)) AND ($6::text[] IS NULL OR grp = ANY ($6))
+      AND ($7::text IS NULL OR owner <> $7)
     ORDER BY id LIMIT $4::integer
-""")
+    """,
+    "joex.periodic_tasks",
+    {"args": "args::text"},
+    8,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +179,14 @@ async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due,
 
 
 async def put(connection: Connection, task: NewPeriodicTask, owner: str) -> str:
-    """Set a periodic task; answers set, same, or not_yours (the one with this id has another owner)."""
+    """Set a periodic task; answers set, same, or not_yours (the one with this id has another owner).
+
+    With `SYSTEM_OWNER` this is for Joex's own code: joex.put_periodic_task refuses that owner.
+    """
     with translated():
         return str(
             await connection.fetchval(
-                _PUT,
+                _PUT_OWN if owner == SYSTEM_OWNER else _PUT,
                 task.id,
                 task.task,
                 task.timer,
@@ -222,9 +238,32 @@ async def list_tasks(
     most: int = 1000,
 ) -> list[PeriodicTask]:
     """Periodic tasks in the order of their ids, after one of them."""
+    tasks, _ = await page_of_tasks(connection, ids, owner=owner, after=after, most=most)
+    return tasks
+
+
+async def page_of_tasks(
+    connection: Connection,
+    ids: Sequence[str] | None = None,
+    *,
+    owner: str | None = None,
+    after: str | None = None,
+    most: int = 1000,
+    bounds: Bounds = EVERYTHING,
+    most_bytes: int = UNLIMITED,
+) -> tuple[list[PeriodicTask], bool]:
+    """Periodic tasks in the order of their ids, after one of them; and whether there are more.
+
+    At most ``most`` tasks, with ``most_bytes`` of arguments, but one at least. `joex.store.bounded.NOTHING`: their
+    arguments are None. No bounds hold Joex's own.
+    """
+    not_of = SYSTEM_OWNER if bounds.are_set else None
     with translated():
-        rows = await connection.fetch(_LIST, ids, owner, after, most)
-    return [_task_of(row) for row in rows]
+        rows = await connection.fetch(
+            _LIST, ids, owner, after, most + 1, bounds.queues, bounds.groups, not_of, most_bytes, 1
+        )
+    ends = min(fitting(rows, most_bytes, "args")[0], most)
+    return [_task_of(row) for row in rows[:ends]], len(rows) > ends
 
 
 def _left_out(system: bool) -> list[str]:  # noqa: FBT001 - passed on
@@ -233,6 +272,7 @@ def _left_out(system: bool) -> list[str]:  # noqa: FBT001 - passed on
 
 def _task_of(row: Any) -> PeriodicTask:
     values = dict(row)
+    del values["nr"], values["size"]
     values["group"] = values.pop("grp")
-    values["args"] = read_json(values["args"])
+    values["args"] = None if values["args"] is None else read_json(values["args"])
     return PeriodicTask(**values)

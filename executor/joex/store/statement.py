@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ def statement(sql: str) -> str:
     return sql
 
 
-def columns(of: type[Any], **expressions: str) -> str:
+def columns(of: type[Any], leave_out: Collection[str] = (), **expressions: str) -> str:
     """The columns of a dataclass or a named tuple: its fields in their order, or these expressions instead."""
-    return ", ".join(f'{expressions[name]} AS "{name}"' if name in expressions else name for name in of.__match_args__)
+    names = [name for name in of.__match_args__ if name not in leave_out]
+    return ", ".join(f'{expressions[name]} AS "{name}"' if name in expressions else name for name in names)
 
 
 def column(values: list[T | None] | None) -> list[T | None] | None:

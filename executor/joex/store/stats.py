@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from joex.core.access import EVERYTHING, Bounds
+from joex.core.fairness import Cursor
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 _QUEUES = statement("""
     SELECT queue, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, groups FROM joex.queue_stats
     ORDER BY queue
+""")
+# (As the view joex.queue_stats, of the groups and queues that a caller may reach.)
+_QUEUES_WITHIN = statement("""
+    SELECT queue, sum(waiting)::bigint, sum(deferred)::bigint, sum(scheduled)::bigint, sum(running)::bigint,
+           sum(stuck)::bigint, max(oldest_runnable_seconds) FILTER (
+               WHERE NOT paused AND (max_running IS NULL OR scheduled + running < max_running)), count(*)
+    FROM joex.group_stats WHERE ($1::text[] IS NULL OR queue = ANY ($1)) AND ($2::text[] IS NULL OR grp = ANY ($2))
+    GROUP BY queue ORDER BY queue
 """)
 _SHARES = statement("""
     SELECT queue, active_groups, largest_group, largest_share, median_wait_seconds, longest_wait_seconds, groups_behind,
@@ -19,9 +30,10 @@ _SHARES = statement("""
 """)
 _GROUPS = statement("""
     SELECT queue, grp, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, weight, paused,
-           max_running, bucket
-    FROM joex.group_stats WHERE $1::text IS NULL OR queue = $1
-    ORDER BY waiting + running DESC, queue, grp LIMIT $2::integer
+           max_running, bucket, max_waiting
+    FROM joex.group_stats
+    WHERE ($1::text[] IS NULL OR queue = ANY ($1)) AND ($2::text[] IS NULL OR grp = ANY ($2))
+    ORDER BY waiting + running DESC, queue, grp LIMIT $3::integer
 """)
 _NOW = statement("SELECT clock_timestamp()")
 # Two parts, as there are two indexes; and with two ends, so that no planner takes this for a large part of the table.
@@ -34,11 +46,28 @@ _FINISHED = statement("""
         WHERE finished_at > $1::timestamptz AND finished_at <= $2::timestamptz AND key IS NOT NULL
     ) ended GROUP BY queue
 """)
-_SETTINGS = statement("""
-    SELECT queue, grp, weight, paused, max_running FROM joex_private.group_setting
-    WHERE $1::text IS NULL OR queue = $1 ORDER BY queue, grp LIMIT $2::integer
+_ENDED = statement("""
+    SELECT queue, state::text, date_trunc('minute', finished_at) AS minute, count(*) FROM (
+        SELECT queue, state, finished_at FROM joex_private.job
+        WHERE finished_at >= $1::timestamptz AND finished_at <= $2::timestamptz AND key IS NULL
+        UNION ALL
+        SELECT queue, state, finished_at FROM joex_private.job
+        WHERE finished_at >= $1::timestamptz AND finished_at <= $2::timestamptz AND key IS NOT NULL
+    ) ended GROUP BY 1, 2, 3
 """)
-_SET_GROUP = statement("SELECT joex.set_group($1::text, $2::text, $3::integer, $4::boolean, $5::integer)")
+_PLACES = statement("SELECT name, joex_private.ring(name) FROM unnest($1::text[]) AS given(name)")
+_CURSORS = statement("SELECT name, pg_sequence_last_value(cursor) FROM joex_private.queue")
+_QUEUES_OF_WORKERS = statement("""
+    SELECT DISTINCT queue FROM joex_private.watch WHERE for_workers AND until > clock_timestamp()
+""")
+_SETTINGS = statement("""
+    SELECT queue, grp, weight, paused, max_running, max_waiting FROM joex_private.group_setting
+    WHERE ($1::text[] IS NULL OR queue = ANY ($1)) AND ($2::text[] IS NULL OR grp = ANY ($2))
+    ORDER BY queue, grp LIMIT $3::integer
+""")
+_SET_GROUP = statement(
+    "SELECT joex.set_group($1::text, $2::text, $3::integer, $4::boolean, $5::integer, max_waiting => $6::integer)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +128,17 @@ class GroupStats:
     paused: bool
     max_running: int | None
     bucket: int
+    max_waiting: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How many jobs of a queue have ended in a state within a minute, which begins at ``minute``."""
+
+    queue: str
+    state: str
+    minute: datetime
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +150,7 @@ class GroupSetting:
     weight: int
     paused: bool
     max_running: int | None
+    max_waiting: int | None
 
 
 async def queue_stats(connection: Connection) -> list[QueueStats]:
@@ -124,10 +165,18 @@ async def queue_shares(connection: Connection) -> list[Shares]:
         return [Shares(*row) for row in await connection.fetch(_SHARES)]
 
 
-async def shared_queue_stats(connection: Connection) -> list[QueueStats]:
-    """The queues that have unfinished jobs, and how their slots are shared."""
+async def shared_queue_stats(connection: Connection, bounds: Bounds = EVERYTHING) -> list[QueueStats]:
+    """The queues that have unfinished jobs, and how their slots are shared; not within groups, as others have slots."""
+    if not bounds.are_set:
+        queues = await queue_stats(connection)
+    else:
+        with translated():
+            rows = await connection.fetch(_QUEUES_WITHIN, bounds.queues, bounds.groups)
+        queues = [QueueStats(*row) for row in rows]
+    if bounds.groups is not None:
+        return queues
     shares = {one.queue: one for one in await queue_shares(connection)}
-    return [replace(one, shares=shares.get(one.queue)) for one in await queue_stats(connection)]
+    return [replace(one, shares=shares.get(one.queue)) for one in queues]
 
 
 async def now(connection: Connection) -> datetime:
@@ -143,16 +192,49 @@ async def finished_between(connection: Connection, after: datetime, until: datet
         return {row[0]: row[1] for row in await connection.fetch(_FINISHED, after, until)}
 
 
-async def group_stats(connection: Connection, queue: str | None = None, most: int = 100) -> list[GroupStats]:
+async def ended_by_minute(connection: Connection, since: datetime, until: datetime) -> list[Ended]:
+    """How many jobs of each queue have ended, minute by minute, in this time; reads only these."""
+    with translated():
+        return [Ended(*row) for row in await connection.fetch(_ENDED, since, until)]
+
+
+async def places(connection: Connection, groups: Sequence[str]) -> dict[str, int]:
+    """The places of groups on the rings of all queues. They never change."""
+    with translated():
+        return {row[0]: row[1] for row in await connection.fetch(_PLACES, groups)}
+
+
+async def queues_of_workers(connection: Connection) -> set[str]:
+    """The queues for whose jobs workers wait in an accept."""
+    with translated():
+        return {row[0] for row in await connection.fetch(_QUEUES_OF_WORKERS)}
+
+
+async def cursors(connection: Connection) -> dict[str, Cursor]:
+    """The ring cursors of the queues; a queue from which no executor has taken anything yet has none."""
+    with translated():
+        rows = await connection.fetch(_CURSORS)
+    return {name: Cursor(value >> 8, value & 255) for name, value in rows if value is not None}
+
+
+async def group_stats(
+    connection: Connection, queue: str | None = None, most: int = 100, bounds: Bounds = EVERYTHING
+) -> list[GroupStats]:
     """The groups that have unfinished jobs, the largest first."""
+    within = bounds.narrowed(queue)
     with translated():
-        return [GroupStats(*row) for row in await connection.fetch(_GROUPS, queue, most)]
+        rows = await connection.fetch(_GROUPS, within.queues, within.groups, most)
+    return [GroupStats(*row) for row in rows]
 
 
-async def group_settings(connection: Connection, queue: str | None = None, most: int = 1000) -> list[GroupSetting]:
+async def group_settings(
+    connection: Connection, queue: str | None = None, most: int = 1000, bounds: Bounds = EVERYTHING
+) -> list[GroupSetting]:
     """The groups that have settings of their own."""
+    within = bounds.narrowed(queue)
     with translated():
-        return [GroupSetting(*row) for row in await connection.fetch(_SETTINGS, queue, most)]
+        rows = await connection.fetch(_SETTINGS, within.queues, within.groups, most)
+    return [GroupSetting(*row) for row in rows]
 
 
 async def set_group(
@@ -163,7 +245,8 @@ async def set_group(
     weight: int | None = None,
     paused: bool | None = None,
     max_running: int | None = None,
+    max_waiting: int | None = None,
 ) -> None:
-    """Change settings of a group; None leaves one as it is, a ``max_running`` of -1 removes the limit."""
+    """Change settings of a group; None leaves one as it is, and -1 removes a limit."""
     with translated():
-        await connection.execute(_SET_GROUP, group, queue, weight, paused, max_running)
+        await connection.execute(_SET_GROUP, group, queue, weight, paused, max_running, max_waiting)

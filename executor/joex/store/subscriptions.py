@@ -15,21 +15,18 @@ from joex.store.errors import NO_MESSAGE, translated
 from joex.store.jobs import COLUMNS, Job, job_of
 from joex.store.statement import Connection, statement
 
-JOBS, EVENTS = "joex_jobs", "joex_events"
-"""The channels: changes of jobs that clients wait for; and all events."""
+JOBS = "joex_jobs"
+"""The channel of changes of jobs that clients wait for. (That of all events has a secret name.)"""
 
 _SUBSCRIBE = statement("SELECT joex.subscribe($1::text, $2::interval, $3::boolean)")
 _UNSUBSCRIBE = statement("SELECT joex.unsubscribe($1::text)")
+_EVENTS_CHANNEL = statement("SELECT joex.events_channel()")
 _WAIT_FOR = statement("SELECT joex.wait_for($1::text, $2::uuid[])")
 _WAIT_NO_MORE = statement("SELECT joex.wait_no_more($1::text, $2::uuid[])")
-# One snapshot: the versions include all changes of the transactions that have ended in it. A row's xmin is the
-# transaction that wrote this version of it; a mere lock does not change it.
-_VERSIONS = statement("""
-    SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS oldest_xid, array_agg(j.id) AS ids,
-           array_agg(j.xmin::text::bigint) AS xmins, array_agg(j.state::text) AS states
-    FROM joex_private.job j WHERE j.id = ANY ($1::uuid[])
-""")
-_READ = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - put together of constants
+_VERSIONS = statement("SELECT oldest_xid, ids, xmins, states FROM joex_private.versions($1::uuid[])")
+_READ = statement(f"SELECT {COLUMNS} FROM joex.jobs WHERE id = ANY ($1::uuid[])")  # noqa: S608 - put together of constants
+
+_STATES = statement("SELECT id, state::text FROM joex.jobs WHERE id = ANY ($1::uuid[])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +81,12 @@ async def subscribe(connection: Connection, name: str, duration: timedelta, *, e
         return bool(await connection.fetchval(_SUBSCRIBE, name, duration, events))
 
 
+async def events_channel(connection: Connection) -> str:
+    """The channel of all events, as it is called now."""
+    with translated():
+        return str(await connection.fetchval(_EVENTS_CHANNEL))
+
+
 async def unsubscribe(connection: Connection, name: str) -> None:
     """End a subscription."""
     with translated():
@@ -112,6 +115,12 @@ async def job_versions(connection: Connection, ids: Collection[UUID]) -> JobVers
     return JobVersions({job_id: Version(xmin, state) for job_id, xmin, state in seen}, row["oldest_xid"])
 
 
+async def job_states(connection: Connection, ids: Collection[UUID]) -> dict[UUID, str]:
+    """The states of jobs, without those that are gone."""
+    with translated():
+        return {row["id"]: row["state"] for row in await connection.fetch(_STATES, list(ids))}
+
+
 async def read_jobs(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Job]:
     """Read jobs, without those that are gone."""
     with translated():
@@ -128,7 +137,7 @@ def heard_jobs(payload: str) -> list[UUID]:
 
 
 def heard_event(payload: str) -> JobEvent | ExecutorEvent | None:
-    """The event of a notification on the channel `EVENTS`; None: a kind of a later version, or not Joex's."""
+    """The event of a notification on the channel of all events; None: a kind of a later version, or not Joex's."""
     with suppress(*NO_MESSAGE):
         event: dict[str, Any] = from_json(payload)
         match event["event"]:
@@ -138,3 +147,10 @@ def heard_event(payload: str) -> JobEvent | ExecutorEvent | None:
             case "executor-joined" | "executor-left" as kind:
                 return ExecutorEvent(kind, event["executor"], event["registration"], event["queues"], event["ending"])
     return None
+
+
+def ends_channel(payload: str) -> bool:
+    """Whether a notification on the channel of all events is its last one: the events have another channel now."""
+    with suppress(*NO_MESSAGE):
+        return bool(from_json(payload)["event"] == "channel-changed")
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from joex.store.errors import translated
@@ -14,6 +15,7 @@ _ACCEPT = statement(f"""
     SELECT {COLUMNS}
     FROM joex_private.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex_private.highest_rank()))
 """)  # noqa: S608 - likewise
+_FIND = statement("SELECT id, failures, retries FROM joex_private.run_of($1::text, $2::bytea, $3::uuid)")
 _UPDATE = statement("""
     SELECT u.answer, u.answer = 'ok' AND joex_private.goes_round($1::uuid) AS resubmit
     FROM joex.update($1::uuid, $2::uuid, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::integer, $7::text,
@@ -37,6 +39,21 @@ class Report:
     progress: int | None = None
     message: str | None = None
     resubmit: bool = False
+
+
+class Run(NamedTuple):
+    """The job of a run, and what decides about its retry: past failures, and the retries allowed if the job says it."""
+
+    job_id: UUID
+    failures: int
+    retries: int | None
+
+
+async def find(connection: Connection, job_type: str, key: bytes, lock_id: UUID) -> Run | None:
+    """The latest run of a job, if it has this lock id."""
+    with translated():
+        row = await connection.fetchrow(_FIND, job_type, key, lock_id)
+    return None if row is None else Run(*row)
 
 
 async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedRow]:

@@ -179,6 +179,11 @@ class JoexPoolSpec(Part):
         description="silence after which a dead executor's jobs move on",
         **between(timedelta(milliseconds=300), _HOUR),
     )
+    outage_patience: Duration = Field(
+        _MINUTE,
+        description="the longest outage of the database that interrupts no run, except of exclusive tasks; 0: none",
+        **between(_ZERO),
+    )
     replicas: int | None = Field(
         None,
         ge=0,

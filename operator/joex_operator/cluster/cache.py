@@ -28,6 +28,8 @@ class _InPool(Protocol):
     def namespace(self) -> str: ...
     @property
     def pool(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
 
 
 Observed = TypeVar("Observed", bound=_InPool)
@@ -60,12 +62,17 @@ class Indexer(Generic[Observed]):
         return one
 
     def drop(self, body: Body) -> Observed:
-        """Remove a deleted object; returns its last state. Its uid is kept, so that an older list can't revive it."""
+        """Remove a deleted object; returns its last state. Its uid is kept, so that an older list can't revive it.
+
+        Another object may have its name by now: a deletion is told late where a watch was cut.
+        """
         now = time.monotonic()
         self._dropped[body["metadata"]["uid"]] = now
         while len(self._dropped) > _MOST_REMEMBERED or next(iter(self._dropped.values())) < now - _REMEMBERED_FOR:
             self._dropped.popitem(last=False)
-        self._forget(_key(body))
+        known = self._objects.get(_key(body))
+        if known is not None and known[1].uid == body["metadata"]["uid"]:
+            self._forget(_key(body))
         return self._read(body)
 
     def of(self, namespace: str, pool: str) -> Iterable[Observed]:

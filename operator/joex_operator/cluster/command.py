@@ -8,6 +8,7 @@ from functools import partial
 
 from joex.cli.flags import with_settings
 from joex.config import load
+from joex.event_loop import new_event_loop
 from joex.observe.log_lines import capture_logging
 from joex_operator.cluster.settings import OperatorSettings
 
@@ -20,8 +21,6 @@ def operator(*, flags: dict[str, str | None]) -> None:
 
     It watches JoexPool and PeriodicTask objects and the queues of their databases. Of several operators one leads.
     """
-    import uvloop  # noqa: PLC0415 - the other commands do without
-
     from joex_operator.cluster.operator import run  # noqa: PLC0415 - kopf and kubernetes are slow to import
 
     settings = load(OperatorSettings, flags)
@@ -29,5 +28,5 @@ def operator(*, flags: dict[str, str | None]) -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)
     # In a thread kopf warns that it handles no signals, as intended.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run(settings))

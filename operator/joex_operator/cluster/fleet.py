@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from joex_operator.api.names import FIELD_MANAGER, REPLICA_LABEL
+from joex_operator.api.names import FIELD_MANAGER, MOST_REPLICAS, REPLICA_LABEL, replica_index
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.cluster.cache import Body, Cache, Key, version
 from joex_operator.cluster.event_recorder import EventRecorder
-from joex_operator.cluster.kubernetes_api import Conflict, KubernetesApi, NotFound, path_of
+from joex_operator.cluster.kubernetes_api import Conflict, Invalid, KubernetesApi, NotFound, path_of
 from joex_operator.cluster.secrets import Secrets
 from joex_operator.control.fleet import FleetError
 from joex_operator.decide import manifests, observed
@@ -18,6 +19,12 @@ from joex_operator.decide.events import Event
 from joex_operator.decide.replicas import Replica
 
 _PATHS = {"JoexPool": "joexpools", "PeriodicTask": "periodictasks"}
+_STRICT = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+"""Without this the API server drops a field that it does not know, such as a misspelt one."""
+_NO_DRY_RUN = "does not support dry run"
+"""What the API server says where a webhook of the cluster wants to see changes only if they are made."""
+_FOREIGN_FOR = 600.0
+"""Seconds for which no replica is created under a name that a Deployment of another owner has."""
 _GONE = (NotFound, Conflict)
 """The errors when the object is gone, or another one has its name: each change names the uid that it is meant for."""
 
@@ -37,23 +44,36 @@ class ClusterFleet:
         self._image = image
         self._secrets = Secrets(api)
         self._recorder = EventRecorder(api, identity)
+        self._checked: dict[str, str] = {}
+        self._foreign: dict[tuple[str, str], float] = {}
         self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
 
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""
-        return manifests.template_hash(pool, self._image)
+        return manifests.template_hash(pool, self._image, self._secrets.digest(pool))
 
     def replicas(self, pool: Pool) -> list[Replica]:
         """See `Fleet.replicas`."""
         return self.cache.replicas(pool.namespace, pool.name, pool.uid)
 
+    async def check(self, pool: Pool) -> None:
+        """See `Fleet.check`: a dry run, once for each template."""
+        template = self.template(pool)
+        if self._checked.get(pool.uid) == template:
+            return
+        manifest = manifests.replica_deployment(pool, MOST_REPLICAS, self._image)  # a name that no replica has
+        try:
+            await self._api.create(path_of(pool.namespace, "deployments"), manifest, **_STRICT, dryRun="All")
+        except Invalid as error:
+            if _NO_DRY_RUN not in str(error):
+                raise
+        self._checked[pool.uid] = template
+
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""
-        manifest = manifests.replica_deployment(pool, index, self._image)
+        manifest = manifests.replica_deployment(pool, index, self._image, self._secrets.digest(pool))
         try:
-            made: Body = await self._api.create(
-                path_of(pool.namespace, "deployments"), manifest, fieldManager=FIELD_MANAGER
-            )
+            made: Body = await self._api.create(path_of(pool.namespace, "deployments"), manifest, **_STRICT)
         except Conflict:
             made = await self._find_own(pool, manifest["metadata"]["name"])
         self.cache.deployments.put(made)
@@ -63,8 +83,16 @@ class ClusterFleet:
         there = await self._api.get(path_of(pool.namespace, "deployments", name))
         owners = [owner["uid"] for owner in there["metadata"].get("ownerReferences") or []]
         if pool.uid not in owners:
+            self._foreign[pool.namespace, name] = time.monotonic() + _FOREIGN_FOR
             raise FleetError(f"Deployment {name!r} exists in namespace {pool.namespace!r} and belongs to another owner")
         return there
+
+    def taken(self, pool: Pool) -> frozenset[int]:
+        """See `Fleet.taken`."""
+        now = time.monotonic()
+        self._foreign = {key: until for key, until in self._foreign.items() if until > now}
+        names = [name for namespace, name in self._foreign if namespace == pool.namespace]
+        return frozenset(index for name in names if (index := replica_index(pool.name, name)) is not None)
 
     async def delete(self, pool: Pool, replica: str, uid: str) -> None:
         """See `Fleet.delete`. In the foreground: the Deployment goes after its pods."""

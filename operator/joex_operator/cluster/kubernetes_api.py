@@ -40,7 +40,11 @@ class Conflict(ApiError):
     """The object exists already, has changed since it was read, or has another uid than the request names."""
 
 
-_ERRORS: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict}
+class Invalid(ApiError):
+    """The object is invalid."""
+
+
+_ERRORS: dict[int, type[ApiError]] = {400: Invalid, 404: NotFound, 409: Conflict, 422: Invalid}
 
 
 class KubernetesApi:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import time
 
 from joex.core.url import check_database_url
@@ -21,6 +22,7 @@ class Secrets:
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
         self._known: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
+        self._digests: dict[tuple[str, str], tuple[str, str, str]] = {}
 
     async def database_url(self, pool: Pool) -> str:
         """The URL of a pool's database.
@@ -52,8 +54,24 @@ class Secrets:
         # (Outside of the except blocks: an error of the decoder, which has all bytes, would be the context of this.)
         raise UrlUnknown("InvalidURL", f"{field}, key {ref.secret_key!r}: {problem}")
 
+    def digest(self, pool: Pool) -> str:
+        """A digest of the URL that was read last; empty: none was read.
+
+        It becomes part of an annotation, which more users may read than the secret. So it is slow to compute, and other
+        for each pool: who reads it can't try passwords in numbers.
+        """
+        _, data = self._known.get((pool.namespace, pool.spec.database.secret_name), (0.0, {}))
+        content = data.get(pool.spec.database.secret_key)
+        if content is None:
+            return ""
+        known = self._digests.get((pool.namespace, pool.name))
+        if known is None or known[:2] != (pool.uid, content):
+            made = hashlib.scrypt(content.encode(), salt=pool.uid.encode(), n=2**14, r=8, p=1, dklen=8).hex()
+            known = self._digests[pool.namespace, pool.name] = (pool.uid, content, made)
+        return known[2]
+
     def recheck(self, pool: Pool) -> None:
-        """Read the secret of a pool again soon, because its database has failed."""
+        """Read the secret of a pool again soon, because its database has failed, or an executor is not ready."""
         key = (pool.namespace, pool.spec.database.secret_name)
         until, data = self._known.get(key, (0.0, {}))
         if data:

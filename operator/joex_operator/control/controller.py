@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+from joex.core.backoff import retry_delay
 from joex.errors import JoexError
 from joex_operator.api.names import replica_of
 from joex_operator.api.objects import Pool, SpecError, parse_pool, reference
@@ -30,8 +31,7 @@ from joex_operator.metrics import OperatorMetrics
 _log = logging.getLogger("joex.operator")
 
 _WORKERS = 64
-_FIRST_RETRY = 0.25
-_LAST_RETRY = 60.0
+_FIRST_RETRY, _LAST_RETRY = timedelta(seconds=0.5), timedelta(minutes=1)
 _SOON = 0.02
 """Seconds within which several changes of a pool are merged into one reconcile."""
 
@@ -202,11 +202,12 @@ class Controller:
     async def _refuse(self, manifest: Mapping[str, Any], error: SpecError) -> None:
         ref = reference(manifest)
         stored = self._fleet.status(ref)
-        condition = refused(error)
-        status = with_conditions([condition], ref.generation, stored, datetime.now(UTC))
+        found = refused(error)
+        self.metrics.pools.refused(ref.namespace, ref.name, found)
+        status = with_conditions(found, ref.generation, stored, datetime.now(UTC))
         if status != stored:
             await self._fleet.set_status(ref, status)
-            await self._fleet.record_events(ref, events_of_change([condition], stored))
+            await self._fleet.record_events(ref, events_of_change(found, stored))
 
     def _failed(self, key: Key, error: Exception) -> float:
         """Log an error; returns the seconds until the next try, an exponential back-off."""
@@ -217,7 +218,7 @@ class Controller:
         else:
             _log.error("%s: a bug in Joex", where, exc_info=error)
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        return float(min(_FIRST_RETRY * 2**failures, _LAST_RETRY))
+        return retry_delay(_FIRST_RETRY, failures, _LAST_RETRY).total_seconds()
 
 
 def _desired_state(manifest: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from joex.core.lease import Mark, Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.notifications.listener import Listener
-from joex.store import periodic, pools
+from joex.store import executors, periodic, pools
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import NO_MESSAGE
-from joex.store.horizon import horizon
 from joex.store.migrate import check_schema, migrate
+from joex.trouble import Trouble
 from joex_operator.control.periodic_scheduler import SchedulerService
+from joex_operator.control.trouble_lines import trouble_lines
 from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.metrics import database_name
 
@@ -60,7 +61,7 @@ class Database:
         self, url: str, on_notification: OnNotification, *, migrate: bool, start_scheduler: StartScheduler
     ) -> None:
         self.name = database_name(url)
-        self._url = url
+        self.url = url
         self._on_notification = on_notification
         self._migrate = migrate
         self._start_scheduler = start_scheduler
@@ -72,6 +73,7 @@ class Database:
         self._try_again_at = 0.0
         self._observed = Observation(_ASK_EVERY)
         self._preparing = asyncio.Lock()
+        self._trouble = Trouble("listener", trouble_lines(f"listening for work in {self.name}"))
         self._listening = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
@@ -131,7 +133,7 @@ class Database:
     @asynccontextmanager
     async def stats_connection(self) -> AsyncIterator[Connection]:
         """A separate connection with a long timeout, for slow statements."""
-        connection = await connect(self._url, name="joex operator stats", within=60.0)
+        connection = await connect(self.url, name="joex operator stats", within=60.0)
         try:
             yield connection
         finally:
@@ -141,7 +143,7 @@ class Database:
         async with self._preparing:
             self._fail_with_others(before)
             if self._pool is None:
-                self._pool = await create_pool(self._url, most=_CONNECTIONS, name="joex operator", for_services=True)
+                self._pool = await create_pool(self.url, most=_CONNECTIONS, name="joex operator", for_services=True)
             if not self._is_prepared:
                 await self._prepare()
                 self._is_prepared = True
@@ -153,7 +155,7 @@ class Database:
             return self._pool
 
     async def _prepare(self) -> None:
-        connection = await connect(self._url, name="joex operator")
+        connection = await connect(self.url, name="joex operator")
         try:
             if not self._migrate:
                 await check_schema(connection)
@@ -168,19 +170,18 @@ class Database:
 
         A transaction pooler passes no notifications on: behind one the operator polls. It observes heartbeats anyway.
         """
-        logged = ""
         while True:
             migrates_first = self._migrate and not self._is_prepared
+            again_in = _LISTEN_AGAIN_IN
             try:
                 await self._listen_once()
             except (JoexError, OSError) as error:
-                if str(error) != logged and not (migrates_first and isinstance(error, SchemaError)):
-                    logged = str(error)
-                    _log.warning("listening for work: %s", logged)
-            await asyncio.sleep(_LISTEN_AGAIN_IN)
+                if not (migrates_first and isinstance(error, SchemaError)):
+                    again_in = self._trouble.failed(error)
+            await asyncio.sleep(again_in)
 
     async def _listen_once(self) -> None:
-        connection = await connect(self._url, name="joex operator listen", within=_CONNECT_WITHIN)
+        connection = await connect(self.url, name="joex operator listen", within=_CONNECT_WITHIN)
         try:
             listener = Listener(connection, asyncio.Event())
             await listener.start()
@@ -191,8 +192,9 @@ class Database:
                 self.periodic_changed()
             while not listener.is_lost:
                 sent = time.monotonic()  # this statement also notices a broken connection
-                mark = await horizon(connection)
-                self._observed.answered(sent, time.monotonic(), mark)
+                beat = await executors.observe(connection)
+                self._observed.answered(sent, time.monotonic(), beat)
+                self._trouble.over()
                 with suppress(DatabaseUnavailable):  # the session has ended: connect again, without a warning
                     await listener.woken(asyncio.get_running_loop().time() + _ASK_EVERY)
         finally:

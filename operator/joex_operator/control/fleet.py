@@ -27,6 +27,16 @@ class Fleet(Protocol):
     def replicas(self, pool: Pool) -> list[Replica]:
         """The replicas of a pool that have a Deployment, a pod or a process. Their ``executor`` is None."""
 
+    def taken(self, pool: Pool) -> frozenset[int]:
+        """The indices that no replica of a pool can have, because another owner has something of that name."""
+
+    async def check(self, pool: Pool) -> None:
+        """Check that a replica can be created, before another one makes room for it.
+
+        Raises:
+            FleetError: the fleet would refuse it.
+        """
+
     async def create(self, pool: Pool, index: int) -> None:
         """Create a replica, unless one of this name exists.
 
@@ -51,7 +61,7 @@ class Fleet(Protocol):
         """
 
     def recheck_url(self, pool: Pool) -> None:
-        """Read the URL again soon: the database has failed, and its URL may have changed."""
+        """Read the URL again soon: the database has failed, or an executor takes no jobs; the URL may have changed."""
 
     def status(self, ref: Ref) -> Mapping[str, Any]:
         """The stored status of an object."""

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from joex.core.events import DatabaseTrouble, Event, Repeated
+from joex.core.events import Event, Repeated
 from joex.periodic_scheduler import PeriodicScheduler
+from joex_operator.control.trouble_lines import trouble_lines
 from joex_operator.metrics import OperatorMetrics
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class SchedulerService:
     ) -> None:
         self._database = database
         self._metrics = metrics
-        self._logged = ""
+        self._log_trouble = trouble_lines(f"periodic tasks in {database}")
         self._scheduler = PeriodicScheduler(pool, worker, self._emit, poll_every=poll)
         self._running = asyncio.create_task(self._run())
 
@@ -59,11 +60,9 @@ class SchedulerService:
     def _emit(self, event: Event) -> None:
         match event:
             case Repeated(task_id, outcome, job, error):
-                self._logged = ""
                 self._metrics.own.repeated(outcome)
                 level = logging.WARNING if outcome in _BAD else logging.INFO
                 more = "" if job is None and not error else f" ({job or error})"
                 _log.log(level, "periodic task %r in %s was due: %s%s", task_id, self._database, outcome, more)
-            case DatabaseTrouble(_, error, _) if error != self._logged:
-                self._logged = error
-                _log.warning("periodic tasks in %s: %s", self._database, error)
+            case _:
+                self._log_trouble(event)

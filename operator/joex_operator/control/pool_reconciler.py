@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from joex.errors import JoexError
@@ -30,6 +30,7 @@ from joex_operator.decide.actions import (
     ForgetReplica,
     ReportGone,
     UpdateReplica,
+    Why,
 )
 from joex_operator.decide.conditions import conditions
 from joex_operator.decide.events import Event, events_of_actions, events_of_change
@@ -43,6 +44,7 @@ from joex_operator.metrics import OperatorMetrics
 
 _CREATIONS_AT_ONCE = 10
 _WATCH_POLLS = 4
+_UNREADY_AFTER = timedelta(seconds=30)
 
 
 class PoolReconciler:
@@ -125,9 +127,15 @@ class PoolReconciler:
             self._fleet.recheck_url(pool)
             problem = database_problem(error)
         else:
-            replicas = [_judged(replica, worked) for replica in self._fleet.replicas(pool)]
-            return ObservedPool(tuple(_merged(pool, replicas, known)), demand, template), database
-        return ObservedPool(tuple(self._fleet.replicas(pool)), None, template, problem), database
+            now = datetime.now(UTC)
+            judged = [_judged(replica, worked, now) for replica in self._fleet.replicas(pool)]
+            replicas = _merged(pool, judged, known)
+            if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old
+                self._fleet.recheck_url(pool)
+            return ObservedPool(tuple(replicas), demand, template, taken=self._fleet.taken(pool)), database
+        return ObservedPool(
+            tuple(self._fleet.replicas(pool)), None, template, problem, self._fleet.taken(pool)
+        ), database
 
     async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand, set[str]]:
         """Query the app-ids by replica, the demand, and the crashing pods in which an executor ever registered."""
@@ -197,7 +205,9 @@ class PoolReconciler:
                 await self._fleet.update(pool, replica, uid)
             case _ if database is None:
                 return False
-            case AskDrain(replica, only_if_idle, _):
+            case AskDrain(replica, only_if_idle, why):
+                if why is Why.TEMPLATE:  # nothing leaves for a template of which no replica can be created
+                    await self._fleet.check(pool)
                 async with database.connection() as connection:
                     answer = await pools.retire(connection, app_id(pool.namespace, replica), only_if_idle=only_if_idle)
                 return answer != "busy"
@@ -221,9 +231,17 @@ def _by_demand(pool: Pool) -> bool:
     return pool.spec.replicas is None and not pool.spec.suspend and pool.deleted_at is None
 
 
-def _judged(replica: Replica, worked: set[str]) -> Replica:
-    """Call a replica crashing only if its executor ever registered. Else its template is at fault, as in a new one."""
-    return replace(replica, crashing=replica.crashing and not worked.isdisjoint(replica.pods))
+def _judged(replica: Replica, worked: set[str], now: datetime) -> Replica:
+    """Call a replica crashing only if its executor ever registered. Else its template is at fault, as in a new one.
+
+    And call it unready only after a while, because each executor is so for a moment at its start.
+    """
+    since = replica.unready_since
+    return replace(
+        replica,
+        crashing=replica.crashing and not worked.isdisjoint(replica.pods),
+        unready=since is not None and now - since >= _UNREADY_AFTER,
+    )
 
 
 def _merged(pool: Pool, observed: Sequence[Replica], known: Mapping[int, Known]) -> list[Replica]:

@@ -6,16 +6,18 @@ How groups share the slots is a separate query, which is as quick with ten milli
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 
 from joex.errors import JoexError
 from joex.store import stats
+from joex.store.database import must_take_writes
+from joex.trouble import Trouble
 from joex_operator.control.database import Database, Databases
-from joex_operator.metrics.databases import DatabaseMetrics, database_name
+from joex_operator.control.trouble_lines import trouble_lines
+from joex_operator.metrics.databases import DatabaseMetrics
 
-_log = logging.getLogger("joex.operator")
+_Query = Callable[[Database, DatabaseMetrics], Awaitable[None]]
 
 _SHARE = 50
 """A query runs for at most a fiftieth of the time: one that takes a second runs every 50 seconds."""
@@ -29,7 +31,7 @@ async def refresh_queue_metrics(databases: Databases, metrics: DatabaseMetrics, 
             opened = databases.opened()
             for url in running.keys() - opened.keys():
                 _cancel(running.pop(url))
-                metrics.forget(database_name(url))
+                metrics.forget(url)
             for url in opened.keys() - running.keys():  # separate tasks: a database that hangs delays no other
                 running[url] = [
                     asyncio.create_task(_query_at_intervals(query, opened[url], metrics, every))
@@ -46,36 +48,36 @@ def _cancel(tasks: list[asyncio.Task[None]]) -> None:
         task.cancel()
 
 
-async def _query_at_intervals(
-    query: Callable[[Database, DatabaseMetrics], Awaitable[bool]],
-    database: Database,
-    metrics: DatabaseMetrics,
-    every: float,
-) -> None:
+async def _query_at_intervals(query: _Query, database: Database, metrics: DatabaseMetrics, every: float) -> None:
+    what = "counting the jobs" if query is _count else "asking how the slots are shared"
+    trouble = Trouble("statistics", trouble_lines(f"{what} in {database.name}"))
     while True:
-        began = time.monotonic()
-        is_answered = await query(database, metrics)
-        await asyncio.sleep(max(every, (time.monotonic() - began) * _SHARE) if is_answered else every)
+        began, again_in = time.monotonic(), every
+        try:
+            await query(database, metrics)
+        except (JoexError, OSError) as error:
+            trouble.failed(error, every)
+        else:
+            trouble.over()
+            again_in = max(every, (time.monotonic() - began) * _SHARE)
+        await asyncio.sleep(again_in)
 
 
-async def _count(database: Database, metrics: DatabaseMetrics) -> bool:
+async def _count(database: Database, metrics: DatabaseMetrics) -> None:
     try:
         async with database.stats_connection() as connection:
-            metrics.queues(database.name, await stats.queue_stats(connection))
-    except (JoexError, OSError) as error:
-        _log.debug("counting the jobs in %s: %s", database.name, error)
-        metrics.reachable(database.name, value=False)
-        return False
-    metrics.reachable(database.name, value=True)
-    return True
+            metrics.queues(database.url, await stats.queue_stats(connection))
+            await must_take_writes(connection)  # a standby counts well, and no executor can work with it
+    except (JoexError, OSError):
+        metrics.reachable(database.url, value=False)
+        raise
+    metrics.reachable(database.url, value=True)
 
 
-async def _share(database: Database, metrics: DatabaseMetrics) -> bool:
+async def _share(database: Database, metrics: DatabaseMetrics) -> None:
     try:
         async with database.stats_connection() as connection:
-            metrics.shares(database.name, await stats.queue_shares(connection))
-    except (JoexError, OSError) as error:  # the counts alone say whether the database answers
-        _log.debug("asking how slots are shared in %s: %s", database.name, error)
-        metrics.shares(database.name, [])
-        return False
-    return True
+            metrics.shares(database.url, await stats.queue_shares(connection))
+    except (JoexError, OSError):  # the counts alone say whether the database answers
+        metrics.shares(database.url, [])
+        raise

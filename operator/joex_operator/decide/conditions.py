@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from joex.core.duration import format_duration
 from joex_operator.api.objects import Pool, SpecError
-from joex_operator.decide.actions import CreateReplica
+from joex_operator.decide.actions import AskDrain, CreateReplica
 from joex_operator.decide.plan import ObservedPool, Plan, may_be_missing
 from joex_operator.decide.replicas import Phase, Replica, crashing, draining, ready, takers
 from joex_operator.decide.scaling import Limit, Mode
@@ -36,12 +36,18 @@ def conditions(pool: Pool, observed: ObservedPool, plan: Plan, failure: str = ""
         _scaling_limited(pool, observed, plan),
         _database_reachable(observed),
         _suspended(pool),
+        _reconciling(pool, observed, plan),
+        Condition("Stalled", "False", "Valid", "the pool is valid"),
     ]
 
 
-def refused(error: SpecError) -> Condition:
-    """The condition of an invalid object: the operator changes nothing of it until a user fixes it."""
-    return Condition("Ready", "False", error.reason, str(error), bad=True)
+def refused(error: SpecError) -> list[Condition]:
+    """The conditions of an invalid pool: the operator changes nothing of it until a user fixes it."""
+    return [
+        Condition("Ready", "False", error.reason, str(error), bad=True),
+        Condition("Reconciling", "False", error.reason, "nothing is done before the pool is valid"),
+        Condition("Stalled", "True", error.reason, str(error), bad=True),
+    ]
 
 
 def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
@@ -50,7 +56,9 @@ def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
     if sizing.mode in (Mode.DELETED, Mode.SUSPENDED):
         left = takers(observed.replicas) or draining(observed.replicas)
         doing = "its executors finish what they run" if left else "it has no executors"
-        return Condition(name, "False", "Deleting" if sizing.mode is Mode.DELETED else "Suspended", doing)
+        if sizing.mode is Mode.DELETED:
+            return Condition(name, "False", "Deleting", doing)
+        return Condition(name, "True", "Suspended", f"as spec.suspend says, it takes no jobs; {doing}")
     if observed.database_problem is not None:
         if observed.database_problem.reason in _MISTAKES:
             return Condition(name, "Unknown", observed.database_problem.reason, observed.database_problem.message)
@@ -60,27 +68,37 @@ def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
 
 def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Condition:
     waiting = (Phase.PENDING, Phase.CRASHING)
-    failing = [replica for replica in observed.replicas if replica.phase in waiting and replica.problem is not None]
+    failing = [
+        replica
+        for replica in observed.replicas
+        if replica.is_deaf or (replica.phase in waiting and replica.problem is not None)
+    ]
     if failing:
         return Condition(name, "False", "ExecutorFailing", _failure(failing), bad=True)
-    there = [
-        replica for replica in [*takers(observed.replicas), *draining(observed.replicas)] if replica.uid is not None
-    ]
-    is_rolling_out = any(replica.template != observed.template for replica in there)
-    needed = _needed(pool, target) - (may_be_missing(pool, target) if is_rolling_out else 0)
-    if len(ready(observed.replicas)) < needed:
+    if _is_starting(pool, observed, target):
         return Condition(name, "False", "Starting", "executors are starting")
-    if is_rolling_out:
+    if _is_rolling_out(observed):
         return Condition(name, "True", "RollingOut", "executors with the previous template are being replaced")
     if target == 0:
         return Condition(name, "True", "AtZero", "there is no work, and so no executor")
     return Condition(name, "True", "Ready", "its executors take jobs")
 
 
+def _is_rolling_out(observed: ObservedPool) -> bool:
+    there = [*takers(observed.replicas), *draining(observed.replicas)]
+    return any(replica.template != observed.template for replica in there if replica.uid is not None)
+
+
+def _is_starting(pool: Pool, observed: ObservedPool, target: int) -> bool:
+    spare = may_be_missing(pool, target) if _is_rolling_out(observed) else 0
+    return len(ready(observed.replicas)) < _needed(pool, target) - spare
+
+
 def _failure(failing: list[Replica]) -> str:
     first = min(failing, key=lambda replica: replica.index)
     others = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
-    return f"{first.name}: {first.problem}{others}"
+    said = first.problem or "it takes no jobs; its /readyz, and the log of its pod, say why"
+    return f"{first.name}: {said}{others}"
 
 
 def _needed(pool: Pool, target: int) -> int:
@@ -122,15 +140,20 @@ def _able_to_scale(observed: ObservedPool, plan: Plan, failure: str) -> Conditio
     if plan.overdue:
         slow = f"{', '.join(plan.overdue)}: draining for longer than drain.timeout, and onTimeout is Wait"
         return Condition(name, "True", "DrainSlow", slow, bad=True)
-    if sizing.waiting and sizing.wanted is not None and sizing.wanted < sizing.target:
-        return Condition(
-            name, "True", "ScaleDownStabilized", "it shrinks once fewer have sufficed for the stabilization window"
-        )
     if sizing.waiting:
+        shrinks = sizing.wanted is not None and sizing.wanted < sizing.target
+        reason = "ScaleDownStabilized" if shrinks else "ScaleUpStabilized"
+        until = "it shrinks once fewer have sufficed" if shrinks else "it grows once more have been wanted"
+        return Condition(name, "True", reason, f"{until} for the stabilization window")
+    if sizing.mode is Mode.DEMAND and len(takers(observed.replicas)) - _leaving(plan) > sizing.target:
         return Condition(
-            name, "True", "ScaleUpStabilized", "it grows once more have been wanted for the stabilization window"
+            name, "True", "WaitingForIdle", "executors beyond the demand run jobs: they leave when they are idle"
         )
     return Condition(name, "True", "ReadyForNewScale", "nothing delays a change of size")
+
+
+def _leaving(plan: Plan) -> int:
+    return sum(isinstance(action, AskDrain) for action in plan.actions)
 
 
 def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
@@ -172,3 +195,20 @@ def _suspended(pool: Pool) -> Condition:
     if pool.spec.suspend:
         return Condition("Suspended", "True", "Suspended", "spec.suspend is set: executors drain, and none is started")
     return Condition("Suspended", "False", "NotSuspended", "spec.suspend is not set")
+
+
+def _reconciling(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
+    """What a change of the spec calls for is under way; growing and shrinking with the demand is not meant.
+
+    With ``Ready`` and ``Stalled`` it follows the conventions of kstatus, by which Flux and Helm wait for objects.
+    """
+    name, target = "Reconciling", plan.sizing.target
+    ordered = plan.sizing.mode in (Mode.DELETED, Mode.SUSPENDED, Mode.FIXED)
+    if ordered and len(takers(observed.replicas)) + len(draining(observed.replicas)) > target:
+        return Condition(name, "True", "Draining", "executors finish what they run, and leave")
+    if observed.database_problem is None and plan.sizing.mode is not Mode.SUSPENDED:
+        if _is_starting(pool, observed, target):
+            return Condition(name, "True", "Starting", "executors are starting")
+        if _is_rolling_out(observed):
+            return Condition(name, "True", "RollingOut", "executors with the previous template are being replaced")
+    return Condition(name, "False", "Settled", "all of the spec holds")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
-from joex_operator.api.names import POOL_LABEL, REPLICA_LABEL, TEMPLATE_ANNOTATION, replica_index
+from joex_operator.api.names import FIELD_MANAGER, POOL_LABEL, REPLICA_LABEL, TEMPLATE_ANNOTATION, replica_index
 from joex_operator.decide.manifests.overlay import EXECUTOR
 from joex_operator.decide.replicas import Replica
 
@@ -41,6 +42,7 @@ class ObservedPod:
         lost: its node does not answer.
         problem: why it does not start.
         crashing: its executor has ended again and again, and waits for its restart or to become ready.
+        unready_since: since when its executor, which runs, says that it takes no jobs; None: it does not say so.
     """
 
     namespace: str
@@ -52,6 +54,7 @@ class ObservedPod:
     lost: bool
     problem: str | None
     crashing: bool
+    unready_since: datetime | None
 
 
 def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
@@ -66,7 +69,7 @@ def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
         replica=metadata["name"],
         uid=metadata["uid"],
         owner=owners[0] if owners else "",
-        template=(metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
+        template="" if _was_changed(metadata) else (metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
         replicas=spec.get("replicas", 1),
         deleting="deletionTimestamp" in metadata,
         problem=_said(failure) if failure.get("status") == "True" else None,
@@ -86,6 +89,7 @@ def pod(body: Mapping[str, Any]) -> ObservedPod:
         lost=_is_lost(status),
         problem=next(_problems(status), None),
         crashing=_is_crashing(status),
+        unready_since=_unready_since(status),
     )
 
 
@@ -143,7 +147,19 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
         problem=next((pod.problem for pod in staying if pod.problem), made.problem),
         lost=any(pod.lost for pod in pods) and not any(not pod.lost for pod in staying),
         crashing=any(pod.crashing for pod in staying),
+        unready_since=next((pod.unready_since for pod in staying if pod.unready_since), None),
         pods=there,
+    )
+
+
+def _was_changed(metadata: Mapping[str, Any]) -> bool:
+    """Whether another client has changed the pod template of a Deployment (``kubectl edit``, ``rollout restart``).
+
+    The API server notes which client has set which fields.
+    """
+    return any(
+        one.get("manager") != FIELD_MANAGER and "f:template" in one.get("fieldsV1", {}).get("f:spec", {})
+        for one in metadata.get("managedFields") or []
     )
 
 
@@ -174,6 +190,17 @@ def _is_crashing(status: Mapping[str, Any]) -> bool:
         or (one.get("restartCount", 0) >= _RESTARTS and not one.get("ready"))
         for one in executors
     )
+
+
+def _unready_since(status: Mapping[str, Any]) -> datetime | None:
+    """Since when the readiness probe of its executor fails, after its start."""
+    executors = [one for one in status.get("containerStatuses") or [] if one.get("name") == EXECUTOR]
+    for one in executors:
+        running = one.get("state", {}).get("running", {}).get("startedAt")
+        changed = _conditions({"status": status}).get("Ready", {}).get("lastTransitionTime")
+        if one.get("started") and not one.get("ready") and running and changed:
+            return max(datetime.fromisoformat(running), datetime.fromisoformat(changed))
+    return None
 
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:

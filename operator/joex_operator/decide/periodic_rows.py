@@ -133,7 +133,7 @@ def next_reconcile(rows: Iterable[PeriodicTask], now: datetime, poll: float) -> 
 
 def _of_row(row: PeriodicTask) -> Condition:
     if not row.enabled:
-        return Condition(_READY, "False", "Suspended", "spec.suspend is set")
+        return Condition(_READY, "True", "Suspended", "spec.suspend is set: no jobs are submitted")
     if row.error is not None:
         return Condition(_READY, "False", "Refused", row.error, bad=True)
     if row.nextrun is None:

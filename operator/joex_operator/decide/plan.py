@@ -61,12 +61,14 @@ class ObservedPool:
         demand: of its queues; None while the database is down.
         template: the hash of the present template.
         database_problem: why the database can't be used.
+        taken: indices that no new replica can have, because another owner has something of that name.
     """
 
     replicas: tuple[Replica, ...]
     demand: Demand | None
     template: str
     database_problem: DatabaseProblem | None = None
+    taken: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +112,32 @@ def _load(observed: ObservedPool) -> Load:
 
 
 def _surplus(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
-    """Drain surplus replicas. One that was observed idle and has taken a job since stays: the next plan decides."""
-    staying = takers(observed.replicas)
-    if len(staying) <= sizing.target:
-        return []
-    leaving = first_to_leave(staying, observed.template)[: len(staying) - sizing.target]
-    return [AskDrain(replica.name, replica.phase is not Phase.BUSY, Why(sizing.mode)) for replica in leaving]
+    """Drain surplus replicas. One that was observed idle and has taken a job since stays: the next plan decides.
+
+    A busy replica drains only where there are more than the user allows. Where there are more than the demand calls
+    for, it stays until it is idle: its free slots are there for the next jobs.
+    """
+    order = first_to_leave(takers(observed.replicas), observed.template)
+    disallowed = len(order) - sizing.most
+    return [
+        AskDrain(replica.name, replica.phase is not Phase.BUSY, Why(sizing.mode))
+        for number, replica in enumerate(order[: max(len(order) - sizing.target, 0)])
+        if replica.phase is not Phase.BUSY or number < disallowed
+    ]
 
 
 def _outdated(pool: Pool, observed: ObservedPool, sizing: Sizing, surplus: Sequence[AskDrain]) -> list[AskDrain]:
-    """Drain replicas with an outdated template: all pending ones, and as many others as maxUnavailable allows."""
+    """Drain replicas with an outdated template: all that take no jobs, and as many others as maxUnavailable allows."""
     if sizing.mode not in (Mode.DEMAND, Mode.FIXED):
         return []
     leaving = {asked.replica for asked in surplus}
     staying = [replica for replica in takers(observed.replicas) if replica.name not in leaving]
     order = first_to_leave([replica for replica in staying if replica.template != observed.template], observed.template)
-    pending = [replica for replica in order if replica.phase is Phase.PENDING]
+    useless = [replica for replica in order if replica.phase is Phase.PENDING or replica.is_deaf]
     spare = len(ready(staying)) - sizing.target + may_be_missing(pool, sizing.target)
-    others = [replica for replica in order if replica.phase is not Phase.PENDING][: max(spare, 0)]
+    others = ready(order)[: max(spare, 0)]
     return [
-        *(AskDrain(replica.name, only_if_idle=True, why=Why.TEMPLATE) for replica in pending),
+        *(AskDrain(replica.name, only_if_idle=True, why=Why.TEMPLATE) for replica in useless),
         *(AskDrain(replica.name, only_if_idle=False, why=Why.TEMPLATE) for replica in others),
     ]
 
@@ -165,7 +173,7 @@ def _created(observed: ObservedPool, sizing: Sizing, *, leaving: int) -> list[Cr
     staying = len(takers(observed.replicas))
     missing = sizing.target - (staying - leaving)
     room = sizing.most - staying - len(draining(observed.replicas)) - len(crashing(observed.replicas))
-    indices = islice(free_indices(observed.replicas), max(min(missing, room), 0))
+    indices = islice(free_indices(observed.replicas, observed.taken), max(min(missing, room), 0))
     return [CreateReplica(index, Why(sizing.mode)) for index in indices]
 
 

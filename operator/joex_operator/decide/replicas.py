@@ -75,6 +75,8 @@ class Replica:
         problem: why its pod does not start, in a few words; None: nothing is wrong.
         lost: the node of its pod does not answer.
         crashing: its executor registered once, dies again and again, and waits for its restart or to become ready.
+        unready_since: since when its executor, which has started, says that it takes no jobs.
+        unready: it has said so for a while.
         pods: uids of the pods that exist, terminating ones included.
         gone: uids of pods that certainly run no more (deleted or terminal, as the API server says).
         executor: what the database knows; None: it is down.
@@ -89,6 +91,8 @@ class Replica:
     problem: str | None = None
     lost: bool = False
     crashing: bool = False
+    unready_since: datetime | None = None
+    unready: bool = False
     pods: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     executor: ObservedExecutor | None = None
@@ -118,6 +122,14 @@ class Replica:
         return self.phase is Phase.GOING and self.executor == ObservedExecutor() and not self.pods
 
     @property
+    def is_deaf(self) -> bool:
+        """Whether its executor is registered and idle, and takes no jobs, as when the database refuses its login.
+
+        (A busy one may only be too busy to answer a probe.)
+        """
+        return self.phase is Phase.IDLE and self.unready
+
+    @property
     def held(self) -> int:
         """Jobs that its executor holds, as far as the database says."""
         return 0 if self.executor is None else self.executor.held
@@ -140,7 +152,7 @@ def draining(replicas: Iterable[Replica]) -> list[Replica]:
 
 def ready(replicas: Iterable[Replica]) -> list[Replica]:
     """The replicas that take jobs now."""
-    return [replica for replica in replicas if replica.phase in (Phase.IDLE, Phase.BUSY)]
+    return [one for one in replicas if one.phase in (Phase.IDLE, Phase.BUSY) and not one.is_deaf]
 
 
 def first_to_leave(replicas: Iterable[Replica], template: str) -> list[Replica]:
@@ -154,7 +166,10 @@ def first_to_leave(replicas: Iterable[Replica], template: str) -> list[Replica]:
     )
 
 
-def free_indices(replicas: Iterable[Replica]) -> Iterator[int]:
-    """Indices that no replica has, the lowest first, so that a repeated plan creates the same replicas."""
-    used = {replica.index for replica in replicas if not replica.is_forgotten}
+def free_indices(replicas: Iterable[Replica], taken: frozenset[int] = frozenset()) -> Iterator[int]:
+    """Indices that nothing has, the lowest first, so that a repeated plan creates the same replicas.
+
+    ``taken``: by something that is no replica.
+    """
+    used = {replica.index for replica in replicas if not replica.is_forgotten} | taken
     return (index for index in count() if index not in used)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,8 @@ def up(
     The files have the format of a cluster's manifests. SIGHUP reads them again.
     At SIGTERM or Ctrl-C all executors finish their jobs and leave. At a second one they give their jobs back at once.
     """
+    if sys.platform == "win32":
+        raise ConfigError("joex up does not run on Windows: start executors there yourself (joex executor)")
     from joex.observe.log_lines import capture_logging  # noqa: PLC0415
     from joex_operator.local.files import read_files  # noqa: PLC0415
     from joex_operator.local.lock import only_one  # noqa: PLC0415

@@ -111,6 +111,14 @@ class ProcessFleet:
         """The replicas of a pool that have a process, or had one a moment ago that did not drain."""
         return [entry.replica() for entry in self._entries.values() if entry.pool.name == pool.name]
 
+    def taken(self, pool: Pool) -> frozenset[int]:
+        """None: all names are this fleet's own."""
+        del pool
+        return frozenset()
+
+    async def check(self, pool: Pool) -> None:
+        """Do nothing: a process has no field that `template` has not checked."""
+
     async def create(self, pool: Pool, index: int) -> None:
         """Start the process of a replica, unless it has one or its pool is being removed."""
         name = replica_name(pool.name, index)

@@ -31,7 +31,11 @@ def database_name(url: str) -> str:
 
 
 class DatabaseMetrics(Collector):
-    """The gauges of all databases."""
+    """The gauges of all databases, which the methods name by their URL.
+
+    Pools with different roles may use one database. It has one series, so it is reachable if it is for all of them:
+    a role that works must not hide one that does not.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queues: dict[str, Sequence[QueueStats]] = {}
@@ -39,25 +43,25 @@ class DatabaseMetrics(Collector):
         self._reachable: dict[str, bool] = {}
         registry.register(self)
 
-    def queues(self, database: str, stats: Iterable[QueueStats]) -> None:
+    def queues(self, url: str, stats: Iterable[QueueStats]) -> None:
         """Replace the statistics of all queues of a database."""
-        self._queues[database] = _bounded(sorted(stats, key=lambda one: one.queue))
+        self._queues[url] = _bounded(sorted(stats, key=lambda one: one.queue))
 
-    def shares(self, database: str, shares: Iterable[Shares]) -> None:
+    def shares(self, url: str, shares: Iterable[Shares]) -> None:
         """Replace the shares of all queues of a database."""
-        self._shares[database] = _bounded_shares(sorted(shares, key=lambda one: one.queue))
+        self._shares[url] = _bounded_shares(sorted(shares, key=lambda one: one.queue))
 
-    def reachable(self, database: str, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
+    def reachable(self, url: str, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
         """Note whether a database answers. While it does not, its queues have no samples."""
-        self._reachable[database] = value
+        self._reachable[url] = value
         if not value:
-            self._queues.pop(database, None)
-            self._shares.pop(database, None)
+            self._queues.pop(url, None)
+            self._shares.pop(url, None)
 
-    def forget(self, database: str) -> None:
+    def forget(self, url: str) -> None:
         """Remove a database that no pool uses any more."""
         for known in (self._reachable, self._queues, self._shares):
-            known.pop(database, None)
+            known.pop(url, None)
 
     def clear(self) -> None:
         """Remove all samples."""
@@ -66,13 +70,17 @@ class DatabaseMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The samples of a page."""
-        queues = [((database, one.queue), one) for database, stats in list(self._queues.items()) for one in stats]
-        shares = [((database, one.queue), one) for database, some in list(self._shares.items()) for one in some]
+        # (A name that several URLs have has the samples of one of them.)
+        stats = {database_name(url): some for url, some in list(self._queues.items())}
+        shared = {database_name(url): some for url, some in list(self._shares.items())}
+        queues = [((database, one.queue), one) for database, some in stats.items() for one in some]
+        shares = [((database, one.queue), one) for database, some in shared.items() for one in some]
         yield from (gauge.family(("database", "queue"), queues) for gauge in _OF_QUEUES)
         yield from (gauge.family(("database", "queue"), shares) for gauge in _OF_SHARES)
-        yield _REACHABLE.family(
-            ("database",), [((database,), value) for database, value in list(self._reachable.items())]
-        )
+        reachable: dict[str, bool] = {}
+        for url, value in list(self._reachable.items()):
+            reachable[database_name(url)] = value and reachable.get(database_name(url), True)
+        yield _REACHABLE.family(("database",), [((database,), value) for database, value in reachable.items()])
 
 
 _OF_QUEUES: tuple[Gauge[QueueStats], ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from joex_operator.api.objects import Pool
-from joex_operator.decide.conditions import conditions
+from joex_operator.decide.conditions import Condition, conditions
 from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.replicas import Phase, ready
 from joex_operator.decide.scaling import Mode
@@ -38,24 +38,35 @@ class PoolMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._snapshots: dict[tuple[str, str], PoolSnapshot] = {}
+        self._refused: dict[tuple[str, str], Sequence[Condition]] = {}
         registry.register(self)
 
     def observed(self, snapshot: PoolSnapshot) -> None:
         """Replace the snapshot of a pool."""
+        self.forget(snapshot.pool.namespace, snapshot.pool.name)
         self._snapshots[snapshot.pool.namespace, snapshot.pool.name] = snapshot
+
+    def refused(self, namespace: str, pool: str, found: Sequence[Condition]) -> None:
+        """A pool has become invalid: nothing is known of it but its conditions, until it is reconciled again."""
+        self.forget(namespace, pool)
+        self._refused[namespace, pool] = found
 
     def forget(self, namespace: str, pool: str) -> None:
         """Remove a deleted pool."""
         self._snapshots.pop((namespace, pool), None)
+        self._refused.pop((namespace, pool), None)
 
     def clear(self) -> None:
         """Remove all pools."""
         self._snapshots.clear()
+        self._refused.clear()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The samples of a page."""
         snapshots = list(self._snapshots.items())
         yield from (gauge.family(("namespace", "pool"), snapshots) for gauge in _GAUGES)
+        found = [(key, conditions(one.pool, one.observed, one.plan)) for key, one in snapshots]
+        yield _CONDITION.family(("namespace", "pool"), [*found, *self._refused.items()])
 
 
 def _phases(snapshot: PoolSnapshot) -> _Values:
@@ -99,11 +110,6 @@ def _runnable(snapshot: PoolSnapshot) -> _Values:
     return [] if snapshot.observed.demand is None else [((), snapshot.observed.demand.runnable)]
 
 
-def _conditions(snapshot: PoolSnapshot) -> _Values:
-    some = conditions(snapshot.pool, snapshot.observed, snapshot.plan)
-    return [((condition.type,), _STATUS[condition.status]) for condition in some]
-
-
 def _queues(snapshot: PoolSnapshot) -> _Values:
     return [] if snapshot.database is None else [((snapshot.database, queue), 1) for queue in snapshot.pool.spec.queues]
 
@@ -117,6 +123,11 @@ _GAUGES: tuple[Gauge[PoolSnapshot], ...] = (
     Gauge("joex_pool_slots", "Slots of the executors that take jobs.", _slots),
     Gauge("joex_pool_slots_busy", "Slots in use, of the executors that take jobs.", _busy_slots),
     Gauge("joex_pool_runnable_jobs", "Runnable jobs, counted as far as they matter for the size.", _runnable),
-    Gauge("joex_pool_condition", "Conditions: 1 True, 0 False, -1 Unknown.", _conditions, ("type",)),
     Gauge("joex_pool_queue_info", "Always 1: the pool serves this queue.", _queues, ("database", "queue")),
+)
+_CONDITION: Gauge[Sequence[Condition]] = Gauge(
+    "joex_pool_condition",
+    "Conditions: 1 True, 0 False, -1 Unknown.",
+    lambda some: [((condition.type,), _STATUS[condition.status]) for condition in some],
+    ("type",),
 )

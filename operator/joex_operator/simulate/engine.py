@@ -145,15 +145,10 @@ class Simulation:
         self._clock.plan(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, is_late)
 
     def _end(self, executor: SimulatedExecutor, job: int, is_late: bool) -> None:  # noqa: FBT001 - as it is called
-        """A run ends, unless it was interrupted."""
-        if job not in executor.held:
-            return
+        """A run ends."""
         self._release(executor, job)
         self._settle(executor.pool, job, is_late=is_late)
-        if executor.retired_at is None:
-            self._take(executor)
-        elif not executor.held:
-            self._leave(executor)
+        self._take(executor)
         self._wake(self._queue_of[self._jobs.group[job]])  # a group may have been at its limit
 
     def _settle(self, pool: SimulatedPool, job: int, *, is_late: bool) -> None:
@@ -206,10 +201,7 @@ class Simulation:
                 self._ready(executor)
             else:
                 self._clock.plan(self._clock.now + self._timing.start_up, self._ready, executor)
-        for executor in change.draining:
-            if pool.spec.drain.on_timeout == "Terminate":
-                self._clock.plan(self._clock.now + pool.spec.drain.timeout.total_seconds(), self._interrupt, executor)
-        if change.started or change.draining:
+        if change.started:
             self._moved = self._clock.now
         if not self._is_still():
             again_in = self._timing.poll if change.again_in is None else min(change.again_in, self._timing.poll)
@@ -235,17 +227,3 @@ class Simulation:
         if not executor.is_gone:
             executor.pool.starts(executor)
             self._take(executor)
-
-    def _interrupt(self, executor: SimulatedExecutor) -> None:
-        """An executor has drained for too long, and gives its jobs back."""
-        jobs = list(executor.held)
-        for job in jobs:
-            self._release(executor, job)
-        if not executor.is_gone:
-            self._leave(executor)
-        for job in jobs:
-            self._becomes_runnable(job)
-
-    def _leave(self, executor: SimulatedExecutor) -> None:
-        executor.pool.leave(executor, self._clock.now)
-        self._plan_reconcile(executor.pool, self._clock.now)  # there may be room for another executor

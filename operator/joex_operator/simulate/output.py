@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from joex.cli.output import note, print_table, say, span
+from joex.cli.output import note, print_table, say
+from joex.core.duration import span
 from joex_operator.simulate.report import GroupReport, PoolReport, Report, Waits
 
 _WAITS = ("MEAN", "P50", "P95", "P99", "MAX")

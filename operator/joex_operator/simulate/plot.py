@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joex.errors import ConfigError
+from joex.extras import needs
 from joex_operator.simulate.report import Report
 
 if TYPE_CHECKING:
@@ -23,14 +24,13 @@ def check_plot(path: Path) -> None:
     """Check that a plot is possible, before the simulation.
 
     Raises:
-        ConfigError: the name has no known suffix, or matplotlib is not installed.
+        ConfigError: the name has no known suffix.
+        MissingExtra: matplotlib is not installed.
     """
     if path.suffix not in _FORMATS:
         raise ConfigError(f"--plot: expected a name that ends in {', '.join(_FORMATS)}; got {str(path)!r}")
-    try:
+    with needs("plot", "--plot needs"):
         import matplotlib.figure  # noqa: F401, PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise ConfigError("--plot: the library 'matplotlib' is not installed: pip install 'joex[plot]'") from error
 
 
 def plot(reports: Sequence[Report], path: Path) -> None:

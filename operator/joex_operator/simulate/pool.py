@@ -48,21 +48,19 @@ class SimulatedExecutor:
     is_woken: bool = False
     is_ready: bool = False
     is_gone: bool = False
-    retired_at: datetime | None = None
     replica: Replica | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The result of a reconcile: executors that start, busy ones that drain, and seconds until the next reconcile."""
+    """The result of a reconcile: executors that start, and seconds until the next reconcile."""
 
     started: Sequence[SimulatedExecutor] = ()
-    draining: Sequence[SimulatedExecutor] = ()
     again_in: float | None = None
 
 
 class SimulatedPool:
-    """A pool and its queues. Draining executors without a job leave at once."""
+    """A pool and its queues. Its executors leave when they are idle, at once: the demand drains no busy one."""
 
     def __init__(self, pool: Pool, queues: Sequence[FairQueue]) -> None:
         self.spec = pool.spec
@@ -75,16 +73,14 @@ class SimulatedPool:
         self._pool = pool
         self._executors: dict[int, SimulatedExecutor] = {}
         self._history = History()
-        self._held = 0  # jobs of executors that take more
-        self._leaving = 0  # jobs of draining executors
-        self._draining = 0  # executors
+        self._held = 0  # jobs of its executors
         self._asleep: list[tuple[int, SimulatedExecutor]] = []
 
     def reconcile(self, now: datetime, at: float) -> Change:
         """Plan the size and carry the plan out. ``at``: the same time, in seconds after the beginning."""
-        takers = len(self._executors) - self._draining
+        takers = len(self._executors)
         demand = Demand(min(sum(queue.runnable for queue in self.queues), most_counted(self.spec)))
-        sizing = size(self._pool, Load(demand, takers, self._held, self._leaving), self._history, now.timestamp())
+        sizing = size(self._pool, Load(demand, takers, self._held), self._history, now.timestamp())
         if sizing.target != takers:
             return self._decide(demand, now, at)
         # The shortcut of a plan without actions: no executor here is outdated or lost.
@@ -107,15 +103,12 @@ class SimulatedPool:
         executor.free += 1
         executor.replica = None
         self.sizes.slot_seconds += now - executor.held.pop(job)
-        if executor.retired_at is None:
-            self._held -= 1
-        else:
-            self._leaving -= 1
+        self._held -= 1
 
     def leave(self, executor: SimulatedExecutor, at: float) -> None:
-        """A draining executor without a job is gone."""
-        if executor.retired_at is not None:
-            self._draining -= 1
+        """An idle executor is gone."""
+        if executor.held:
+            raise AssertionError("the demand drains no busy executor")
         executor.is_gone, executor.asleep = True, 0
         del self._executors[executor.index]
         self.sizes.changed(at, -1)
@@ -146,35 +139,23 @@ class SimulatedPool:
         observed = ObservedPool(tuple(map(self._replica, self._executors.values())), demand, template="")
         plan = decide(self._pool, observed, self._history, now)
         self._history, self.can_grow = plan.sizing.history, can_grow(self.spec, plan.sizing)
-        started, draining = list[SimulatedExecutor](), list[SimulatedExecutor]()
+        started = list[SimulatedExecutor]()
         for action in plan.actions:
             match action:
                 case CreateReplica(index):
                     started.append(SimulatedExecutor(self, index, self.spec.pool_size))
                 case AskDrain(replica) if (leaving := replica_index(self._pool.name, replica)) is not None:
-                    draining += self._retire(self._executors[leaving], now, at)
+                    self.leave(self._executors[leaving], at)
                 case _:
                     raise AssertionError(f"no plan of a simulated pool has {action}")
         self._executors |= {executor.index: executor for executor in started}
-        self.sizes.changed(at, len(started))
-        return Change(started, draining, plan.requeue_after)
-
-    def _retire(self, executor: SimulatedExecutor, now: datetime, at: float) -> list[SimulatedExecutor]:
-        """Drain an executor; returns it if it has jobs to finish."""
-        if not executor.held:
-            self.leave(executor, at)
-            return []
-        executor.retired_at, executor.asleep, executor.replica = now, 0, None
-        self._draining += 1
-        self._held -= len(executor.held)
-        self._leaving += len(executor.held)
-        return [executor]
+        if started:
+            self.sizes.changed(at, len(started))
+        return Change(started, plan.requeue_after)
 
     def _replica(self, executor: SimulatedExecutor) -> Replica:
         if executor.replica is None:
-            known = ObservedExecutor(
-                executor.is_ready, len(executor.held), executor.retired_at is not None, executor.retired_at
-            )
+            known = ObservedExecutor(executor.is_ready, len(executor.held))
             name = replica_name(self._pool.name, executor.index)
             executor.replica = Replica(name, executor.index, uid="", executor=known)
         return executor.replica

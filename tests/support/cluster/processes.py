@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 MARK = "JOEX_TEST_CLUSTER"
@@ -93,13 +94,17 @@ def only_child(pid: int) -> int:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes with a mark, and the processes that these start meanwhile."""
+    """Kill all processes with a mark, and the processes that these start meanwhile; returns when all have ended."""
     while pids := marked(mark):
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        # (A process that dies loses its environment first, and so its mark, and ends a moment later. No event tells
+        # of the end of a process that is not a child.)
+        while any(map(runs, pids)):
+            time.sleep(0.01)
 
 
 def free_port() -> int:

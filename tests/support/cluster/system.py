@@ -71,8 +71,8 @@ class OperatorProcess:
     @property
     def log(self) -> str:
         """Its output."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        # (Not seek and read: the process shares the position, and would write where this puts it.)
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 
     @property
     def pid(self) -> int:

@@ -129,10 +129,15 @@ class Story:
         self._times.add(self._name, what, time.monotonic() - began)
 
     async def make_namespace(self) -> None:
-        """Make the namespace of the stories' own pools, whose pods must be restricted, with the database's secret."""
+        """Make the namespace of the stories' own pools, whose pods must be restricted, with the database's secret.
+
+        The operator watches it from now on, beside that of its release.
+        """
         self.sh(f"""
             kubectl create namespace {JOBS}
             kubectl label namespace {JOBS} pod-security.kubernetes.io/enforce=restricted
+            helm upgrade joex charts/joex --reuse-values --wait --timeout 120s \
+                --set 'watchNamespaces={{default,{JOBS}}}'
         """)
         secret = await self.api.get("secrets", "joex-postgresql", "default")
         url = base64.b64decode(secret["data"]["url"]).decode()

@@ -12,6 +12,7 @@ from joex_operator.decide.manifests.environment import literal
 from tests.unit.joex_operator.builders import pool
 
 TMP = "/tmp"  # noqa: S108 - the pod's own
+MOVABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "tmp"}
 LABELS = {
     "app.kubernetes.io/name": "joex",
     "app.kubernetes.io/component": "executor",
@@ -79,7 +80,7 @@ def test_the_deployment_of_a_replica():
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": {"joex.dev/pool": "documents", "joex.dev/replica": "documents-3"}},
             "template": {
-                "metadata": {"labels": LABELS},
+                "metadata": {"labels": LABELS, "annotations": MOVABLE},
                 "spec": {
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
@@ -114,6 +115,7 @@ def test_the_deployment_of_a_replica():
                                 {"name": "JOEX_LOG_BUFFER_SIZE", "value": "500"},
                                 {"name": "JOEX_WAKEUP_PERIOD", "value": "30m"},
                                 {"name": "JOEX_LEASE", "value": "6s"},
+                                {"name": "JOEX_OUTAGE_PATIENCE", "value": "1m"},
                                 {"name": "JOEX_SIGNAL_TIMEOUT", "value": "1h"},
                                 {"name": "JOEX_HTTP_ADDRESS", "value": "0.0.0.0:7878"},
                                 {"name": "JOEX_LOG_FORMAT", "value": "json"},
@@ -170,6 +172,7 @@ def test_every_setting_of_a_pool_reaches_its_executors(tmp_path, monkeypatch):
         "logBufferSize": 50,
         "wakeupPeriod": "5m",
         "lease": "1500ms",
+        "outagePatience": "3m",
         "drain": {"timeout": "2m", "onTimeout": "Terminate"},
     }
     for name, value in variables(**given).items():
@@ -182,6 +185,7 @@ def test_every_setting_of_a_pool_reaches_its_executors(tmp_path, monkeypatch):
         assert getattr(settings, name) == getattr(spec, name), name
     assert settings.log_buffer_size == spec.log_buffer_size
     assert settings.wakeup_period == spec.wakeup_period
+    assert settings.outage_patience == spec.outage_patience
 
 
 def test_an_executor_that_is_to_wait_has_no_limit_of_its_own():
@@ -250,7 +254,7 @@ def test_a_template_adds_what_is_not_there_and_merges_what_is():
             },
         }
     )["spec"]["template"]
-    assert merged["metadata"] == {"labels": {**LABELS, "team": "shop"}, "annotations": {"scrape": "yes"}}
+    assert merged["metadata"] == {"labels": {**LABELS, "team": "shop"}, "annotations": {**MOVABLE, "scrape": "yes"}}
     assert merged["spec"]["securityContext"] == {
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},

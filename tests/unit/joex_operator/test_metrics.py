@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import joex
 from joex.store.stats import QueueStats, Shares
+from joex_operator.api.objects import SpecError
 from joex_operator.decide.actions import (
     AskDrain,
     CreateReplica,
@@ -17,6 +18,7 @@ from joex_operator.decide.actions import (
     UpdateReplica,
     Why,
 )
+from joex_operator.decide.conditions import refused
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
 from joex_operator.decide.replicas import ObservedExecutor, Phase
@@ -108,6 +110,19 @@ def test_conditions_are_numbers(metrics):
     assert (told["ScalingLimited"], told["DatabaseReachable"], told["Ready"]) == (0, 0, -1)
     observe(metrics, seen())
     assert by("type", metrics, "joex_pool_condition")["DatabaseReachable"] == 1
+
+
+def test_a_pool_that_has_become_invalid_is_not_ready_and_nothing_old_is_told_of_it(metrics):
+    observe(metrics, seen(replica(0)))
+    assert by("type", metrics, "joex_pool_condition")["Ready"] == 1
+    metrics.pools.refused("prod", "documents", refused(SpecError("spec.template: expected an object")))
+    assert by("type", metrics, "joex_pool_condition") == {"Ready": 0, "Reconciling": 0, "Stalled": 1}
+    assert by("phase", metrics, "joex_pool_executors") == {}
+    observe(metrics, seen(replica(0)))
+    told = by("type", metrics, "joex_pool_condition")
+    assert (told["Ready"], told["Stalled"]) == (1, 0)
+    metrics.forget("prod", "documents")
+    assert by("type", metrics, "joex_pool_condition") == {}
 
 
 def test_what_only_the_database_knows_is_absent_while_it_is_silent(metrics):
@@ -378,6 +393,19 @@ def test_of_a_database_that_nobody_uses_nothing_is_left(metrics):
     metrics.databases.forget("db/shop")
     metrics.databases.forget("db/shop")
     assert [one for one in samples(metrics) if "database" in one.labels] == []
+
+
+def test_a_role_that_works_hides_none_that_does_not(metrics):
+    good, bad = "postgresql://app:secret@db/shop", "postgresql://old:secret@db/shop"
+    for url in (good, bad):
+        metrics.databases.reachable(url, value=True)
+        metrics.databases.queues(url, [stats(waiting=7)])
+    metrics.databases.reachable(bad, value=False)
+    metrics.databases.reachable(good, value=True)
+    assert by("database", metrics, "joex_operator_database_reachable") == {"db/shop": 0}
+    assert by("state", metrics, "joex_queue_jobs")["waiting"] == 7, "which the other one has counted"
+    metrics.databases.forget(bad)
+    assert by("database", metrics, "joex_operator_database_reachable") == {"db/shop": 1}
 
 
 def test_a_database_is_called_so_that_no_password_is_shown():

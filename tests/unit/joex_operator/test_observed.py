@@ -1,6 +1,7 @@
 """Replicas as observed from Deployments and pods, and the cache of these."""
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -84,6 +85,34 @@ def test_a_deployment_of_another_name_is_no_replica() -> None:
     assert cache.replicas("prod", "p", "pool-uid") == []
 
 
+@pytest.mark.parametrize(
+    ("manager", "fields", "template"),
+    [
+        ("kubectl-edit", {"f:spec": {"f:template": {"f:spec": {}}}}, ""),
+        ("joex-operator", {"f:spec": {"f:template": {"f:spec": {}}}}, "t1"),
+        ("kube-controller-manager", {"f:metadata": {}, "f:status": {}}, "t1"),
+        ("kubectl-scale", {"f:spec": {"f:replicas": {}}}, "t1"),
+    ],
+)
+def test_a_deployment_whose_template_somebody_else_has_changed_is_outdated(
+    manager: str, fields: dict[str, Any], template: str
+) -> None:
+    changed = deployment(metadata={"managedFields": [{"manager": manager, "fieldsV1": fields}]})
+    assert replica_of(changed).template == template
+
+
+def test_a_deletion_that_is_told_late_takes_no_successor_with_it() -> None:
+    cache = Cache()
+    first, second = deployment(), deployment(version=3, metadata={"uid": "second"})
+    cache.deployments.put(first)
+    cache.deployments.put(second)
+    cache.deployments.drop(first)
+    assert [one.uid for one in cache.replicas("prod", "p", "pool-uid")] == ["second"]
+    cache.deployments.put(first)
+    cache.deployments.drop(second)
+    assert cache.replicas("prod", "p", "pool-uid") == []
+
+
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
 def test_a_pod_that_has_ended_is_gone_though_its_object_stays(phase: str) -> None:
     replica = replica_of(deployment(), pod(phase=phase))
@@ -127,6 +156,26 @@ class TestLostPods:
     def test_one_with_a_successor_elsewhere_is_not_what_the_replica_is_about(self) -> None:
         lost = pod("old", metadata=DELETED, conditions=self.NOT_READY, containerStatuses=[container()])
         assert not replica_of(deployment(), lost, pod("new")).lost
+
+
+class TestUnreadyPods:
+    BEGAN, CHANGED = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
+
+    def since(self, changed: str = CHANGED, **more: Any) -> datetime | None:
+        executor = {"name": "executor", "started": True, **container(ready=False, running={"startedAt": self.BEGAN})}
+        condition = {"type": "Ready", "status": "False", "lastTransitionTime": changed}
+        return replica_of(
+            deployment(), pod(conditions=(condition,), containerStatuses=[{**executor, **more}])
+        ).unready_since
+
+    def test_a_started_executor_whose_probe_fails_is_unready_since_then_or_its_start(self) -> None:
+        assert self.since() == datetime.fromisoformat(self.CHANGED)
+        assert self.since("2025-12-31T23:59:00Z") == datetime.fromisoformat(self.BEGAN)
+
+    def test_one_that_is_ready_or_starts_or_waits_is_not(self) -> None:
+        assert self.since(ready=True) is None
+        assert self.since(started=False) is None
+        assert self.since(state={"waiting": {}}) is None
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_the_row_of_an_object_that_is_wrong_by_now_rests():
 
 def test_a_condition_says_whether_jobs_are_made():
     assert ready(desired(), row()) == ("True", "Stored")
-    assert ready(desired(suspend=True), row(enabled=False)) == ("False", "Suspended")
+    assert ready(desired(suspend=True), row(enabled=False)) == ("True", "Suspended")
     assert ready(desired(), row(error="no such zone", nextrun=None)) == ("False", "Refused")
     assert ready(desired(), None) == ("False", "OwnedByOther")
     assert ready(desired(), DatabaseProblem("Unreachable", "")) == ("Unknown", "Unreachable")

@@ -17,6 +17,7 @@ from joex_operator.decide.actions import (
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
 from joex_operator.decide.replicas import ObservedExecutor, Phase
+from joex_operator.decide.scaling import Demand
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, replica, replicas, seen
 
 HOUR = timedelta(hours=1)
@@ -44,6 +45,10 @@ def asked(done):
 
 def test_from_zero_the_first_job_makes_the_first_replica():
     assert actions(seen(runnable=1)) == [CreateReplica(0, Why.DEMAND)]
+
+
+def test_a_name_that_another_owner_has_is_left_out():
+    assert created(actions(replace(seen(replica(1), runnable=7), taken=frozenset({0, 2})))) == [3, 4, 5]
 
 
 def test_nothing_is_made_for_no_work():
@@ -93,17 +98,24 @@ def test_pending_replicas_go_first_then_idle_ones_and_busy_ones_last():
     ]
 
 
-def test_half_empty_executors_are_drained_when_none_is_idle():
-    found = seen(*replicas(4, held=1))
-    assert actions(found) == [
+def test_busy_executors_are_never_drained_for_lack_of_work():
+    found = seen(*replicas(10, held=1))
+    plan = decided(found, poolSize=10)
+    assert (plan.actions, plan.sizing.target) == ((), 1)
+    assert actions(replace(found, demand=Demand(30)), poolSize=10) == [], "their free slots take what comes"
+
+
+def test_of_too_many_those_that_have_become_idle_leave():
+    found = seen(*replicas(3, held=1), replica(3), replica(4), replica(5, Phase.PENDING))
+    assert asked(actions(found)) == ["documents-5", "documents-4", "documents-3"]
+
+
+def test_a_lowered_maximum_is_an_order_and_drains_busy_executors_too():
+    found = seen(*replicas(5, held=1))
+    assert actions(found, scaling=autoscaled(most=3)) == [
+        AskDrain("documents-4", only_if_idle=False, why=Why.DEMAND),
         AskDrain("documents-3", only_if_idle=False, why=Why.DEMAND),
-        AskDrain("documents-2", only_if_idle=False, why=Why.DEMAND),
     ]
-
-
-def test_draining_half_empty_executors_calls_for_no_further_drains():
-    found = seen(*replicas(2, held=1), replica(2, Phase.DRAINING, 1), replica(3, Phase.DRAINING, 1))
-    assert actions(found) == []
 
 
 def test_a_fixed_number_that_is_lowered_drains_what_is_too_much():
@@ -248,6 +260,16 @@ def test_replicas_that_never_started_are_replaced_at_once():
     done = actions(found)
     assert asked(done) == ["documents-2", "documents-1", "documents-0"]
     assert created(done) == [3, 4, 5]
+
+
+def test_idle_replicas_that_take_no_jobs_are_replaced_at_once_and_are_no_capacity_in_a_rollout():
+    """As after a change of the password, when the database refuses the logins of all."""
+    found = seen(*replicas(3, template="old", unready=True), replica(3, held=1, template="old", unready=True))
+    assert actions(found, replicas=4) == [
+        AskDrain("documents-2", only_if_idle=True, why=Why.TEMPLATE),
+        AskDrain("documents-1", only_if_idle=True, why=Why.TEMPLATE),
+        AskDrain("documents-0", only_if_idle=True, why=Why.TEMPLATE),
+    ]
 
 
 def test_a_template_that_does_not_start_stops_the_rollout():

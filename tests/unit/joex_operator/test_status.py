@@ -45,12 +45,14 @@ READY = [
     (seen(replica(0), replica(1, Phase.PENDING)), {"replicas": 2}, "False", "Starting"),
     (seen(replica(0)), {"scaling": autoscaled(least=2)}, "False", "Starting"),
     (seen(replica(0), replica(1, Phase.PENDING, problem="ErrImagePull"), runnable=4), {}, "False", "ExecutorFailing"),
+    (seen(replica(0, unready=True), runnable=1), {}, "False", "ExecutorFailing"),
+    (seen(replica(0, held=1, unready=True)), {}, "True", "Ready"),
     (seen(replica(0, held=1, template="old")), {}, "True", "RollingOut"),
     (seen(replica(0), replica(1, Phase.DRAINING, 1, template="old")), {"replicas": 2}, "True", "RollingOut"),
     (seen(replica(0), replica(1, Phase.PENDING), replica(2, template="old")), {"replicas": 3}, "True", "RollingOut"),
     (seen(replica(0, Phase.PENDING), replica(1, template="old")), {"replicas": 3}, "False", "Starting"),
     (seen(replica(0), replica(1, Phase.DRAINING, template="", uid=None)), {"replicas": 2}, "False", "Starting"),
-    (seen(replica(0, Phase.DRAINING, 1)), {"suspend": True}, "False", "Suspended"),
+    (seen(replica(0, Phase.DRAINING, 1)), {"suspend": True}, "True", "Suspended"),
     (seen(), {"deleted_at": NOW}, "False", "Deleting"),
     (seen(replica(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
     (
@@ -65,6 +67,26 @@ READY = [
 @pytest.mark.parametrize(("found", "spec", "expected", "reason"), READY)
 def test_a_pool_is_ready_when_it_takes_jobs_and_nothing_of_it_fails(found, spec, expected, reason):
     assert brief(found, "Ready", **spec) == (expected, reason)
+
+
+@pytest.mark.parametrize(
+    ("found", "spec", "expected"),
+    [
+        (seen(), {}, ("False", "Settled")),
+        (seen(*replicas(2, held=1)), {}, ("False", "Settled")),
+        (seen(replica(0), runnable=9), {}, ("False", "Settled")),
+        (seen(replica(0, Phase.PENDING)), {"replicas": 1}, ("True", "Starting")),
+        (seen(replica(0), replica(1, template="old")), {"replicas": 2}, ("True", "RollingOut")),
+        (seen(replica(0), replica(1, Phase.DRAINING, 1)), {"replicas": 1}, ("True", "Draining")),
+        (seen(replica(0, held=1)), {"suspend": True}, ("True", "Draining")),
+        (seen(), {"suspend": True}, ("False", "Settled")),
+        (seen(replica(0, held=1)), {"deleted_at": NOW}, ("True", "Draining")),
+        (seen(replica(0, Phase.UNKNOWN), runnable=None), {}, ("False", "Settled")),
+    ],
+)
+def test_a_pool_is_reconciling_while_something_of_its_spec_is_left_to_do(found, spec, expected):
+    assert brief(found, "Reconciling", **spec) == expected
+    assert brief(found, "Stalled", **spec) == ("False", "Valid")
 
 
 def test_a_failing_executor_is_named_with_its_problem():
@@ -109,6 +131,8 @@ def test_it_is_told_what_holds_a_change_up():
     assert brief(seen(runnable=1), "AbleToScale", scaling=growing) == ("True", "ScaleUpStabilized")
     assert brief(seen(runnable=None), "AbleToScale") == ("False", "DatabaseUnreachable")
     assert brief(seen(replica(0, Phase.DRAINING, 1, since=timedelta(hours=2))), "AbleToScale") == ("True", "DrainSlow")
+    assert brief(seen(*replicas(4, held=1)), "AbleToScale") == ("True", "WaitingForIdle")
+    assert brief(seen(*replicas(4)), "AbleToScale") == ("True", "ReadyForNewScale"), "idle ones leave at once"
 
 
 def test_it_is_told_what_could_not_be_done():
@@ -196,7 +220,7 @@ def test_a_condition_keeps_its_time_until_its_status_changes():
     assert ready["conditions"][0]["reason"] == "Ready"
     assert since(ready) == since(at_zero)
     suspended = status(seen(), ready, LATER, suspend=True)
-    assert since(suspended)["Ready"] == since(suspended)["Suspended"] == "2026-11-20T12:05:00Z"
+    assert since(suspended)["ScalingActive"] == since(suspended)["Suspended"] == "2026-11-20T12:05:00Z"
     assert since(suspended)["DatabaseReachable"] == since(at_zero)["DatabaseReachable"]
 
 
@@ -208,15 +232,17 @@ def test_a_status_is_the_same_while_nothing_changes():
 
 def test_a_spec_that_cannot_be_read_changes_nothing_but_what_is_told():
     before = status(seen(replica(0, held=1)))
-    after = with_conditions([refused(SpecError("spec.poolSize: expected 1 or more"))], 4, before, LATER)
+    after = with_conditions(refused(SpecError("spec.poolSize: expected 1 or more")), 4, before, LATER)
     assert {**after, "conditions": 0, "observedGeneration": 3} == {**before, "conditions": 0}
-    ready, *others = after["conditions"]
+    ready, reconciling, stalled, *others = after["conditions"]
+    assert reconciling["status"] == "False"
+    assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
     assert (ready["status"], ready["reason"], ready["message"]) == (
         "False",
         "InvalidSpec",
         "spec.poolSize: expected 1 or more",
     )
-    assert others == before["conditions"][1:]
+    assert others == before["conditions"][1:-2]
 
 
 def test_conditions_of_others_are_left_alone():

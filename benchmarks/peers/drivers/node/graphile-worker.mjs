@@ -18,8 +18,11 @@
 // Without --fair groups are ignored.
 //
 // Completed jobs are deleted.
+//
+// If the worker ends by itself, the process exits, as that of its command line does. RECOVERY: without the local queue and
+// the batched ends.
 
-import { connectedPool, run } from "./protocol.mjs";
+import { connectedPool, RECOVERY, run } from "./protocol.mjs";
 
 process.env.NO_LOG_SUCCESS = "1"; // read when it is imported
 const { Logger, makeWorkerUtils, run: runWorker, runMigrations } = await import("graphile-worker");
@@ -53,7 +56,7 @@ await run({
     };
   },
 
-  async work(url, slots, fair, taskList) {
+  async work(url, slots, fair, taskList, ended) {
     const runner = await runWorker({
       preset: {
         worker: {
@@ -61,14 +64,20 @@ await run({
           logger,
           concurrentJobs: slots,
           maxPoolSize: slots + 1,
-          ...(fair ? { pollInterval: 10 * slots } : BATCHING),
+          ...(fair ? { pollInterval: 10 * slots } : RECOVERY ? {} : BATCHING),
         },
       },
       taskList,
       crontab: "",
       noHandleSignals: true,
     });
-    return () => runner.stop();
+    let running = true;
+    const onEnd = () => {
+      running = false;
+      ended();
+    };
+    runner.promise.then(onEnd, onEnd);
+    return async () => running && (await runner.stop());
   },
 
   async pending(client) {

@@ -23,7 +23,7 @@
 // Completed jobs are kept, for 7 days by default.
 
 import { PgBoss } from "pg-boss";
-import { run } from "./protocol.mjs";
+import { RECOVERY, run } from "./protocol.mjs";
 
 const DEFAULT_CONNECTIONS = 10;
 
@@ -77,10 +77,9 @@ await run({
   },
 
   async work(url, slots, fair, tasks) {
-    const boss = await open({ connectionString: url, max: DEFAULT_CONNECTIONS, useListenNotify: true });
+    const boss = await open({ connectionString: url, max: DEFAULT_CONNECTIONS, useListenNotify: !RECOVERY });
     const common = {
-      pollingIntervalSeconds: 0.5,
-      notifyPollingIntervalSeconds: 0.5,
+      ...(RECOVERY ? {} : { pollingIntervalSeconds: 0.5, notifyPollingIntervalSeconds: 0.5 }),
       ...(fair ? { groupConcurrency: Math.ceil(slots / 2) } : {}),
     };
     for (const [queue, { workers, batchSize }] of Object.entries(workersFor(slots))) {

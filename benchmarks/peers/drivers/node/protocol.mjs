@@ -5,7 +5,8 @@
 //   setup(url)                           its own migration
 //   producer(url, connections, fair)     {insert(jobs), close()}; it is connected; insert takes [{task, args, group}]
 //                                        and is one transaction
-//   work(url, slots, fair, tasks)        resolves, once it looks for jobs, to a function that stops it;
+//   work(url, slots, fair, tasks, ended) resolves, once it looks for jobs, to a function that stops it;
+//                                        calls ended() when it ends by itself;
 //                                        tasks: {noop, stamp, sleep}, functions of the args, of which sleep is async
 //   pending(client)                      the number of jobs not finished yet, read through a pg client
 //
@@ -18,6 +19,7 @@ import { parseArgs } from "node:util";
 import pg from "pg";
 
 const REPORT_MS = 50;
+export const RECOVERY = "RECOVERY" in process.env; // see protocol.py
 
 // In fractions of a millisecond, which Date.now() lacks.
 const now = () => (performance.timeOrigin + performance.now()) / 1000;
@@ -116,19 +118,22 @@ async function plan(system, url, { file, number, fair }) {
 }
 
 async function work(system, url, { number, fair }) {
-  const terminated = new Promise((resolve) => process.once("SIGTERM", resolve));
+  const { promise: over, resolve: ended } = Promise.withResolvers();
+  process.once("SIGTERM", ended);
   const progress = new Progress();
-  const stop = await system.work(url, number("slots"), fair, {
+  const tasks = {
     noop: () => progress.ran(),
     stamp: ({ sent }) => print({ late: now() - sent }),
     sleep: async ({ group, ms, sent }) => {
       const start = now();
+      if (RECOVERY) print({ group, began: start });
       await pause(ms);
       print({ group, sent, start, end: now() });
     },
-  });
+  };
+  const stop = await system.work(url, number("slots"), fair, tasks, ended);
   print({ ready: true });
-  await terminated;
+  await over;
   await stop();
   progress.flush();
   process.exit(0);

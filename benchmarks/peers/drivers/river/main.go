@@ -133,13 +133,16 @@ func work(ctx context.Context, given options) error {
 	}
 	defer pool.Close()
 	noops := &progress{}
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
-		FetchCooldown:     river.FetchCooldownMin,
-		FetchPollInterval: 20 * time.Millisecond,
-		Logger:            quiet(),
-		Queues:            map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: given.slots}},
-		Workers:           workers(noops),
-	})
+	config := &river.Config{
+		Logger:  quiet(),
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: given.slots}},
+		Workers: workers(noops),
+	}
+	if !recovery {
+		config.FetchCooldown = river.FetchCooldownMin
+		config.FetchPollInterval = 20 * time.Millisecond
+	}
+	client, err := river.NewClient(riverpgxv5.New(pool), config)
 	if err != nil {
 		return err
 	}

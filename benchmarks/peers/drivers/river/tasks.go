@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"os"
 	"sync"
 	"time"
 
@@ -27,6 +28,8 @@ func (Noop) Kind() string  { return "noop" }
 func (Stamp) Kind() string { return "stamp" }
 func (Sleep) Kind() string { return "sleep" }
 
+var _, recovery = os.LookupEnv("RECOVERY") // see protocol.py
+
 func workers(noops *progress) *river.Workers {
 	all := river.NewWorkers()
 	river.AddWorker(all, river.WorkFunc(func(context.Context, *river.Job[Noop]) error {
@@ -39,6 +42,9 @@ func workers(noops *progress) *river.Workers {
 	}))
 	river.AddWorker(all, river.WorkFunc(func(_ context.Context, job *river.Job[Sleep]) error {
 		start := now()
+		if recovery {
+			tell(map[string]any{"group": job.Args.Group, "began": start})
+		}
 		time.Sleep(time.Duration(job.Args.Milliseconds) * time.Millisecond)
 		tell(map[string]any{"group": job.Args.Group, "sent": job.Args.Sent, "start": start, "end": now()})
 		return nil

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from oncalendar import BaseIterator
-
 from joex.core.timers.chain import DAY, HOUR, LAST_DAY, MINUTE, MONTH, SECOND, YEAR, Chain
 from joex.core.timers.wall_clock import TICK, as_systemd
 from joex.core.timers.zone import parse_zone
+from joex.extras import needs
 
 _SHORTHANDS = {
     "minutely": "*:*", "hourly": "*:00", "daily": "00:00", "weekly": "Mon", "monthly": "*-01",
@@ -96,6 +95,8 @@ class CalendarEvent:
         """The first wall clock time later than ``wall``."""
         if not self._is_possible:  # finding that out takes the iterator many milliseconds
             return None
+        with needs("executor", "the times of a timer need"):
+            from oncalendar import BaseIterator  # noqa: PLC0415 - clients only parse
         for minute in BaseIterator(self._minutes, wall.replace(second=0, microsecond=0) - _MINUTE):
             if (found := self._seconds.at_least((wall + TICK - minute) // TICK)) is not None:
                 return minute + found * TICK

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import ClassVar
 from zoneinfo import ZoneInfo
 
-from cronsim import CronSim, CronSimError
-
 from joex.core.timers.wall_clock import as_cron_at_times, as_cron_often
+from joex.extras import needs
 
 FIELDS = {
     "minute": "0 to 59",
@@ -45,11 +45,12 @@ class CronLine:
 
         Raises:
             ValueError: the text is not a cron line.
+            MissingExtra: the library is not installed.
         """
-        fields = text.upper().split()
+        cronsim, fields = _library(), text.upper().split()
         try:
-            CronSim(" ".join(fields), datetime.min.replace(tzinfo=UTC))
-        except CronSimError as error:
+            cronsim.CronSim(" ".join(fields), datetime.min.replace(tzinfo=UTC))
+        except cronsim.CronSimError as error:
             name = str(error).removeprefix("Bad ")
             got = dict(zip(FIELDS, fields, strict=True))[name]
             raise ValueError(f"{name}: expected {FIELDS[name]}; got {got!r}") from None
@@ -63,4 +64,11 @@ class CronLine:
 
     def _later(self, wall: datetime) -> datetime | None:
         """The first wall clock time later than ``wall``."""
-        return next(CronSim(self.normal, wall), None)
+        found: datetime | None = next(_library().CronSim(self.normal, wall), None)
+        return found
+
+
+def _library() -> ModuleType:
+    with needs("executor", "cron lines need"):
+        import cronsim  # noqa: PLC0415 - an extra
+    return cronsim

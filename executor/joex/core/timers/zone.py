@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from joex.extras import missing
 
 
 def parse_zone(name: str) -> ZoneInfo:
@@ -10,8 +12,11 @@ def parse_zone(name: str) -> ZoneInfo:
 
     Raises:
         ValueError: the database of this machine does not know it.
+        MissingExtra: this machine has no such database (as Windows).
     """
     try:
         return ZoneInfo("UTC" if name.upper() == "UTC" else name)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: it names a folder of the database
+        if not available_timezones():
+            raise missing("executor", "time zones need, on this machine,") from None
         raise ValueError(f"time zone: expected a name like 'Europe/Zurich' or 'UTC'; got {name!r}") from None

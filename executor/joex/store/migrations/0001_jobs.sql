@@ -18,19 +18,53 @@ BEGIN
         CREATE FUNCTION joex_private.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS 'SELECT pg_catalog.uuidv7()';
     ELSE
         CREATE FUNCTION joex_private.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
-            SELECT encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
-                   placing substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
-                   FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid $$;
+            SELECT pg_catalog.encode(pg_catalog.set_bit(pg_catalog.set_bit(pg_catalog.overlay(
+                       pg_catalog.uuid_send(pg_catalog.gen_random_uuid()),
+                       pg_catalog.substring(pg_catalog.int8send((extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint), 3),
+                       1, 6), 52, 1), 53, 1), 'hex')::uuid $$;
     END IF;
 END $do$;
 
--- A group's place on the ring of its queue: 56 bits of a hash, so that a cursor (the place, and the services given there) fits into one
--- bigint. Of 100,000 groups two have the same place with a chance of about 1 in 10 million; they then share one turn, nothing else.
-CREATE FUNCTION joex_private.ring(grp text) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS
-    'SELECT pg_catalog.hashtextextended(grp, 0) >> 8';
+-- What differs from database to database. One row.
+CREATE TABLE joex_private.this_database (
+    is_it     boolean PRIMARY KEY DEFAULT true CHECK (is_it),
+    -- Of the places on the rings. Secret: a tenant that knew it could choose a name that shares the place of another tenant's group.
+    ring_key  bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
+    -- Of the events. Secret, because every role that can connect can listen.
+    events_channel  text NOT NULL DEFAULT 'joex_events_' || replace(gen_random_uuid()::text, '-', ''),
+    binds_roles     boolean NOT NULL DEFAULT false,     -- a role is bound to groups or queues, or once was
+    limits_waiting  boolean NOT NULL DEFAULT false      -- a group has, or has had, a limit of waiting jobs
+);
+INSERT INTO joex_private.this_database DEFAULT VALUES;
+ANALYZE joex_private.this_database;     -- (else the planner expects hundreds of rows)
+
+-- The scopes of roles (see sql/15_access.sql).
+CREATE TABLE joex_private.role_scope (
+    role    regrole PRIMARY KEY,
+    scopes  text[] NOT NULL,
+    groups  text[],         -- null: all
+    queues  text[]
+);
+
+-- A group's place on the ring of its queue: 56 bits of a keyed hash, so that a cursor (the place, and the services given there) fits into
+-- one bigint. Of 100,000 groups two have the same place with a chance of about 1 in 10 million; they then share one turn, and a limit or
+-- a pause of one of them counts for both. Without the key nobody can choose a name for its place.
+DO $do$
+BEGIN
+    IF current_setting('server_version_num')::int >= 180000 THEN
+        CREATE FUNCTION joex_private.place(ring_key bytea, grp text) RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE AS $$
+            SELECT pg_catalog.substr(pg_catalog.sha256(ring_key || pg_catalog.convert_to(grp, 'UTF8')), 1, 8)::bigint >> 8 $$;
+    ELSE    -- the same, for servers that don't cast bytes to numbers
+        CREATE FUNCTION joex_private.place(ring_key bytea, grp text) RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE AS $$
+            SELECT ('x' || pg_catalog.encode(pg_catalog.substr(
+                pg_catalog.sha256(ring_key || pg_catalog.convert_to(grp, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint >> 8 $$;
+    END IF;
+END $do$;
+CREATE FUNCTION joex_private.ring(grp text) RETURNS bigint LANGUAGE sql STABLE STRICT PARALLEL SAFE AS $$
+    SELECT joex_private.place((SELECT d.ring_key FROM joex_private.this_database d), grp) $$;
 
 CREATE TABLE joex_private.executor (
-    id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- one registration: one start of an executor
+    id             integer PRIMARY KEY,     -- one registration: one start of an executor (see joex_private.register)
     app_id         text NOT NULL CHECK (app_id <> '' AND octet_length(app_id) <= 254),
     pod_uid        text,                    -- of its pod; a restart in place keeps it, a new pod does not
     host           text NOT NULL,
@@ -84,6 +118,9 @@ CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more
 -- (Later years are beyond the dates of most languages: one such row would break each list that has it.)
 CREATE DOMAIN joex_private.job_due_time AS timestamptz CONSTRAINT "not_before: at most the year 9999, or infinity" CHECK (
     VALUE < '10000-01-01 00:00+00' OR VALUE = 'infinity');
+-- (W3C: a traceparent; after a space, if there is one, the tracestate.)
+CREATE DOMAIN joex_private.job_trace_context AS text CONSTRAINT "trace_context: expected a W3C traceparent (and tracestate)" CHECK (
+    VALUE ~ '^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}( [ -~]*[!-~])?$' AND octet_length(VALUE) <= 568);
 CREATE DOMAIN joex_private.job_progress AS smallint CONSTRAINT "progress: 0 to 100" CHECK (VALUE BETWEEN 0 AND 100);
 
 -- The columns that say in which place a job is, and what must hold between them. (A type too: a third of the cost of submitting one job
@@ -146,17 +183,17 @@ CREATE TABLE joex_private.job (
     message          text,                                  -- of the result
     result           jsonb,
     error            text,                                  -- of the latest failed run
+    trace_context    joex_private.job_trace_context,        -- of its submission
     CONSTRAINT job_has_its_place CHECK (
-        num_nulls(ROW(state, lane, due_at, executor_id, finished_at, lock_id, overdue_at)::joex_private.job_place) = 0),
-    -- (No generated column: PostgreSQL reads its expression anew for each row that is updated.)
-    CONSTRAINT job_has_its_place_on_the_ring CHECK (ring = hashtextextended(grp, bigint '0') >> 8)
+        num_nulls(ROW(state, lane, due_at, executor_id, finished_at, lock_id, overdue_at)::joex_private.job_place) = 0)
 ) WITH (
     -- A queue turns its rows over many times a day: vacuum by a small share of the table, and without pauses.
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
     autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0
 );
 
--- For rows that a client inserts without the functions of Joex.
+-- For rows that a client inserts without the functions of Joex. (No generated column: PostgreSQL reads its expression anew for each row that
+-- is updated.)
 CREATE FUNCTION joex_private.place_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF joex_private.is_large(NEW.args) THEN
@@ -168,7 +205,18 @@ END $$;
 CREATE TRIGGER place_on_the_ring BEFORE INSERT ON joex_private.job FOR EACH ROW WHEN (NEW.ring IS NULL)
 EXECUTE FUNCTION joex_private.place_on_the_ring();
 
-CREATE INDEX job_runnable ON joex_private.job (queue, ring, lane, rank, seq) WHERE lane IS NOT NULL;
+-- For rows that a client moves to another group. (After the update, which costs a second one here: a trigger before it locks each row of
+-- each update in a step of its own, whichever columns change, and writes the lock to the log.)
+CREATE FUNCTION joex_private.move_on_the_ring() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE joex_private.job j SET ring = joex_private.ring(j.grp) WHERE j.id = NEW.id AND j.ring <> joex_private.ring(j.grp);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER move_on_the_ring AFTER UPDATE OF grp, ring ON joex_private.job FOR EACH ROW
+EXECUTE FUNCTION joex_private.move_on_the_ring();
+
+-- (No two entries are equal. To look for such before each split of a page was a twentieth of the cost of a job in a batch.)
+CREATE INDEX job_runnable ON joex_private.job (queue, ring, lane, rank, seq) WITH (deduplicate_items = off) WHERE lane IS NOT NULL;
 CREATE INDEX job_due ON joex_private.job (queue, due_at) WHERE due_at IS NOT NULL;
 -- (By minutes, so that the search for groups with due jobs meets few others; see joex_private.promote_in_turn.)
 CREATE INDEX job_due_by_group ON joex_private.job (queue, date_bin('1 minute', due_at, '2000-01-01 00:00+00'), ring, due_at)
@@ -179,8 +227,23 @@ CREATE INDEX job_overdue ON joex_private.job (queue, overdue_at) WHERE overdue_a
 CREATE INDEX job_finished ON joex_private.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NULL;
 CREATE INDEX job_finished_with_key ON joex_private.job (finished_at) WHERE finished_at IS NOT NULL AND key IS NOT NULL;
 CREATE UNIQUE INDEX job_key ON joex_private.job (task, key) WHERE key IS NOT NULL;
-CREATE UNIQUE INDEX job_one_unfinished_per_tracker ON joex_private.job (tracker)
+-- (Per group: no tenant can take a tracker from another.)
+CREATE UNIQUE INDEX job_one_unfinished_per_tracker ON joex_private.job (grp, tracker)
     WHERE tracker IS NOT NULL AND finished_at IS NULL;
+
+-- What people and programs have done to jobs, groups and the like (see joex.audit).
+CREATE TABLE joex_private.act (
+    nr       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    role     text NOT NULL DEFAULT session_user,
+    caller   text,
+    act      text NOT NULL,
+    subject  text,
+    queue    text,
+    grp      text,
+    detail   jsonb
+);
+CREATE INDEX act_at ON joex_private.act (at);
 
 CREATE TABLE joex_private.job_log (
     seq      bigint GENERATED ALWAYS AS IDENTITY,
@@ -203,10 +266,12 @@ CREATE TABLE joex_private.size_limit (
 CREATE TABLE joex_private.group_setting (
     queue        text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
     grp          text NOT NULL CHECK (grp <> '' AND octet_length(grp) <= 254),
-    ring         bigint NOT NULL GENERATED ALWAYS AS (joex_private.ring(grp)) STORED,
+    ring         bigint NOT NULL,                       -- joex_private.ring(grp)
     weight       integer NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 100),
     paused       boolean NOT NULL DEFAULT false,
     max_running  integer CHECK (max_running >= 0),
+    -- (A submission counts up to this.)
+    max_waiting  integer CONSTRAINT "max_waiting: 0 to 100000" CHECK (max_waiting BETWEEN 0 AND 100000),
     PRIMARY KEY (queue, grp)
 );
 CREATE INDEX group_setting_by_ring ON joex_private.group_setting (queue, ring);
@@ -250,7 +315,8 @@ BEGIN
         FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
         WHERE c.oid = 'joex_private.job'::regclass AND a.privilege_type = 'UPDATE');
     EXECUTE format('CREATE SEQUENCE joex_private.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
-    EXECUTE format('CREATE UNLOGGED SEQUENCE joex_private.drawn_%s', v_id);
+    -- (Not unlogged: a standby that is promoted may have an unlogged sequence that PostgreSQL can't read, see ADR 32.)
+    EXECUTE format('CREATE SEQUENCE joex_private.drawn_%s', v_id);
     NEW.cursor := format('joex_private.ring_cursor_%s', v_id)::regclass;
     NEW.drawn := format('joex_private.drawn_%s', v_id)::regclass;
     IF v_takers IS NOT NULL THEN
@@ -331,6 +397,9 @@ CREATE TABLE joex_private.subscriber (
     events  boolean NOT NULL,           -- to all events, not only to changes of its jobs
     until   timestamptz NOT NULL
 ) WITH (fillfactor = 50);
+-- (They find the subscription that lasts longest, for each submission.)
+CREATE INDEX subscriber_until ON joex_private.subscriber (until);
+CREATE INDEX subscriber_to_events_until ON joex_private.subscriber (until) WHERE events;
 CREATE TABLE joex_private.subscription (
     job_id      uuid NOT NULL,
     subscriber  text NOT NULL REFERENCES joex_private.subscriber (name) ON DELETE CASCADE,
@@ -343,6 +412,21 @@ CREATE INDEX subscription_of_subscriber ON joex_private.subscription (subscriber
 CREATE TABLE joex_private.retired (
     app_id      text PRIMARY KEY CHECK (app_id <> '' AND octet_length(app_id) <= 254),
     retired_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- The tokens of HTTP callers (see joex.core.access), by their hashes. A revoked token has no row.
+CREATE TABLE joex_private.api_token (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name          text NOT NULL UNIQUE CHECK (name <> '' AND octet_length(name) <= 254),
+    digest        bytea NOT NULL UNIQUE CHECK (octet_length(digest) = 32),     -- SHA-256 of the token
+    scopes        text[] NOT NULL CHECK (
+        cardinality(scopes) > 0 AND scopes <@ ARRAY['view', 'payloads', 'submit', 'work', 'operate']),
+    -- What it is bound to; null: all. (At most 100 of each: the lists of a bound token read group by group.)
+    groups        text[] CHECK (cardinality(groups) BETWEEN 1 AND 100 AND array_position(groups, NULL) IS NULL),
+    queues        text[] CHECK (cardinality(queues) BETWEEN 1 AND 100 AND array_position(queues, NULL) IS NULL),
+    created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at    timestamptz,                  -- null: never
+    last_used_at  timestamptz                   -- to a minute
 );
 
 -- Subscriptions to notifications of waiting work: of a pool that could grow, while no executor is asleep (see joex_private.watch); and of

@@ -44,12 +44,14 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN
 
 -- The most bytes that arguments ('args') or a result ('result') may have, both as jsonb and as the text that clients get. Free fields
 -- ('opts') have the limit of arguments.
-CREATE OR REPLACE FUNCTION joex_private.largest(p_field text) RETURNS integer LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION joex_private.largest(p_field text) RETURNS integer LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce((SELECT s.bytes FROM joex_private.size_limit s
-                     WHERE s.field = CASE p_field WHEN 'opts' THEN 'args' ELSE p_field END), 16000000) $$;
+                     WHERE s.field = CASE p_field WHEN 'opts' THEN 'args' ELSE p_field END),
+                    CASE p_field WHEN 'result' THEN 16000000 ELSE 1000000 END) $$;
 
 -- Limit the size of the arguments (field 'args') or of the result ('result') of a job, in bytes: 8,000 to 32 million. Null restores the
--- default, 16 million. An executor that is running applies the limit after its next start.
+-- default: 1 million for arguments, 16 million for results. An executor that is running applies the limit after its next start.
 CREATE OR REPLACE FUNCTION joex.set_largest(field text, bytes bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
@@ -65,18 +67,14 @@ BEGIN
         INSERT INTO joex_private.size_limit AS s (field, bytes) VALUES (field, bytes)
         ON CONFLICT ON CONSTRAINT size_limit_pkey DO UPDATE SET bytes = excluded.bytes;
     END IF;
+    PERFORM joex_private.note_act('set_largest', field, p_detail => jsonb_build_object('bytes', bytes));
 END $$;
 
 -- Whether a value has more than 8,000 bytes. Every limit allows 8,000, so most jobs cost no read of the limits. (#> '{}' is the
--- value itself, without the compression of a table. Its text may be 8,000 times as long: 1e131071 has 16 bytes. Two statements, lest
--- the planner evaluate the text before the size.)
-CREATE OR REPLACE FUNCTION joex_private.is_large(p_value jsonb) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
-BEGIN
-    IF pg_column_size(p_value #> '{}') > 8000 THEN
-        RETURN true;
-    END IF;
-    RETURN octet_length(p_value::text) > 8000;
-END $$;
+-- value itself, without the compression of a table. Its text may be 8,000 times as long: 1e131071 has 16 bytes. CASE keeps the planner
+-- from evaluating the text before the size.)
+CREATE OR REPLACE FUNCTION joex_private.is_large(p_value jsonb) RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN pg_column_size(p_value #> '{}') > 8000 THEN true ELSE octet_length(p_value::text) > 8000 END $$;
 
 -- Refuse a value that is larger than its limit. A caller checks only values for which is_large is true.
 CREATE OR REPLACE FUNCTION joex_private.check_size(p_field text, p_value jsonb) RETURNS void LANGUAGE plpgsql STABLE AS $$
@@ -102,6 +100,13 @@ BEGIN
             p_field, v_text USING ERRCODE = 'JX003';
     END IF;
 END $$;
+
+-- A text for people (an error, a message, a line of a log), cut to 100,000 characters, with a mark that says how many it had: each list,
+-- page and terminal that shows the job reads it as a whole. (core/text.py does the same. The planner inlines this function.)
+CREATE OR REPLACE FUNCTION joex_private.cut(p_text text) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN octet_length(p_text) > 100000 AND length(p_text) > 100000
+                THEN left(p_text, 99960) || '… (cut, ' || to_char(length(p_text), 'FM999,999,999,999') || ' characters)'
+                ELSE p_text END $$;
 
 -- The priority with this name, in upper or lower case.
 CREATE OR REPLACE FUNCTION joex_private.priority_of(p_text text) RETURNS joex_private.job_priority
@@ -153,7 +158,7 @@ BEGIN
                WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
                ORDER BY e.asleep_since DESC LIMIT 1) IS NOT NULL
            OR EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp())
-           OR EXISTS (SELECT FROM joex_private.subscriber s WHERE s.until > clock_timestamp());
+           OR coalesce((SELECT max(s.until) FROM joex_private.subscriber s) > clock_timestamp(), false);
 END $$;
 
 -- Whether each statement of this transaction sees all that was committed before the statement.
@@ -201,7 +206,9 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.is_heard(p_events boolean) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT joex_private.sees_the_latest()
-           OR EXISTS (SELECT FROM joex_private.subscriber s WHERE (s.events OR NOT p_events) AND s.until > clock_timestamp());
+           -- (max reads the last entry of an index, however many subscriptions have ended.)
+           OR coalesce((SELECT max(s.until) FROM joex_private.subscriber s WHERE s.events) > clock_timestamp(), false)
+           OR NOT p_events AND coalesce((SELECT max(s.until) FROM joex_private.subscriber s) > clock_timestamp(), false);
 END $$;
 
 -- Notify the subscribers to events, and the subscribers that wait for these jobs. The events are job-submitted, job-started,
@@ -222,7 +229,7 @@ BEGIN
                                      'state', CASE p_event WHEN 'job-started' THEN 'running' ELSE j.state::text END,
                                      'executor', j.app_id)::text
             FROM unnest(p_ids) WITH ORDINALITY AS i(id, nr) JOIN joex_private.job j ON j.id = i.id ORDER BY i.nr LOOP
-            PERFORM joex_private.send('joex_events', v_payload);
+            PERFORM joex_private.send((SELECT d.events_channel FROM joex_private.this_database d), v_payload);
         END LOOP;
     END IF;
     IF joex_private.sees_the_latest() THEN
@@ -240,9 +247,9 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.announce_executor(p_event text, p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF joex_private.is_heard(true) THEN
-        PERFORM joex_private.send('joex_events', json_build_object(
+        PERFORM joex_private.send(d.events_channel, json_build_object(
             'event', p_event, 'executor', e.app_id, 'registration', e.id,
             'queues', CASE WHEN octet_length(to_json(e.queues)::text) < 6000 THEN e.queues END, 'ending', e.ending)::text)
-        FROM joex_private.executor e WHERE e.id = p_id;
+        FROM joex_private.executor e CROSS JOIN joex_private.this_database d WHERE e.id = p_id;
     END IF;
 END $$;

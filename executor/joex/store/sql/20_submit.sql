@@ -3,27 +3,68 @@
 -- The rows of many jobs, in the order given. (submit_many inserts them in one of two ways; the planner inlines this function there.)
 CREATE OR REPLACE FUNCTION joex_private.rows_to_submit(
     p_now timestamptz, p_ids uuid[], p_tasks text[], p_args jsonb[], p_grps text[], p_queues text[], p_priorities text[],
-    p_subjects text[], p_submitters text[], p_not_before timestamptz[], p_trackers text[], p_retries integer[]
+    p_subjects text[], p_submitters text[], p_not_before timestamptz[], p_trackers text[], p_retries integer[],
+    p_trace_context text
 ) RETURNS TABLE (
     id uuid, task text, args jsonb, grp text, ring bigint, queue text, priority joex_private.job_priority, subject text,
     submitter text, due_at timestamptz, lane smallint, tracker text, retries integer, submitted_at timestamptz,
-    runnable_since timestamptz
+    runnable_since timestamptz, trace_context text
 ) LANGUAGE sql STABLE AS $$
-    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), joex_private.ring(coalesce(g.grp, 'default')),
+    SELECT g.id, g.task, coalesce(g.args, '{}'), coalesce(g.grp, 'default'), joex_private.place(d.ring_key, coalesce(g.grp, 'default')),
            coalesce(g.queue, 'default'), p.priority,
            coalesce(g.subject, ''), coalesce(g.submitter, ''), p.due_at,
            CASE WHEN p.due_at IS NULL THEN joex_private.lane(p.priority) END,
-           g.tracker, g.retries, p_now, coalesce(p.due_at, p_now)
+           g.tracker, g.retries, p_now, coalesce(p.due_at, p_now), p_trace_context
     FROM ROWS FROM (unnest(p_ids), unnest(p_tasks), unnest(p_args), unnest(p_grps), unnest(p_queues), unnest(p_priorities),
                     unnest(p_subjects), unnest(p_submitters), unnest(p_not_before), unnest(p_trackers), unnest(p_retries))
          AS g(id, task, args, grp, queue, priority, subject, submitter, due_at, tracker, retries),
+         joex_private.this_database d,
          LATERAL (SELECT CASE WHEN g.priority IS NULL THEN 'low' ELSE joex_private.priority_of(g.priority) END AS priority,
                          CASE WHEN g.due_at > p_now THEN g.due_at END AS due_at) p
+    WHERE NOT d.binds_roles OR joex_private.must_be_allowed('{submit, operate}', coalesce(g.queue, 'default'), coalesce(g.grp, 'default'))
+$$;
+
+-- True; or an error, where the role of this session may not submit to this group, or the group may have no more waiting jobs.
+CREATE OR REPLACE FUNCTION joex_private.must_be_accepted(p_queue text, p_grp text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    PERFORM joex_private.must_be_allowed('{submit, operate}', p_queue, p_grp), joex_private.must_have_room(p_queue, p_grp, 0);
+    RETURN true;
+END $$;
+
+-- Refuse a submission to a group that has as many waiting jobs as it may; or one more, where its jobs are in line already (p_over 1).
+-- Submissions at the same time don't see each other's jobs: together they may go over the limit. Jobs that wait for their time don't count.
+CREATE OR REPLACE FUNCTION joex_private.must_have_room(p_queue text, p_grp text, p_over integer) RETURNS void
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_group record;
+BEGIN
+    SELECT g.ring, g.max_waiting INTO v_group FROM joex_private.group_setting g
+    WHERE g.queue = p_queue AND g.grp = p_grp AND g.max_waiting IS NOT NULL;
+    IF FOUND AND (
+        SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = v_group.ring AND j.lane IS NOT NULL
+                              LIMIT v_group.max_waiting + p_over) w) >= v_group.max_waiting + p_over THEN
+        RAISE EXCEPTION 'group: % has as many waiting jobs in queue % as it may: %: submit again when some have run',
+            to_json(p_grp), to_json(p_queue), v_group.max_waiting USING ERRCODE = 'JX004';
+    END IF;
+END $$;
+
+-- The row of joex_private.this_database is missing: no job has a place without its key.
+CREATE OR REPLACE FUNCTION joex_private.refuse_without_key() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'joex_private.this_database has lost its row, so no job can be submitted: restore this row from a backup';
+END $$;
+
+-- The id of a job of a submission that may be repeated. It depends on the queue and the group, so that a role which is bound to these
+-- can't find out by it whether others have a job; and begins as p_once does, which has the time in front, for the sake of the index.
+CREATE OR REPLACE FUNCTION joex_private.id_once(p_once uuid, p_nr bigint, p_queue text, p_grp text) RETURNS uuid
+LANGUAGE sql STABLE AS $$
+    SELECT (left(replace(p_once::text, '-', ''), 12) || '8' || left(h.hash, 3) || '8' || substr(h.hash, 4, 15))::uuid
+    FROM (SELECT encode(sha256(convert_to(ROW(p_once, p_nr, p_queue, p_grp)::text, 'UTF8')), 'hex')) h(hash)
 $$;
 
 -- Submit many jobs in one statement. Each array has one field of all jobs, as joex.submit describes them; a null element, or a null
 -- array, means the default. Returns the id of each job, in the order given; null for a job that was skipped because an unfinished
--- job has its tracker.
+-- job of its group has its tracker. With once, a repetition of a submission that was stored stores nothing: see joex.submit.
 CREATE OR REPLACE FUNCTION joex.submit_many(
     tasks text[],
     args jsonb[] DEFAULT NULL,
@@ -34,38 +75,74 @@ CREATE OR REPLACE FUNCTION joex.submit_many(
     submitters text[] DEFAULT NULL,
     not_before timestamptz[] DEFAULT NULL,
     trackers text[] DEFAULT NULL,
-    retries integer[] DEFAULT NULL
+    retries integer[] DEFAULT NULL,
+    once uuid DEFAULT NULL,     -- of all of them
+    trace_context text DEFAULT NULL     -- likewise
 ) RETURNS SETOF uuid LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_queue record;
-    v_made bigint := cardinality(tasks);     -- inserted jobs (a skipped job needs no executor)
+    v_made bigint;      -- inserted jobs (a skipped job needs no executor)
     -- Ids in the order given: time and random bits once for all of them, and a number for each. (An array has fewer than 2^28 elements.
     -- Random bits have a price: without OpenSSL the server opens the kernel's device for each random number.)
-    v_stem text := left(joex_private.uuid7()::text, 29);
-    v_ids uuid[] := ARRAY(SELECT (v_stem || lpad(to_hex(i), 7, '0'))::uuid FROM generate_series(1, cardinality(tasks)) i);
+    v_stem text := left(joex_private.uuid7()::text, 28);
+    v_ids uuid[] := ARRAY(SELECT (v_stem || to_hex(x'10000000'::integer + i))::uuid FROM generate_series(1, cardinality(tasks)) i);
 BEGIN
+    IF once IS NOT NULL THEN
+        v_ids := ARRAY(SELECT joex_private.id_once(once, g.nr, coalesce(g.queue, 'default'), coalesce(g.grp, 'default'))
+                       FROM ROWS FROM (unnest(tasks), unnest(queues), unnest(grps)) WITH ORDINALITY AS g(task, queue, grp, nr)
+                       ORDER BY g.nr);
+        -- (An earlier submission that commits only now leads to an error of the primary key, below; the next repetition sees it here.)
+        IF EXISTS (SELECT FROM joex_private.job j WHERE j.id = ANY (v_ids)) THEN
+            PERFORM joex_private.must_be_allowed('{submit, operate}', coalesce(g.queue, 'default'), coalesce(g.grp, 'default'))
+            FROM ROWS FROM (unnest(tasks), unnest(queues), unnest(grps)) AS g(task, queue, grp), joex_private.this_database d
+            WHERE d.binds_roles;
+            RETURN QUERY SELECT j.id FROM unnest(v_ids) WITH ORDINALITY AS g(id, nr) LEFT JOIN joex_private.job j USING (id)
+                         ORDER BY g.nr;
+            RETURN;
+        END IF;
+    END IF;
     -- (A value of so few bytes has no large text.)
     PERFORM joex_private.check_size('args', a.one) FROM unnest(args) a(one)
     WHERE pg_column_size(a.one) > 40 AND joex_private.is_large(a.one);
     -- (ON CONFLICT costs a tenth more, and writes each row to the log twice.)
     IF trackers IS NULL THEN
         INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                                      submitted_at, runnable_since)
+                                      submitted_at, runnable_since, trace_context)
         SELECT * FROM joex_private.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
-                                                  trackers, retries);
-    ELSE
-        INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                                      submitted_at, runnable_since)
-        SELECT * FROM joex_private.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
-                                                  trackers, retries)
-        ON CONFLICT (tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING;
+                                                  trackers, retries, trace_context);
         GET DIAGNOSTICS v_made = ROW_COUNT;
-        IF v_made < cardinality(v_ids) THEN     -- some have been skipped
+        IF v_made < cardinality(v_ids) THEN
+            PERFORM joex_private.refuse_without_key();
+        END IF;
+    ELSE
+        -- (Else any client could keep a periodic task from running: see submit_periodic.)
+        IF EXISTS (SELECT FROM unnest(trackers) t(one) WHERE starts_with(t.one, 'periodic ')) THEN
+            RAISE EXCEPTION 'tracker: must not begin with "periodic ": only jobs of periodic tasks have such trackers'
+                USING ERRCODE = '22023';
+        END IF;
+        IF (SELECT d.binds_roles FROM joex_private.this_database d) THEN
+            PERFORM joex_private.must_be_own_id('{submit, operate}', coalesce(g.queue, 'default'), coalesce(g.grp, 'default'),
+                                                p_tracker => g.tracker)
+            FROM ROWS FROM (unnest(trackers), unnest(queues), unnest(grps)) AS g(tracker, queue, grp) WHERE g.tracker IS NOT NULL;
+        END IF;
+        INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                                      submitted_at, runnable_since, trace_context)
+        SELECT * FROM joex_private.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
+                                                  trackers, retries, trace_context)
+        ON CONFLICT (grp, tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING;
+        GET DIAGNOSTICS v_made = ROW_COUNT;
+        IF NOT EXISTS (SELECT FROM joex_private.this_database) THEN
+            PERFORM joex_private.refuse_without_key();
+        ELSIF v_made < cardinality(v_ids) THEN     -- some have been skipped
             v_ids := ARRAY(SELECT j.id FROM unnest(v_ids) WITH ORDINALITY AS g(id, ord)
                            LEFT JOIN joex_private.job j USING (id) ORDER BY g.ord);
         END IF;
+    END IF;
+    IF (SELECT d.limits_waiting FROM joex_private.this_database d) THEN
+        PERFORM joex_private.must_have_room(g.queue, g.grp, 1)
+        FROM (SELECT DISTINCT j.queue, j.grp FROM joex_private.job j WHERE j.id = ANY (v_ids)) g;
     END IF;
     -- A statement of its own: its snapshot is younger than the insert, and the transaction has its id by now. An executor that is
     -- just falling asleep relies on both (see fall_asleep).
@@ -82,7 +159,7 @@ BEGIN
     RETURN QUERY SELECT unnest(v_ids);
 END $$;
 
--- Submit a job. Returns its id; null if an unfinished job has the same tracker, in which case nothing is submitted.
+-- Submit a job. Returns its id; null if an unfinished job of its group has the same tracker, in which case nothing is submitted.
 CREATE OR REPLACE FUNCTION joex.submit(
     task text,
     args jsonb DEFAULT '{}',                -- an object
@@ -92,8 +169,11 @@ CREATE OR REPLACE FUNCTION joex.submit(
     subject text DEFAULT '',                -- for people
     submitter text DEFAULT '',              -- for people
     not_before timestamptz DEFAULT NULL,    -- no run begins before
-    tracker text DEFAULT NULL,              -- at most one unfinished job has it
-    retries integer DEFAULT NULL            -- null: as many as the task, or else the executor, allows
+    tracker text DEFAULT NULL,              -- at most one unfinished job of the group has it
+    retries integer DEFAULT NULL,           -- null: as many as the task, or else the executor, allows
+    once uuid DEFAULT NULL,                 -- of this submission: repeat it if its answer was lost; it is stored once,
+                                            -- and again when its job no longer exists
+    trace_context text DEFAULT NULL         -- of the caller's span: a W3C traceparent; after a space, a tracestate
 ) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
@@ -101,16 +181,22 @@ DECLARE
     v_due timestamptz := CASE WHEN not_before > v_now THEN not_before END;
     v_id uuid := joex_private.uuid7();
 BEGIN
-    IF tracker IS NOT NULL THEN
+    IF tracker IS NOT NULL OR once IS NOT NULL THEN
         RETURN joex.submit_many(ARRAY[task], ARRAY[args], ARRAY[grp], ARRAY[queue], ARRAY[priority], ARRAY[subject],
-                                ARRAY[submitter], ARRAY[not_before], ARRAY[tracker], ARRAY[retries]);
+                                ARRAY[submitter], ARRAY[not_before], CASE WHEN tracker IS NOT NULL THEN ARRAY[tracker] END,
+                                ARRAY[retries], once, trace_context);
     ELSIF joex_private.is_large(args) THEN
         PERFORM joex_private.check_size('args', args);
     END IF;
     INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, retries, submitted_at,
-                                  runnable_since)
-    VALUES (v_id, task, args, grp, joex_private.ring(grp), queue, joex_private.priority_of(priority), subject, submitter, v_due,
-            CASE WHEN v_due IS NULL THEN joex_private.lane(joex_private.priority_of(priority)) END, retries, v_now, coalesce(v_due, v_now));
+                                  runnable_since, trace_context)
+    SELECT v_id, task, args, grp, joex_private.place(d.ring_key, grp), queue, joex_private.priority_of(priority), subject, submitter, v_due,
+           CASE WHEN v_due IS NULL THEN joex_private.lane(joex_private.priority_of(priority)) END, retries, v_now, coalesce(v_due, v_now),
+           trace_context
+    FROM joex_private.this_database d WHERE NOT (d.binds_roles OR d.limits_waiting) OR joex_private.must_be_accepted(queue, grp);
+    IF NOT FOUND THEN
+        PERFORM joex_private.refuse_without_key();
+    END IF;
     IF joex_private.is_awaited(queue) THEN
         PERFORM joex_private.wake(queue, 1);
         PERFORM joex_private.announce('job-submitted', ARRAY[v_id]);
@@ -133,7 +219,8 @@ CREATE OR REPLACE FUNCTION joex_private.add(
     subject text DEFAULT '',
     submitter text DEFAULT '',
     cancel boolean DEFAULT false,   -- the job does not run until a client resubmits it
-    resubmit boolean DEFAULT false  -- the job runs once more when its first run has ended
+    resubmit boolean DEFAULT false, -- the job runs once more when its first run has ended
+    trace_context text DEFAULT NULL
 ) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
@@ -146,13 +233,18 @@ BEGIN
     IF joex_private.is_large(opts) THEN
         PERFORM joex_private.check_size('opts', opts);
     END IF;
+    PERFORM joex_private.must_be_accepted(coalesce(queue, task), coalesce(grp, task))
+    FROM joex_private.this_database d WHERE d.binds_roles OR d.limits_waiting;
+    IF FOUND THEN
+        PERFORM joex_private.must_be_own_id('{submit}', coalesce(queue, task), coalesce(grp, task), p_key => key);
+    END IF;
     INSERT INTO joex_private.job AS j (task, key, args, opts, rank, queue, grp, ring, priority, subject, submitter, state, lane,
-                                       finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since)
+                                       finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since, trace_context)
     VALUES (task, key, data, opts, rank, coalesce(queue, task), coalesce(grp, task), joex_private.ring(coalesce(grp, task)),
             joex_private.priority_of(priority), subject, submitter,
             CASE WHEN cancel THEN 'cancelled' ELSE 'waiting' END::joex_private.job_state,
             CASE WHEN NOT cancel THEN joex_private.lane(joex_private.priority_of(priority)) END,
-            CASE WHEN cancel THEN v_now END, cancel, resubmit, v_now, v_now)
+            CASE WHEN cancel THEN v_now END, cancel, resubmit, v_now, v_now, trace_context)
     ON CONFLICT DO NOTHING      -- of the unique indexes, only that of keys concerns a keyed job
     RETURNING j.id INTO v_id;
     IF v_id IS NOT NULL AND joex_private.is_awaited(coalesce(queue, task)) THEN
@@ -173,5 +265,5 @@ BEGIN
         SELECT j.id INTO v_id FROM joex_private.job j
         WHERE j.id = encode(substr(p_key, 2), 'hex')::uuid AND j.task = p_task AND j.key IS NULL;
     END IF;
-    RETURN v_id;
+    RETURN joex_private.visible('{view, submit, work, operate}', v_id);
 END $$;

@@ -30,14 +30,16 @@ CREATE OR REPLACE FUNCTION joex_private.floor_epoch() RETURNS bigint LANGUAGE sq
 
 CREATE OR REPLACE FUNCTION joex_private.note_floor_exception() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF joex_private.floor_epoch() % 2 = 1 THEN
+    IF NEW.rank = '' AND joex_private.floor_epoch() % 2 = 1 THEN
         INSERT INTO joex_private.floor_exception (queue, ring, at, lane, seq)
         VALUES (NEW.queue, NEW.ring, nextval('joex_private.job_seq_seq'), NEW.lane, NEW.seq);
     END IF;
     RETURN NULL;
 END $$;
-CREATE OR REPLACE TRIGGER note_floor_exception AFTER UPDATE OF queue, grp, lane, rank, seq ON joex_private.job
-FOR EACH ROW WHEN (NEW.lane IS NOT NULL AND NEW.rank = '') EXECUTE FUNCTION joex_private.note_floor_exception();
+-- (A short condition: PostgreSQL reads it anew for each statement that updates jobs. The ring, not the group: a job that moves to another
+-- group gets its ring in an update of its own, see move_on_the_ring.)
+CREATE OR REPLACE TRIGGER note_floor_exception AFTER UPDATE OF queue, ring, lane, rank, seq ON joex_private.job
+FOR EACH ROW WHEN (NEW.lane IS NOT NULL) EXECUTE FUNCTION joex_private.note_floor_exception();
 
 -- The floor of a group, with its exceptions. (No row: it has none. Functions like this one are merged into the statements that
 -- call them, hence no settings.)
@@ -137,6 +139,27 @@ SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnab
 WHERE executor_id IS NOT NULL AND NOT (SELECT are_on FROM floors)
 UNION ALL
 SELECT id, executor_id, queue, ring, grp, task, key, state, lane, due_at, runnable_since, suspect FROM joex_private.by_floors(true)
+WHERE (SELECT are_on FROM floors);
+
+-- The runnable jobs (p_held: the jobs that are held) that the role of this session may see: by_floors for the views of users.
+CREATE OR REPLACE FUNCTION joex_private.seen_by_floors(p_held boolean) RETURNS TABLE (
+    executor_id integer, id uuid, queue text, grp text, state joex_private.job_state, lane smallint, due_at timestamptz,
+    runnable_since timestamptz
+) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_all CONSTANT boolean := joex_private.may('{view}', NULL, NULL);
+BEGIN
+    RETURN QUERY SELECT j.executor_id, j.id, j.queue::text, j.grp::text, j.state, j.lane, j.due_at::timestamptz, j.runnable_since
+                 FROM joex_private.by_floors(p_held) j WHERE v_all OR joex_private.may('{view}', j.queue, j.grp);
+END $$;
+
+-- The view joex_private.held, for the views of users.
+CREATE OR REPLACE VIEW joex_private.held_seen AS
+WITH floors AS MATERIALIZED (SELECT joex_private.floors_are_on() AS are_on)
+SELECT executor_id, id, queue::text, grp::text, state, lane, due_at::timestamptz, runnable_since FROM joex_private.job
+WHERE executor_id IS NOT NULL AND NOT (SELECT are_on FROM floors)
+UNION ALL
+SELECT executor_id, id, queue, grp, state, lane, due_at, runnable_since FROM joex_private.seen_by_floors(true)
 WHERE (SELECT are_on FROM floors);
 
 -- The jobs that an executor holds.

@@ -10,7 +10,8 @@
 -- scan, computes how deep the free slots reach into each group (water filling), and locks just these rows. A group
 -- that has fewer jobs than that leaves slots over; the next pass gives them to the others, so that no slot stays empty.
 -- The cost grows with the batch, with the groups that are served already (they must be passed over), and with the
--- logarithm of everything else. Where executors hold hundreds of jobs, one take chooses for many after it: see 35_plans.sql.
+-- logarithm of everything else. Groups that run nothing, before all others, need no such choice: see one_each. Where executors
+-- hold hundreds of jobs, one take chooses for many after it: see 35_plans.sql.
 
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker: the oldest
 -- first; where there are more than a batch, first a share of it for each group (see promote_in_turn). (No sort: a planner that has
@@ -118,7 +119,8 @@ END $$;
 DO $do$ BEGIN
     CREATE TYPE joex_private.taken AS (
         id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args text, priority joex_private.job_priority,
-        subject text, submitter text, attempt integer, failures integer, retries integer, waited float8, suspect boolean);
+        subject text, submitter text, attempt integer, failures integer, retries integer, waited float8, suspect boolean,
+        trace_context text);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 DO $do$ BEGIN
     CREATE TYPE joex_private.mixed_group AS (
@@ -157,7 +159,7 @@ BEGIN
     RETURN QUERY
     WITH depth AS MATERIALIZED (
         -- How many jobs each lane has, as far as that matters, and how many of each to take.
-        SELECT g.*, n.high, n.low, n.turn,
+        SELECT g.*, n.due, n.high, n.low, n.turn,
                least(n.high, n.turns + greatest(g.jobs - n.due - n.turns - n.low, 0)) AS take_high,
                least(n.low, g.jobs - n.due - n.turns + greatest(n.turns - n.high, 0)) AS take_low
         FROM unnest(p_groups) g CROSS JOIN LATERAL (
@@ -174,30 +176,56 @@ BEGIN
                        coalesce((SELECT k.position FROM joex_private.priority_turns k WHERE k.queue = p_queue AND k.ring = g.ring
                                  ORDER BY k.at DESC LIMIT 1), 0) % (p_high + p_low) AS turn
                 OFFSET 0) l) n
-    ) SELECT d.ring, d.pos, d.running, d.weight, j.place, j.kth, d.turn, j.counts
-    FROM depth d LEFT JOIN LATERAL (
-        SELECT t.place, row_number() OVER (ORDER BY t.lane > 0, t.ahead, t.rank, t.seq) - 1 AS kth,
-               t.lane > 0 AND row_number() OVER (PARTITION BY t.lane > 0 ORDER BY t.ahead) - 1 - t.nth
-                              < CASE t.lane WHEN 1 THEN d.low ELSE d.high END AS counts
-        FROM (SELECT l.*, CASE l.lane
-                  WHEN 1 THEN (least(d.turn, p_high) + l.nth) / p_high * (p_high + p_low) + (least(d.turn, p_high) + l.nth) % p_high
-                  WHEN 2 THEN (greatest(d.turn - p_high, 0) + l.nth) / p_low * (p_high + p_low) + p_high
-                              + (greatest(d.turn - p_high, 0) + l.nth) % p_low END AS ahead
-              FROM (SELECT x.*, row_number() OVER (PARTITION BY x.lane ORDER BY x.rank, x.seq) - 1 AS nth FROM (
-                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
-                                       WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
-                                             AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane0, v_lowest)) AND a.rank <= p_most
-                                       ORDER BY a.rank, a.seq LIMIT d.jobs FOR UPDATE SKIP LOCKED) due
-                        UNION ALL
-                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
-                                       WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
-                                             AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane1, v_lowest)) AND a.rank <= p_most
-                                       ORDER BY a.rank, a.seq LIMIT d.take_high FOR UPDATE SKIP LOCKED) high
-                        UNION ALL
-                        SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
-                                       WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
-                                             AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane2, v_lowest)) AND a.rank <= p_most
-                                       ORDER BY a.rank, a.seq LIMIT d.take_low FOR UPDATE SKIP LOCKED) low) x) l) t) j ON true;
+    ), turned AS MATERIALIZED (
+        SELECT d.ring, j.place, j.kth, j.counts FROM depth d CROSS JOIN LATERAL (
+            SELECT t.place, row_number() OVER (ORDER BY t.lane > 0, t.ahead, t.rank, t.seq) - 1 AS kth,
+                   t.lane > 0 AND row_number() OVER (PARTITION BY t.lane > 0 ORDER BY t.ahead) - 1 - t.nth
+                                  < CASE t.lane WHEN 1 THEN d.low ELSE d.high END AS counts
+            FROM (SELECT l.*, CASE l.lane
+                      WHEN 1 THEN (least(d.turn, p_high) + l.nth) / p_high * (p_high + p_low) + (least(d.turn, p_high) + l.nth) % p_high
+                      WHEN 2 THEN (greatest(d.turn - p_high, 0) + l.nth) / p_low * (p_high + p_low) + p_high
+                                  + (greatest(d.turn - p_high, 0) + l.nth) % p_low END AS ahead
+                  FROM (SELECT x.*, row_number() OVER (PARTITION BY x.lane ORDER BY x.rank, x.seq) - 1 AS nth FROM (
+                            SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
+                                           WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
+                                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane0, v_lowest)) AND a.rank <= p_most
+                                           ORDER BY a.rank, a.seq LIMIT d.jobs FOR UPDATE SKIP LOCKED) due
+                            UNION ALL
+                            SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
+                                           WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
+                                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane1, v_lowest)) AND a.rank <= p_most
+                                           ORDER BY a.rank, a.seq LIMIT d.take_high FOR UPDATE SKIP LOCKED) high
+                            UNION ALL
+                            SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
+                                           WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
+                                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane2, v_lowest)) AND a.rank <= p_most
+                                           ORDER BY a.rank, a.seq LIMIT d.take_low FOR UPDATE SKIP LOCKED) low) x) l) t) j
+    ), locked AS MATERIALIZED (
+        -- Groups of which other transactions have locked jobs whose turn it is: their turns go to the other priority, as if these were gone.
+        SELECT d.ring, d.lane1, d.lane2, t.jobs, t.places, least(d.jobs, d.due + d.high + d.low) - t.jobs AS missing
+        FROM depth d CROSS JOIN LATERAL (
+            SELECT count(*)::integer AS jobs, coalesce(array_agg(o.place), '{}') AS places FROM turned o WHERE o.ring = d.ring) t
+        WHERE t.jobs < least(d.jobs, d.due + d.high + d.low)
+    ), high AS MATERIALIZED (
+        SELECT l.ring, 1 AS lane, x.place, row_number() OVER () AS nr FROM locked l CROSS JOIN LATERAL (
+            SELECT a.ctid AS place FROM joex_private.job a
+            WHERE a.queue = p_queue AND a.ring = l.ring AND a.lane = 1
+                  AND (a.rank, a.seq) >= (''::bytea, coalesce(l.lane1, v_lowest)) AND a.rank <= p_most AND a.ctid <> ALL (l.places)
+            ORDER BY a.rank, a.seq LIMIT l.missing FOR UPDATE SKIP LOCKED) x
+    ), low AS MATERIALIZED (
+        SELECT l.ring, 2 AS lane, x.place, row_number() OVER () AS nr FROM locked l CROSS JOIN LATERAL (
+            SELECT a.ctid AS place FROM joex_private.job a
+            WHERE a.queue = p_queue AND a.ring = l.ring AND a.lane = 2
+                  AND (a.rank, a.seq) >= (''::bytea, coalesce(l.lane2, v_lowest)) AND a.rank <= p_most AND a.ctid <> ALL (l.places)
+            ORDER BY a.rank, a.seq LIMIT l.missing - (SELECT count(*) FROM high h WHERE h.ring = l.ring) FOR UPDATE SKIP LOCKED) x
+    )
+    SELECT d.ring, d.pos, d.running, d.weight, j.place, j.kth, d.turn, j.counts
+    FROM depth d LEFT JOIN (
+        TABLE turned
+        UNION ALL
+        SELECT l.ring, o.place, l.jobs + row_number() OVER (PARTITION BY l.ring ORDER BY o.lane, o.nr) - 1, false
+        FROM locked l JOIN (TABLE high UNION ALL TABLE low) o ON o.ring = l.ring
+    ) j ON j.ring = d.ring;
 END $$;
 
 -- Note where these groups stand in their counting schemes.
@@ -376,6 +404,57 @@ BEGIN
     END IF;
 END $$;
 
+-- What choose would choose, and at a fraction of its cost, as long as the next groups on the ring run nothing: one job of each. It ends
+-- before a group that runs something, about which something is set, or in which both priorities wait: choose goes on from there.
+-- places: the jobs, locked, in the order of service. is_all: no others wait. (Not while floors are on.)
+CREATE OR REPLACE FUNCTION joex_private.one_each(
+    p_queue text, p_from bigint, p_cursor regclass, p_free integer, OUT places tid[], OUT is_all boolean
+) LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_here CONSTANT bigint := p_from >> 8;
+    v_start CONSTANT bigint := CASE p_from & 255 WHEN 0 THEN v_here - 1 ELSE v_here END;
+    v_after bigint := v_start;
+    v_to bigint := 9223372036854775807;
+    v_last bigint;
+    v_next record;
+BEGIN
+    places := '{}';
+    is_all := false;
+    -- (The visit to the group under the cursor may go on.)
+    IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = v_here) THEN
+        RETURN;
+    END IF;
+    LOOP
+        SELECT j.ctid AS place, j.ring, (j.lane <> 1 OR NOT EXISTS (
+                   SELECT FROM joex_private.job o WHERE o.queue = p_queue AND o.ring = j.ring AND o.lane = 2 OFFSET 0))
+               AND NOT EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = j.ring)
+               AND NOT EXISTS (SELECT FROM joex_private.job h
+                               WHERE h.queue = p_queue AND h.ring = j.ring AND h.executor_id IS NOT NULL OFFSET 0) AS is_simple
+        INTO v_next FROM joex_private.job j
+        WHERE j.queue = p_queue AND j.ring > v_after AND j.ring <= v_to AND j.lane IS NOT NULL
+        ORDER BY j.ring, j.lane, j.rank, j.seq LIMIT 1;
+        IF v_next.ring IS NULL AND v_to > v_start THEN      -- from the beginning of the ring to where this has begun
+            v_after := -9223372036854775808;
+            v_to := v_start;
+            CONTINUE;
+        ELSIF v_next.ring IS NULL THEN      -- each group has had its turn
+            is_all := places = '{}' OR cardinality(places) = (SELECT count(*) FROM (
+                SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL LIMIT cardinality(places) + 1) x);
+            EXIT;
+        END IF;
+        EXIT WHEN NOT v_next.is_simple;
+        -- (Another transaction may have locked it, or changed it since.)
+        PERFORM FROM joex_private.job j WHERE j.ctid = v_next.place AND j.lane IS NOT NULL FOR UPDATE SKIP LOCKED;
+        EXIT WHEN NOT FOUND;
+        places := places || v_next.place;
+        v_after := v_next.ring;
+        v_last := v_next.ring;
+        EXIT WHEN cardinality(places) = p_free;
+    END LOOP;
+    PERFORM setval(p_cursor, v_last * 256 + 1) WHERE v_last IS NOT NULL;
+END $$;
+
 -- A rank above all others: what a tuple is packed into never begins with this byte.
 CREATE OR REPLACE FUNCTION joex_private.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
 
@@ -383,7 +462,8 @@ CREATE OR REPLACE FUNCTION joex_private.highest_rank() RETURNS bytea LANGUAGE sq
 -- left; and those of groups of which no job waits in a lane or is held, whose counting begins anew. (Not while floors are on: to ask
 -- for the jobs of a group would walk over all that vacuum has not cleared.)
 CREATE OR REPLACE FUNCTION joex_private.forget_turns() RETURNS void
-LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET search_path = pg_catalog, pg_temp AS $$
     -- (An array, not a join: with statistics of a time when the table was empty, a join would choose them anew for each row. No row
     -- is ever updated, so that its ctid stays.)
     DELETE FROM joex_private.priority_turns k WHERE k.ctid = ANY (ARRAY(
@@ -455,43 +535,46 @@ CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql 
 CREATE OR REPLACE FUNCTION joex_private.hand_out(p_places tid[], p_executor integer, p_app_id text) RETURNS SETOF joex_private.taken
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    -- What the lock ids begin with; the number of the job follows. (Chance has its price: without OpenSSL the server opens the kernel's
-    -- device for each number.)
-    v_lock CONSTANT text := left(gen_random_uuid()::text, 28);
-    v_timed CONSTANT boolean := EXISTS (SELECT FROM joex_private.task_timeout);
+    -- Of this and the number of the job a hash makes the lock id: who has one can compute no other. (Chance has its price: without
+    -- OpenSSL the server opens the kernel's device for each number.)
+    v_secret CONSTANT bytea := uuid_send(gen_random_uuid());
 BEGIN
     RETURN QUERY WITH taken AS (
         UPDATE joex_private.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
-               lock_id = (v_lock || lpad(to_hex(c.nr), 8, '0'))::uuid, scheduled_at = clock_timestamp(),
+               lock_id = encode(substr(sha256(v_secret || int8send(c.nr)), 1, 16), 'hex')::uuid, scheduled_at = clock_timestamp(),
                held_since = (SELECT coalesce(pg_sequence_last_value('joex_private.job_seq_seq'), 0)),
                -- (An executor may hold a suspect for long before it starts: see start_alone.)
                (overdue_at, renew_by) = (
                    SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
                    FROM joex_private.task_timeout o
-                   WHERE v_timed AND o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
+                   WHERE (SELECT EXISTS (SELECT FROM joex_private.task_timeout)) -- (once: most databases have none)
+                         AND o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
         FROM unnest(p_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
         RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
                   j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
-                  extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect, c.nr,
+                  extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect,
+                  j.trace_context::text, c.nr,
                   -- (#> '{}': as it is, and not as the table has compressed it; read only where that is small)
                   CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args)
                        WHEN pg_column_size(j.args) < 8000 THEN pg_column_size(j.args #> '{}')
                        ELSE 8 * pg_column_size(j.args) END AS size
     ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
              CASE WHEN t.size <= 16384 AND (a.size <= 1000000 OR t.size <= 1000000 / a.jobs) THEN t.args::text END,
-             t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited, t.suspect
+             t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited, t.suspect,
+             t.trace_context
     FROM taken t CROSS JOIN (SELECT sum(t.size) AS size, count(*) AS jobs FROM taken t) a
     ORDER BY t.nr;
 END $$;
 
 -- The next jobs of a queue by the rule, for an executor; some of them perhaps by a plan that another take has made meanwhile.
--- p_cursor null: the transaction that serves the queue for the first time is still open. Then this begins anywhere on the ring.
+-- p_cursor null: the transaction that serves the queue for the first time is still open, or its first job was submitted a moment ago.
+-- Then this begins anywhere on the ring.
 CREATE OR REPLACE FUNCTION joex_private.take_in_turn(
     p_executor integer, p_app_id text, p_queue text, p_cursor regclass, p_drawn regclass, p_free integer, p_high integer, p_low integer,
     p_most bytea
 ) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_simple CONSTANT boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
+    v_simple boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
     v_from bigint;
     v_again boolean := false;
     v_want integer := p_free;
@@ -501,10 +584,7 @@ DECLARE
     v_turns integer[];
     v_held bigint;
     v_begun timestamptz;
-    v_waiting integer;      -- 2: or more
-    v_place tid;
-    v_ring bigint;
-    v_is_set boolean;
+    v_is_all boolean := false;
     v_places tid[];
     v_blocked bigint[];
     v_without bigint[] := '{}';
@@ -521,20 +601,12 @@ BEGIN
             v_from := CASE WHEN p_cursor IS NULL THEN joex_private.any_place() * 256
                            ELSE coalesce(pg_sequence_last_value(p_cursor), -9223372036854775808) END;
         END IF;
-        -- Often there is nothing, or one job, of a group about which nothing is set: then there is nothing to choose. (Where
-        -- another transaction has locked it, or changed it since, the choice finds out.)
         IF v_places = '{}' AND v_simple THEN
-            SELECT count(*), min(w.place), min(w.ring), bool_or(w.is_set) INTO v_waiting, v_place, v_ring, v_is_set
-            FROM (SELECT j.ctid AS place, j.ring, EXISTS (SELECT FROM joex_private.group_setting g
-                                                          WHERE g.queue = j.queue AND g.ring = j.ring) AS is_set
-                  FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL LIMIT 2) w;
-            EXIT WHEN v_waiting = 0;
-            IF v_waiting = 1 AND NOT v_is_set THEN
-                v_places := ARRAY(SELECT j.ctid FROM joex_private.job j WHERE j.ctid = v_place AND j.lane IS NOT NULL
-                                  FOR UPDATE SKIP LOCKED);
-                PERFORM setval(p_cursor, v_ring * 256 + 1) WHERE v_places <> '{}';
-            END IF;
+            SELECT e.places, e.is_all INTO v_places, v_is_all FROM joex_private.one_each(p_queue, v_from, p_cursor, v_want) e;
+            EXIT WHEN v_places = '{}' AND v_is_all;
+            v_again := v_places <> '{}';
         END IF;
+        v_simple := false;
         IF v_places = '{}' THEN
             -- (No worker makes plans: its transaction may stay open, see publish_plan.)
             v_plans := p_executor <> 0 AND p_drawn IS NOT NULL AND v_holds_ring;
@@ -553,12 +625,12 @@ BEGIN
         END IF;
         v_want := v_want - cardinality(v_places);
         v_without := v_without || v_blocked;
-        IF v_want = 0 AND v_holds_ring THEN
+        IF (v_want = 0 OR v_is_all) AND v_holds_ring THEN
             PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
             v_holds_ring := false;
         END IF;
         RETURN QUERY SELECT * FROM joex_private.hand_out(v_places, p_executor, p_app_id);
-        EXIT WHEN v_want = 0;
+        EXIT WHEN v_want = 0 OR v_is_all;
     END LOOP;
     IF v_holds_ring THEN
         PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
@@ -584,14 +656,18 @@ DECLARE
     v_drawn regclass;       -- null: this take neither draws from plans nor makes any
     v_places tid[];
     v_walked CONSTANT bigint := joex_private.entries_walked();
+    v_name text;
+    v_nothing text;         -- of a function without a value: an assignment costs a tenth of PERFORM
 BEGIN
     IF p_executor = 0 THEN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
         INTO v_executor;
     ELSE
-        PERFORM joex_private.must_see_the_latest('joex_private.take');
+        IF NOT joex_private.sees_the_latest() THEN
+            PERFORM joex_private.must_see_the_latest('joex_private.take');
+        END IF;
         -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
-        PERFORM pg_advisory_xact_lock_shared(joex_private.executor_takes_lock(), p_executor);
+        v_nothing := pg_advisory_xact_lock_shared(joex_private.executor_takes_lock(), p_executor);
         SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
     END IF;
     IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN
@@ -600,12 +676,13 @@ BEGIN
     IF v_executor.draining THEN
         RETURN;
     END IF;
-    FOR v_queue IN SELECT n.name, q.cursor, q.drawn FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
+    FOR v_queue IN SELECT n.name, q.cursor, q.drawn, (SELECT j.due_at FROM joex_private.job j
+                                                      WHERE j.queue = n.name AND j.due_at IS NOT NULL ORDER BY j.due_at LIMIT 1)
+                   FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
                    LEFT JOIN joex_private.queue q USING (name) ORDER BY n.ord LOOP
-        -- (for a worker, whose transaction may stay open, no more than it takes)
-        PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END)
-        WHERE (SELECT j.due_at FROM joex_private.job j WHERE j.queue = v_queue.name AND j.due_at IS NOT NULL
-               ORDER BY j.due_at LIMIT 1) <= v_now;
+        IF v_queue.due_at <= v_now THEN     -- (for a worker, whose transaction may stay open, no more than it takes)
+            PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
+        END IF;
         v_drawn := CASE WHEN p_most >= joex_private.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
         v_places := joex_private.draw(v_queue.name, v_drawn, v_want);
         IF v_places <> '{}' THEN
@@ -613,9 +690,12 @@ BEGIN
             v_want := v_want - cardinality(v_places);
         END IF;
         IF v_want > 0 THEN
+            -- (Workers may ask for any name: a name without a job makes no queue, because queues stay.)
             RETURN QUERY SELECT * FROM joex_private.take_in_turn(
-                p_executor, v_executor.app_id, v_queue.name, coalesce(v_queue.cursor, joex_private.serve_queue(v_queue.name)), v_drawn,
-                v_want, p_high, p_low, p_most);
+                p_executor, v_executor.app_id, v_queue.name, CASE
+                    WHEN v_queue.cursor IS NOT NULL THEN v_queue.cursor
+                    WHEN joex_private.has_runnable(v_queue.name) THEN joex_private.serve_queue(v_queue.name) END,
+                v_drawn, v_want, p_high, p_low, p_most);
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_want := v_want - v_got;
         END IF;
@@ -629,8 +709,11 @@ BEGIN
             END IF;
             -- All slots filled, so more may wait, in any of the queues: the wake-up may have been for another one than this.
             -- Pass it on. Each woken executor does the same.
-            PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name)
-            WHERE joex_private.is_awaited(n.name) AND joex_private.has_runnable(n.name);
+            FOREACH v_name IN ARRAY p_queues LOOP
+                IF joex_private.is_awaited(v_name) AND joex_private.has_runnable(v_name) THEN
+                    PERFORM joex_private.wake(v_name, 2);
+                END IF;
+            END LOOP;
             RETURN;
         END IF;
     END LOOP;

@@ -1,7 +1,7 @@
 -- Plans: the next services of a queue, which one take of a large fleet chooses for those after it.
 --
 -- To choose (see 30_take.sql) a take must look at all groups with work and count what they hold: the cost of the fleet, not of the
--- batch. So a take that has to choose chooses ahead, for a sixty-fourth of the held jobs, in the very order in which the rule serves them.
+-- batch. So a take that has to choose chooses ahead, for a 128th of the held jobs, in the very order in which the rule serves them.
 -- Other takes draw from this plan: a number from a sequence, and the row at its entry, which they lock. A plan is advice: it is never
 -- wrong to take a runnable job, only not its turn. A draw passes over an entry whose job has been taken, changed or moved meanwhile,
 -- and checks pauses and limits. New groups, changes of weight, and runs that have ended since wait for the next choice: until
@@ -10,10 +10,10 @@
 --
 -- Fleets that hold few jobs have no plans.
 
--- How many services to choose ahead: a sixty-fourth of what was held lately; as many as fit into a page. 0: that is not known, or little.
+-- How many services to choose ahead: a 128th of what was held lately; as many as fit into a page. 0: that is not known, or little.
 CREATE OR REPLACE FUNCTION joex_private.services_to_plan(p_queue text) RETURNS integer LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
     SELECT coalesce((
-        SELECT CASE WHEN p.held >= 256 THEN least(p.held / 64, 400) ELSE 0 END FROM joex_private.plan p
+        SELECT CASE WHEN p.held >= 256 THEN least(p.held / 128, 400) ELSE 0 END FROM joex_private.plan p
         WHERE p.queue = p_queue AND p.made_at BETWEEN clock_timestamp() - interval '10 seconds' AND clock_timestamp()
         ORDER BY p.first DESC LIMIT 1), 0) $$;
 
@@ -66,23 +66,28 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.draw(p_queue text, p_drawn regclass, p_want integer) RETURNS tid[]
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_plan joex_private.plan;
+    v_plan record;
     v_left bigint;
     v_entries tid[];
     v_places tid[] := '{}';
 BEGIN
-    IF p_drawn IS NOT NULL THEN
-        SELECT * INTO v_plan FROM joex_private.plan p WHERE p.queue = p_queue ORDER BY p.first DESC LIMIT 1;
+    IF p_drawn IS NULL THEN
+        RETURN v_places;
     END IF;
+    SELECT p.first, p.places, p.made_at, p.renew_at,
+           EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = p_queue) AS has_settings
+    INTO v_plan FROM joex_private.plan p WHERE p.queue = p_queue ORDER BY p.first DESC LIMIT 1;
     -- (A clock that was set back makes no plan live on.)
     IF clock_timestamp() BETWEEN v_plan.made_at AND v_plan.renew_at THEN
         LOOP
             v_left := v_plan.first + cardinality(v_plan.places) - 1 - coalesce(pg_sequence_last_value(p_drawn), 0);
             EXIT WHEN v_left <= 0 OR cardinality(v_places) = p_want;
-            v_entries := ARRAY(SELECT v_plan.places[nextval(p_drawn) - v_plan.first + 1]
-                               FROM generate_series(1, least(p_want - cardinality(v_places), v_left)));
+            v_entries := '{}';
+            FOR _ IN 1 .. least(p_want - cardinality(v_places), v_left) LOOP
+                v_entries := v_entries || v_plan.places[nextval(p_drawn) - v_plan.first + 1];
+            END LOOP;
             EXIT WHEN v_entries[1] IS NULL;
-            IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = p_queue) THEN
+            IF v_plan.has_settings THEN
                 v_entries := joex_private.allowed(v_entries, v_places, p_queue);
             END IF;
             v_places := v_places || ARRAY(

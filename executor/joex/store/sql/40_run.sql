@@ -49,7 +49,8 @@ END $$;
 
 -- Whether this job is a suspect beside which its executor takes nothing: until its code has run for a minute (_ALONE_FOR in
 -- runtime/runner.py).
-CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
     SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
     FROM joex_private.job j WHERE j.id = p_id $$;
 
@@ -89,7 +90,7 @@ CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
                  CASE WHEN a.answer = 'canceled' THEN 'cancelled on request'
                       ELSE CASE g.state WHEN 'success' THEN 'succeeded' WHEN 'cancelled' THEN 'cancelled'
                                         WHEN 'waiting' THEN 'given back: this run does not count' ELSE 'failed' END
-                           || coalesce(': ' || g.error, '') END
+                           || coalesce(': ' || joex_private.cut(g.error), '') END
                  || CASE WHEN a.answer = 'resubmitted' THEN '; it was resubmitted, and runs once more'
                          WHEN g.state = 'stuck' AND j.due_at IS NOT NULL
                          THEN '; retry at ' || to_char(j.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
@@ -112,6 +113,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_gen
 DECLARE
     v_lines integer;
 BEGIN
+    id := joex_private.visible('{payloads}', id);
     -- (The line of a success comes from the job's row. To write it, for thousands of runs a second, would cost as much as all their other
     -- lines.)
     RETURN QUERY SELECT l.seq, l.attempt, l.at, l.level, l.message FROM joex_private.job_log l
@@ -125,7 +127,8 @@ END $$;
 -- The line that says that the last run of a job has succeeded, after all other lines: its seq is the largest integer that each reader of
 -- JSON represents exactly.
 CREATE OR REPLACE FUNCTION joex_private.log_of_success(id uuid)
-RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text) LANGUAGE sql STABLE AS $$
+RETURNS TABLE (seq bigint, attempt integer, at timestamptz, level text, message text) LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
     SELECT 9007199254740991, j.attempt, j.finished_at, 'info', 'succeeded' || coalesce(': ' || j.message, '')
     FROM joex_private.job j WHERE j.id = log_of_success.id AND j.state = 'success' $$;
 
@@ -156,6 +159,12 @@ BEGIN
     IF results IS NOT NULL THEN     -- (as with submissions)
         PERFORM joex_private.check_size('result', r.one) FROM unnest(results) r(one)
         WHERE pg_column_size(r.one) > 40 AND joex_private.is_large(r.one);
+    END IF;
+    IF pg_column_size(messages) > 100000 THEN   -- (to look at each message was a fiftieth of the cost of an end)
+        messages := ARRAY(SELECT joex_private.cut(m.one) FROM unnest(messages) WITH ORDINALITY AS m(one, nr) ORDER BY m.nr);
+    END IF;
+    IF pg_column_size(errors) > 100000 THEN
+        errors := ARRAY(SELECT joex_private.cut(e.one) FROM unnest(errors) WITH ORDINALITY AS e(one, nr) ORDER BY e.nr);
     END IF;
     IF skip_locked THEN
         SELECT array_agg(k.id) INTO v_free FROM (
@@ -351,7 +360,7 @@ BEGIN
     END IF;
     UPDATE joex_private.job j SET
         args = coalesce(data, j.args), opts = coalesce(opts, j.opts), rank = coalesce(rank, j.rank),
-        progress = coalesce(progress, j.progress), progress_message = coalesce(message, j.progress_message),
+        progress = coalesce(progress, j.progress), progress_message = coalesce(joex_private.cut(message), j.progress_message),
         resubmit_requested = j.resubmit_requested OR resubmit,
         overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
     WHERE j.id = id;
@@ -361,12 +370,13 @@ END $$;
 
 -- Put back jobs whose runs are over without an end: the jobs wait again, at their old place in line. The caller has locked the rows.
 -- p_lost: how many losses this adds to each job; p_why says what happened. A job with more than p_most_losses losses fails (null: no
--- job does).
+-- job does). p_by_worker: workers held these jobs. Of them no keyed job fails: its clients rely on it that a job whose workers die or
+-- hang stays pending until one of them finishes it.
 -- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
 -- suspect: executors run it alone (see start_alone), so that their next death shows which job it was. A suspect that had not started
 -- is given back, because it did not kill its executor. So no job fails because of its neighbours. Returns how many jobs.
 CREATE OR REPLACE FUNCTION joex_private.put_back(
-    p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false
+    p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false, p_by_worker boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -381,12 +391,15 @@ BEGIN
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
                 state = x.state, lane = x.lane, finished_at = x.finished_at,
                 runnable_since = v_now, losses = j.losses + x.lost, suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
-                error = CASE x.state WHEN 'failed' THEN format('lost %s times: %s', j.losses + x.lost, p_why) ELSE j.error END
+                error = CASE x.state WHEN 'failed' THEN format(
+                    CASE WHEN p_by_worker THEN 'its workers were lost %s times' ELSE 'lost %s times: %s' END, j.losses + x.lost, p_why)
+                    ELSE j.error END
             FROM (SELECT k.id, k.state AS was, l.lost, p.state, p.lane, p.finished_at
                   FROM joex_private.job k
                   CROSS JOIN LATERAL (SELECT CASE WHEN k.suspect AND k.state = 'scheduled' THEN 0 ELSE p_lost END AS lost) l
                   CROSS JOIN LATERAL joex_private.place_after(
-                      CASE WHEN k.losses + l.lost > p_most_losses THEN 'failed' ELSE 'waiting' END,
+                      CASE WHEN k.losses + l.lost > p_most_losses AND NOT (p_by_worker AND k.key IS NOT NULL)
+                           THEN 'failed' ELSE 'waiting' END,
                       k.cancel_requested, k.resubmit_requested, k.priority, v_now, NULL) p
                   WHERE k.id = ANY (p_ids)) x
             WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error, x.lost, j.suspect,
@@ -421,8 +434,8 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- Put back a batch of the jobs whose runs did not report in time (p_queues: only jobs of these queues). For a job that an executor holds
--- this is a loss (see put_back). Returns how many each executor or worker held.
+-- Put back a batch of the jobs whose runs did not report in time (p_queues: only jobs of these queues). This is a loss (see put_back):
+-- p_most_losses limits those of jobs that executors hold. Returns how many each executor or worker held.
 CREATE OR REPLACE FUNCTION joex_private.recover_overdue(
     p_most_losses integer, p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
 RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE
@@ -460,8 +473,9 @@ BEGIN
             LIMIT p_jobs) o
         GROUP BY 1, 2 LOOP
         app_id := v_batch.app_id;
-        jobs := joex_private.put_back(v_batch.ids, 1, CASE WHEN NOT v_batch.by_worker THEN p_most_losses END,
-                                      'its runs did not report in time');
+        -- (A worker has no setting for this, and may be stopped and started often: 19 losses are more than it explains.)
+        jobs := joex_private.put_back(v_batch.ids, 1, CASE WHEN v_batch.by_worker THEN 19 ELSE p_most_losses END,
+                                      'its runs did not report in time', p_by_worker => v_batch.by_worker);
         RETURN NEXT;
     END LOOP;
 END $$;
@@ -481,7 +495,7 @@ DECLARE
 BEGIN
     IF cardinality(progress_ids) > 0 THEN
         WITH written AS (
-            UPDATE joex_private.job j SET progress = p.percent, progress_message = p.message,
+            UPDATE joex_private.job j SET progress = p.percent, progress_message = joex_private.cut(p.message),
                    -- (Progress restarts an activity timeout.)
                    overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
             FROM (SELECT k.id, g.percent, g.message
@@ -498,7 +512,7 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
-    SELECT g.id, g.attempt, clock_timestamp() - make_interval(secs => g.age), g.level, g.line
+    SELECT g.id, g.attempt, clock_timestamp() - make_interval(secs => g.age), g.level, joex_private.cut(g.line)
     FROM unnest(ids, locks, attempts, ages, levels, lines) WITH ORDINALITY
          AS g(id, lock_id, attempt, age, level, line, nr)
     JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id

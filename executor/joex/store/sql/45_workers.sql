@@ -11,6 +11,7 @@ CREATE OR REPLACE FUNCTION joex_private.accept(
 DECLARE
     v_ids uuid[];
 BEGIN
+    PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
     -- There may be no executor that does this. At most p_jobs, because other transactions can't take these jobs before this one ends.
     PERFORM joex_private.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
     SELECT array_agg(t.id) INTO v_ids FROM joex_private.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;
@@ -22,11 +23,20 @@ BEGIN
     PERFORM joex_private.announce('job-started', v_ids);
 END $$;
 
+-- The job whose latest run has this lock id, by its type and key, with what decides about a retry; no row: there is none.
+CREATE OR REPLACE FUNCTION joex_private.run_of(p_task text, p_key bytea, p_lock_id uuid)
+RETURNS TABLE (id uuid, failures integer, retries integer) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY SELECT j.id, j.failures, j.retries::integer FROM joex_private.job j
+                 WHERE j.id = joex_private.find(p_task, p_key) AND j.lock_id = p_lock_id;
+END $$;
+
 -- What a worker must know before it waits for work: the seconds until a job of the queue is due, or a run in it overdue (null: there is
 -- none), and the oldest open transaction id (see sleep_state).
 CREATE OR REPLACE FUNCTION joex_private.accept_state(p_queue text) RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
+    PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
     RETURN QUERY SELECT least(l.next_due, extract(epoch FROM CASE
         WHEN joex_private.floors_are_on() THEN (
             SELECT min(h.overdue_at) FROM joex_private.by_floors(true) h WHERE h.queue = p_queue)
@@ -37,15 +47,24 @@ BEGIN
     FROM joex_private.sleep_state(ARRAY[p_queue]) l;
 END $$;
 
+-- Delete watches, at most a hundred, that ended an hour ago, except those of this name. (SKIP LOCKED: a transaction that stays open after it
+-- has renewed or deleted such a row would make all workers and operators wait.)
+CREATE OR REPLACE FUNCTION joex_private.forget_watches(p_except text) RETURNS void LANGUAGE sql VOLATILE AS $$
+    DELETE FROM joex_private.watch d WHERE d.ctid = ANY (ARRAY(
+        SELECT w.ctid FROM joex_private.watch w WHERE w.until < clock_timestamp() - interval '1 hour' AND w.name <> p_except
+        LIMIT 100 FOR UPDATE SKIP LOCKED)) $$;
+
 -- Subscribe a worker, for p_for, to notifications of new jobs of this queue on the channel joex_wake (zero: end the subscriptions to all
--- queues). When this has committed, a transaction below the joex.horizon may still submit a job without a notification.
+-- queues that the caller may use). When this has committed, a transaction below the joex.horizon may still submit a job without a notification.
 CREATE OR REPLACE FUNCTION joex_private.watch_for_workers(p_name text, p_queue text, p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    DELETE FROM joex_private.watch w WHERE w.name <> p_name AND w.until < clock_timestamp() - interval '1 hour';
+    PERFORM joex_private.forget_watches(p_name);
     IF p_for <= interval '0' THEN
-        DELETE FROM joex_private.watch w WHERE w.name = p_name;
+        DELETE FROM joex_private.watch w
+        WHERE w.name = p_name AND w.for_workers AND joex_private.may('{work}', w.queue, NULL);
     ELSE
+        PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
         INSERT INTO joex_private.watch AS w (queue, name, until, for_workers)
         VALUES (p_queue, p_name, clock_timestamp() + p_for, true)
         ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;
@@ -58,10 +77,12 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.set_timeout(p_task text, p_timeout interval, p_renewable boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
+    PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL);
     IF p_timeout IS NULL THEN
         DELETE FROM joex_private.task_timeout t WHERE t.task = p_task;
     ELSE
         INSERT INTO joex_private.task_timeout AS t (task, timeout, renewable) VALUES (p_task, p_timeout, p_renewable)
         ON CONFLICT (task) DO UPDATE SET timeout = excluded.timeout, renewable = excluded.renewable;
     END IF;
+    PERFORM joex_private.note_act('set_timeout', p_task, p_detail => jsonb_build_object('timeout', p_timeout, 'renewable', p_renewable));
 END $$;

@@ -9,16 +9,21 @@ CREATE OR REPLACE FUNCTION joex.cancel(id uuid) RETURNS text LANGUAGE plpgsql VO
 #variable_conflict use_variable
 DECLARE
     v_executor integer;
+    v_queue text;
+    v_grp text;
 BEGIN
+    id := joex_private.visible('{submit, operate}', id);
     -- One statement: if a take has locked the row, this waits, and then decides on the row as the take has left it.
     UPDATE joex_private.job j SET
         cancel_requested = true, resubmit_requested = false, lane = NULL, due_at = NULL,
         state = CASE WHEN j.executor_id IS NULL THEN 'cancelled' ELSE j.state END,
         finished_at = CASE WHEN j.executor_id IS NULL THEN clock_timestamp() END
-    WHERE j.id = id AND j.finished_at IS NULL RETURNING j.executor_id INTO v_executor;
+    WHERE j.id = id AND j.finished_at IS NULL RETURNING j.executor_id, j.queue, j.grp INTO v_executor, v_queue, v_grp;
     IF NOT FOUND THEN
         RETURN CASE WHEN EXISTS (SELECT FROM joex_private.job j WHERE j.id = id) THEN 'finished' ELSE 'not_found' END;
-    ELSIF v_executor IS NULL THEN
+    END IF;
+    PERFORM joex_private.note_act('cancel', id::text, v_queue, v_grp);
+    IF v_executor IS NULL THEN
         PERFORM joex_private.announce('job-finished', ARRAY[id]);
         RETURN 'cancelled';
     END IF;
@@ -33,15 +38,19 @@ CREATE OR REPLACE FUNCTION joex.set_priority(id uuid, priority text) RETURNS boo
 #variable_conflict use_variable
 DECLARE
     v_priority joex_private.job_priority := joex_private.priority_of(priority);
+    v_queue text;
+    v_grp text;
 BEGIN
+    id := joex_private.visible('{operate}', id);
     IF priority IS NULL THEN
         RAISE EXCEPTION 'priority: expected ''high'' or ''low''; got NULL' USING ERRCODE = '22004';
     END IF;
     UPDATE joex_private.job j SET priority = v_priority, lane = CASE WHEN j.lane > 0 THEN joex_private.lane(v_priority) END
-    WHERE j.id = id AND j.state = 'waiting';
+    WHERE j.id = id AND j.state = 'waiting' RETURNING j.queue, j.grp INTO v_queue, v_grp;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    PERFORM joex_private.note_act('set_priority', id::text, v_queue, v_grp, jsonb_build_object('priority', v_priority));
     PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN true;
 END $$;
@@ -50,17 +59,22 @@ END $$;
 -- has had them.
 CREATE OR REPLACE FUNCTION joex.set_args(id uuid, args jsonb) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
+DECLARE
+    v_queue text;
+    v_grp text;
 BEGIN
+    id := joex_private.visible('{operate}', id);
     IF args IS NULL THEN
         RAISE EXCEPTION 'args: must be a JSON object; got NULL' USING ERRCODE = '22004';
     ELSIF joex_private.is_large(args) THEN
         PERFORM joex_private.check_size('args', args);
     END IF;
     -- One statement, as in cancel.
-    UPDATE joex_private.job j SET args = args WHERE j.id = id AND j.state = 'waiting';
+    UPDATE joex_private.job j SET args = args WHERE j.id = id AND j.state = 'waiting' RETURNING j.queue, j.grp INTO v_queue, v_grp;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    PERFORM joex_private.note_act('set_args', id::text, v_queue, v_grp);
     PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN true;
 END $$;
@@ -68,6 +82,17 @@ END $$;
 -- Run a failed, cancelled or stuck job again, now, with all its retries. Returns false, and changes nothing, if the job is in another
 -- state.
 CREATE OR REPLACE FUNCTION joex.retry(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    id := joex_private.visible('{operate}', id);
+    IF NOT joex_private.retry_now(id) THEN
+        RETURN false;
+    END IF;
+    PERFORM joex_private.note_act('retry', id::text, j.queue, j.grp) FROM joex_private.job j WHERE j.id = id;
+    RETURN true;
+END $$;
+
+CREATE OR REPLACE FUNCTION joex_private.retry_now(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
     v_queue text;
@@ -94,6 +119,7 @@ CREATE OR REPLACE FUNCTION joex_private.resubmit(id uuid) RETURNS text LANGUAGE 
 DECLARE
     v_job record;
 BEGIN
+    id := joex_private.visible('{operate}', id);
     SELECT j.queue, j.state, j.executor_id, j.due_at, j.finished_at, j.remove_requested INTO v_job
     FROM joex_private.job j WHERE j.id = id FOR UPDATE;
     IF NOT FOUND OR v_job.remove_requested THEN
@@ -121,7 +147,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.goes_round(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
-    RETURN (SELECT j.resubmit_requested FROM joex_private.job j WHERE j.id = id);
+    RETURN (SELECT j.resubmit_requested FROM joex_private.job j WHERE j.id = joex_private.visible('{work}', id));
 END $$;
 
 -- Remove a job and its log. A running job gets a cancel request, and disappears when its run has ended. Returns ok or not_found.
@@ -130,10 +156,14 @@ CREATE OR REPLACE FUNCTION joex.remove(id uuid) RETURNS text LANGUAGE plpgsql VO
 DECLARE
     v_executor integer;
 BEGIN
+    id := joex_private.visible('{operate}', id);
     SELECT j.executor_id INTO v_executor FROM joex_private.job j WHERE j.id = id FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'not_found';
-    ELSIF v_executor IS NULL THEN
+    END IF;
+    -- (Programs that have keyed jobs remove them all day.)
+    PERFORM joex_private.note_act('remove', id::text, j.queue, j.grp) FROM joex_private.job j WHERE j.id = id AND j.key IS NULL;
+    IF v_executor IS NULL THEN
         PERFORM joex_private.announce('job-changed', ARRAY[id]);
         DELETE FROM joex_private.job_log l WHERE l.job_id = id;
         DELETE FROM joex_private.job j WHERE j.id = id;
@@ -146,13 +176,15 @@ BEGIN
 END $$;
 
 -- Run failed jobs again, as joex.retry does, the oldest first. Null selects all queues, groups or tasks. Skips a job while an unfinished
--- job has its tracker. Returns the number of jobs.
+-- job of its group has its tracker, and one that another transaction has locked. Returns the number of jobs.
 CREATE OR REPLACE FUNCTION joex.retry_failed(
     queue text DEFAULT NULL,
     grp text DEFAULT NULL,
     task text DEFAULT NULL,
     most integer DEFAULT 10000      -- jobs in this call
-) RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) RETURNS bigint LANGUAGE plpgsql VOLATILE
+-- (Like SKIP LOCKED for an open transaction that has submitted or retried a job with the same tracker: a tenant may keep it open.)
+SET lock_timeout = '20ms' SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_id uuid;
@@ -160,24 +192,28 @@ DECLARE
 BEGIN
     -- (Finished keyed jobs have an index of their own.)
     FOR v_id IN SELECT f.id FROM (
-                    (SELECT j.id, j.finished_at FROM joex_private.job j
+                    SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
                      WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.state = 'failed'
                            AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
-                           AND (task IS NULL OR j.task = task)
-                     ORDER BY j.finished_at LIMIT most)
+                           AND (task IS NULL OR j.task = task) AND joex_private.may('{operate}', j.queue, j.grp)
+                     ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) x
                     UNION ALL
-                    (SELECT j.id, j.finished_at FROM joex_private.job j
+                    SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
                      WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL AND j.state = 'failed'
                            AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
-                           AND (task IS NULL OR j.task = task)
-                     ORDER BY j.finished_at LIMIT most)) f
+                           AND (task IS NULL OR j.task = task) AND joex_private.may('{operate}', j.queue, j.grp)
+                     ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) y) f
                 ORDER BY f.finished_at LIMIT most LOOP
         BEGIN
-            v_all := v_all + joex.retry(v_id)::integer;
-        EXCEPTION WHEN unique_violation THEN
-            CONTINUE;
+            v_all := v_all + joex_private.retry_now(v_id)::integer;
+        EXCEPTION
+            WHEN unique_violation THEN
+                CONTINUE;
+            WHEN lock_not_available THEN
+                PERFORM set_config('lock_timeout', '1ms', true);    -- (one wait is enough)
         END;
     END LOOP;
+    PERFORM joex_private.note_act('retry_failed', task, queue, grp, jsonb_build_object('jobs', v_all)) WHERE v_all > 0;
     RETURN v_all;
 END $$;
 
@@ -187,15 +223,26 @@ CREATE OR REPLACE FUNCTION joex.set_group(
     queue text DEFAULT 'default',
     weight integer DEFAULT NULL,        -- 1 to 100: its slots in proportion to those of other groups; initially 1
     paused boolean DEFAULT NULL,        -- true: no job of the group begins
-    max_running integer DEFAULT NULL    -- how many jobs of the group may run at a time; -1: no limit
+    max_running integer DEFAULT NULL,   -- how many jobs of the group may run at a time; -1: no limit
+    max_waiting integer DEFAULT NULL    -- how many jobs of the group may wait in line, 0 to 100000; -1: no limit
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
-    INSERT INTO joex_private.group_setting AS g (queue, grp, weight, paused, max_running)
-    VALUES (queue, grp, coalesce(weight, 1), coalesce(paused, false), nullif(max_running, -1))
+    -- (A weight and a limit concern the other groups of the queue too.)
+    PERFORM joex_private.must_be_allowed('{operate}', queue, CASE WHEN num_nonnulls(weight, max_running, max_waiting) = 0 THEN grp END);
+    PERFORM joex_private.must_be_allowed('{operate}', queue, grp);
+    INSERT INTO joex_private.group_setting AS g (queue, grp, ring, weight, paused, max_running, max_waiting)
+    VALUES (queue, grp, joex_private.ring(grp), coalesce(weight, 1), coalesce(paused, false), nullif(max_running, -1),
+            nullif(max_waiting, -1))
     ON CONFLICT ON CONSTRAINT group_setting_pkey DO UPDATE SET
         weight = coalesce(set_group.weight, g.weight), paused = coalesce(set_group.paused, g.paused),
-        max_running = CASE WHEN set_group.max_running IS NULL THEN g.max_running ELSE nullif(set_group.max_running, -1) END;
+        max_running = CASE WHEN set_group.max_running IS NULL THEN g.max_running ELSE nullif(set_group.max_running, -1) END,
+        max_waiting = CASE WHEN set_group.max_waiting IS NULL THEN g.max_waiting ELSE nullif(set_group.max_waiting, -1) END;
+    -- (It stays: of two changes at a time the second one could not see what the first one has done.)
+    UPDATE joex_private.this_database d SET limits_waiting = true WHERE max_waiting >= 0 AND NOT d.limits_waiting;
+    PERFORM joex_private.note_act('set_group', grp, queue, grp, jsonb_strip_nulls(
+        jsonb_build_object('weight', weight, 'paused', paused, 'max_running', max_running,
+                           'max_waiting', max_waiting)));
     PERFORM joex_private.wake(queue, 4);    -- (resumed, or with a higher limit: there may be work now)
 END $$;
 

@@ -167,7 +167,6 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_certain boolean;
     v_silent record;
-    v_used integer;         -- the highest id that is in use
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.register');
     reclaimed := 0;
@@ -200,15 +199,15 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    -- The sequence may be behind the rows (it was restored, or not replicated): no executor gets the id, and the jobs, of another.
-    SELECT greatest(0, (SELECT max(e.id) FROM joex_private.executor e), (SELECT max(h.executor_id) FROM joex_private.held h)) INTO v_used;
+    -- By chance, not from a sequence: where asynchronous replication has lost the registration of an executor that is still at work, a
+    -- promoted standby would give its id to another one, and each would give back the jobs of the other.
     LOOP
-        id := nextval(pg_get_serial_sequence('joex_private.executor', 'id'));
-        EXIT WHEN id > v_used;
+        id := 1 + floor(random() * 2147483647)::integer;
+        EXIT WHEN NOT EXISTS (SELECT FROM joex_private.executor e WHERE e.id = register.id)
+                  AND NOT EXISTS (SELECT joex_private.held_by(register.id));     -- (jobs of an executor whose row was deleted)
     END LOOP;
     INSERT INTO joex_private.executor (id, app_id, pod_uid, host, boot_id, pid, process_start, version, queues, tasks, pool_size,
                                        http_address, lease, locks, started_at)
-    OVERRIDING SYSTEM VALUE
     VALUES (id, p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_queues, p_tasks, p_pool_size,
             p_http_address, p_lease, p_locks, clock_timestamp());
     INSERT INTO joex_private.lease (executor_id, heartbeat_at, beat) VALUES (id, clock_timestamp(), mark);
@@ -227,7 +226,8 @@ BEGIN
 END $$;
 
 -- What an executor may have missed when a notification was lost: whether it must drain; which of the runs that it reports have lost their
--- job, or have a cancel request; and whether floors need attention (see 25_floors.sql).
+-- job (lock ids: it may hold a lost run and the next one of the same job), which jobs have a cancel request; and whether floors need
+-- attention (see 25_floors.sql).
 CREATE OR REPLACE FUNCTION joex_private.check_runs(p_id integer, p_ids uuid[], p_locks uuid[])
 RETURNS TABLE (draining boolean, lost uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -235,7 +235,7 @@ LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_g
 BEGIN
     -- (An executor that has ended registers again: the new registration has no request to drain.)
     draining := EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
-    SELECT array_agg(g.id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
+    SELECT array_agg(g.lock_id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
     LEFT JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- a job that it has just finished is not lost
@@ -260,7 +260,8 @@ END $$;
 -- An executor with a free slot and nothing to take falls asleep: submissions wake it from now on. It must take once more after this has
 -- committed, and again until each transaction that was open then has ended: one of these may have submitted a job without seeing that
 -- the executor sleeps (see sleep_state).
-CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp AS $$
     UPDATE joex_private.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
 
 -- An executor that runs a suspect takes nothing until the suspect has ended, though it has free slots: submissions do not wake it, and the
@@ -290,7 +291,7 @@ CREATE OR REPLACE FUNCTION joex_private.drain(p_app_id text) RETURNS SETOF text 
 DECLARE
     v_executor record;
 BEGIN
-    PERFORM joex_private.must_see_the_latest('joex_private.drain');
+    PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.must_see_the_latest('joex_private.drain');
     FOR v_executor IN SELECT e.id, e.app_id FROM joex_private.executor e
                       WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) ORDER BY e.id LOOP
         PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_executor.id);
@@ -298,6 +299,7 @@ BEGIN
         IF FOUND THEN
             PERFORM joex_private.notify_executor(v_executor.id);
             PERFORM joex_private.notify_operators(v_executor.app_id);
+            PERFORM joex_private.note_act('drain', v_executor.app_id);
             RETURN NEXT v_executor.app_id;
         END IF;
     END LOOP;
@@ -306,6 +308,7 @@ END $$;
 -- Ask all executors of a queue to look for work now. A submission wakes executors by itself: this is for people, and for clients that
 -- notify executors themselves, as Docspell does. Returns how many executors take from the queue.
 CREATE OR REPLACE FUNCTION joex_private.wake_all(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
+    SELECT joex_private.must_be_allowed('{operate}', wake_all.queue, NULL);
     SELECT joex_private.send('joex_wake', json_build_object('queue', wake_all.queue, 'executors', '{}'::integer[])::text);
     SELECT count(*)::integer FROM joex_private.executor e
     WHERE e.left_at IS NULL AND NOT e.draining AND wake_all.queue = ANY (e.queues) $$;

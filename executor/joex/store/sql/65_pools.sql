@@ -52,7 +52,7 @@ END $$;
 -- suspect counts as full (held).
 CREATE OR REPLACE FUNCTION joex_private.replicas(p_prefix text)
 RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, retired_at timestamptz)
-LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
     SELECT app_id, e.id, e.pod_uid, coalesce(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END), 0),
            coalesce(e.draining, false), r.retired_at
     FROM (SELECT x.* FROM joex_private.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
@@ -140,7 +140,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.watch(p_name text, p_queues text[], p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    DELETE FROM joex_private.watch w WHERE w.until < clock_timestamp() - interval '1 hour' AND w.name <> p_name;
+    PERFORM joex_private.forget_watches(p_name);
     INSERT INTO joex_private.watch AS w (queue, name, until)
     SELECT q.name, p_name, clock_timestamp() + p_for FROM unnest(p_queues) q(name) ORDER BY q.name
     ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;

@@ -1,7 +1,8 @@
 -- Views for people and dashboards. A later version may add columns at the end, and never removes one.
 
 -- All jobs.
-CREATE OR REPLACE VIEW joex.jobs AS
+CREATE OR REPLACE VIEW joex.jobs WITH (security_barrier) AS
+WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
 SELECT id,                          -- uuid
        queue,                       -- text
        grp,                         -- text: the group, which is the tenant
@@ -9,14 +10,14 @@ SELECT id,                          -- uuid
        args,                        -- jsonb: the arguments
        subject,                     -- text: for people
        submitter,                   -- text: for people
-       tracker,                     -- text: at most one unfinished job has it
+       tracker,                     -- text: at most one unfinished job of the group has it
        priority::text AS priority,  -- text: high or low
        state::text AS state,        -- text: waiting, scheduled (taken), running, stuck (waits for a retry), success, failed, cancelled
        due_at,                      -- timestamptz: when a job that waits for a time may run
        app_id,                      -- text: the executor or worker of the latest run
        attempt,                     -- integer: runs that have started
        failures,                    -- integer: failed runs since the submission, or since a retry by hand
-       losses,                      -- integer: how often an executor died that held the job
+       losses,                      -- integer: how often the executor or worker that held the job died or did not report in time
        retries,                     -- integer: allowed retries; null: as many as the task or the executor allows
        cancel_requested,            -- boolean: the job ends as cancelled when its run has stopped
        progress,                    -- smallint: 0 to 100
@@ -34,15 +35,20 @@ SELECT id,                          -- uuid
        opts,                        -- jsonb: the free fields of a keyed job
        resubmit_requested,          -- boolean: the job runs once more when its run has ended
        remove_requested,            -- boolean: the job disappears when its run has ended
-       overdue_at                   -- timestamptz: the job is put back when its run has not reported by then
-FROM joex_private.job;
+       overdue_at,                  -- timestamptz: the job is put back when its run has not reported by then
+       trace_context                -- text: of its submission: a W3C traceparent, and maybe a space and a tracestate
+FROM joex_private.job j
+WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
+    SELECT FROM bounds b
+    WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues)));
 
 -- The bucket of a group, 0 to 7: a label of the metrics.
 CREATE OR REPLACE FUNCTION joex.group_bucket(grp text) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT get_byte(sha256(convert_to(grp, 'UTF8')), 0) % 8 $$;
+    SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(grp, 'UTF8')), 0) % 8 $$;
 
 -- Unfinished jobs by queue and group, with the settings of the group.
-CREATE OR REPLACE VIEW joex.group_stats AS
+CREATE OR REPLACE VIEW joex.group_stats WITH (security_barrier) AS
+WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
 SELECT c.queue,                                                 -- text
        c.grp,                                                   -- text: the group
        count(*) FILTER (WHERE c.state = 'waiting' AND c.due_at IS NULL) AS waiting,  -- bigint: jobs
@@ -55,15 +61,19 @@ SELECT c.queue,                                                 -- text
        coalesce(max(s.weight), 1) AS weight,                    -- integer: see joex.set_group
        coalesce(bool_or(s.paused), false) AS paused,            -- boolean
        max(s.max_running) AS max_running,                       -- integer
-       joex.group_bucket(c.grp) AS bucket                       -- integer: see joex.group_bucket
+       joex.group_bucket(c.grp) AS bucket,                      -- integer: see joex.group_bucket
+       max(s.max_waiting) AS max_waiting                        -- integer
 -- (From the partial indexes, so that finished jobs cost nothing, even while vacuum can't remove them: see 25_floors.sql.)
 FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job WHERE due_at IS NOT NULL
       UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job
                 WHERE lane IS NOT NULL AND NOT joex_private.floors_are_on()
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.by_floors(false)
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.seen_by_floors(false)
                 WHERE joex_private.floors_are_on()
-      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.held) c
+      UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.held_seen) c
 LEFT JOIN joex_private.group_setting s ON s.queue = c.queue AND s.grp = c.grp
+WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
+    SELECT FROM bounds b
+    WHERE (b.groups IS NULL OR c.grp = ANY (b.groups)) AND (b.queues IS NULL OR c.queue = ANY (b.queues)))
 GROUP BY c.queue, c.grp;
 
 -- Unfinished jobs by queue.
@@ -129,17 +139,21 @@ SET work_mem = '32MB' AS $$
            max(c.held) / nullif(sum(c.held), 0)::float8,
            percentile_disc(0.5) WITHIN GROUP (ORDER BY c.waited), max(c.waited),
            count(*) FILTER (WHERE c.is_behind AND c.waited IS NOT NULL), max(c.waited) FILTER (WHERE c.is_behind)
-    FROM compared c GROUP BY c.queue $$;
+    FROM compared c WHERE (SELECT joex_private.must_be_allowed('{view}', NULL, NULL)) GROUP BY c.queue $$;
 
--- The waiting jobs, runnable now or later, the first submitted first: at most p_most, of all queues or one, of all groups or one. No index
--- has this order. So this collects candidates: of each lane of each group the first jobs in line, which are the first submitted, unless
+-- The waiting jobs, runnable now or later, the first submitted first: at most p_most, of all queues or one, of all groups or one; and only
+-- of p_queues and p_grps (null: all). No index has this order. So this collects candidates: of each lane of each group the first jobs in line, which are the first submitted, unless
 -- keyed jobs have ranks; and of each queue the jobs that are due next. A few index probes per group, and p_most rows of p_most groups at
 -- worst, however many jobs there are.
 -- (A custom plan, because it depends on which arguments are null what part of the index this reads: a step from lane to lane begins where
 -- the previous one ended only if no column is bound to a value that the step compares as well.)
-CREATE OR REPLACE FUNCTION joex_private.queued(p_queue text, p_grp text, p_most integer) RETURNS SETOF joex_private.job
+CREATE OR REPLACE FUNCTION joex_private.queued(
+    p_queue text, p_grp text, p_most integer, p_queues text[] DEFAULT NULL, p_grps text[] DEFAULT NULL
+) RETURNS SETOF joex_private.job
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
 SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_rings bigint[] := (SELECT array_agg(joex_private.ring(g)) FROM unnest(p_grps) g);
 BEGIN
     RETURN QUERY
     WITH RECURSIVE line AS (    -- from lane to lane of the groups along the rings of all queues
@@ -165,24 +179,30 @@ BEGIN
             WHERE p_queue IS NULL AND j.due_at IS NOT NULL AND j.queue > p.queue ORDER BY j.queue LIMIT 1) n
     ), candidate AS (
         SELECT c.* FROM (
-            SELECT l.* FROM line l WHERE p_grp IS NULL OR l.ring = joex_private.ring(p_grp) ORDER BY l.seq LIMIT p_most) l
+            SELECT l.* FROM line l
+            WHERE (p_grp IS NULL OR l.ring = joex_private.ring(p_grp)) AND (p_queues IS NULL OR l.queue = ANY (p_queues))
+                  AND (p_grps IS NULL OR l.ring = ANY (v_rings))
+            ORDER BY l.seq LIMIT p_most) l
         CROSS JOIN LATERAL (
             SELECT j.id, j.submitted_at, j.seq FROM joex_private.job j
             WHERE j.lane IS NOT NULL AND j.queue = l.queue AND j.ring = l.ring AND j.lane = l.lane
-                  AND (p_grp IS NULL OR j.grp = p_grp)
+                  AND (p_grp IS NULL OR j.grp = p_grp) AND (p_grps IS NULL OR j.grp = ANY (p_grps))
             ORDER BY j.rank, j.seq LIMIT p_most) c
         UNION ALL
         SELECT c.* FROM later l CROSS JOIN LATERAL (
             SELECT j.id, j.submitted_at, j.seq FROM joex_private.job j
             WHERE j.due_at IS NOT NULL AND j.queue = l.queue AND (p_grp IS NULL OR j.grp = p_grp)
+                  AND (p_grps IS NULL OR j.grp = ANY (p_grps))
             ORDER BY j.due_at LIMIT p_most) c
+        WHERE p_queues IS NULL OR l.queue = ANY (p_queues)
     )
     SELECT j.* FROM (SELECT c.* FROM candidate c ORDER BY c.submitted_at, c.seq LIMIT p_most) c
     JOIN joex_private.job j ON j.id = c.id ORDER BY c.submitted_at, c.seq;
 END $$;
 
 -- Executors that are alive, or have ended lately.
-CREATE OR REPLACE VIEW joex.executors AS
+CREATE OR REPLACE VIEW joex.executors WITH (security_barrier) AS
+WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
 SELECT e.id,                 -- integer: of this registration; an executor that restarts gets another
        e.app_id,             -- text: its name
        CASE WHEN e.ending IS NOT NULL THEN e.ending WHEN e.draining THEN 'draining'
@@ -203,5 +223,7 @@ SELECT e.id,                 -- integer: of this registration; an executor that 
        extract(epoch FROM clock_timestamp() - coalesce(l.heartbeat_at, e.left_at, e.started_at))::float8
            AS silent_seconds  -- float8: since the latest heartbeat
 FROM joex_private.executor e LEFT JOIN joex_private.lease l ON l.executor_id = e.id
-LEFT JOIN joex_private.held j ON j.executor_id = e.id
+LEFT JOIN joex_private.held_seen j ON j.executor_id = e.id
+WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
+    SELECT FROM bounds b WHERE b.groups IS NULL AND b.queues IS NULL)
 GROUP BY e.id, l.executor_id;

@@ -1,6 +1,6 @@
 -- Why a job is not running: a row for each reason, with its details. Obstacles come first, then the place in line.
 --   not_found: there is no such job
---   finished (state, at, error): it has ended
+--   finished (state, at, error: null for roles without payloads): it has ended
 --   scheduled (app_id, since, cancel_requested, alone): an executor has taken it; alone: its executor takes no other job meanwhile
 --   running (the same details): it is running
 --   not_due (at, seconds, retry: whether it waits for a retry, failures): its time has not come
@@ -9,6 +9,8 @@
 --   slots_busy (slots, executors): all slots of its queue's executors are busy
 --   group_paused (group): its group is paused
 --   group_at_limit (group, limit, running): its group runs as many jobs as its limit allows
+--   queue_held (queue, session, role: null for bound roles): a session holds the lock by which takes from its queue exclude each other,
+--     for more than a second, or with a state that the owner of the schema may not see: takes go on, each a second later
 --   behind (retries, same, other): jobs of its group that come before it: due retries, jobs of the same priority, and jobs of the other
 --     priority, with which it takes turns
 --   turn (places, at_least): groups whose turn comes before that of its group; at_least: there may be more
@@ -29,14 +31,16 @@ DECLARE
     v_lane smallint;
     v_workers boolean;      -- workers wait in an accept
     v_is_next boolean := true;
+    v_sees_all CONSTANT boolean := joex_private.may('{view}', NULL, NULL);
 BEGIN
-    SELECT * INTO v_job FROM joex_private.job j WHERE j.id = id;
+    SELECT * INTO v_job FROM joex_private.job j WHERE j.id = joex_private.visible('{view}', id);
     IF v_job.id IS NULL THEN
         RETURN QUERY SELECT 'not_found', '{}'::jsonb;
         RETURN;
     ELSIF v_job.finished_at IS NOT NULL THEN
         RETURN QUERY SELECT 'finished', jsonb_build_object(
-            'state', v_job.state, 'at', v_job.finished_at, 'error', v_job.error);
+            'state', v_job.state, 'at', v_job.finished_at,
+            'error', CASE WHEN has_column_privilege(session_user, 'joex.jobs', 'error', 'SELECT') THEN v_job.error END);
         RETURN;
     ELSIF v_job.executor_id IS NOT NULL THEN
         RETURN QUERY SELECT v_job.state::text, jsonb_build_object(
@@ -90,6 +94,11 @@ BEGIN
         RETURN QUERY SELECT 'group_at_limit', jsonb_build_object(
             'group', v_job.grp, 'limit', v_group.most, 'running', v_group.running);
     END IF;
+    RETURN QUERY SELECT 'queue_held', jsonb_build_object(
+            'queue', v_job.queue, 'session', CASE WHEN v_sees_all THEN h.pid END, 'role', CASE WHEN v_sees_all THEN a.usename END)
+        FROM joex_private.ring_holder(v_job.queue) h(pid) LEFT JOIN pg_stat_activity a ON a.pid = h.pid
+        WHERE coalesce(a.state_change < v_now - interval '1 second', true);
+    v_is_next := v_is_next AND NOT FOUND;
     IF v_job.due_at > v_now THEN
         RETURN;     -- (it has no place in line yet)
     END IF;

@@ -1,7 +1,7 @@
 -- Notifications of changes of jobs, for clients that do not poll.
 
 -- Subscribe, or renew a subscription. While it lasts, Joex notifies on the channel joex_jobs of changes of the jobs given to
--- joex.wait_for and, with events, on joex_events of all events. Returns true if the subscription goes on without a gap; false if it
+-- joex.wait_for and, with events, on the joex.events_channel of all events. Returns true if the subscription goes on without a gap; false if it
 -- begins now: it is new, or it was renewed too late, so that notifications may be missing and Joex has forgotten the jobs given to
 -- joex.wait_for. When this has committed, a transaction below the joex.horizon may still change a job without a notification.
 CREATE OR REPLACE FUNCTION joex.subscribe(
@@ -13,11 +13,25 @@ CREATE OR REPLACE FUNCTION joex.subscribe(
 DECLARE
     v_until timestamptz;
 BEGIN
+    IF lasts <= interval '0' THEN
+        RAISE EXCEPTION 'lasts: expected more than zero; got %: to end a subscription, call joex.unsubscribe', lasts USING ERRCODE = '22023';
+    END IF;
     SELECT s.until INTO v_until FROM joex_private.subscriber s WHERE s.name = name FOR UPDATE;
-    DELETE FROM joex_private.subscriber s WHERE s.until < clock_timestamp() - interval '1 hour' AND s.name <> name;
+    -- (SKIP LOCKED: a transaction that stays open after it has renewed or deleted such a row would make all subscribers wait.)
+    DELETE FROM joex_private.subscriber d WHERE d.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM joex_private.subscriber s WHERE s.until < clock_timestamp() - interval '1 hour' AND s.name <> name
+        ORDER BY s.until LIMIT 100 FOR UPDATE SKIP LOCKED));
     INSERT INTO joex_private.subscriber AS s (name, events, until) VALUES (name, events, clock_timestamp() + lasts)
     ON CONFLICT ON CONSTRAINT subscriber_pkey DO UPDATE SET until = excluded.until, events = excluded.events;
     RETURN coalesce(v_until - lasts / 10 > clock_timestamp(), false);   -- (the renewal commits a little later)
+END $$;
+
+-- The channel of the events, for LISTEN. Its name differs from database to database and is secret, because every role that can connect may
+-- listen, and the events name groups and tasks.
+CREATE OR REPLACE FUNCTION joex.events_channel() RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    PERFORM joex_private.must_be_allowed('{view}', NULL, NULL);
+    RETURN (SELECT d.events_channel FROM joex_private.this_database d);
 END $$;
 
 -- End a subscription, and its waits.
@@ -27,7 +41,18 @@ CREATE OR REPLACE FUNCTION joex.unsubscribe(name text) RETURNS void LANGUAGE sql
 -- Add jobs to a subscription.
 CREATE OR REPLACE FUNCTION joex.wait_for(name text, ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
     INSERT INTO joex_private.subscription (job_id, subscriber) SELECT DISTINCT i.id, wait_for.name FROM unnest(ids) i(id)
-    ON CONFLICT DO NOTHING $$;
+    WHERE joex_private.visible('{view, submit}', i.id) IS NOT NULL ON CONFLICT DO NOTHING $$;
+
+-- The versions of jobs (a row's xmin is the transaction that wrote this version of it; a mere lock does not change it), and the oldest
+-- transaction that is still open. One statement, so that the versions include all changes of the transactions before that one.
+CREATE OR REPLACE FUNCTION joex_private.versions(
+    p_ids uuid[], OUT oldest_xid bigint, OUT ids uuid[], OUT xmins bigint[], OUT states text[]
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, array_agg(j.id), array_agg(j.xmin::text::bigint), array_agg(j.state::text)
+    INTO oldest_xid, ids, xmins, states FROM joex_private.job j
+    WHERE j.id = ANY (p_ids) AND joex_private.visible('{view, submit}', j.id) IS NOT NULL;
+END $$;
 
 -- Remove jobs from a subscription.
 CREATE OR REPLACE FUNCTION joex.wait_no_more(name text, ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$

@@ -22,15 +22,65 @@ CREATE OR REPLACE TRIGGER changes BEFORE INSERT OR UPDATE OF owner, enabled, tas
     priority, queue, timer, zone, starting_deadline ON joex_private.periodic_task
 FOR EACH ROW EXECUTE FUNCTION joex_private.periodic_task_changes();
 
--- Notify schedulers of the change. (After it: an INSERT ... ON CONFLICT that leaves the row as it is must not notify.)
+-- Notify schedulers of the change. (After it: an INSERT ... ON CONFLICT that leaves the row as it is must not notify.) The notification
+-- names no task, because every role that can connect may listen: schedulers read what is due.
 CREATE OR REPLACE FUNCTION joex_private.periodic_task_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM joex_private.send('joex_periodic', CASE TG_OP WHEN 'DELETE' THEN OLD.id ELSE NEW.id END);
+    PERFORM joex_private.send('joex_periodic', '');
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
     priority, queue, timer, zone, starting_deadline ON joex_private.periodic_task
 FOR EACH ROW EXECUTE FUNCTION joex_private.periodic_task_changed();
+
+-- Refuse the owner of Joex's own periodic tasks, whose rows follow the settings of the executors: a client that removed or changed one
+-- would stop Joex's own work, or let it delete what must be kept.
+CREATE OR REPLACE FUNCTION joex_private.must_not_be_joex(p_owner text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_owner = 'joex' THEN
+        RAISE EXCEPTION 'owner: joex stands for Joex itself, which alone sets and removes its periodic tasks' USING ERRCODE = '22023',
+            HINT = 'To enable or disable such a task, call joex.enable_periodic_task with any_owner => true.';
+    END IF;
+END $$;
+
+-- Set a periodic task of any owner, as joex.put_periodic_task. Joex's own code sets its own tasks by this.
+CREATE OR REPLACE FUNCTION joex_private.store_periodic_task(
+    id text, task text, timer text, zone text, args jsonb, grp text, queue text, priority text, subject text, submitter text,
+    starting_deadline interval, enabled boolean, owner text
+) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+DECLARE
+    v_owner text;
+BEGIN
+    PERFORM joex_private.must_be_allowed('{operate}', queue, grp);
+    IF joex_private.is_large(args) THEN
+        PERFORM joex_private.check_size('args', args);
+    END IF;
+    INSERT INTO joex_private.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
+                                                 starting_deadline, enabled, owner)
+    VALUES (id, task, timer, zone, args, grp, queue, joex_private.priority_of(priority), subject, submitter, starting_deadline,
+            coalesce(enabled, true), owner)
+    ON CONFLICT ON CONSTRAINT periodic_task_pkey DO UPDATE SET
+        task = excluded.task, timer = excluded.timer, zone = excluded.zone, args = excluded.args, grp = excluded.grp,
+        queue = excluded.queue, priority = excluded.priority, subject = excluded.subject, submitter = excluded.submitter,
+        starting_deadline = excluded.starting_deadline,
+        enabled = coalesce(store_periodic_task.enabled, t.enabled)
+    WHERE t.owner = excluded.owner AND joex_private.may('{operate}', t.queue, t.grp)
+          AND (t.task, t.timer, t.zone, t.args, t.grp, t.queue, t.priority, t.subject, t.submitter, t.starting_deadline,
+               t.enabled)
+              IS DISTINCT FROM
+              (excluded.task, excluded.timer, excluded.zone, excluded.args, excluded.grp, excluded.queue, excluded.priority,
+               excluded.subject, excluded.submitter, excluded.starting_deadline,
+               coalesce(store_periodic_task.enabled, t.enabled));
+    IF FOUND THEN
+        PERFORM joex_private.note_act('put_periodic_task', id, queue, grp, jsonb_build_object(
+            'task', task, 'timer', timer, 'zone', zone, 'enabled', enabled, 'owner', owner));
+        RETURN 'set';
+    END IF;
+    SELECT t.owner INTO v_owner FROM joex_private.periodic_task t
+    WHERE t.id = id AND joex_private.may('{operate}', t.queue, t.grp);
+    RETURN CASE WHEN v_owner = owner THEN 'same' ELSE 'not_yours' END;
+END $$;
 
 -- Set a periodic task. Returns set, same (nothing has changed), or not_yours (another owner has the task; nothing has changed).
 CREATE OR REPLACE FUNCTION joex.put_periodic_task(
@@ -48,47 +98,32 @@ CREATE OR REPLACE FUNCTION joex.put_periodic_task(
     enabled boolean DEFAULT NULL,               -- null: as it is; true for a new task
     owner text DEFAULT 'user'                   -- only this owner changes the task
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
-#variable_conflict use_variable
-DECLARE
-    v_owner text;
 BEGIN
-    IF joex_private.is_large(args) THEN
-        PERFORM joex_private.check_size('args', args);
+    PERFORM joex_private.must_not_be_joex(owner);
+    PERFORM joex_private.must_be_own_id('{operate}', queue, grp, p_name => id);
+    IF starts_with(id, 'joex.') THEN     -- (else a client could take the id of such a task before an executor has set it)
+        RETURN 'not_yours';
     END IF;
-    INSERT INTO joex_private.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
-                                                 starting_deadline, enabled, owner)
-    VALUES (id, task, timer, zone, args, grp, queue, joex_private.priority_of(priority), subject, submitter, starting_deadline,
-            coalesce(enabled, true), owner)
-    ON CONFLICT ON CONSTRAINT periodic_task_pkey DO UPDATE SET
-        task = excluded.task, timer = excluded.timer, zone = excluded.zone, args = excluded.args, grp = excluded.grp,
-        queue = excluded.queue, priority = excluded.priority, subject = excluded.subject, submitter = excluded.submitter,
-        starting_deadline = excluded.starting_deadline,
-        enabled = coalesce(put_periodic_task.enabled, t.enabled)
-    WHERE t.owner = excluded.owner
-          AND (t.task, t.timer, t.zone, t.args, t.grp, t.queue, t.priority, t.subject, t.submitter, t.starting_deadline,
-               t.enabled)
-              IS DISTINCT FROM
-              (excluded.task, excluded.timer, excluded.zone, excluded.args, excluded.grp, excluded.queue, excluded.priority,
-               excluded.subject, excluded.submitter, excluded.starting_deadline,
-               coalesce(put_periodic_task.enabled, t.enabled));
-    IF FOUND THEN
-        RETURN 'set';
-    END IF;
-    SELECT t.owner INTO v_owner FROM joex_private.periodic_task t WHERE t.id = id;
-    RETURN CASE WHEN v_owner = owner THEN 'same' ELSE 'not_yours' END;
+    RETURN joex_private.store_periodic_task(id, task, timer, zone, args, grp, queue, priority, subject, submitter, starting_deadline,
+                                            enabled, owner);
 END $$;
 
--- Remove a periodic task; its jobs stay. Returns removed, not_found or not_yours.
+-- Remove a periodic task; its jobs stay. Returns removed, not_found or not_yours (another owner has it; or Joex itself, whose tasks stay).
 CREATE OR REPLACE FUNCTION joex.remove_periodic_task(
     id text,
     owner text DEFAULT 'user',
-    any_owner boolean DEFAULT false     -- true: remove the task of any owner
+    any_owner boolean DEFAULT false     -- true: remove the task of any owner but Joex itself
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
-    DELETE FROM joex_private.periodic_task t WHERE t.id = id AND (any_owner OR t.owner = owner);
+    PERFORM joex_private.must_not_be_joex(owner);
+    PERFORM joex_private.note_act('remove_periodic_task', id, t.queue, t.grp) FROM joex_private.periodic_task t
+    WHERE t.id = id AND (any_owner OR t.owner = owner) AND t.owner <> 'joex' AND joex_private.may('{operate}', t.queue, t.grp);
+    DELETE FROM joex_private.periodic_task t
+    WHERE t.id = id AND (any_owner OR t.owner = owner) AND t.owner <> 'joex' AND joex_private.may('{operate}', t.queue, t.grp);
     RETURN CASE WHEN FOUND THEN 'removed'
-                WHEN EXISTS (SELECT FROM joex_private.periodic_task t WHERE t.id = id) THEN 'not_yours' ELSE 'not_found' END;
+                WHEN EXISTS (SELECT FROM joex_private.periodic_task t
+                             WHERE t.id = id AND joex_private.may('{operate}', t.queue, t.grp)) THEN 'not_yours' ELSE 'not_found' END;
 END $$;
 
 -- Enable or disable a periodic task. Returns set, same, not_found or not_yours.
@@ -96,13 +131,17 @@ CREATE OR REPLACE FUNCTION joex.enable_periodic_task(
     id text,
     enabled boolean DEFAULT true,
     owner text DEFAULT 'user',
-    any_owner boolean DEFAULT false     -- true: change the task of any owner
+    any_owner boolean DEFAULT false     -- true: change the task of any owner, even of Joex itself
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
     v_task record;
 BEGIN
-    SELECT t.owner, t.enabled INTO v_task FROM joex_private.periodic_task t WHERE t.id = id FOR UPDATE;
+    PERFORM joex_private.must_not_be_joex(owner);
+    -- (Joex's own tasks concern all groups.)
+    SELECT t.owner, t.enabled INTO v_task FROM joex_private.periodic_task t
+    WHERE t.id = id AND joex_private.may('{operate}', nullif(t.queue, CASE t.owner WHEN 'joex' THEN t.queue END),
+                                         nullif(t.grp, CASE t.owner WHEN 'joex' THEN t.grp END)) FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'not_found';
     ELSIF NOT any_owner AND v_task.owner <> owner THEN
@@ -111,6 +150,8 @@ BEGIN
         RETURN 'same';
     END IF;
     UPDATE joex_private.periodic_task t SET enabled = enabled WHERE t.id = id;
+    PERFORM joex_private.note_act('enable_periodic_task', id, t.queue, t.grp, jsonb_build_object('enabled', enabled))
+    FROM joex_private.periodic_task t WHERE t.id = id;
     RETURN 'set';
 END $$;
 
@@ -120,11 +161,31 @@ LANGUAGE sql VOLATILE AS $$
     DELETE FROM joex_private.periodic_task t WHERE t.owner = p_owner AND t.id <> ALL (p_ids) RETURNING t.id $$;
 
 -- Submit the job of a periodic task; null while an earlier one is unfinished. The tracker alone would prevent a second job too, but an
--- insert waits for an open transaction that is finishing the earlier job.
-CREATE OR REPLACE FUNCTION joex_private.submit_periodic(p joex_private.periodic_task) RETURNS uuid LANGUAGE sql VOLATILE AS $$
-    SELECT joex.submit(p.task, p.args, p.grp, p.queue, p.priority::text, CASE p.subject WHEN '' THEN p.id ELSE p.subject END,
-                       p.submitter, tracker => 'periodic ' || p.id)
-    WHERE NOT EXISTS (SELECT FROM joex_private.job j WHERE j.tracker = 'periodic ' || p.id AND j.finished_at IS NULL) $$;
+-- insert waits for an open transaction that is finishing the earlier job. (Its last job may be of another group, which the task had
+-- then.) Not by joex.submit, which refuses such a tracker, lest a client's job keep a periodic task from running.
+CREATE OR REPLACE FUNCTION joex_private.submit_periodic(p joex_private.periodic_task) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_id uuid;
+BEGIN
+    IF EXISTS (SELECT FROM joex_private.job j WHERE j.grp = p.grp AND j.tracker = 'periodic ' || p.id AND j.finished_at IS NULL)
+       OR EXISTS (SELECT FROM joex_private.job j WHERE j.id = p.last_job AND j.finished_at IS NULL) THEN
+        RETURN NULL;
+    ELSIF joex_private.is_large(p.args) THEN
+        PERFORM joex_private.check_size('args', p.args);
+    END IF;
+    INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
+                                  submitted_at, runnable_since, trace_context)
+    SELECT * FROM joex_private.rows_to_submit(
+        clock_timestamp(), ARRAY[joex_private.uuid7()], ARRAY[p.task], ARRAY[p.args], ARRAY[p.grp], ARRAY[p.queue],
+        ARRAY[p.priority::text], ARRAY[CASE p.subject WHEN '' THEN p.id ELSE p.subject END], ARRAY[p.submitter],
+        ARRAY[NULL::timestamptz], ARRAY['periodic ' || p.id], ARRAY[NULL::integer], NULL)
+    ON CONFLICT (grp, tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING RETURNING id INTO v_id;
+    IF v_id IS NOT NULL THEN
+        PERFORM joex_private.wake(p.queue, 1);
+        PERFORM joex_private.announce('job-submitted', ARRAY[v_id]);
+    END IF;
+    RETURN v_id;
+END $$;
 
 -- Submit the job of a periodic task now, whatever its timer says. Returns submitted, with the job; overlapping (the previous job has not
 -- finished), not_found, or not_yours (a task of Joex's own, which submits no jobs).
@@ -133,7 +194,8 @@ CREATE OR REPLACE FUNCTION joex.run_periodic_task(id text) RETURNS TABLE (answer
 DECLARE
     v_task joex_private.periodic_task;
 BEGIN
-    SELECT * INTO v_task FROM joex_private.periodic_task t WHERE t.id = id FOR UPDATE;
+    SELECT * INTO v_task FROM joex_private.periodic_task t
+    WHERE t.id = id AND joex_private.may('{operate}', t.queue, t.grp) FOR UPDATE;
     IF NOT FOUND THEN
         answer := 'not_found';
     ELSIF v_task.owner = 'joex' THEN
@@ -142,6 +204,7 @@ BEGIN
         job := joex_private.submit_periodic(v_task);
         answer := CASE WHEN job IS NULL THEN 'overlapping' ELSE 'submitted' END;
         UPDATE joex_private.periodic_task t SET last_job = coalesce(job, t.last_job) WHERE t.id = id;
+        PERFORM joex_private.note_act('run_periodic_task', id, v_task.queue, v_task.grp, jsonb_build_object('job', job)) WHERE job IS NOT NULL;
     END IF;
     RETURN NEXT;
 END $$;
@@ -193,6 +256,10 @@ BEGIN
                 IF left(SQLSTATE, 2) NOT IN ('22', '23', '54') AND SQLSTATE <> 'JX003' THEN
                     outcome := 'trouble';
                 END IF;
+                -- One wait is enough for all tasks of this call: one tenant may have made hundreds wait, with one open transaction.
+                IF SQLSTATE = '55P03' THEN
+                    PERFORM set_config('lock_timeout', '1ms', true);
+                END IF;
             END;
             IF outcome = 'trouble' THEN
                 RETURN NEXT;
@@ -211,7 +278,8 @@ BEGIN
 END $$;
 
 -- All periodic tasks.
-CREATE OR REPLACE VIEW joex.periodic_tasks AS
+CREATE OR REPLACE VIEW joex.periodic_tasks WITH (security_barrier) AS
+WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
 SELECT t.id,                             -- text
        t.owner,                          -- text: only this owner changes the task
        t.enabled,                        -- boolean
@@ -235,4 +303,7 @@ SELECT t.id,                             -- text
        t.marked,                         -- timestamptz: when that was
        t.created_at,                     -- timestamptz
        t.changed_at                      -- timestamptz: the latest change by its owner
-FROM joex_private.periodic_task t LEFT JOIN joex_private.job j ON j.id = t.last_job;
+FROM joex_private.periodic_task t LEFT JOIN joex_private.job j ON j.id = t.last_job
+WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
+    SELECT FROM bounds b
+    WHERE (b.groups IS NULL OR t.grp = ANY (b.groups)) AND (b.queues IS NULL OR t.queue = ANY (b.queues)));

@@ -19,6 +19,9 @@ from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
 _GRACE_AFTER_DRAIN = 30
 """Seconds beyond drain.timeout in which an executor gives its jobs back and deregisters."""
 
+_MOVABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "tmp"}
+"""The autoscaler of a cluster removes no node with a pod that has an emptyDir, unless the pod says it can lose it."""
+
 _REQUESTS = {"cpu": "50m", "memory": "128Mi"}
 _RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 _RESTRICTED = {
@@ -28,13 +31,14 @@ _RESTRICTED = {
 }
 
 
-def replica_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
+def replica_deployment(pool: Pool, index: int, image: str, secret: str = "") -> dict[str, Any]:
     """The Deployment of a replica.
 
     Args:
         pool: of the replica.
         index: of the replica.
         image: of a pool that names none: the operator's own.
+        secret: a digest of the URL of the database, which its executor reads at its start.
 
     Raises:
         SpecError: spec.template is invalid; the message names the field.
@@ -47,20 +51,20 @@ def replica_deployment(pool: Pool, index: int, image: str) -> dict[str, Any]:
             "name": replica_name(pool.name, index),
             "namespace": pool.namespace,
             "labels": replica_labels(pool.name, index),
-            "annotations": {TEMPLATE_ANNOTATION: template_hash(pool, image)},
+            "annotations": {TEMPLATE_ANNOTATION: template_hash(pool, image, secret)},
             "ownerReferences": [_owner(pool)],
         },
         "spec": spec,
     }
 
 
-def template_hash(pool: Pool, image: str) -> str:
-    """The hash of a pool's template: the same for all replicas, and another whenever their pods change.
+def template_hash(pool: Pool, image: str, secret: str = "") -> str:
+    """The hash of a pool's template: the same for all replicas, and another whenever their pods or the URL change.
 
     Raises:
         SpecError: as `replica_deployment`.
     """
-    text = json.dumps(_deployment_spec(pool, 0, image), sort_keys=True, separators=(",", ":"))
+    text = json.dumps([_deployment_spec(pool, 0, image), secret], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -88,7 +92,7 @@ def _with_requests(template: dict[str, Any]) -> dict[str, Any]:
 
 def _pod_template(pool: Pool, index: int, image: str) -> dict[str, Any]:
     return {
-        "metadata": {"labels": replica_labels(pool.name, index)},
+        "metadata": {"labels": replica_labels(pool.name, index), "annotations": dict(_MOVABLE)},
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,

@@ -52,6 +52,7 @@ def settings(pool: Pool) -> dict[str, str]:
         "log_buffer_size": str(spec.log_buffer_size),
         "wakeup_period": format_duration(spec.wakeup_period),
         "lease": format_duration(spec.lease),
+        "outage_patience": format_duration(spec.outage_patience),
         # For a pod that a user deletes or a node evicts: its executor gives its jobs back within the grace period.
         "signal_timeout": format_duration(spec.drain.timeout),
     }

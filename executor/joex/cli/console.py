@@ -1,0 +1,80 @@
+"""``joex console``: the web console."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from functools import partial
+
+from joex.cli.database import database
+from joex.cli.flags import with_settings
+from joex.cli.options import DatabaseUrl
+from joex.config import load, load_settings
+from joex.console.settings import ConsoleSettings
+from joex.event_loop import new_event_loop
+from joex.http.listening import listen
+
+_log = logging.getLogger("joex")
+_PANEL = "Settings: a flag, or JOEX_CONSOLE_<FLAG> in the environment"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@partial(with_settings, model=ConsoleSettings, panel=_PANEL)
+def console(
+    *,
+    database_url: DatabaseUrl = None,
+    flags: dict[str, str | None],
+) -> None:
+    """Serve the web console: who waits, for what, and why.
+
+    Browsers on this machine need no sign-in, unless JOEX_API_TOKEN or --proxies is set. All others sign in with a token
+    of 'joex tokens create', or through a proxy. It runs until SIGTERM or Ctrl-C.
+    """
+    import jinja2  # noqa: F401, PLC0415 - if its extra is missing, the command ends before it has started anything
+
+    from joex.observe.log_lines import capture_logging  # noqa: PLC0415 - slow to import
+
+    settings, of_executors = load(ConsoleSettings, flags), load_settings({"database_url": database_url})
+    capture_logging(settings)
+    token = None if of_executors.api_token is None else of_executors.api_token.get_secret_value()
+    with (
+        listen(settings.http_address, "JOEX_CONSOLE_HTTP_ADDRESS", "set another port (0: any free one)") as listener,
+        database(of_executors.url) as url,
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+    ):
+        runner.run(_serve(settings, token, url, listener))
+
+
+async def _serve(settings: ConsoleSettings, token: str | None, url: str, listener: socket.socket) -> None:
+    from joex.client.client import Client  # noqa: PLC0415 - as above
+    from joex.console.app import create_console  # noqa: PLC0415
+    from joex.console.sign_in import Access  # noqa: PLC0415
+    from joex.http.server import serve  # noqa: PLC0415
+
+    access = Access(
+        token=token,
+        proxies=settings.proxies,
+        user_header=settings.user_header,
+        user_scopes=frozenset(settings.user_scopes),
+        operators=frozenset(settings.operators),
+    )
+    async with Client(url) as client:
+        serving = asyncio.create_task(serve(create_console(client, access), listener))
+        _end_on_signals(serving)
+        host, port = listener.getsockname()[:2]
+        _log.info("the console is on http://%s:%s/", f"[{host}]" if ":" in host else host, port)
+        await asyncio.wait([serving])
+        if not serving.cancelled():
+            serving.result()
+
+
+def _end_on_signals(serving: asyncio.Task[None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        if sys.platform == "win32":  # its loops have no handlers of signals
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(serving.cancel))
+        else:
+            loop.add_signal_handler(number, serving.cancel)

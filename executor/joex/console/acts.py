@@ -1,0 +1,190 @@
+"""What users do to jobs: to one, or to all that match a filter.
+
+An act on many jobs goes on in this process when its user has closed the page. It handles job after job, each in a
+transaction of its own, so that no job waits for another. The audit has a line for the act when it begins, with its
+filter and the number that the user has confirmed, a line for each job that it changes, and one when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID, uuid4
+
+from joex.client.client import Client
+from joex.core.job import State
+from joex.errors import DatabaseUnavailable, JoexError
+from joex.http.caller import Caller, acting
+from joex.store import audit, jobs, keyed
+from joex.store.errors import translated
+from joex.store.jobs import Job
+from joex.store.listing import Search, search_jobs
+from joex.store.statement import Connection
+
+_log = logging.getLogger("joex")
+_OPEN = (State.SCHEDULED, State.RUNNING, State.WAITING, State.STUCK)
+_ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
+_PAGE = 200
+_PAUSE = 1.0
+_MOST_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What can be done to a job.
+
+    Attributes:
+        do: does it; returns what was done: ``unchanged``: nothing.
+        states: the states of jobs that it changes.
+        label: of its button.
+        is_done: whether a job is so already.
+    """
+
+    do: Callable[[Connection, UUID], Awaitable[str]]
+    states: tuple[State, ...]
+    label: str
+    is_done: Callable[[Job], bool] = lambda _: False
+
+    def can(self, job: Job) -> bool:
+        """Whether it would change this job."""
+        return job.state in self.states and not self.is_done(job)
+
+
+async def _cancel(connection: Connection, job_id: UUID) -> str:
+    return await jobs.cancel(connection, job_id)
+
+
+async def _retry(connection: Connection, job_id: UUID) -> str:
+    return "retried" if await jobs.retry(connection, job_id) else "unchanged"
+
+
+async def _high(connection: Connection, job_id: UUID) -> str:
+    return "high" if await jobs.set_priority(connection, job_id, "high") else "unchanged"
+
+
+async def _low(connection: Connection, job_id: UUID) -> str:
+    return "low" if await jobs.set_priority(connection, job_id, "low") else "unchanged"
+
+
+async def _delete(connection: Connection, job_id: UUID) -> str:
+    if not await jobs.lock_ended(connection, job_id):  # it was retried meanwhile
+        return "unchanged"
+    return "deleted" if await keyed.remove(connection, job_id) == "ok" else "unchanged"
+
+
+ACTS = {
+    "cancel": Act(_cancel, _OPEN, "Cancel", lambda job: job.cancel_requested),
+    "retry": Act(_retry, (State.FAILED, State.CANCELLED, State.STUCK), "Run again"),
+    "high": Act(_high, (State.WAITING,), "High priority", lambda job: job.priority == "high"),
+    "low": Act(_low, (State.WAITING,), "Low priority", lambda job: job.priority == "low"),
+    "delete": Act(_delete, _ENDED, "Delete"),
+}
+_NOTHING = frozenset({"unchanged", "finished", "not_found"})
+
+
+@dataclass(slots=True)
+class BulkAct:
+    """An act on many jobs.
+
+    Attributes:
+        act: the name of the act.
+        given: the filter, as the user has given it.
+        expected: how many jobs the user has confirmed: it changes no more.
+        caller: the user.
+        changed: how many jobs it has changed.
+        skipped: how many it has found in another state by then.
+        is_over: whether it has ended.
+        trouble: why it has ended before all jobs were handled; None: it has not.
+    """
+
+    act: str
+    given: Mapping[str, Any]
+    expected: int
+    caller: str
+    changed: int = 0
+    skipped: int = 0
+    is_over: bool = False
+    trouble: str | None = None
+
+
+class BulkActs:
+    """The acts on many jobs in this process, the latest ones.
+
+    Args:
+        client: changes the jobs.
+        on_end: called when an act has ended.
+    """
+
+    def __init__(self, client: Client, on_end: Callable[[], None]) -> None:
+        self._client = client
+        self._on_end = on_end
+        self._known: dict[UUID, BulkAct] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find(self, act_id: UUID, caller: Caller) -> BulkAct | None:
+        """An act by its id, for the user who has begun it."""
+        found = self._known.get(act_id)
+        return found if found is not None and found.caller == caller.name else None
+
+    async def begin(self, act: str, wanted: Search, given: Mapping[str, Any], expected: int, caller: Caller) -> UUID:
+        """Begin an act on all jobs that match; returns its id."""
+        act_id, bulk = uuid4(), BulkAct(act, given, expected, caller.name)
+        async with acting(self._client, caller) as connection:
+            await audit.note(connection, f"{act}_all", str(act_id), {"filter": given, "confirmed": expected})
+        self._known[act_id] = bulk
+        for known in list(self._known)[:-_MOST_KEPT]:
+            del self._known[known]
+        task = asyncio.create_task(self._run_to_end(act_id, bulk, wanted, caller), name=f"joex console {act} all")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return act_id
+
+    async def _run_to_end(self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller) -> None:
+        try:
+            await self._run(act_id, bulk, wanted, caller)
+        except Exception as error:  # noqa: BLE001 - it is in the log, and on the page of the act
+            _log.exception("%s: %s all ends early", caller.name, bulk.act)
+            bulk.trouble, bulk.is_over = str(error), True
+
+    async def _run(self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller) -> None:
+        act, cursor = ACTS[bulk.act], None
+        states = [state for state in act.states if wanted.states is None or state in wanted.states]
+        wanted = replace(wanted, states=states)
+        while not bulk.is_over:
+            try:
+                async with self._client.using() as connection:
+                    page = await search_jobs(connection, wanted, cursor, _PAGE)
+                for job in page.jobs:
+                    if act.can(job) and bulk.changed < bulk.expected:
+                        await self._do(act, bulk, job.id, caller)
+                cursor = page.next
+                if cursor is None or bulk.changed >= bulk.expected:
+                    await self._end(act_id, bulk, caller)
+            except DatabaseUnavailable:
+                await asyncio.sleep(_PAUSE)
+
+    async def _do(self, act: Act, bulk: BulkAct, job_id: UUID, caller: Caller) -> None:
+        try:
+            with translated():  # the commit too may find the database away
+                async with acting(self._client, caller) as connection:
+                    done = await act.do(connection, job_id)
+        except DatabaseUnavailable:
+            raise
+        except JoexError:  # another job has its tracker
+            done = "unchanged"
+        if done in _NOTHING:
+            bulk.skipped += 1
+        else:
+            bulk.changed += 1
+
+    async def _end(self, act_id: UUID, bulk: BulkAct, caller: Caller) -> None:
+        detail = {"filter": bulk.given, "changed": bulk.changed, "skipped": bulk.skipped}
+        with translated():
+            async with acting(self._client, caller) as connection:
+                await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)
+        bulk.is_over = True
+        self._on_end()
+        _log.info("%s: %s all: %d jobs changed, %d skipped", caller.name, bulk.act, bulk.changed, bulk.skipped)

@@ -1,0 +1,94 @@
+"""The console as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from joex.client.client import Client
+from joex.console import executors, jobs, periodic, queues, session, simulate
+from joex.console.acts import BulkActs
+from joex.console.calls import Console, Needs
+from joex.console.sign_in import Access, Callers, SignIn
+from joex.console.snapshot import Snapshots
+from joex.console.views import Views
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
+from joex.http.errors import RETRY_AFTER
+from joex.http.tokens import Tokens
+
+ROUTERS = (queues.routes, jobs.routes, executors.routes, periodic.routes, simulate.routes, session.routes)
+
+
+def create_console(client: Client, access: Access | None = None) -> FastAPI:
+    """The console, as an ASGI application, which you can also mount in your own.
+
+    >>> app.mount("/joex", create_console(client))  # doctest: +SKIP
+
+    Args:
+        client: reads and changes the database. Its role must have the scope `executor`, or own the schema.
+        access: who may sign in; None: browsers on this machine, and callers with a token of ``joex tokens create``.
+    """
+    views, callers = Views(), Callers(access or Access(), Tokens(client))
+    app = FastAPI(
+        title="Joex console",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(SignIn, callers=callers, views=views)],
+    )
+    snapshots = Snapshots(client)
+    bulk_acts = BulkActs(client, snapshots.expire)
+    app.state.console = Console(client, snapshots, views, callers, bulk_acts, asyncio.Semaphore(1))
+    app.state.closing = asyncio.Event()  # see joex.http.server.serve
+    for router in ROUTERS:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                _check_needs(route)
+        app.include_router(router)
+    app.mount("/static", StaticFiles(packages=[("joex.console", "static")]))
+    _add_handlers(app, views)
+    return app
+
+
+def _check_needs(route: APIRoute) -> None:
+    if sum(isinstance(one.dependency, Needs) for one in route.dependencies) != 1:
+        raise RuntimeError(f"the route {route.path} must declare its scope, once: dependencies=[needs(...)]")
+
+
+def _add_handlers(app: FastAPI, views: Views) -> None:
+    """Errors become pages of one line."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101 - as it is registered
+        detail = "There is no such page." if error.detail == "Not Found" else error.detail
+        return views.error(request.scope, error.status_code, detail, error.headers)
+
+    async def wrong(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)  # noqa: S101 - likewise
+        found = error.errors()[0]
+        return views.error(request.scope, 400, f"{found['loc'][1]}: {found['msg']}")
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        return views.error(request.scope, 400, str(error))
+
+    async def away(request: Request, error: Exception) -> Response:
+        return views.error(request.scope, 503, str(error), RETRY_AFTER)
+
+    async def failed(request: Request, _: Exception) -> Response:
+        return views.error(request.scope, 500, "Internal error: see the log of the console.")
+
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(RequestValidationError, wrong)
+    app.add_exception_handler(InvalidJob, invalid)
+    app.add_exception_handler(NotYours, invalid)
+    app.add_exception_handler(DatabaseUnavailable, away)
+    app.add_exception_handler(ConfigError, away)
+    app.add_exception_handler(Exception, failed)

@@ -1,0 +1,121 @@
+"""What routes have in common: the console that they belong to, who may call them, forms, and answers to changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, HTTPException, Request, params, status
+from fastapi.responses import RedirectResponse
+
+from joex.client.client import Client
+from joex.console.acts import BulkActs
+from joex.console.sign_in import Callers
+from joex.console.snapshot import Snapshot, Snapshots
+from joex.console.views import Views
+from joex.console.views import params as query_of
+from joex.core.access import Scope
+from joex.http.caller import Caller, caller_of
+
+LARGEST_FORM = 100_000
+"""Bytes."""
+_MOST_FIELDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """A console: what its routes share. ``simulation``: held while one runs."""
+
+    client: Client
+    snapshots: Snapshots
+    views: Views
+    callers: Callers
+    bulk_acts: BulkActs
+    simulation: asyncio.Semaphore
+
+    async def snapshot(self, caller: Caller) -> Snapshot:
+        """What this caller sees of the latest snapshot."""
+        return (await self.snapshots.get()).within(caller.bounds)
+
+
+async def _console(request: Request) -> Console:
+    console: Console = request.app.state.console
+    return console
+
+
+TheConsole = Annotated[Console, Depends(_console)]
+TheCaller = Annotated[Caller, Depends(caller_of)]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The dependency of a route that needs a scope; None: it serves also callers who have not signed in.
+
+    ``whole_system``: the route shows or changes what belongs to no group and no queue, so it refuses bound callers.
+    """
+
+    scope: Scope | None
+    whole_system: bool = False
+
+    async def __call__(self, request: Request) -> None:
+        """Refuse a caller that lacks the scope, or is bound.
+
+        Raises:
+            HTTPException: 403.
+        """
+        if self.scope is None:
+            return
+        caller = await caller_of(request)
+        if self.scope not in caller.scopes:
+            refuse(f"This needs the scope {self.scope}, which {caller.name} does not have.")
+        if self.whole_system and caller.bounds.are_set:
+            refuse(f"This concerns the whole system; {caller.name} is bound to groups or queues.")
+
+
+def needs(scope: Scope | None, *, whole_system: bool = False) -> params.Depends:
+    """Declare which scope a route needs."""
+    declared: params.Depends = Depends(Needs(scope, whole_system))
+    return declared
+
+
+def refuse(detail: str) -> NoReturn:
+    """Refuse a call.
+
+    Raises:
+        HTTPException: 403.
+    """
+    raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
+
+
+def not_found(detail: str) -> NoReturn:
+    """Answer that there is no such thing.
+
+    Raises:
+        HTTPException: 404.
+    """
+    raise HTTPException(status.HTTP_404_NOT_FOUND, detail)
+
+
+async def _form(request: Request) -> Mapping[str, str]:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_FORM:
+            raise HTTPException(status.HTTP_413_CONTENT_TOO_LARGE, "The form is too large.")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"))
+    except ValueError as error:
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, f"The form can't be read: {error}") from error
+
+
+TheForm = Annotated[Mapping[str, str], Depends(_form)]
+"""The fields of a form."""
+
+
+def to(request: Request, path: str, **query: Any) -> RedirectResponse:
+    """Lead the browser to a page of the console."""
+    text = query_of(query)
+    return RedirectResponse(f"{request.scope.get('root_path', '')}{path}{'?' if text else ''}{text}", 303)

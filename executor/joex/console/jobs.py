@@ -1,0 +1,215 @@
+"""The pages of jobs: the list with its filters, and a job with the reasons why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated
+from urllib.parse import urlencode
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, status
+from starlette.responses import Response
+
+from joex.client.explain import Reason
+from joex.client.options import FINAL
+from joex.console.acts import ACTS
+from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.core.access import Scope
+from joex.core.job import State
+from joex.http.caller import acting
+from joex.http.visible import visible_reasons
+from joex.store import jobs, stats
+from joex.store.job_logs import latest_log
+from joex.store.jobs import Job
+from joex.store.listing import Search, count_jobs, search_jobs
+
+routes = APIRouter()
+
+PAGE = 50
+"""Jobs."""
+LINES = 200
+"""Of a log: the latest ones."""
+_LOG_BYTES = 1_000_000
+STATES = ("running", "scheduled", "waiting", "stuck", "failed", "success", "cancelled")
+
+Text = Annotated[str, Query(max_length=254)]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment in the life of a job: an icon, what happened, and when; None: it has not happened."""
+
+    icon: str
+    what: str
+    at: datetime | None
+
+
+async def _search(  # noqa: PLR0917 - the filters
+    caller: TheCaller,
+    state: Annotated[list[State], Query(default_factory=list)],
+    queue: Text = "",
+    group: Text = "",
+    task: Text = "",
+    submitter: Text = "",
+    tracker: Text = "",
+    text: Text = "",
+) -> Search:
+    return Search(
+        queue or None, group or None, task or None, state or None, caller.bounds,
+        submitter=submitter or None, tracker=tracker or None, subject=text or None,
+    )  # fmt: skip
+
+
+TheSearch = Annotated[Search, Depends(_search)]
+"""The filter in the query of a call."""
+FILTERS = ("state", "queue", "group", "task", "submitter", "tracker", "text")
+"""Its fields."""
+
+
+@routes.get("/jobs", dependencies=[needs(Scope.VIEW)])
+async def list_jobs(
+    console: TheConsole,
+    request: Request,
+    wanted: TheSearch,
+    cursor: Annotated[str, Query(max_length=4000)] = "",
+) -> Response:
+    """The jobs that match a filter, page by page."""
+    if (job_id := _as_id(wanted.subject)) is not None:
+        return to(request, f"/jobs/{job_id}")
+    async with console.client.using() as connection:
+        page = await search_jobs(connection, wanted, cursor or None, PAGE)
+        now = await stats.now(connection)
+    chosen = wanted.states or ()
+    return console.views.page(
+        request, "jobs.html", page=page, wanted=wanted, chosen=chosen, states=STATES, cursor=cursor, now=now,
+        query=_query(request),
+        acts={name: act for name, act in ACTS.items() if not chosen or any(one in act.states for one in chosen)},
+        done=request.query_params.get("done"), size=PAGE,
+    )  # fmt: skip
+
+
+def _as_id(text: str | None) -> UUID | None:
+    try:
+        return UUID((text or "").strip())
+    except ValueError:
+        return None
+
+
+async def _reachable(console: TheConsole, caller: TheCaller, job_id: Annotated[UUID, Path()]) -> UUID:
+    async with console.client.using() as connection:
+        place = await jobs.place_of(connection, job_id)
+    if place is None or not caller.bounds.holds(*place):
+        not_found(f"There is no job {job_id}.")
+    return job_id
+
+
+JobId = Annotated[UUID, Depends(_reachable)]
+"""The id of a job in a path. A job outside of the caller's bounds is answered as one that does not exist."""
+
+
+@routes.get("/jobs/{job_id}", dependencies=[needs(Scope.VIEW)])
+async def show_job(console: TheConsole, caller: TheCaller, request: Request, job_id: JobId) -> Response:
+    """A job: why it waits, what it has done, and its log."""
+    sees = Scope.PAYLOADS in caller.scopes
+    async with console.client.using() as connection:
+        job = await jobs.get_job(connection, job_id, payloads=sees)
+        if job is None:
+            not_found(f"There is no job {job_id}.")
+        found = await jobs.why(connection, job_id)
+        logs = await latest_log(connection, [job_id] if sees else [], LINES, _LOG_BYTES)
+        now = await stats.now(connection)
+    return console.views.page(
+        request, "job.html", job=job, reasons=visible_reasons(caller, [Reason(*one) for one in found]),
+        life=_life(job), log=logs.get(job_id, []), now=now, lines=LINES,
+        can={name: act for name, act in ACTS.items() if act.can(job)},
+        done=request.query_params.get("done"), is_over=job.state in FINAL,
+    )  # fmt: skip
+
+
+def _life(job: Job) -> list[Moment]:
+    """The moments of a job, in their order; of its attempts, the table has the latest one."""
+    latest = f"Attempt {job.attempt}" if job.attempt > 1 else "Its run"
+    has_begun = job.started_at is not None and job.state != "scheduled"
+    life = [Moment("submitted", "Submitted", job.submitted_at)]
+    if job.due_at is not None:
+        life.append(Moment("clock", "Not before", job.due_at))
+    if job.scheduled_at is not None:
+        life.append(Moment("scheduled", f"Taken by {job.app_id}", job.scheduled_at))
+    if has_begun:
+        life.append(Moment("running", f"{latest} began", job.started_at))
+    if job.finished_at is not None:
+        life.append(Moment(job.state, f"Ended: {job.state}", job.finished_at))
+    return sorted(life, key=lambda one: (one.at is None, one.at))
+
+
+@routes.post("/jobs/{job_id}/{act}", dependencies=[needs(Scope.OPERATE)])
+async def act_on_job(
+    console: TheConsole, caller: TheCaller, request: Request, job_id: JobId, act: str, _: TheForm
+) -> Response:
+    """Cancel a job, run it again, change its priority, or delete it."""
+    if act not in ACTS:
+        not_found("There is no such act.")
+    async with acting(console.client, caller) as connection:
+        done = await ACTS[act].do(connection, job_id)
+    console.snapshots.expire()
+    return to(request, "/jobs", done=done) if done == "deleted" else to(request, f"/jobs/{job_id}", done=done)
+
+
+@routes.get("/all", dependencies=[needs(Scope.OPERATE)])
+async def confirm(console: TheConsole, request: Request, wanted: TheSearch, act: Annotated[str, Query()]) -> Response:
+    """Ask whether an act on all jobs that match is meant, and say how many these are."""
+    if act not in ACTS:
+        not_found("There is no such act.")
+    states = [state for state in ACTS[act].states if wanted.states is None or state in wanted.states]
+    async with console.client.using() as connection:
+        number, is_all = await count_jobs(connection, replace(wanted, states=states))
+    return console.views.page(
+        request, "all.html", act=act, label=ACTS[act].label, number=number, is_all=is_all, states=states,
+        given=_given(request.query_params.multi_items()), query=_query(request),
+    )  # fmt: skip
+
+
+@routes.post("/all", dependencies=[needs(Scope.OPERATE)])
+async def act_on_all(  # noqa: PLR0917 - what they depend on
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    form: TheForm,
+    wanted: TheSearch,
+    act: Annotated[str, Query()],
+) -> Response:
+    """Begin an act on all jobs that match, but on no more than the user has confirmed."""
+    number = form.get("number", "")
+    if act not in ACTS:
+        not_found("There is no such act.")
+    if not (number.isdecimal() and number.isascii() and int(number[:10]) > 0):
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, "number: expected how many jobs are meant.")
+    given = _given(request.query_params.multi_items())
+    act_id = await console.bulk_acts.begin(act, wanted, given, int(number[:10]), caller)
+    return to(request, f"/all/{act_id}")
+
+
+@routes.get("/all/{act_id}", dependencies=[needs(Scope.OPERATE)])
+async def show_act(console: TheConsole, caller: TheCaller, request: Request, act_id: UUID) -> Response:
+    """How far an act on many jobs is."""
+    bulk = console.bulk_acts.find(act_id, caller)
+    if bulk is None:
+        not_found("This console does not know the act any more: see 'joex audit'.")
+    return console.views.page(request, "act.html", bulk=bulk, label=ACTS[bulk.act].label, act_id=act_id)
+
+
+def _query(request: Request) -> str:
+    """The filter as the query of a link."""
+    fields = request.query_params.multi_items()
+    return urlencode([(name, value) for name, value in fields if value and name in FILTERS])
+
+
+def _given(fields: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The filter as the user has given it: without what is empty; several states are joined."""
+    given: dict[str, str] = {}
+    for name, value in fields:
+        if value and name in FILTERS:
+            given[name] = f"{given[name]} {value}" if name in given else value
+    return given

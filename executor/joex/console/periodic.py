@@ -1,0 +1,94 @@
+"""The page of periodic tasks, and what a timer means."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from joex.client.periodic import TimerCheck, check_timer
+from joex.console.calls import Console, TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.core.access import Scope
+from joex.errors import InvalidJob
+from joex.http.caller import Caller, acting
+from joex.store import stats
+from joex.store.bounded import NOTHING
+from joex.store.periodic import page_of_tasks
+
+routes = APIRouter()
+
+PAGE = 100
+"""Periodic tasks."""
+
+
+@routes.get("/periodic", dependencies=[needs(Scope.VIEW)])
+async def list_tasks(  # noqa: PLR0917 - the fields of the form
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    after: Annotated[str, Query(max_length=254)] = "",
+    timer: Annotated[str, Query(max_length=254)] = "",
+    zone: Annotated[str, Query(max_length=64)] = "UTC",
+    done: Annotated[str, Query()] = "",
+) -> Response:
+    """The periodic tasks: when each is due, and how its last time went; and a field in which to try a timer."""
+    async with console.client.using() as connection:
+        tasks, has_more = await page_of_tasks(
+            connection, after=after or None, most=PAGE, bounds=caller.bounds, most_bytes=NOTHING
+        )
+        now = await stats.now(connection)
+    return console.views.page(
+        request, "periodic.html", tasks=tasks, next=tasks[-1].id if has_more else None, now=now, timer=timer, zone=zone,
+        meaning=_meaning(timer, zone), done=done, after=after,
+    )  # fmt: skip
+
+
+@routes.get("/periodic/timer", dependencies=[needs(Scope.VIEW)])
+def explain_timer(
+    console: TheConsole,
+    request: Request,
+    timer: Annotated[str, Query(max_length=254)] = "",
+    zone: Annotated[str, Query(max_length=64)] = "UTC",
+) -> Response:
+    """What a timer means: the part of the page that changes while a user types."""
+    return console.views.page(request, "timer.html", meaning=_meaning(timer, zone))
+
+
+def _meaning(timer: str, zone: str) -> TimerCheck | str | None:
+    """What a timer means; a text: why it is wrong; None: there is none."""
+    if not timer.strip():
+        return None
+    try:
+        return check_timer(timer, zone)
+    except InvalidJob as error:
+        return str(error)
+
+
+@routes.post("/periodic/{act}", dependencies=[needs(Scope.OPERATE)])
+async def act_on_task(console: TheConsole, caller: TheCaller, request: Request, act: str, form: TheForm) -> Response:
+    """Run a periodic task now, enable it or disable it."""
+    task_id = form.get("id", "")
+    if act not in {"run", "enable", "disable"}:
+        not_found("There is no such act.")
+    await _check_reach(console, caller, task_id)
+    tasks = console.client.periodic
+    async with acting(console.client, caller) as connection:
+        if act == "run":
+            ran = await tasks.run_now(task_id, connection=connection)
+            answer, job = str(ran.answer), ran.job
+        else:
+            change = tasks.enable if act == "enable" else tasks.disable
+            found = await change(task_id, connection=connection)
+            answer, job = f"{act}d" if found else "not_found", None
+    if answer == "not_found":
+        not_found(f"There is no periodic task {task_id!r}.")
+    return to(request, "/periodic", done=answer) if job is None else to(request, f"/jobs/{job}", done="created")
+
+
+async def _check_reach(console: Console, caller: Caller, task_id: str) -> None:
+    """Answer for a periodic task outside of the caller's bounds as for one that does not exist."""
+    async with console.client.using() as connection:
+        found, _ = await page_of_tasks(connection, [task_id], bounds=caller.bounds, most_bytes=NOTHING)
+    if not found:
+        not_found(f"There is no periodic task {task_id!r}.")

@@ -1,0 +1,270 @@
+"""The pages of queues and groups: the overview, fairness, and a group with its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query, Request, status
+from starlette.responses import Response
+
+from joex.console.calls import Console, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to
+from joex.console.snapshot import Group, Queue, Snapshot, Standing
+from joex.console.views import plural
+from joex.core.access import Scope
+from joex.http.caller import Caller, acting
+from joex.http.visible import WhyNot, visible_reasons
+from joex.store import stats
+from joex.store.bounded import NOTHING
+from joex.store.jobs import Job
+from joex.store.listing import Filter, list_jobs
+
+routes = APIRouter()
+
+PAGE = 50
+"""Groups."""
+_MINUTES = 60
+_LONG_WAIT = 300.0
+_MOST_FAILED = 0.25
+_LEAST_FAILED = 5
+_HALF = 0.5
+_HIGHEST_WEIGHT = 100
+_HIGHEST_LIMIT = 2**31 - 1
+_ORDERS: dict[str, Callable[[Group], Any]] = {
+    "turn": lambda one: (one.turn is None, one.turn),
+    "wait": lambda one: -(one.stats.oldest_runnable_seconds or 0),
+    "jobs": lambda one: -one.stats.waiting,
+    "slots": lambda one: -one.held,
+    "name": lambda one: one.stats.group,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """How many jobs of a queue ended in a minute."""
+
+    at: datetime
+    success: int
+    failed: int
+    cancelled: int
+
+    @property
+    def all(self) -> int:
+        """All of them."""
+        return self.success + self.failed + self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What an operator should look at: the name of an alert of the metrics page, or None, and a sentence."""
+
+    queue: str
+    text: str
+    alert: str | None = None
+
+
+@routes.get("/", dependencies=[needs(Scope.VIEW)])
+async def overview(console: TheConsole, caller: TheCaller, request: Request) -> Response:
+    """All queues at one look."""
+    snapshot = await console.snapshot(caller)
+    minutes = {name: _minutes(snapshot, name) for name in snapshot.queues}
+    alerts = [alert for queue in snapshot.queues.values() for alert in _alerts(queue, minutes[queue.name])]
+    return console.views.page(
+        request, "overview.html", snapshots=console.snapshots, snapshot=snapshot, minutes=minutes, alerts=alerts
+    )
+
+
+@routes.get("/fairness", dependencies=[needs(Scope.VIEW)])
+async def fairness(  # noqa: PLR0917 - the fields of the form
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    queue: Annotated[str, Query(max_length=254)] = "",
+    order: Annotated[str, Query()] = "turn",
+    group: Annotated[str, Query(max_length=254)] = "",
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+) -> Response:
+    """The groups of a queue: who holds slots, who waits, and whose turn is next."""
+    snapshot = await console.snapshot(caller)
+    names = list(snapshot.queues)
+    if queue and queue not in names:
+        not_found(f"No job and no executor is in the queue {queue!r} now.")
+    shown = snapshot.queues.get(queue or _busiest(snapshot))
+    order = order if order in _ORDERS else "turn"
+    groups = [] if shown is None else [one for one in shown.groups if group.lower() in one.stats.group.lower()]
+    groups.sort(key=_ORDERS[order])
+    begin = (page - 1) * PAGE
+    part = groups[begin : begin + PAGE]
+    scale = max([1.0, *(one.level for one in part), *((one.share or 0) / one.stats.weight for one in part)])
+    return console.views.page(
+        request, "fairness.html", snapshots=console.snapshots, snapshot=snapshot, queue=shown, names=names,
+        groups=part, matching=len(groups), begin=begin, page=page, order=order, group=group, scale=scale,
+        Standing=Standing, page_size=PAGE,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The settings that a form asks for; None: as they are."""
+
+    weight: int | None = None
+    paused: bool | None = None
+    max_running: int | None = None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether it asks for a change."""
+        return any(each is not None for each in (self.weight, self.paused, self.max_running))
+
+
+@routes.get("/group", dependencies=[needs(Scope.VIEW)])
+async def show_group(
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    queue: Annotated[str, Query(max_length=254)],
+    group: Annotated[str, Query(max_length=254)],
+) -> Response:
+    """A group of a queue: why it waits, and what other settings would change."""
+    snapshot = await console.snapshot(caller)
+    if not caller.bounds.holds(queue, group):
+        not_found(f"There is no group {group!r} in the queue {queue!r}.")
+    of_queue = snapshot.queues.get(queue)
+    found = None if of_queue is None else of_queue.group(group)
+    if of_queue is None or found is None:
+        not_found(f"The group {group!r} has no unfinished jobs in the queue {queue!r}, and no settings.")
+    next_job, reasons = await _next_of(console, caller, queue, group)
+    wish = _wish(request.query_params, found)
+    return console.views.page(
+        request, "group.html", snapshots=console.snapshots, queue=of_queue, group=found, next_job=next_job,
+        reasons=reasons, wish=wish, changes=_changes(of_queue, found, wish), done=request.query_params.get("done"),
+        at=snapshot.at, Standing=Standing, may_weigh=caller.groups is None,
+    )  # fmt: skip
+
+
+@routes.post("/group", dependencies=[needs(Scope.OPERATE)])
+async def set_group(console: TheConsole, caller: TheCaller, request: Request, form: TheForm) -> Response:
+    """Change the settings of a group."""
+    queue, group = form.get("queue", ""), form.get("group", "")
+    if not queue or not group:
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, "queue, group: expected both.")
+    if not caller.bounds.holds(queue, group):
+        not_found(f"There is no group {group!r} in the queue {queue!r}.")
+    of_queue = (await console.snapshot(caller)).queues.get(queue)
+    wish = _wish(form, None if of_queue is None else of_queue.group(group))
+    if caller.groups is not None and (wish.weight is not None or wish.max_running is not None):
+        refuse(f"A weight or a limit concerns other groups too, and {caller.name} is bound to groups.")
+    if wish.is_any:
+        async with acting(console.client, caller) as connection:
+            await stats.set_group(
+                connection, group, queue, weight=wish.weight, paused=wish.paused, max_running=wish.max_running
+            )
+        console.snapshots.expire()
+    return to(request, "/group", queue=queue, group=group, done="set" if wish.is_any else "same")
+
+
+def _wish(given: Mapping[str, str], now: Group | None) -> Wish:
+    """What a form asks for, but for what is so already.
+
+    Raises:
+        HTTPException: 400; the message names the field.
+    """
+    weight, most = _whole(given, "weight", 1, _HIGHEST_WEIGHT), _whole(given, "max_running", 0, _HIGHEST_LIMIT)
+    if given.get("max_running") == "":
+        most = -1
+    paused = {"yes": True, "no": False}.get(given.get("paused", ""))
+    if now is None:
+        return Wish(weight, paused, most)
+    known = now.stats.max_running
+    return Wish(
+        None if weight == now.stats.weight else weight,
+        None if paused == now.stats.paused else paused,
+        None if most == (-1 if known is None else known) else most,
+    )
+
+
+def _whole(given: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    text = given.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isdecimal() and text.isascii() and least <= int(text[:20]) <= most):
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{name}: expected a whole number, {least} to {most}.")
+    return int(text)
+
+
+async def _next_of(console: Console, caller: Caller, queue: str, group: str) -> tuple[Job | None, Sequence[WhyNot]]:
+    """The job of the group that is next in its line, and why it waits."""
+    wanted = Filter(queue, group, states=["waiting", "stuck"], bounds=caller.bounds)
+    async with console.client.using() as connection:
+        found = (await list_jobs(connection, wanted, most=1, most_bytes=NOTHING)).jobs
+    if not found:
+        return None, ()
+    return found[0], visible_reasons(caller, await console.client.why(found[0].id))
+
+
+def _changes(queue: Queue, group: Group, wish: Wish) -> list[tuple[str, float, float]]:
+    """The fair shares now, and with the wish: of this group, and of the others that it changes the most."""
+    if not wish.is_any or queue.slots is None:
+        return []
+    known = group.stats
+    most = known.max_running if wish.max_running is None else wish.max_running
+    after = queue.with_settings(
+        known.group,
+        known.weight if wish.weight is None else wish.weight,
+        None if most == -1 else most,
+        paused=known.paused if wish.paused is None else wish.paused,
+    )
+    before = {one.stats.group: one.share or 0.0 for one in queue.groups}
+    others = sorted(before.keys() - {known.group}, key=lambda name: (-abs(after[name] - before[name]), name))
+    return [(name, before[name], after[name]) for name in (known.group, *others[:5])]
+
+
+def _busiest(snapshot: Snapshot) -> str:
+    return max(snapshot.queues, key=lambda name: sum(snapshot.queues[name].sums.values()), default="")
+
+
+def _minutes(snapshot: Snapshot, queue: str) -> list[Minute]:
+    """The last hour, minute by minute; the last one is not over."""
+    last = snapshot.at.replace(second=0, microsecond=0)
+    times = [last - timedelta(minutes=back) for back in reversed(range(_MINUTES))]
+    ended = snapshot.ended
+    return [
+        Minute(at, ended[queue, "success", at], ended[queue, "failed", at], ended[queue, "cancelled", at])
+        for at in times
+    ]
+
+
+def _alerts(queue: Queue, minutes: Sequence[Minute]) -> list[Alert]:
+    """What the alerts of the metrics page would say, from what is known here."""
+    found = []
+    if unserved := queue.standings[Standing.UNSERVED]:
+        found.append(
+            Alert(
+                queue.name,
+                f"No executor serves this queue: jobs of {plural(unserved, 'group')} wait.",
+                "JoexQueueUnserved",
+            )
+        )
+    elif queue.oldest is not None and queue.oldest > _LONG_WAIT:
+        found.append(Alert(queue.name, "A job has waited for more than five minutes.", "JoexQueueStuck"))
+    behind = [one for one in queue.groups if one.standing is Standing.BEHIND]
+    waits = [one.stats.oldest_runnable_seconds or 0 for one in behind]
+    if waits and max(waits) > _LONG_WAIT and max(one.held for one in queue.groups) > queue.held * _HALF:
+        found.append(
+            Alert(
+                queue.name,
+                f"One group holds most slots, and {plural(len(behind), 'other')} fell behind.",
+                "JoexGroupsBehind",
+            )
+        )
+    recent = minutes[_MINUTES // 2 :]
+    failed, ended = sum(one.failed for one in recent), sum(one.failed + one.success for one in recent)
+    if failed >= _LEAST_FAILED and failed > ended * _MOST_FAILED:
+        found.append(
+            Alert(queue.name, f"{failed:,} of {ended:,} jobs have failed within half an hour.", "JoexJobsFailing")
+        )
+    if paused := [one for one in queue.groups if one.standing is Standing.PAUSED and one.stats.waiting]:
+        found.append(Alert(queue.name, f"Jobs wait in {plural(len(paused), 'paused group')}."))
+    return found

@@ -1,0 +1,219 @@
+"""Who calls the console: one middleware before all routes, so that no new route lacks it.
+
+A user signs in by one of three ways. A proxy that the settings name has signed the user in, and says who it is in a
+header; the same header from any other address is refused. Or the user gives a token, once, and the browser keeps it in
+a cookie that no script can read and no other site can send. Or the settings name neither a proxy nor an owner's token,
+and the browser runs on the console's own machine: then it needs nothing, like programs that call an executor there.
+
+A call that changes something must come from a page of the console itself: a browser says so in Sec-Fetch-Site, or in
+Origin.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from joex.console.views import Views
+from joex.core import access
+from joex.errors import ConfigError, DatabaseUnavailable
+from joex.http.auth import authority_of, why_not_local
+from joex.http.caller import OWNER, STATE, Caller
+from joex.http.errors import RETRY_AFTER
+from joex.http.tokens import Tokens
+
+COOKIE = "joex-console"
+SIGN_IN = "/sign-in"
+SIGN_OUT = "/sign-out"
+_PUBLIC = ("/static/", "/healthz")
+_READING = frozenset({"GET", "HEAD"})
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may sign in.
+
+    Attributes:
+        token: the owner's (JOEX_API_TOKEN); None: there is none.
+        proxies: where calls come from whose header names a user.
+        user_header: this header.
+        user_scopes: what these users may do.
+        operators: those of them who may also see payloads, and steer.
+    """
+
+    token: str | None = None
+    proxies: Sequence[IPv4Network | IPv6Network] = ()
+    user_header: str = "X-Forwarded-User"
+    user_scopes: frozenset[access.Scope] = frozenset({access.Scope.VIEW})
+    operators: frozenset[str] = frozenset()
+
+    @property
+    def is_open_here(self) -> bool:
+        """Whether a browser on this machine needs no sign-in."""
+        return self.token is None and not self.proxies
+
+    def user(self, name: str) -> Caller:
+        """A user whom a proxy has signed in."""
+        more = {access.Scope.PAYLOADS, access.Scope.OPERATE} if name in self.operators else ()
+        return Caller(name, self.user_scopes.union(more))
+
+
+class Callers:
+    """Finds out who calls.
+
+    Args:
+        who: who may sign in.
+        tokens: those in the database.
+    """
+
+    def __init__(self, who: Access, tokens: Tokens) -> None:
+        self._who = who
+        self._tokens = tokens
+
+    async def identify(self, scope: Scope, headers: Headers) -> Caller | str | None:
+        """The caller; None: it has not signed in; a text: why it is refused.
+
+        Raises:
+            DatabaseUnavailable, ConfigError: nobody can tell now.
+        """
+        if names := headers.getlist(self._who.user_header):
+            if not self._is_proxy(scope):
+                return f"{self._who.user_header}: this address is not one of the proxies that sign users in."
+            if len(names) > 1 or not names[0].strip():
+                return f"{self._who.user_header}: expected one user."
+            return self._who.user(names[0].strip())
+        if token := _token_of(headers):
+            return await self.with_token(token)
+        is_here = self._who.is_open_here and why_not_local(scope, headers) is None
+        return OWNER if is_here else None
+
+    async def with_token(self, token: str) -> Caller | None:
+        """The caller with this token; None: it is unknown, expired, revoked, or may not view anything."""
+        if self._who.token is not None and hmac.compare_digest(token.encode(), self._who.token.encode()):
+            return OWNER
+        caller = await self._tokens.find(token)
+        return caller if caller is not None and access.Scope.VIEW in caller.scopes else None
+
+    def _is_proxy(self, scope: Scope) -> bool:
+        client = scope.get("client")
+        try:
+            address = ip_address(client[0]) if client else None
+        except ValueError:
+            return False
+        address = getattr(address, "ipv4_mapped", None) or address
+        return address is not None and any(address in network for network in self._who.proxies)
+
+
+class SignIn:
+    """Refuses callers that have not signed in, and changes that other sites ask for; adds the headers of all answers.
+
+    Args:
+        app: serves the other calls; it finds the `Caller` in the state of the request.
+        callers: finds out who calls.
+        views: renders refusals.
+    """
+
+    def __init__(self, app: ASGIApp, callers: Callers, views: Views) -> None:
+        self._app = app
+        self._callers = callers
+        self._views = views
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call, or answer why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_static = path_of(scope).startswith("/static/")
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                # (A browser asks for a file by its digest. Pages are nobody else's business, and change all the time.)
+                headers["Cache-Control"] = "public, max-age=86400" if is_static else "no-store"
+            await send(message)
+
+        answer = await self._refusal(scope)
+        await (answer or self._app)(scope, receive, send_with_headers)
+
+    async def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to a call that is not served; None: it is, and its caller is in the state."""
+        path, headers = path_of(scope), Headers(scope=scope)
+        if scope["method"] not in _READING and not _is_from_here(headers):
+            return self._views.error(scope, 403, "Another site has asked for this change: open the console itself.")
+        if path.startswith(_PUBLIC):
+            return None
+        try:
+            caller = await self._callers.identify(scope, headers)
+        except (DatabaseUnavailable, ConfigError) as error:
+            return self._views.error(scope, 503, f"Nobody can check your token now: {error}", RETRY_AFTER)
+        if isinstance(caller, str):
+            return self._views.error(scope, 403, caller)
+        if caller is not None:
+            scope.setdefault("state", {})[STATE] = caller
+        elif path not in {SIGN_IN, SIGN_OUT}:
+            return self._ask(scope, path)
+        return None
+
+    def _ask(self, scope: Scope, path: str) -> Response:
+        if scope["method"] not in _READING:
+            return self._views.error(scope, 401, "Sign in, and do this again.")
+        query = scope["query_string"].decode("latin-1")
+        to = quote(f"{path}?{query}" if query else path, safe="")
+        return RedirectResponse(f"{scope.get('root_path', '')}{SIGN_IN}?to={to}", 303)
+
+
+def path_of(scope: Scope) -> str:
+    """The path of a call below the place where the console is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) or "/"
+
+
+def cookie(token: str | None, root: str) -> str:
+    """The Set-Cookie header that keeps a token until the browser is closed; None: it forgets the token."""
+    kept = "Max-Age=0; " if token is None else ""
+    return f"{COOKIE}={token or ''}; {kept}Path={root or '/'}; HttpOnly; Secure; SameSite=Strict"
+
+
+def own_path(given: str) -> str:
+    """A path of the console to go to; "/" for anything else, such as another site.
+
+    >>> own_path("/jobs?state=failed"), own_path("//evil.example"), own_path("https://evil.example")
+    ('/jobs?state=failed', '/', '/')
+    """
+    is_own = given.startswith("/") and not given.startswith("//") and "\\" not in given and given.isprintable()
+    return given if is_own else "/"
+
+
+def _token_of(headers: Headers) -> str | None:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return found.value if found and found.value else None
+
+
+def _is_from_here(headers: Headers) -> bool:
+    """Whether a page of the console asks; programs that are no browsers use the HTTP interface of an executor."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:  # which no page can forge; a proxy may have changed the host
+        return site == "same-origin"
+    return authority_of(headers.get("origin", "")) == headers.get("host", "").lower() != ""

@@ -1,0 +1,177 @@
+"""The page Simulate: what another pool, or another weight, would have made of the jobs that have ended lately.
+
+The command ``joex simulate`` does it, in a process of its own: another package brings this command
+(`joex.cli.plugins`), and a simulation must not hold up the pages of other viewers. One runs at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, status
+from pydantic_core import from_json, to_json
+from starlette.responses import PlainTextResponse, Response
+
+from joex.console.calls import Console, TheConsole, needs
+from joex.core.access import Scope
+from joex.core.trace import TracedJob
+from joex.store import stats
+from joex.store.trace import traced
+
+routes = APIRouter()
+
+MOST_JOBS = 100_000
+"""In a simulation."""
+_WITHIN = 60.0
+_MOST_GROUPS = 20
+_POOL = """\
+apiVersion: joex.dev/v1alpha1
+kind: JoexPool
+metadata: {{name: simulated}}
+spec:
+  app: your.tasks:app             # module:attribute, the joex.App with your tasks
+  queues: {queues}
+  database: {{secretName: joex-db}}
+  poolSize: {pool_size}
+  scaling:
+    minReplicas: {least}
+    maxReplicas: {most}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to simulate: the jobs of the last ``hours``, on a pool, with a weight for a group (None: as it is)."""
+
+    hours: int
+    queue: str
+    pool_size: int
+    least: int
+    most: int
+    price: float | None
+    group: str
+    weight: int | None
+
+    @property
+    def pool(self) -> str:
+        """The pool, as a file for ``joex up`` and Kubernetes."""
+        queues = to_json([self.queue]).decode()
+        return _POOL.format(queues=queues, pool_size=self.pool_size, least=self.least, most=self.most)
+
+
+async def _wish(  # noqa: PLR0917 - the fields of the form
+    hours: Annotated[int, Query(ge=1, le=168)] = 24,
+    queue: Annotated[str, Query(min_length=1, max_length=254)] = "default",
+    pool_size: Annotated[int, Query(ge=1, le=1000)] = 2,
+    least: Annotated[int, Query(ge=0, le=1000)] = 0,
+    most: Annotated[int, Query(ge=1, le=1000)] = 4,
+    price: Annotated[str, Query(pattern=r"^(\d{1,6}(\.\d{1,6})?)?$")] = "",
+    group: Annotated[str, Query(max_length=254)] = "",
+    weight: Annotated[str, Query(pattern=r"^([1-9]\d?|100)?$")] = "",
+) -> Wish:
+    if least > most:
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, "least: expected no more executors than at most.")
+    return Wish(
+        hours, queue, pool_size, least, most, float(price) if price else None, group, int(weight) if weight else None
+    )
+
+
+TheWish = Annotated[Wish, Depends(_wish)]
+
+
+@routes.get("/simulate", dependencies=[needs(Scope.VIEW, whole_system=True)])
+async def simulate(console: TheConsole, request: Request, wish: TheWish) -> Response:
+    """Simulate a pool on the jobs that have ended lately, if the form was sent."""
+    snapshot = await console.snapshots.get()
+    report, problem, jobs = None, None, 0
+    if not entry_points(group="joex.commands", name="simulate"):
+        problem = "The command joex simulate is not installed beside this console."
+    elif "hours" in request.query_params:
+        async with console.simulation:
+            trace = await _trace(console, wish)
+            jobs = len(trace)
+            if not trace:
+                problem = f"No job of the queue {wish.queue!r} has run and ended in this time."
+            elif jobs > MOST_JOBS:
+                problem = f"More than {MOST_JOBS:,} jobs ended in this time: choose a shorter one."
+            else:
+                report, problem = await _run(wish, trace)
+    return console.views.page(
+        request, "simulate.html", wish=wish, report=report, problem=problem, jobs=jobs,
+        names=sorted({*snapshot.queues, wish.queue}), query=request.url.query, most_groups=_MOST_GROUPS,
+        chart=None if report is None else _chart(report["over_time"]),
+    )  # fmt: skip
+
+
+@routes.get("/simulate/pool.yaml", dependencies=[needs(Scope.VIEW, whole_system=True)])
+async def pool_file(wish: TheWish) -> Response:
+    """The simulated pool, as a file."""
+    return PlainTextResponse(wish.pool, headers={"Content-Disposition": 'attachment; filename="pool.yaml"'})
+
+
+async def _trace(console: Console, wish: Wish) -> list[TracedJob]:
+    """The jobs that have ended lately, with the wished weight; at most one batch more than `MOST_JOBS`."""
+    found: list[TracedJob] = []
+    async with console.client.using() as connection:
+        since = await stats.now(connection) - timedelta(hours=wish.hours)
+        async with aclosing(traced(connection, since, wish.queue)) as batches:
+            async for batch in batches:
+                found += [
+                    replace(job, weight=wish.weight) if wish.weight and job.group == wish.group else job
+                    for job in batch
+                ]
+                if len(found) > MOST_JOBS:
+                    break
+    return found
+
+
+async def _run(wish: Wish, trace: Sequence[TracedJob]) -> tuple[dict[str, Any] | None, str | None]:
+    """The report of ``joex simulate --json``, or why there is none."""
+    lines = b"".join(to_json(job) + b"\n" for job in trace)
+    with tempfile.TemporaryDirectory(prefix="joex-console-") as folder:
+        file = Path(folder) / "pool.yaml"
+        file.write_text(wish.pool)
+        arguments = ["simulate", "-", "--file", str(file), "--json"]
+        arguments += [] if wish.price is None else ["--price", str(wish.price)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "joex", *arguments, cwd=folder,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(_WITHIN):
+                said, complaint = await process.communicate(lines)
+        except TimeoutError:
+            return None, f"The simulation took more than {_WITHIN:.0f} seconds: choose a shorter time."
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode:
+        return None, complaint.decode(errors="replace").strip().rpartition("\n")[2]
+    report: dict[str, Any] = from_json(said)["policies"][0]
+    report["groups"].sort(key=lambda one: (-one["waits"]["p95"], one["group"]))
+    return report, None
+
+
+def _chart(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The lines of executors and of waits over time, as points of SVG, 0 to 400 wide and 0 to 80 high."""
+    most = max([1, *(step["executors"] for step in steps)])
+    longest = max([1.0, *(step["wait_p95"] or 0 for step in steps)])
+    width = 400 / max(len(steps) - 1, 1)
+    sizes = [(nr * width, 80 - step["executors"] / most * 78) for nr, step in enumerate(steps)]
+    waits = [(nr * width, step["wait_p95"] / longest * 78) for nr, step in enumerate(steps) if step["wait_p95"]]
+    return {
+        "most": most,
+        "longest": longest,
+        "executors": " ".join(f"{x:.1f},{y:.1f}" for x, y in sizes),
+        "waits": [(f"{x:.1f}", f"{80 - height:.1f}", f"{height:.1f}") for x, height in waits],
+    }

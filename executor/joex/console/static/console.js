@@ -1,0 +1,57 @@
+// Live updates. Each page works without this file: it loads the page again, and changes what differs.
+"use strict";
+
+(() => {
+  const banner = document.getElementById("reconnecting");
+  const main = () => document.getElementById("main");
+  let tag = null;     // of the page as it is shown
+  let timer = null;
+  let asking = false;
+
+  // What the user has opened or is typing stays.
+  const callbacks = {
+    beforeNodeMorphed: (old) => !(old instanceof Element && old.hasAttribute("data-keep")),
+    beforeAttributeUpdated: (name, node) => !(name === "open" && node.localName === "details"),
+  };
+
+  async function look() {
+    const every = Number(main().dataset.every || 0);
+    clearTimeout(timer);
+    if (!every || document.hidden || asking) return;
+    asking = true;
+    try {
+      const headers = tag ? { "If-None-Match": tag } : {};
+      const answer = await fetch(location.href, { headers, redirect: "manual", signal: AbortSignal.timeout(20000) });
+      if (answer.type === "opaqueredirect") location.reload();   // signed out meanwhile
+      if (answer.ok) {
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        Idiomorph.morph(main(), page.getElementById("main"), { ignoreActiveValue: true, callbacks });
+        document.title = page.title;
+        tag = answer.headers.get("ETag");
+      }
+      banner.hidden = answer.ok || answer.status === 304;
+    } catch {
+      banner.hidden = false;
+    }
+    asking = false;
+    const next = Number(main().dataset.every || 0);
+    if (next) timer = setTimeout(look, 1000 * next * (0.9 + 0.2 * Math.random()));
+  }
+
+  // What a timer means, while it is typed.
+  function explain(form) {
+    let waiting = null;
+    form.addEventListener("input", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(async () => {
+        const query = new URLSearchParams(new FormData(form));
+        const answer = await fetch(`${form.dataset.explain}?${query}`).catch(() => null);
+        if (answer?.ok) document.getElementById("explained").innerHTML = await answer.text();
+      }, 250);
+    });
+  }
+
+  document.querySelectorAll("form[data-explain]").forEach(explain);
+  document.addEventListener("visibilitychange", look);
+  if (main().dataset.every) timer = setTimeout(look, 1000 * Number(main().dataset.every));
+})();

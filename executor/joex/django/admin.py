@@ -1,0 +1,155 @@
+"""The views of Joex in the admin: to read, with the actions "cancel" and "retry" for those who may."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.db import connections, transaction
+from django.db.models import Q
+from django.http import HttpRequest
+
+import joex.sync
+from joex.client.blocking import blocking
+from joex.django.database import database_alias
+from joex.django.models import Executor, Job, PeriodicTask, Queue
+from joex.store import audit, job_logs
+from joex.store.drivers import adapted_sync
+from joex.store.job_logs import LogEntry
+
+_PAYLOADS = ("args", "result", "error", "progress_message")
+_LAST_LINES = 200
+
+
+class _ReadOnly(admin.ModelAdmin):
+    """Shows the rows of a view."""
+
+    show_full_result_count = False
+
+    def has_add_permission(self, _request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, _request: HttpRequest, _object: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, _request: HttpRequest, _object: Any = None) -> bool:
+        return False
+
+
+@admin.register(Job)
+class JobAdmin(_ReadOnly):
+    """Jobs, the latest first."""
+
+    list_display = ("id", "task", "group", "queue", "priority", "state", "attempt", "submitted_at", "finished_at")
+    list_filter = ("state", "priority")
+    ordering = ("-id",)  # which begins with the time of the submission
+    search_fields = ("task",)  # shows the field; get_search_results says what it finds
+    search_help_text = "the id of a job; or its task, group, queue or subject"
+    readonly_fields = ("why", "log")
+    actions = ("cancel", "retry")
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Without what may be large: the page of one job reads it by itself."""
+        return super().get_queryset(request).defer(*_PAYLOADS)
+
+    def get_search_results(self, _request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        """The jobs of a search."""
+        term = search_term.strip()
+        try:
+            found = Q(pk=UUID(term))
+        except ValueError:
+            found = Q(task=term) | Q(group=term) | Q(queue=term) | Q(subject=term) if term else Q()
+        return queryset.filter(found), False
+
+    @admin.display(description="why it is not running")
+    def why(self, job: Job) -> str:
+        """The reasons why a job is not running."""
+        return "\n".join(reason.message for reason in joex.sync.Client(_connection()).why(job.pk))
+
+    @admin.display
+    def log(self, job: Job) -> str:
+        """The end of the log of a job."""
+        lines = blocking(_log(job.pk))
+        return "\n".join(f"{line.at:%Y-%m-%d %H:%M:%S} [{line.attempt}] {line.level}: {line.message}" for line in lines)
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may cancel jobs."""
+        return bool(request.user.has_perm("joex.cancel_job"))
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may retry jobs."""
+        return bool(request.user.has_perm("joex.retry_job"))
+
+    @admin.action(permissions=["cancel"], description="Cancel the selected jobs")
+    def cancel(self, request: HttpRequest, chosen: Any) -> None:
+        """Cancel jobs; the runs of running ones are asked to end."""
+        answers = self._each(request, chosen, joex.sync.Client.cancel)
+        ends = {"cancelled": "cancelled", "requested": "asked to end", "finished": "finished before"}
+        self._say(request, {said: answers[answer] for answer, said in ends.items()})
+
+    @admin.action(permissions=["retry"], description="Run the selected jobs again")
+    def retry(self, request: HttpRequest, chosen: Any) -> None:
+        """Run failed and cancelled jobs again, and stuck ones now."""
+        answers = self._each(request, chosen, joex.sync.Client.retry)
+        self._say(request, {"to run again": answers[True], "not failed, cancelled or stuck": answers[False]})
+
+    def _each(self, request: HttpRequest, chosen: Any, call: Callable[[joex.sync.Client, UUID], Any]) -> Counter[Any]:
+        """Call a method of the client for each job; returns how many times it gave each answer."""
+        ids = list(chosen.values_list("pk", flat=True))
+        with transaction.atomic(using=database_alias()):
+            blocking(_set_caller(request.user.get_username()))  # for the audit
+            client = joex.sync.Client(_connection())
+            return Counter(call(client, job_id) for job_id in ids)
+
+    def _say(self, request: HttpRequest, counts: dict[str, int]) -> None:
+        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "there is no such job"
+        self.message_user(request, f"Jobs: {said}.", messages.SUCCESS)
+
+
+@admin.register(PeriodicTask)
+class PeriodicTaskAdmin(_ReadOnly):
+    """Periodic tasks."""
+
+    list_display = ("id", "task", "timer", "zone", "enabled", "next_run", "last_run", "last_outcome", "last_job_state")
+    ordering = ("id",)
+
+
+@admin.register(Executor)
+class ExecutorAdmin(_ReadOnly):
+    """Executors, the latest first."""
+
+    list_display = ("app_id", "state", "held", "pool_size", "host", "version", "started_at", "heartbeat_at")
+    ordering = ("-id",)
+
+
+@admin.register(Queue)
+class QueueAdmin(_ReadOnly):
+    """Queues that have unfinished jobs."""
+
+    list_display = (
+        "queue",
+        "waiting",
+        "deferred",
+        "scheduled",
+        "running",
+        "stuck",
+        "groups",
+        "oldest_runnable_seconds",
+    )
+    ordering = ("queue",)
+
+
+def _connection() -> Any:
+    return connections[database_alias()]
+
+
+async def _log(job_id: UUID) -> list[LogEntry]:
+    found = await job_logs.latest_log(await adapted_sync(_connection()), [job_id], _LAST_LINES)
+    return found.get(job_id, [])
+
+
+async def _set_caller(name: str) -> None:
+    await audit.set_caller(await adapted_sync(_connection()), name)

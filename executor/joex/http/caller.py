@@ -1,0 +1,188 @@
+"""Who calls, and what the call may do: each route declares the scopes that it needs.
+
+`joex.http.auth` finds out who calls, before all routes. A route declares its scopes as a dependency, ``needs(...)``,
+and `joex.http.route.Route` judges by them; `joex.http.api.create_api` refuses to serve a route that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn
+
+from fastapi import Depends, HTTPException, Request, params, status
+
+from joex.client.client import Client
+from joex.core.access import Bounds, Scope, is_own_id
+from joex.http.errors import cut
+from joex.store import audit, tokens
+from joex.store.statement import Connection
+
+STATE = "caller"
+"""Where the middleware leaves the caller, in the state of the request."""
+ASK_AGAIN = "ask_again"
+"""Where it leaves a function that identifies the caller once more; absent: the caller needs no look-up."""
+_MOST_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A caller: the name of its token, and what that may do. ``groups``, ``queues``: None: all."""
+
+    name: str
+    scopes: frozenset[Scope]
+    groups: tuple[str, ...] | None = None
+    queues: tuple[str, ...] | None = None
+
+    @property
+    def bounds(self) -> Bounds:
+        """What it may reach."""
+        return Bounds(self.queues, self.groups)
+
+    def check_place(self, queue: str, group: str, *, at: str = "", of_queue: str = "queue") -> None:
+        """Refuse to put something into a queue or a group that is not the caller's.
+
+        Args:
+            queue: where it would be.
+            group: and of which tenant.
+            at: what precedes the field in the message, such as ``jobs[3].``.
+            of_queue: the field that names the queue.
+
+        Raises:
+            HTTPException: 403; the message names the field.
+        """
+        if self.groups is not None and group not in self.groups:
+            self._refuse(f"{at}group", "groups", self.groups, group)
+        if self.queues is not None and queue not in self.queues:
+            self._refuse(f"{at}{of_queue}", "queues", self.queues, queue)
+
+    def check_own_name(self, field: str, name: Any, queue: str, group: str) -> None:
+        """Refuse to give a name that all tenants share, unless it is one of the caller's group (or queue).
+
+        Trackers, ids of keyed jobs and ids of periodic tasks are unique in the whole database. That one is taken would
+        tell a bound caller that something else exists; and the caller could take a name that another one needs.
+
+        Raises:
+            HTTPException: 403; the message names the field.
+        """
+        if not self.bounds.are_set:
+            return
+        own = queue if self.groups is None else group
+        if not is_own_id(name, own):
+            detail = (
+                f"{field}: all tenants share these names: with the token {self.name!r}, give it as '{cut(own)}/NAME', "
+                "where NAME has no slash"
+            )
+            raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
+
+    def _refuse(self, field: str, kind: str, names: tuple[str, ...], given: str) -> NoReturn:
+        shown = ", ".join([*map(cut, names[:_MOST_SHOWN]), *(["..."] if len(names) > _MOST_SHOWN else [])])
+        raise HTTPException(
+            status.HTTP_403_FORBIDDEN,
+            f"{field}: the token {self.name!r} is bound to the {kind} {shown}; got {cut(given)!r}",
+        )
+
+    @property
+    def sees_payloads(self) -> bool:
+        """Whether it may read arguments, results, errors and logs."""
+        return Scope.PAYLOADS in self.scopes
+
+
+OWNER = Caller(tokens.OWNER, frozenset(Scope))
+"""The caller with JOEX_API_TOKEN; and, where that is not set, each program on the executor's own machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The dependency of a route that needs one of these scopes; none: every caller is served.
+
+    ``whole_system``: the route shows or changes what belongs to no group and no queue, so it refuses bound tokens.
+    """
+
+    scopes: tuple[Scope, ...]
+    whole_system: bool = False
+
+    async def __call__(self) -> None:
+        """Nothing: the dependencies of a route are called when its body has been read and parsed."""
+
+    async def judge(self, request: Request) -> None:
+        """Refuse a caller that has none of these scopes, or that is bound and asks for the whole system.
+
+        `joex.http.route` calls this before the body is read.
+        """
+        if not self.scopes:
+            return
+        caller = await caller_of(request)
+        if not caller.scopes.intersection(self.scopes):
+            wanted = " or ".join(self.scopes)
+            has = ", ".join(scope for scope in Scope if scope in caller.scopes)
+            raise HTTPException(
+                status.HTTP_403_FORBIDDEN, f"this call needs the scope {wanted}; the token {caller.name!r} has {has}"
+            )
+        if self.whole_system:
+            refuse_if_bound(caller)
+
+
+def refuse_if_bound(caller: Caller) -> None:
+    """Refuse a bound token.
+
+    Raises:
+        HTTPException: 403.
+    """
+    if caller.bounds.are_set:
+        raise HTTPException(
+            status.HTTP_403_FORBIDDEN,
+            f"this call concerns the whole system; the token {caller.name!r} is bound to groups or queues",
+        )
+
+
+def needs(*scopes: Scope, whole_system: bool = False) -> params.Depends:
+    """Declare that a route needs one of these scopes; none: that it serves every caller."""
+    declared: params.Depends = Depends(Needs(scopes, whole_system))
+    return declared
+
+
+def needs_of(route: Any) -> Needs:
+    """What a route has declared.
+
+    Raises:
+        RuntimeError: it has declared no scope: a mistake of its author.
+    """
+    found = [one.dependency for one in route.dependencies if isinstance(one.dependency, Needs)]
+    if len(found) != 1:
+        raise RuntimeError(f"the route {route.path} must declare its scopes, once: dependencies=[needs(...)]")
+    return found[0]
+
+
+async def caller_of(request: Request) -> Caller:
+    """The caller of a request."""
+    caller: Caller = getattr(request.state, STATE)
+    return caller
+
+
+async def still_valid(request: Request) -> bool:
+    """Whether the token of a call that has waited is still valid."""
+    ask_again: Callable[[], Awaitable[Caller | None]] | None = getattr(request.state, ASK_AGAIN, None)
+    return ask_again is None or await ask_again() is not None
+
+
+async def refuse_if_revoked(request: Request) -> None:
+    """Refuse a call that has waited if its token is no longer valid.
+
+    Raises:
+        HTTPException: 401.
+    """
+    if not await still_valid(request):
+        raise HTTPException(status.HTTP_401_UNAUTHORIZED, "the token has expired, or was revoked")
+
+
+TheCaller = Annotated[Caller, Depends(caller_of)]
+
+
+@asynccontextmanager
+async def acting(client: Client, caller: Caller) -> AsyncIterator[Connection]:
+    """A transaction in which the caller changes something: the audit names its token (see sql/17_audit.sql)."""
+    async with client.using() as connection, connection.transaction():
+        await audit.set_caller(connection, caller.name)
+        yield connection

@@ -1,0 +1,220 @@
+"""Routes judge a call before its body is read, and read a large body without holding up the executor's event loop.
+
+They count a call from the end of its body on: callers that send nothing keep no place from those that do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from json.decoder import WHITESPACE, JSONArray  # type: ignore[attr-defined] # typeshed lacks them
+from json.scanner import py_make_scanner  # type: ignore[attr-defined] # likewise
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+from fastapi import HTTPException, Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from joex.errors import ConfigError, DatabaseUnavailable
+from joex.http.caller import STATE, caller_of, needs_of, refuse_if_revoked
+from joex.http.errors import RETRY_AFTER
+from joex.store.runs import size_limits
+
+MOST_REQUESTS = 700
+"""Calls that are being served, besides `joex.http.auth.PUBLIC` ones; more get a 503."""
+MOST_WAITING = 600
+"""Of them, calls that wait for a job: beside as many idle workers, runs can still report."""
+MOST_COMING = 50
+"""Calls of a caller whose bodies are on the way: they hold connections, which probes need too."""
+LARGE = 100_000
+"""Bytes of a body that takes more than a few milliseconds to parse."""
+MOST_LARGE = 4
+"""Large bodies of a caller at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
+_LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
+"""The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
+_LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
+_CHECKED_FROM = 1_000_000
+_OTHER_FIELDS = 20_000
+"""More than the other fields of such a body have."""
+_NO_TEXT = b" \t\r\n\0"
+_LARGEST_IN_C = 1_200_000
+"""Characters: arguments of the usual limit, in a tenth of a second."""
+
+
+class Route(APIRoute):
+    """A route that declares its scopes (`joex.http.caller.needs`)."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What serves a call."""
+        handle, needs = super().get_route_handler(), needs_of(self)
+
+        async def judge_and_handle(request: Request) -> Response:
+            await needs.judge(request)
+            if not hasattr(request.state, STATE):  # a public call: probes are served beside all others
+                return await handle(request)
+            async with AsyncExitStack() as turn:
+                whole = _Request(request.scope, request.receive, turn)
+                calls: Calls = request.app.state.calls
+                try:
+                    with calls.coming((await caller_of(request)).name):
+                        await whole.body()
+                except ClientDisconnect as error:
+                    raise HTTPException(400, "the body has no end") from error  # which nobody reads
+                await refuse_if_revoked(request)  # its body may have been on the way for a minute
+                with calls.served():
+                    return await handle(whole)
+
+        return judge_and_handle
+
+
+class Calls:
+    """Counts the calls that are being served."""
+
+    def __init__(self) -> None:
+        self._served = self._waiting = 0
+        self._coming: Counter[str] = Counter()
+
+    @contextmanager
+    def coming(self, caller: str) -> Iterator[None]:
+        """While the body of a call of this caller is on the way.
+
+        Raises:
+            HTTPException: 503: it has too many such calls.
+        """
+        if self._coming[caller] >= MOST_COMING:
+            _refuse(f"{MOST_COMING} bodies of your calls are on the way: try again")
+        self._coming[caller] += 1
+        try:
+            yield
+        finally:
+            self._coming[caller] -= 1
+            self._coming += Counter()  # forgets those that have none
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """While a call is served whose caller is known and whose body is here.
+
+        Raises:
+            HTTPException: 503: there are too many.
+        """
+        if self._served >= MOST_REQUESTS:
+            _refuse(f"{MOST_REQUESTS} calls are being served: try again")
+        self._served += 1
+        try:
+            yield
+        finally:
+            self._served -= 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While one of them waits for a job.
+
+        Raises:
+            HTTPException: 503: too many wait.
+        """
+        if self._waiting >= MOST_WAITING:
+            _refuse(f"{MOST_WAITING} calls wait for a job: try again")
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+
+def _refuse(detail: str) -> NoReturn:
+    raise HTTPException(503, detail, RETRY_AFTER | {"Connection": "close"})
+
+
+class Turns:
+    """At most `MOST_LARGE` large bodies of each caller at a time: of each, so that no tenant keeps others waiting."""
+
+    def __init__(self) -> None:
+        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def of(self, caller: str) -> asyncio.Semaphore:
+        """Held while a large body of this caller is read, and its call served."""
+        return self._of.setdefault(caller, asyncio.Semaphore(MOST_LARGE))
+
+
+class _Request(Request):
+    """A request. FastAPI reads its body by `json`.
+
+    Args:
+        scope: as a request has it.
+        receive: likewise.
+        turn: what ends when the call is served.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, turn: AsyncExitStack) -> None:
+        super().__init__(scope, receive)
+        self._turn = turn
+
+    async def body(self) -> bytes:
+        """The body; of a large one, when it is its turn."""
+        length = self.headers.get("content-length", "0" if "transfer-encoding" not in self.headers else "")
+        if not hasattr(self, "_body") and not (length.isdecimal() and int(length) <= LARGE):
+            turns: Turns = self.app.state.turns
+            await self._turn.enter_async_context(turns.of((await caller_of(self)).name))
+        return await super().body()
+
+    async def json(self) -> Any:
+        """The parsed body."""
+        body = await self.body()
+        if len(body) <= LARGE:
+            return parse(body)
+        await self._check_size(body)
+        return await run_in_threadpool(parse, body)
+
+    async def _check_size(self, body: bytes) -> None:
+        path = self.scope["path"]
+        values = _LIMITED.get(path, 1 if path.startswith(_LIMITED_BELOW) else 0)
+        least = least_size(body) - _OTHER_FIELDS
+        if not values or least <= _CHECKED_FROM:
+            return
+        try:
+            async with self.app.state.client.using() as connection:
+                limit = (await size_limits(connection)).args
+        except (DatabaseUnavailable, ConfigError) as error:
+            raise HTTPException(503, str(error), RETRY_AFTER) from error
+        if least > values * limit:
+            raise HTTPException(
+                400,
+                f"args: at most {limit} bytes; got a body of {len(body)}: store it elsewhere and pass a reference, or "
+                "raise the limit with joex.set_largest",
+            )
+
+
+def least_size(body: bytes) -> int:
+    r"""How many bytes the values in a body have at least when they are stored, without parsing it.
+
+    >>> least_size(b'["\\u00e9",  1]')
+    7
+    """
+    # \u00e9 becomes one to three bytes; and each byte of NUL makes one less where the body is not UTF-8, but UTF-16.
+    return len(body.translate(None, _NO_TEXT)) - 5 * body.count(b"\\u") - body.count(b"\\/")
+
+
+def parse(body: bytes) -> Any:
+    """The value in a body.
+
+    In a thread, others go on meanwhile. Python's parser, which is written in C, would stop all threads for more than a
+    second: it gets one element of an array after the other, and a very large object is for the parser without C.
+
+    Raises:
+        json.JSONDecodeError: the body is not JSON.
+        UnicodeDecodeError: nor text.
+    """
+    text = body.decode(json.detect_encoding(body), "surrogatepass")
+    decoder: Any = json.JSONDecoder()
+    scan = decoder.scan_once
+    if text.startswith("[", WHITESPACE.match(text, 0).end()):
+        decoder.scan_once = lambda text, start: JSONArray((text, start + 1), scan)
+    elif len(text) > _LARGEST_IN_C:
+        decoder.scan_once = py_make_scanner(decoder)
+    return decoder.decode(text)

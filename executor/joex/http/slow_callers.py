@@ -1,0 +1,210 @@
+"""Limits of connections: their number, and how slowly a caller may send a request or read its answer.
+
+By itself uvicorn's protocol limits only how long a connection is idle between two requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_WITHIN = 10.0
+"""Seconds from the connection, or from the first byte of a further request, to the end of its headers."""
+
+BODY_WITHIN = 60.0
+"""Seconds from the end of the headers to the end of the body."""
+
+READ_WITHIN = 60.0
+"""Seconds in which a caller must read an answer, or at least `LEAST_READ` bytes of a large one."""
+
+LEAST_READ = 1_000_000
+
+PARTS_WITHIN = 1.0
+"""Seconds in which the rest of a body that nobody reads is dropped, so that its caller gets the answer and no reset."""
+
+MOST_DROPPED = 20_000_000
+"""Bytes of such a rest: beyond, the connection is closed earlier."""
+
+LEAST_CHUNK = 100
+"""Mean bytes of the chunks of a body, besides `SMALL_CHUNKS` ones of any size: each takes time of the event loop."""
+
+SMALL_CHUNKS = 1000
+
+MOST_CONNECTIONS = 800
+"""Open connections. Beyond, each new one ends the one that has been idle for longest.
+
+At most `joex.http.route.MOST_REQUESTS` are not idle: the others are left for probes, which come on new connections.
+"""
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's protocol, with these limits."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.conn = _Requests(h11.SERVER)
+        self._sends: type | None = None  # the part of a request that the limit is for
+        self._limit: asyncio.TimerHandle | None = None
+        self._unread = 0  # bytes of the answer, when the limit of the reader began
+        self._read_limit: asyncio.TimerHandle | None = None
+        self._dropped = 0  # bytes that came when the connection was parting
+        self.idle_since = self.loop.time()
+        self.has_ended = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        """Start the limit of the first request; end another connection if there are too many."""
+        super().connection_made(cast("asyncio.Transport", _Transport(transport, self.conn)))
+        transport.set_write_buffer_limits(high=0)  # so that pause_writing says when there is something to read
+        self._judge()
+        if len(self.connections) <= MOST_CONNECTIONS:
+            return
+        open_ones = [one for one in self.connections if isinstance(one, TimedProtocol) and not one.has_ended]
+        if len(open_ones) > MOST_CONNECTIONS:
+            min((one for one in open_ones if one.is_idle()), key=lambda one: one.idle_since).end()
+
+    def data_received(self, data: bytes) -> None:
+        """Go on, or change, or end the limit. A connection that is parting drops what comes."""
+        if self.transport.is_closing():
+            self._dropped += len(data)
+            if self._dropped > MOST_DROPPED:
+                self._transport.finish()
+            return
+        super().data_received(data)
+        self._judge()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the limits."""
+        self._restart(None, 0)
+        self._stop_read_limit()
+        self._transport.finish()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the limit of the reader: a part of the answer waits for it."""
+        super().pause_writing()
+        self._start_read_limit()
+
+    def resume_writing(self) -> None:
+        """End the limit of the reader: it has all that there is."""
+        self._stop_read_limit()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """End the limit of this request: the next one has its own from its first byte on."""
+        self._restart(None, 0)
+        self.idle_since = self.loop.time()
+        if self.conn.their_state is h11.SEND_BODY:  # the rest of a body that nobody reads must not be parsed
+            self.transport.close()
+        if self.transport.is_closing():
+            self.flow.resume_reading()  # to drop the rest
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self._judge()  # of the next request, whose head has come with this one
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that is no HTTP, if its answer has not begun; otherwise only end the connection."""
+        if self.cycle is not None:  # the application may be answering it: that answer has nowhere to go
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.end()
+
+    @property
+    def _transport(self) -> _Transport:
+        return cast("_Transport", self.transport)
+
+    def is_idle(self) -> bool:
+        """Whether no request is being answered: its caller has sent half of one, or reads the last answer."""
+        return self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY)
+
+    def end(self) -> None:
+        """End the connection now."""
+        self.has_ended = True  # the loop calls connection_lost later
+        self.transport.abort()
+
+    def _start_read_limit(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._read_limit = self.loop.call_later(READ_WITHIN, self._judge_reader)
+
+    def _stop_read_limit(self) -> None:
+        if self._read_limit is not None:
+            self._read_limit.cancel()
+
+    def _judge_reader(self) -> None:
+        # (While something is unread, the answer has no further parts: uvicorn waits.)
+        if self.transport.get_write_buffer_size() > self._unread - LEAST_READ:
+            self.end()
+        else:
+            self._start_read_limit()
+
+    def _judge(self) -> None:
+        sends = self.conn.their_state
+        if sends is h11.IDLE and sends is not self._sends:
+            self._restart(sends, HEAD_WITHIN)
+        elif sends is h11.SEND_BODY and sends is not self._sends:
+            self._restart(sends, BODY_WITHIN)
+        elif sends is not h11.IDLE and sends is not h11.SEND_BODY:
+            self._restart(None, 0)
+
+    def _restart(self, sends: type | None, within: float) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self._sends = sends
+        self._limit = None if sends is None else self.loop.call_later(within, self.end)
+
+
+class _Requests(h11.Connection):
+    """h11's side of a connection, which refuses a body of many tiny chunks."""
+
+    _chunks = 0
+    _size = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._size = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._size += len(event.data)
+            if self._chunks > SMALL_CHUNKS + self._size / LEAST_CHUNK:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        return event
+
+
+class _Transport:
+    """The transport of a connection, which closes it in steps if its caller may still be sending.
+
+    To close it at once would send a reset, upon which the caller's system forgets an answer that it has not read.
+    """
+
+    def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:
+        self._transport = transport
+        self._conn = conn
+        self._limit: asyncio.TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._limit is not None or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Send all, and that this is all; drop what comes until the caller has ended, too, or for a moment."""
+        if self.is_closing():
+            return
+        if self._conn.their_state in (h11.SEND_BODY, h11.ERROR):
+            self._transport.write_eof()
+            self._limit = asyncio.get_running_loop().call_later(PARTS_WITHIN, self.finish)
+        else:
+            self._transport.close()
+
+    def finish(self) -> None:
+        """Close it now."""
+        if self._limit is not None:
+            self._limit.cancel()
+        self._transport.close()

@@ -1,0 +1,109 @@
+"""The messages between an executor and its processes: JSON behind a header, over a socket. Nothing is pickled.
+
+A process runs code that may write into any of its file descriptors, so the executor believes no byte of it: a message
+begins with a mark, and has a largest size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+from typing import Any
+
+Message = dict[str, Any]
+
+_HEADER = struct.Struct("!4sI")
+_MARK = b"joex"
+
+
+ASK, KILL, PAUSE_WITH_EXECUTOR, GO_ON = b"T", b"K", b"P", b"G"
+"""What an executor says to a keeper. ASK ends the process by SIGTERM, KILL with all that it has started by SIGKILL;
+after PAUSE_WITH_EXECUTOR the process is stopped while the executor is, until GO_ON."""
+
+STATUS = struct.Struct("!i")
+"""What a keeper says in the end: how its process ended, as `os.waitpid` says it."""
+
+READY = b"R"
+"""What the server says when it has loaded the app."""
+
+
+class NotAMessage(Exception):
+    """The other end has written something else than messages."""
+
+
+def packed(message: Message) -> bytes:
+    """A message as bytes."""
+    body = json.dumps(message).encode()
+    return _HEADER.pack(_MARK, len(body)) + body
+
+
+async def read_message(reader: asyncio.StreamReader, largest: int) -> Message | None:
+    """The next message; None: the other end has closed the socket, perhaps in the middle of a message.
+
+    Raises:
+        NotAMessage: there is none, or it has more than ``largest`` bytes.
+    """
+    try:
+        size = _size(await reader.readexactly(_HEADER.size), largest)
+        return _parsed(await reader.readexactly(size))
+    except (asyncio.IncompleteReadError, OSError):
+        return None
+
+
+class Channel:
+    """The end of a process, which blocks."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._lock = threading.RLock()
+        self._is_mute = False
+
+    def mute(self) -> None:
+        """Send nothing any more."""
+        self._is_mute = True
+
+    def send(self, message: Message) -> None:
+        """Send a message. If a signal interrupts it halfway, nothing can follow."""
+        with self._lock:
+            if self._is_mute:
+                return
+            try:
+                self.end.sendall(packed(message))
+            except BaseException:
+                self.mute()
+                raise
+
+    def receive(self) -> Message | None:
+        """The next message; None: the executor is gone."""
+        header = self._exactly(_HEADER.size)
+        body = None if header is None else self._exactly(_size(header, 2**32))
+        return None if body is None else _parsed(body)
+
+    def _exactly(self, size: int) -> bytes | None:
+        found = bytearray()
+        while len(found) < size:
+            some = self.end.recv(min(size - len(found), 1 << 20))
+            if not some:
+                return None
+            found += some
+        return bytes(found)
+
+
+def _size(header: bytes, largest: int) -> int:
+    mark, size = _HEADER.unpack(header)
+    if mark != _MARK or size > largest:
+        raise NotAMessage
+    return int(size)
+
+
+def _parsed(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise NotAMessage from None
+    if not isinstance(message, dict):
+        raise NotAMessage
+    return message

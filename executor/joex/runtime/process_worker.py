@@ -1,0 +1,234 @@
+"""A process of an executor: runs the jobs that come through its channel, one after the other.
+
+A run has the same context as elsewhere: its reports go through the channel, and its connections are the process's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import copy_context
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from joex.context import Context, SyncConnection
+from joex.core.job import TakenJob
+from joex.core.outcome import Ending
+from joex.errors import ConfigError, InvalidJob
+from joex.extras import needs
+from joex.runtime.judge import judged
+from joex.runtime.process_channel import Channel, Message
+from joex.runtime.text import storable
+from joex.store.connection import BREAKS, drop
+from joex.store.database import connect
+from joex.store.statement import Connection
+from joex.task import App, Task
+from joex.tracing import go_on_in
+
+if sys.platform == "win32":
+    raise ImportError("Windows can't fork")
+
+_CLOSE_WITHIN = 5.0
+
+
+class Worker:
+    """Runs jobs of an app.
+
+    Args:
+        app: the tasks.
+        url: the database, for the connections of tasks.
+        name: of these connections, in pg_stat_activity.
+        name_run: lets the lines that the code of a run logs name the run.
+    """
+
+    def __init__(self, app: App, url: str, name: str, name_run: Callable[[TakenJob], None]) -> None:
+        self._app = app
+        self._name_run = name_run
+        self._connections = _Connections(url, name)
+
+    def __call__(self, end: socket.socket, asked: int) -> None:
+        """Run what comes through this end of a channel; ``asked``: see `joex.runtime.process_server.Work`."""
+        self._channel = Channel(end)
+        # A child of a task must not write into the middle of its parent's messages.
+        os.register_at_fork(after_in_child=self._channel.mute)
+        self._asked = asked
+        self._context: Context | None = None
+        self._is_asked_to_end = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        with suppress(_AskedToEnd):
+            self._channel.send({"ready": True})
+            while not self._is_asked_to_end and (message := self._channel.receive()) is not None:
+                self._channel.send(copy_context().run(self._run, message))
+
+    def _on_sigterm(self, *_: object) -> None:
+        try:
+            os.read(self._asked, 1)
+        except BlockingIOError:
+            return
+        except OSError:  # the task has closed it
+            pass
+        self._is_asked_to_end = True
+        if self._context is not None:
+            self._context.ask_to_end()
+        raise _AskedToEnd
+
+    def _run(self, message: Message) -> Message:
+        """Run a job; returns the message about its end."""
+        job = _job(message["job"])
+        go_on_in(message["trace_context"])
+        self._name_run(job)
+        self._context = context = Context(
+            job,
+            retries=message["retries"],
+            reports=_Reports(self._channel),
+            connections=self._connections,
+            sync_connections=self._connections.blocking,
+            largest_result=message["largest_result"],
+            on_finished=lambda: self._channel.send({"finished": True}),
+        )
+        end: Message
+        try:
+            with _limited(message["memory"]):
+                result = context.result_text(self._called(job, context, message))
+            end = {"end": Ending.RETURNED.value, "result": result}
+        except _AskedToEnd:
+            raise
+        except _Refused as error:
+            end = {"end": Ending.FAILED.value, "error": storable(str(error), 2000)}
+        except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
+            outcome, trace = judged(error, job)
+            delay = outcome.retry_after
+            end = {"end": outcome.ending.value, "error": outcome.error, "trace": trace}
+            end["retry_after"] = None if delay is None else delay.total_seconds()
+            end["is_exhausted"] = isinstance(error, MemoryError)
+        end["message"] = None if context.message is None else storable(context.message)
+        self._context = None
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        end["is_clean"] = not end.pop("is_exhausted", False) and not _has_left_something()
+        return end
+
+    def _called(self, job: TakenJob, context: Context, message: Message) -> Any:
+        task = self._app.get(job.task)
+        if task is None:  # (the files of the app have changed since the executor has loaded it)
+            raise ConfigError(f"task {job.task!r} is unknown to the process, which has loaded the app anew")
+        function = task.cancel_handler if message["is_cancel_handler"] else task.function
+        if function is None:
+            return None
+        value = function(context, **_arguments(task, message["args"]))
+        return asyncio.run(_awaited(value)) if isawaitable(value) else value
+
+
+class _Refused(Exception):
+    """The arguments don't fit the task."""
+
+
+class _AskedToEnd(BaseException):
+    """The executor ends the run. No Exception, so that tasks do not take it for an error of their own."""
+
+
+class _Reports:
+    """Passes reports on to the executor."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def log(self, job: TakenJob, level: str, message: str) -> None:  # noqa: ARG002 - the executor knows it
+        """Pass on a line."""
+        self._channel.send({"log": [level, storable(message)]})
+
+    def progress(self, job: TakenJob, percent: int, message: str | None) -> None:  # noqa: ARG002 - likewise
+        """Pass on progress."""
+        self._channel.send({"progress": [percent, None if message is None else storable(message, 1000)]})
+
+
+class _Connections:
+    """Connections of this process, each for one block of a task."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url = url
+        self._name = name
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Connection]:
+        """A connection for the time of a block."""
+        connection = await connect(self._url, name=self._name)
+        try:
+            yield connection
+        except BREAKS:
+            drop(connection)
+            raise
+        finally:
+            if not connection.is_closed():
+                with suppress(OSError, TimeoutError):
+                    await connection.close(timeout=_CLOSE_WITHIN)
+
+    @contextmanager
+    def blocking(self) -> Iterator[SyncConnection]:
+        """A connection of psycopg for the time of a block."""
+        with needs("sync", "ctx.transaction() and ctx.connection() of a plain function need"):
+            from joex.store.sync_pool import Pool  # noqa: PLC0415 - few tasks need it
+        pool = Pool(self._url, most=1, within=None)
+        try:
+            with pool.connection() as connection:
+                yield connection
+        finally:
+            pool.close()
+
+
+def _job(fields: list[Any]) -> TakenJob:
+    job = TakenJob(*fields)
+    return job._replace(id=UUID(fields[0]), lock_id=UUID(fields[1]))
+
+
+def _arguments(task: Task[..., Any], args: str) -> dict[str, Any]:
+    try:
+        return task.parse_arguments(args)
+    except InvalidJob as error:
+        raise _Refused(str(error)) from error
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+@contextmanager
+def _limited(memory: int | None) -> Iterator[None]:
+    """Limit what the process may allocate: the kernel refuses more, and Python raises a MemoryError."""
+    if memory is None or sys.platform != "linux":
+        yield
+        return
+    import resource  # noqa: PLC0415 - other systems have none
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _has_left_something() -> bool:
+    """Whether the run has left threads, or processes: they would go on beside the next run, and belong to this one."""
+    if threading.active_count() > 1:
+        return True
+    keeper = os.getppid()
+    with suppress(OSError):
+        # What a child of this process has started, and not waited for, is a child of the keeper.
+        if len(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()) > 1:
+            return True
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""The audit: who has changed what, and when (see sql/17_audit.sql)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from joex.store.errors import translated
+from joex.store.statement import Connection, statement
+
+_ACTS = statement("""
+    SELECT nr, at, role, caller, act, subject, queue, grp AS "group", detail::text FROM joex.audit
+    WHERE $1::timestamptz IS NULL OR at >= $1 ORDER BY nr DESC LIMIT $2::integer
+""")
+_SET_CALLER = statement("SELECT set_config('joex.caller', $1::text, true)")
+_NOTE = statement("SELECT joex_private.note_act($1::text, $2::text, p_detail => $3::text::jsonb)")
+_FORGET = statement("SELECT joex_private.forget_acts($1::interval)")
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What a role did; ``caller``: on whose behalf, as the role says; ``queue``, ``group``: None: it concerns all."""
+
+    nr: int
+    at: datetime
+    role: str
+    caller: str | None
+    act: str
+    subject: str | None
+    queue: str | None
+    group: str | None
+    detail: dict[str, Any] | None
+
+
+async def list_acts(connection: Connection, since: datetime | None, most: int) -> list[Act]:
+    """The latest acts, the last one first."""
+    with translated():
+        rows = await connection.fetch(_ACTS, since, most)
+    return [Act(**{**row, "detail": row["detail"] and from_json(row["detail"])}) for row in rows]
+
+
+async def set_caller(connection: Connection, caller: str) -> None:
+    """Name on whose behalf the rest of this transaction acts."""
+    with translated():
+        await connection.execute(_SET_CALLER, caller)
+
+
+async def note(connection: Connection, act: str, subject: str, detail: dict[str, Any] | None = None) -> None:
+    """Note an act that concerns all queues and groups, in the connection's transaction."""
+    with translated():
+        await connection.execute(_NOTE, act, subject, None if detail is None else to_json(detail).decode())
+
+
+async def forget(connection: Connection, age: timedelta) -> None:
+    """Delete the acts that are older than that."""
+    with translated():
+        await connection.execute(_FORGET, age)

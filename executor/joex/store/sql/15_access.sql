@@ -1,0 +1,315 @@
+-- Who may do what in the database: scopes, which an administrator grants to roles with `joex roles grant`.
+--
+-- A role has rights on functions and views, never on tables, unless it may see all jobs or runs executors. So the functions of a scope
+-- work with the rights of the owner (SECURITY DEFINER). All functions that may meet names of a caller's choice have a search_path of
+-- their own, so that a caller's path leads them nowhere.
+--
+-- An administrator can bound a grant to groups and queues. Functions and views then treat everything else as if it did not exist. They
+-- judge by session_user: it stays the same inside of functions with other rights, and SET ROLE does not change it. Views judge by
+-- current_user too, with whose rights the query reads: code of a bound role that another session runs (a materialized view, say) sees no
+-- more than that role. A function with the owner's rights can't know whose code calls it.
+
+-- The functions of each scope. The scope executor has all functions but those of the owner.
+CREATE OR REPLACE FUNCTION joex_private.functions_of_scopes() RETURNS TABLE (scope text, functions text[]) LANGUAGE sql IMMUTABLE AS $$
+    VALUES ('view', '{joex.why, joex.shares, joex.group_bucket, joex.horizon, joex.events_channel, joex.subscribe, joex.unsubscribe,
+                      joex.wait_for, joex.wait_no_more, joex_private.bounds, joex_private.find, joex_private.floors_are_on,
+                      joex_private.in_both, joex_private.seen_by_floors, joex_private.versions}'::text[]),
+           ('payloads', '{joex.log}'),
+           ('submit', '{joex.submit, joex.submit_many, joex.cancel, joex.horizon, joex.subscribe, joex.unsubscribe, joex.wait_for,
+                        joex.wait_no_more, joex_private.add, joex_private.find, joex_private.versions}'),
+           ('work', '{joex.update, joex.finish, joex.horizon, joex_private.accept, joex_private.accept_state, joex_private.arguments,
+                      joex_private.goes_round, joex_private.highest_rank, joex_private.run_of, joex_private.watch_for_workers}'),
+           ('operate', '{joex.cancel, joex.set_priority, joex.set_args, joex.retry, joex.retry_failed, joex.remove, joex.set_group,
+                         joex.put_periodic_task, joex.remove_periodic_task, joex.enable_periodic_task, joex.run_periodic_task,
+                         joex_private.drain, joex_private.find, joex_private.resubmit, joex_private.set_timeout,
+                         joex_private.wake_all}'),
+           -- (Executors may note acts, and forget old ones, and write the table in no other way.)
+           ('executor', '{joex_private.note_act, joex_private.forget_acts}'),
+           ('owner', '{joex.set_largest, joex_private.set_scopes, joex_private.secure}') $$;
+
+-- The columns of views and tables that a role sees only with the scope payloads. (Who has a lock id, and may work, can end that run.)
+CREATE OR REPLACE FUNCTION joex_private.payloads() RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT '{args, result, message, error, progress_message, opts, lock_id}'::text[] $$;
+
+-- What each role may do, and where (null: everywhere). The owner may do everything, as an executor may.
+CREATE OR REPLACE VIEW joex_private.role_bounds AS
+SELECT role, scopes, groups, queues FROM joex_private.role_scope
+UNION ALL
+SELECT relowner::regrole, '{executor}', NULL, NULL FROM pg_catalog.pg_class WHERE oid = 'joex_private.job'::regclass;
+
+-- Where the role of this session may do what one of these scopes allows: a row for each of its grants; null: in all groups, or all queues.
+-- Of the roles that it is a member of, those count whose rights it has, or gets by SET ROLE.
+-- No row for a session without a client: autovacuum evaluates the indexes of a bound role's tables as the superuser.
+CREATE OR REPLACE FUNCTION joex_private.bounds(p_scopes text[]) RETURNS TABLE (groups text[], queues text[])
+LANGUAGE plpgsql STABLE ROWS 1 AS $$
+BEGIN
+    IF joex_private.is_client() THEN
+        RETURN QUERY SELECT r.groups, r.queues FROM joex_private.role_bounds r
+        WHERE (r.scopes && p_scopes OR 'executor' = ANY (r.scopes)) AND pg_has_role(session_user, r.role, 'USAGE, SET');
+    END IF;
+END $$;
+
+-- What is in both of two bounds; null: everything.
+CREATE OR REPLACE FUNCTION joex_private.in_both(p_one text[], p_other text[]) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_one IS NULL THEN p_other WHEN p_other IS NULL THEN p_one
+                ELSE ARRAY(SELECT pg_catalog.unnest(p_one) INTERSECT SELECT pg_catalog.unnest(p_other)) END $$;
+
+-- Where the views of users show rows: where the role of this session and the current role may both see them. (No function with the owner's
+-- rights can know the current role of its caller. One that is told the role would tell its caller what that role is bound to. A
+-- view knows it, and reads the grants with its owner's rights. The views name it in a WITH of their own: inside of their condition the
+-- planner would expect its cost for each row, and so choose other plans, and JIT.)
+CREATE OR REPLACE VIEW joex_private.bounds_of_reader AS
+SELECT joex_private.in_both(s.groups, r.groups) AS groups, joex_private.in_both(s.queues, r.queues) AS queues
+FROM joex_private.bounds('{view}') s, (
+    SELECT NULL::text[] AS groups, NULL::text[] AS queues WHERE current_user = session_user
+    UNION ALL
+    SELECT groups, queues FROM joex_private.role_bounds
+    WHERE current_user <> session_user AND scopes && '{view, executor}' AND pg_has_role(current_user, role, 'USAGE, SET')) r;
+
+-- Whether a client has sent the statement that runs. (A client that is connected by TCP has an address; to look up what kind of session
+-- this is costs more. The server tells that to the owner of the session, or with the rights of pg_read_all_stats. Where it does not tell,
+-- autovacuum is known by its superuser; a superuser who is connected by a socket is then refused too.)
+CREATE OR REPLACE FUNCTION joex_private.is_client() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN inet_client_addr() IS NOT NULL
+           OR (SELECT coalesce(a.backend_type = 'client backend', NOT r.rolsuper)
+               FROM pg_stat_get_activity(pg_backend_pid()) a, pg_roles r WHERE r.rolname = session_user);
+END $$;
+
+-- Whether the role of this session may do what one of these scopes allows, in this queue and group (null: in all).
+CREATE OR REPLACE FUNCTION joex_private.may(p_scopes text[], p_queue text, p_grp text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
+        SELECT FROM joex_private.bounds(p_scopes) b
+        WHERE (b.groups IS NULL OR p_grp = ANY (b.groups)) AND (b.queues IS NULL OR p_queue = ANY (b.queues)));
+END $$;
+
+-- True; or an error, if it may not.
+CREATE OR REPLACE FUNCTION joex_private.must_be_allowed(p_scopes text[], p_queue text, p_grp text) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_known text;
+BEGIN
+    IF joex_private.may(p_scopes, p_queue, p_grp) THEN
+        RETURN true;
+    ELSIF NOT joex_private.is_client() THEN
+        RAISE EXCEPTION 'a role is bound to groups or queues, so Joex serves clients alone, and no background process of the server'
+            USING ERRCODE = 'insufficient_privilege';
+    ELSIF p_queue IS NULL THEN
+        RAISE EXCEPTION 'the role % is bound to groups or queues, and this concerns all: an administrator may do it', session_user
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    SELECT string_agg(format('groups %s in queues %s', coalesce(b.groups::text, '(all)'), coalesce(b.queues::text, '(all)')), '; ')
+    INTO v_known FROM joex_private.bounds(p_scopes) b;
+    RAISE EXCEPTION 'group, queue: the role % may not use group % in queue %; it may use %',
+        session_user, coalesce(quote_literal(p_grp), '(all)'), quote_literal(p_queue), coalesce(v_known, 'none') USING ERRCODE = 'insufficient_privilege';
+END $$;
+
+-- Refuse an id that is unique in the whole database (p_name: of a periodic task; p_key: of a keyed job), unless it begins with what the role
+-- of this session is bound to: the group; or the queue, where it is bound to queues alone. Else one tenant could take the id of another,
+-- and learn that it exists. A slash follows, and no other one: ids that begin with acme/eu/ are those of a group acme/eu. (HTTP has
+-- the same rule: core/access.py.) p_tracker: trackers are unique in a group, so the rule is for roles that may use it in some queues alone.
+CREATE OR REPLACE FUNCTION joex_private.must_be_own_id(
+    p_scopes text[], p_queue text, p_grp text, p_name text DEFAULT NULL, p_key bytea DEFAULT NULL, p_tracker text DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_own text := CASE WHEN joex_private.may(p_scopes, p_queue, NULL) THEN p_queue ELSE p_grp END;
+    v_start bytea := convert_to(v_own, 'UTF8');
+    v_length integer := octet_length(v_start);
+    v_id bytea := convert_to(coalesce(p_tracker, p_name), 'UTF8');
+BEGIN
+    IF joex_private.may(p_scopes, NULL, NULL)
+       OR p_tracker IS NOT NULL AND (joex_private.may(p_scopes, NULL, p_grp) OR NOT joex_private.may(p_scopes, p_queue, NULL))
+       -- (The tuple layer: a text is 02, its bytes, and 00; a tuple begins with 05. 00 FF is a null byte of a text.)
+       OR substr(p_key, 1, v_length + 3) = '\x0502' || v_start || '\x00' AND substr(p_key, v_length + 4, 1) <> '\xff' THEN
+        RETURN;
+    ELSIF substr(p_key, 1, 1) = '\x02' THEN
+        v_id := substr(p_key, 2);
+    END IF;
+    IF substr(v_id, 1, v_length + 1) = v_start || '\x2f' AND position('\x2f'::bytea IN substr(v_id, v_length + 2)) = 0 THEN
+        RETURN;
+    END IF;
+    RAISE EXCEPTION '%: all % share these names: with the role %, give it as %, where NAME has no slash',
+        CASE WHEN p_tracker IS NULL THEN 'id' ELSE 'tracker' END, CASE WHEN p_tracker IS NULL THEN 'groups' ELSE 'queues' END,
+        session_user, to_json(v_own || '/NAME') USING ERRCODE = 'insufficient_privilege';
+END $$;
+
+-- The id of a job that the role of this session may touch with one of these scopes; null: there is none for it.
+CREATE OR REPLACE FUNCTION joex_private.visible(p_scopes text[], p_id uuid) RETURNS uuid
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+BEGIN
+    IF (SELECT NOT d.binds_roles FROM joex_private.this_database d) THEN
+        RETURN p_id;
+    END IF;
+    RETURN (SELECT j.id FROM joex_private.job j WHERE j.id = p_id AND joex_private.may(p_scopes, j.queue, j.grp));
+END $$;
+
+-- Grant these scopes to a role, in these groups and queues (null: in all), instead of those that it has. No scopes: revoke all.
+CREATE OR REPLACE FUNCTION joex_private.set_scopes(
+    p_role text, p_scopes text[], p_groups text[] DEFAULT NULL, p_queues text[] DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_role CONSTANT regrole := (SELECT r.oid FROM pg_roles r WHERE r.rolname = p_role);
+    v_hears boolean;
+BEGIN
+    PERFORM joex_private.must_see_the_latest('joex_private.set_scopes');
+    -- (Of two grants at a time the second one sees what the first one has done.)
+    LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE;
+    IF p_scopes = '{}' AND EXISTS (SELECT FROM joex_private.role_scope s WHERE v_role IS NULL AND pg_get_userbyid(s.role) = p_role) THEN
+        PERFORM joex_private.forget_dropped_roles();    -- (pg_get_userbyid, and so the list of roles, names it "unknown (OID=...)")
+        RETURN;
+    ELSIF v_role IS NULL THEN
+        RAISE EXCEPTION 'role: this server has no role %', quote_ident(p_role) USING ERRCODE = '22023';
+    ELSIF v_role = (SELECT c.relowner FROM pg_class c WHERE c.oid = 'joex_private.job'::regclass) THEN
+        RAISE EXCEPTION 'role: % owns the schema, and may do everything', quote_ident(p_role) USING ERRCODE = '22023';
+    ELSIF EXISTS (SELECT FROM unnest(p_scopes) s(name) WHERE s.name NOT IN ('view', 'payloads', 'submit', 'work', 'operate', 'executor')) THEN
+        RAISE EXCEPTION 'scope: expected view, payloads, submit, work, operate or executor; got %', array_to_string(p_scopes, ', ')
+            USING ERRCODE = '22023';
+    ELSIF 'executor' = ANY (p_scopes) AND num_nonnulls(p_groups, p_queues) > 0 THEN
+        RAISE EXCEPTION 'scope: an executor runs the jobs of all groups: grant this scope without groups and queues' USING ERRCODE = '22023';
+    END IF;
+    DELETE FROM joex_private.role_scope s WHERE s.role = v_role RETURNING joex_private.hears_events(s) INTO v_hears;
+    INSERT INTO joex_private.role_scope (role, scopes, groups, queues)
+    SELECT v_role, p_scopes, p_groups, p_queues WHERE p_scopes <> '{}';
+    PERFORM joex_private.note_act('set_scopes', p_role, p_detail => jsonb_build_object(
+        'scopes', p_scopes, 'groups', p_groups, 'queues', p_queues));
+    PERFORM joex_private.grants_changed(v_hears AND NOT EXISTS (
+        SELECT FROM joex_private.role_scope s WHERE s.role = v_role AND joex_private.hears_events(s)));
+    PERFORM joex_private.secure(p_grants => false);     -- (a dump without rights was restored, say)
+    EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA joex, joex_private FROM %s', v_role);
+    EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA joex_private FROM %s', v_role);
+    EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA joex, joex_private FROM %s', v_role);
+    EXECUTE format('REVOKE ALL ON SCHEMA joex, joex_private FROM %s', v_role);
+    PERFORM joex_private.grant_scopes(s) FROM joex_private.role_scope s WHERE s.role = v_role;
+END $$;
+
+-- Whether a role with this grant learns the name of the channel of events.
+CREATE OR REPLACE FUNCTION joex_private.hears_events(p joex_private.role_scope) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT p.scopes && '{view, executor}' AND num_nonnulls(p.groups, p.queues) = 0 $$;
+
+-- Note that a role is bound. p_lost: a role that knows the channel of events may hear them no longer, so the channel gets another name.
+-- (Those that listen hear of it on the old one. They ask for the new name, and only those that may hear events get it.)
+-- binds_roles stays true when the last bound role is revoked: the server judges the right to execute once, when a statement begins. So an
+-- open cursor or a long statement of that role still calls Joex's functions, which would take it for an unbound one.
+CREATE OR REPLACE FUNCTION joex_private.grants_changed(p_lost boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE joex_private.this_database d SET binds_roles = true
+    WHERE NOT d.binds_roles AND EXISTS (SELECT FROM joex_private.role_scope s WHERE num_nonnulls(s.groups, s.queues) > 0);
+    IF p_lost THEN
+        PERFORM joex_private.send(d.events_channel, '{"event": "channel-changed"}') FROM joex_private.this_database d;
+        UPDATE joex_private.this_database SET events_channel = DEFAULT;
+    END IF;
+END $$;
+
+-- Forget the grants of roles that were dropped.
+CREATE OR REPLACE FUNCTION joex_private.forget_dropped_roles() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_heard boolean[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM joex_private.role_scope s WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = s.role)) THEN
+        RETURN;
+    END IF;
+    LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE;     -- (as in set_scopes)
+    WITH forgotten AS (
+        DELETE FROM joex_private.role_scope s WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = s.role) RETURNING s)
+    SELECT array_agg(joex_private.hears_events(f.s)) INTO v_heard FROM forgotten f;
+    PERFORM joex_private.grants_changed(true = ANY (v_heard));
+END $$;
+
+-- Grant to a role what its scopes need.
+CREATE OR REPLACE FUNCTION joex_private.grant_scopes(p joex_private.role_scope) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_all CONSTANT boolean := p.groups IS NULL AND p.queues IS NULL;
+    v_object record;
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA joex, joex_private TO %s', p.role);
+    IF 'executor' = ANY (p.scopes) THEN
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex, joex_private TO %s', p.role);
+        -- (What only the owner writes.)
+        EXECUTE format('REVOKE INSERT, UPDATE, DELETE ON joex_private.this_database, joex_private.role_scope, joex_private.migration, '
+                       'joex_private.api_token, joex_private.act, joex_private.size_limit FROM %s', p.role);
+        EXECUTE format('REVOKE UPDATE, DELETE ON joex_private.queue FROM %s', p.role);    -- (else it could lead takes to any sequence)
+        EXECUTE format('GRANT UPDATE (last_used_at) ON joex_private.api_token TO %s', p.role);
+        EXECUTE format('GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA joex_private TO %s', p.role);
+    END IF;
+    FOR v_object IN
+        SELECT f.oid::regprocedure AS name, joex_private.name_of(f) AS short, f.provolatile FROM pg_proc f
+        WHERE f.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace) AND f.prorettype <> 'trigger'::regtype LOOP
+        IF EXISTS (SELECT FROM joex_private.functions_of_scopes() s WHERE s.scope = ANY (p.scopes) AND v_object.short = ANY (s.functions))
+           OR 'executor' = ANY (p.scopes) AND NOT EXISTS (
+               SELECT FROM joex_private.functions_of_scopes() s WHERE s.scope = 'owner' AND v_object.short = ANY (s.functions))
+           -- (What Joex's own lists call.)
+           OR v_all AND 'view' = ANY (p.scopes) AND (v_object.provolatile <> 'v' OR v_object.short = 'joex_private.floor_epoch')
+              AND NOT EXISTS (SELECT FROM joex_private.functions_of_scopes() s WHERE v_object.short = ANY (s.functions)) THEN
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', v_object.name, p.role);
+        END IF;
+    END LOOP;
+    IF 'view' = ANY (p.scopes) THEN
+        FOR v_object IN
+            SELECT c.oid::regclass AS name, string_agg(quote_ident(a.attname), ', ') AS columns
+            FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+            WHERE (c.relnamespace = 'joex'::regnamespace OR v_all AND c.relnamespace = 'joex_private'::regnamespace)
+                  AND c.relkind IN ('r', 'v') AND c.oid NOT IN (SELECT joex_private.secret_tables())
+                  AND ('payloads' = ANY (p.scopes) OR a.attname <> ALL (joex_private.payloads())) GROUP BY c.oid LOOP
+            EXECUTE format('GRANT SELECT (%s) ON %s TO %s', v_object.columns, v_object.name, p.role);
+        END LOOP;
+        IF v_all THEN
+            EXECUTE format('GRANT SELECT ON ALL SEQUENCES IN SCHEMA joex_private TO %s', p.role);
+        END IF;
+    END IF;
+END $$;
+
+-- The tables that no scope reads but that of executors.
+CREATE OR REPLACE FUNCTION joex_private.secret_tables() RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
+    SELECT c.oid::regclass FROM pg_catalog.pg_class c WHERE c.relnamespace = 'joex_private'::regnamespace
+           AND c.relname IN ('this_database', 'role_scope', 'role_bounds', 'api_token') $$;
+
+CREATE OR REPLACE FUNCTION joex_private.name_of(p_function pg_catalog.pg_proc) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT p_function.pronamespace::regnamespace || '.' || p_function.proname $$;
+
+-- After each migration: take all functions from PUBLIC, give those of scopes the owner's rights, pin the search_path, and grant
+-- each role what its scopes need. (CREATE OR REPLACE forgets rights and path, so this always belongs to the same transaction. A function
+-- in SQL gets no path here, unless it has the owner's rights, because a path would keep the planner from merging it. Where a view or
+-- a statement of Joex calls it, with the path of a session, it names the schema of each function, or sets the path itself.)
+-- Nor have the functions that only others call, on the way of each job: these have the path of their caller.
+CREATE OR REPLACE FUNCTION joex_private.secure(p_grants boolean DEFAULT true) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_function record;
+    v_relation record;
+    v_inner CONSTANT text[] := '{allowed, announce, announce_ends, announce_short, choose, count_turns, draw, free_ring, give_back_turns,
+        hand_out, has_runnable, hold_ring, in_turns, is_awaited, is_client, is_heard, may, must_be_allowed, must_be_own_id, must_see_the_latest,
+        promote, promote_in_turn, publish_plan, refuse_without_key, room, send,
+        must_be_accepted, must_have_room, one_each, take_in_turn, visible, wait_for_ring, wake}';
+    v_scoped CONSTANT text[] := ARRAY(SELECT unnest(s.functions) FROM joex_private.functions_of_scopes() s WHERE s.scope <> 'owner');
+BEGIN
+    -- (A function that is as it should be stays untouched: a statement that changes it waits for others that do so.)
+    FOR v_function IN
+        SELECT f.name, has_function_privilege('public', f.oid, 'EXECUTE') AS is_open, f.is_scoped AND NOT f.prosecdef AS lacks_rights,
+               (f.is_scoped OR f.lanname = 'plpgsql' AND f.proname <> ALL (v_inner))
+                   AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (f.proconfig), false) AS lacks_path
+        FROM (SELECT p.oid, p.oid::regprocedure AS name, p.proname, l.lanname, p.prosecdef, p.proconfig,
+                     joex_private.name_of(p) = ANY (v_scoped) AND p.provolatile <> 'i' AS is_scoped
+              FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+              WHERE p.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)) f LOOP
+        IF v_function.is_open THEN
+            EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_function.name);
+        END IF;
+        IF v_function.lacks_path THEN
+            EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', v_function.name);
+        END IF;
+        IF v_function.lacks_rights THEN
+            EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER', v_function.name);
+        END IF;
+    END LOOP;
+    -- (Default privileges of the database may open what is new.)
+    FOR v_relation IN
+        SELECT c.oid::regclass AS name, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind FROM pg_class c
+        WHERE c.relnamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace) AND c.relkind IN ('r', 'v', 'S')
+              AND EXISTS (SELECT FROM aclexplode(c.relacl) a WHERE a.grantee = 0) LOOP
+        EXECUTE format('REVOKE ALL ON %s %s FROM PUBLIC', v_relation.kind, v_relation.name);
+    END LOOP;
+    PERFORM joex_private.forget_dropped_roles();
+    IF p_grants THEN
+        PERFORM joex_private.grant_scopes(s) FROM joex_private.role_scope s;
+    END IF;
+END $$;

@@ -1,0 +1,36 @@
+-- The audit: who has changed what, and when. Functions that steer write it in their own transaction, so an act is there if and only if it
+-- was done. It has no arguments of jobs. (Submissions, runs and resubmissions are not acts: the jobs themselves tell of them.)
+
+-- Note an act. The setting joex.caller names on whose behalf the session acts: the HTTP interface sets it to the name of the token.
+CREATE OR REPLACE FUNCTION joex_private.note_act(
+    p_act text, p_subject text, p_queue text DEFAULT NULL, p_grp text DEFAULT NULL, p_detail jsonb DEFAULT NULL
+) RETURNS void LANGUAGE sql VOLATILE AS $$
+    INSERT INTO joex_private.act (act, subject, queue, grp, detail, caller)
+    VALUES (p_act, p_subject, p_queue, p_grp, p_detail, nullif(left(current_setting('joex.caller', true), 254), '')) $$;
+
+-- What was done to jobs, groups, periodic tasks, executors, roles and tokens, for 90 days.
+CREATE OR REPLACE VIEW joex.audit WITH (security_barrier) AS
+WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
+SELECT a.nr,       -- bigint: grows with each act
+       a.at,       -- timestamptz
+       a.role,     -- text: the role of the database that did it
+       a.caller,   -- text: on whose behalf, as that role says: for the HTTP interface, the name of the token
+       a.act,      -- text: cancel, retry, remove, set_priority, set_args, retry_failed, set_group, drain and so on
+       a.subject,  -- text: the id of the job, the name of the group, the app-id and so on
+       a.queue,    -- text: null: it concerns all queues
+       a.grp,      -- text: the group; null: it concerns all groups
+       a.detail    -- jsonb: the new values
+FROM joex_private.act a
+WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
+    SELECT FROM bounds b
+    WHERE (b.groups IS NULL OR a.grp = ANY (b.groups)) AND (b.queues IS NULL OR a.queue = ANY (b.queues)));
+
+-- Forget the acts that are older than that, and than thirty days: so long no executor can hide what was done.
+CREATE OR REPLACE FUNCTION joex_private.forget_acts(p_age interval) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_acts bigint;
+BEGIN
+    DELETE FROM joex_private.act a WHERE a.at < clock_timestamp() - greatest(p_age, interval '30 days');
+    GET DIAGNOSTICS v_acts = ROW_COUNT;
+    RETURN v_acts;
+END $$;

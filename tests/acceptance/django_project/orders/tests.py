@@ -1,0 +1,372 @@
+"""Run by ``python -m django test django_project``, in a database that the test runner makes."""
+
+import sys
+import time
+from datetime import datetime, timedelta
+from io import StringIO
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID, uuid4
+
+from django.contrib.auth.models import Permission, User
+from django.core.exceptions import SynchronousOnlyOperation
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.test import SimpleTestCase, TestCase, TransactionTestCase, override_settings
+from django.urls import reverse
+from django.utils import timezone
+
+import joex
+import joex.sync
+from joex.django import options, periodic
+from joex.django.backend import JoexBackend
+from joex.django.declared import declared_tasks
+from joex.django.framework import InvalidTask, TaskResultDoesNotExist, task_enqueued, task_finished, task_started
+from joex.django.models import Executor, Job, PeriodicTask, Queue
+from joex.django.runs import add_tasks
+from joex.django.testing import run_jobs
+
+from . import tasks
+from .models import Order
+
+BACKEND = "joex.django.backend.JoexBackend"
+OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+PATIENCE = 90.0
+
+
+def client():
+    return joex.sync.Client(connection)
+
+
+def no_connection_is_left():
+    """Whether all connections to the database but this one end: the server notices a while after they are closed."""
+    until = time.monotonic() + PATIENCE
+    with connection.cursor() as cursor:
+        while time.monotonic() < until:
+            cursor.execute(OTHERS)
+            if cursor.fetchone() == (0,):
+                return True
+            time.sleep(0.05)
+    return False
+
+
+def job_of(result):
+    return Job.objects.get(pk=result.id)
+
+
+class Submissions(TestCase):
+    def test_a_job_exists_if_and_only_if_its_transaction_commits(self):
+        with transaction.atomic():
+            result = tasks.add.enqueue(1, b=2)
+            self.assertEqual(job_of(result).state, "waiting")
+            transaction.set_rollback(True)
+        self.assertFalse(Job.objects.filter(pk=result.id).exists())
+
+    def test_a_result_has_what_was_submitted(self):
+        later = timezone.now() + timedelta(hours=1)
+        result = tasks.send.using(run_after=later).enqueue("ann", subject="hi")
+        job = job_of(result)
+        self.assertEqual((job.task, job.queue, job.priority), ("django_project.orders.tasks.send", "mail", "high"))
+        self.assertEqual(job.args, {"*": ["ann"], "subject": "hi"})
+        self.assertEqual((job.due_at, job.group, job.submitter), (later, "default", "the shop"))
+        found = tasks.send.get_result(result.id)
+        self.assertEqual((found.args, found.kwargs), (["ann"], {"subject": "hi"}))
+        self.assertEqual((str(found.status), found.attempts, found.errors), ("READY", 0, []))
+        self.assertEqual(found.task, tasks.send.using(run_after=later))
+        self.assertEqual(tasks.send.get_result(tasks.send.using(priority=-3).enqueue("bob").id).task.priority, 0)
+        with self.assertRaisesMessage(ValueError, "not finished"):
+            _ = found.return_value
+        result.refresh()
+        self.assertEqual(found, result)
+
+    def test_options_set_what_django_has_no_word_for(self):
+        with options(group="acme", retries=7), options(retries=0, subject="order 7", submitter="ann"):
+            job = job_of(tasks.add.enqueue(1, 2))
+        self.assertEqual((job.group, job.subject, job.submitter), ("acme", "order 7", "ann"))
+        self.assertEqual(client().get(job.pk).retries, 0)
+        self.assertEqual(job_of(tasks.add.enqueue(1, 2)).group, "default")
+        unknown: Any = {"queue": "x"}
+        with self.assertRaisesMessage(TypeError, "there is no 'queue'; there are group, "), options(**unknown):
+            pass
+
+    def test_what_no_job_can_have_is_refused_and_nothing_is_stored(self):
+        before = Job.objects.count()
+        for refused, message, enqueue in (
+            (TypeError, "orders.tasks.add: missing a required argument: 'b'", lambda: tasks.add.enqueue(1)),
+            (TypeError, "Unsupported type", lambda: tasks.add.enqueue(1, {2})),
+            (InvalidTask, "args.*[1]: ", lambda: tasks.add.enqueue(1, float("nan"))),
+            (InvalidTask, "Queue 'x' is not valid", lambda: tasks.add.using(queue_name="x")),
+            (InvalidTask, "run_after must be an aware", lambda: tasks.add.using(run_after=datetime(2030, 1, 1))),  # noqa: DTZ001
+        ):  # fmt: skip
+            with self.subTest(message), self.assertRaisesMessage(refused, message):
+                enqueue()
+        with options(group=""), self.assertRaisesMessage(InvalidTask, "group: must not be empty"):
+            tasks.add.enqueue(1, 2)
+        with patch.object(tasks.add.func, "__module__", "__main__"), self.assertRaisesMessage(InvalidTask, "__main__"):
+            tasks.add.enqueue(1, 2)
+        self.assertEqual(Job.objects.count(), before)
+
+    def test_a_result_that_is_not_there_is_no_result(self):
+        other = client().submit("not.of.django")
+        for result_id in (str(uuid4()), "nonsense", str(other), None):
+            with self.subTest(result_id), self.assertRaises(TaskResultDoesNotExist):
+                tasks.add.get_result(result_id)
+
+    def test_a_job_in_sql_is_a_task_too(self):
+        with connection.cursor() as cursor:
+            cursor.execute("""SELECT joex.submit('django_project.orders.tasks.add', '{"a": 1, "b": 2}')""")
+            result = tasks.add.get_result(str(cursor.fetchone()[0]))
+        self.assertEqual((result.args, result.kwargs), ([], {"a": 1, "b": 2}))
+
+    def test_on_commit_a_job_is_submitted_after_the_transaction_under_the_id_that_its_result_has(self):
+        late = tasks.add.using(backend="late")
+        for group in ("acme", 'a "quoted", (odd) \\ one', "ümlaut", "t\ta\nb"):
+            with self.subTest(group), options(group=group):
+                with self.captureOnCommitCallbacks() as callbacks:
+                    result = late.using(queue_name='q "1"').enqueue(1, 2)
+                    self.assertFalse(Job.objects.filter(pk=result.id).exists())
+                for callback in callbacks:
+                    callback()
+                self.assertEqual((job_of(result).group, job_of(result).queue), (group, 'q "1"'))
+        with self.assertRaisesMessage(InvalidTask, "args.*[0]: "), self.captureOnCommitCallbacks() as callbacks:
+            late.enqueue(float("inf"), 1)
+        self.assertEqual(callbacks, [])
+
+    async def test_async_code_submits_and_reads(self):
+        with options(group="acme"):
+            result = await tasks.add.aenqueue(1, 2)
+        found = await tasks.add.aget_result(result.id)
+        self.assertEqual(found.args, [1, 2])
+        self.assertEqual((await Job.objects.aget(pk=result.id)).group, "acme")
+        with self.assertRaises(SynchronousOnlyOperation):
+            tasks.add.enqueue(1, 2)
+
+    @override_settings(USE_TZ=False)
+    def test_without_time_zones_times_are_local(self):
+        later = timezone.now().replace(microsecond=0) + timedelta(hours=1)
+        result = tasks.add.using(run_after=later).enqueue(1, 2)
+        self.assertEqual(tasks.add.get_result(result.id).task.run_after, later)
+        self.assertLess(abs(tasks.add.get_result(result.id).enqueued_at - timezone.now()), timedelta(minutes=10))
+
+
+class Runs(TransactionTestCase):
+    def tearDown(self):
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM joex_private.job")
+
+    def run_one(self, task, *args, **kwargs):
+        result = task.enqueue(*args, **kwargs)
+        run_jobs(raise_failures=False)
+        result.refresh()
+        return result
+
+    def test_a_task_runs_and_its_result_is_there(self):
+        result = self.run_one(tasks.add, 1, b=2)
+        self.assertEqual((str(result.status), result.return_value, result.attempts), ("SUCCESSFUL", 3, 1))
+        self.assertEqual(len(result.worker_ids), 1)
+        self.assertTrue(result.enqueued_at <= result.started_at <= result.finished_at)
+        self.assertEqual(self.run_one(tasks.send, "ann").return_value, ["ann", "hello"])
+
+    def test_a_task_with_a_context_has_the_run_too(self):
+        with options(group="acme"):
+            result = self.run_one(tasks.tell, "half")
+        self.assertEqual(result.return_value, [1, True, "RUNNING", ["half"], "low"])
+        self.assertEqual(job_of(result).progress_message, "half")
+        self.assertIn("half acme", [line.message for line in client().log(UUID(result.id))])
+
+    def test_tasks_use_the_orm_and_leave_no_connection(self):
+        for task in (tasks.write, tasks.write_async):
+            self.assertEqual(Order.objects.get(pk=self.run_one(task, task.name).return_value).item, task.name)
+        self.assertEqual(str(self.run_one(tasks.fail, "lost").status), "READY")
+        self.assertTrue(no_connection_is_left())
+
+    def test_a_failed_task_has_its_exception_and_runs_again(self):
+        with options(retries=1):
+            result = self.run_one(tasks.fail, "tea")
+        self.assertEqual((str(result.status), result.attempts, result.finished_at), ("READY", 1, None))
+        self.assertIs(result.errors[0].exception_class, tasks.OutOfStockError)
+        run_jobs(early=True, raise_failures=False)
+        result.refresh()
+        self.assertEqual((str(result.status), result.attempts), ("FAILED", 2))
+        [error] = result.errors
+        self.assertIs(error.exception_class, tasks.OutOfStockError)
+        self.assertIn("in fail\n", error.traceback)
+        with self.assertRaisesMessage(ValueError, "failed"):
+            _ = result.return_value
+        self.assertEqual(Order.objects.count(), 2)
+
+    def test_what_no_retry_mends_fails_at_once(self):
+        for task, args, said in (
+            (tasks.give_up, ["os.system: no"], "Fail: os.system: no"),
+            (tasks.odd, [], "Fail: its return value: Unsupported type"),
+        ):
+            with self.subTest(task.name):
+                result = self.run_one(task, *args)
+                self.assertEqual(str(result.status), "FAILED")
+                self.assertIs(result.errors[0].exception_class, joex.Fail)
+                self.assertIn(said, job_of(result).error)
+        for given, said in (([1, 2, 3], "too many positional arguments"), ("ab", "*: expected a list")):
+            wrong = client().submit("django_project.orders.tasks.add", {"*": given})
+            run_jobs(raise_failures=False)
+            [error] = tasks.add.get_result(str(wrong)).errors
+            self.assertIs(error.exception_class, TypeError)
+            self.assertIn(said, error.traceback)
+
+    def test_an_async_task_that_is_out_of_time_leaves_no_connection(self):
+        app = joex.App()
+        add_tasks(app)
+        task = app.get("django_project.orders.tasks.hang")
+        assert task is not None
+        task.timeout = timedelta(seconds=0.2)
+        result = tasks.hang.enqueue("tea")
+        [job] = run_jobs(app, raise_failures=False)
+        self.assertEqual((job.state, Order.objects.count()), ("stuck", 1))
+        self.assertIs(tasks.hang.get_result(result.id).errors[0].exception_class, joex.JoexError)
+        self.assertTrue(no_connection_is_left())
+
+    def test_a_cancelled_task_has_failed(self):
+        result = tasks.add.enqueue(1, 2)
+        client().cancel(UUID(result.id))
+        result.refresh()
+        self.assertEqual(str(result.status), "FAILED")
+        self.assertIs(result.errors[0].exception_class, joex.Cancel)
+
+    def test_signals_tell_of_each_step(self):
+        told = []
+
+        def tell(signal):
+            return lambda sender, task_result, **_: told.append((signal, sender, str(task_result.status)))
+
+        receivers = [
+            (signal, tell(name))
+            for name, signal in (("enqueued", task_enqueued), ("started", task_started), ("finished", task_finished))
+        ]
+        for signal, receiver in receivers:
+            signal.connect(receiver)
+            self.addCleanup(signal.disconnect, receiver)
+        with self.assertLogs(level="INFO"):  # Django's receivers log
+            self.run_one(tasks.add, 1, 2)
+        with options(retries=1), self.assertLogs(level="INFO"):
+            tasks.fail_async.enqueue()
+            run_jobs(early=True, raise_failures=False)
+        steps = ["enqueued READY", "started RUNNING", "finished SUCCESSFUL"]
+        steps += ["enqueued READY", "started RUNNING", "started RUNNING", "finished FAILED"]
+        self.assertEqual([f"{signal} {status}" for signal, _, status in told], steps)
+        self.assertEqual({sender for _, sender, _ in told}, {JoexBackend})
+
+    def test_no_module_is_imported_because_a_job_names_it(self):
+        self.assertNotIn("this", sys.modules)
+        job = client().submit("this.c")
+        [run] = run_jobs(raise_failures=False)
+        self.assertEqual((run.id, run.state), (job, "stuck"))
+        self.assertIn("task 'this.c' is unknown", run.error)
+        self.assertNotIn("this", sys.modules)
+
+    def test_the_app_has_each_task_once_and_the_schedules(self):
+        app = joex.App("shop")
+        add_tasks(app)
+        self.assertEqual(set(app.names), declared_tasks(JoexBackend).keys())
+        [nightly] = app.periodic_tasks
+        self.assertEqual((nightly.id, nightly.timer), ("shop/django_project.orders.tasks.nightly", "03:00"))
+        with self.assertRaisesMessage(joex.ConfigError, "already has one with this name"):
+            add_tasks(app)
+        with self.assertRaisesMessage(TypeError, "above @task"):
+            periodic("03:00")(len)
+
+
+class Admin(TestCase):
+    def log_in(self, *permissions):
+        user = User.objects.create_user("ann", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        self.client.force_login(user)
+
+    def act(self, action, *jobs):
+        chosen = {"action": action, "_selected_action": [str(job) for job in jobs]}
+        return self.client.post(reverse("admin:joex_job_changelist"), chosen, follow=True)
+
+    def test_views_are_shown_to_those_who_may_view_them(self):
+        job = client().submit("mail.send", {"to": "<b>ann</b>"}, group="acme")
+        client().periodic.put("nightly", "mail.send", "03:00")
+        models = (Job, PeriodicTask, Executor, Queue)
+        self.log_in(*(f"view_{model._meta.model_name}" for model in models))
+        for model in models:
+            page = self.client.get(reverse(f"admin:joex_{model._meta.model_name}_changelist"))
+            self.assertEqual(page.status_code, 200, model)
+        page = self.client.get(reverse("admin:joex_job_change", args=[job]))
+        self.assertContains(page, "&lt;b&gt;ann")
+        self.assertContains(page, "no executor serves")
+        self.assertNotContains(page, 'name="_save"')
+        self.assertEqual(self.client.get(reverse("admin:joex_job_add")).status_code, 403)
+        self.assertEqual(self.client.post(reverse("admin:joex_job_delete", args=[job])).status_code, 403)
+        self.assertEqual(self.client.post(reverse("admin:joex_job_change", args=[job]), {"task": "x"}).status_code, 403)
+
+    def test_jobs_are_found_by_their_id_or_a_whole_word(self):
+        one, two = client().submit("a", group="acme"), client().submit("b", subject="acme")
+        client().submit("acme.c")
+        self.log_in("view_job")
+        for term, found in ((str(one), {one}), ("acme", {one, two}), ("b ", {two}), ("%", set())):
+            page = self.client.get(reverse("admin:joex_job_changelist"), {"q": term})
+            self.assertEqual({job.pk for job in page.context["cl"].result_list}, found, term)
+
+    def test_a_user_who_may_cancels_and_retries_and_the_audit_has_the_name(self):
+        one, two = client().submit("a"), client().submit("b")
+        self.log_in("view_job", "cancel_job", "retry_job")
+        self.assertContains(self.act("cancel", one, two), "Jobs: 2 cancelled.")
+        self.assertContains(self.act("retry", one), "Jobs: 1 to run again.")
+        self.assertContains(self.act("cancel", one, two), "Jobs: 1 cancelled, 1 finished before.")
+        self.assertContains(self.act("retry", one, uuid4()), "Jobs: 1 to run again.")
+        self.assertEqual({job.state for job in Job.objects.filter(pk__in=[one, two])}, {"waiting", "cancelled"})
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT DISTINCT caller FROM joex.audit")
+            self.assertEqual(cursor.fetchall(), [("ann",)])
+
+    def test_a_user_who_may_not_does_not(self):
+        job = client().submit("a")
+        self.log_in("view_job", "retry_job")
+        self.assertNotContains(self.act("cancel", job), "cancelled.")
+        self.assertEqual(Job.objects.get(pk=job).state, "waiting")
+        self.client.logout()
+        self.client.force_login(User.objects.create_user("bob", is_staff=True))
+        self.assertEqual(self.client.get(reverse("admin:joex_job_changelist")).status_code, 403)
+
+
+class Settings(SimpleTestCase):
+    def wrong(self, **given):
+        return [str(error.msg) for error in JoexBackend("default", {"OPTIONS": given}).check()]
+
+    def test_options_are_checked(self):
+        self.assertEqual(self.wrong(), [])
+        self.assertEqual(self.wrong(database="default", on_commit="default", group="acme", retries=3), [])
+        begin = "TASKS['default']['OPTIONS']: "
+        for given, said in (
+            ({"on_commit": True}, "on_commit: expected the alias of a database in DATABASES; got True"),
+            ({"database": "none"}, "DATABASES: there is no 'none', which the OPTIONS of Joex's backend in TASKS name"),
+            ({"retries": -1}, "retries: expected 0 to 1000000; got -1"),
+            ({"grp": "a"}, "there is no 'grp'; there are database, on_commit, group, subject, submitter, retries"),
+        ):
+            with self.subTest(said):
+                self.assertEqual(self.wrong(**given), [begin + said])
+
+
+class Commands(TransactionTestCase):
+    def test_the_test_database_has_the_schema_before_the_migrations_of_others(self):
+        self.assertTrue(connection.settings_dict["NAME"].startswith("test_"))
+        migrated = StringIO()
+        call_command("migrate", stdout=migrated)
+        self.assertNotIn("Joex", migrated.getvalue(), "there was nothing to do")
+
+    def test_joex_works_on_the_test_database(self):
+        job = client().submit("from.django")
+        with patch("sys.stdout", StringIO()) as printed:
+            call_command("joex", "jobs")
+        self.assertIn(str(job), printed.getvalue())
+        with patch("sys.stderr", StringIO()) as said, self.assertRaises(SystemExit) as end:
+            call_command("joex", "job", "nonsense")
+        self.assertEqual(end.exception.code, 2)
+        self.assertEqual(said.getvalue().count("\n"), 1)
+
+    @override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"database": "none"}}})
+    def test_a_database_that_is_not_there_is_one_line(self):
+        with self.assertRaisesMessage(CommandError, "DATABASES: there is no 'none', which"):
+            call_command("joex", "jobs")

@@ -1,0 +1,375 @@
+"""Tasks in processes: what a run has there, and that a hostile one harms no other.
+
+Most tests share one executor, because each of its starts loads the app anew. A run that is held all the time must not
+notice the hostile one beside it.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import psutil
+import pytest
+import pytest_asyncio
+
+import joex
+from joex.core.events import RunStarted
+from joex.core.job import State
+from joex.errors import ConfigError
+from tests.support.apps import AnyClient
+from tests.support.postgres import VERSIONS, TestServers
+from tests.support.process_tasks import app
+from tests.support.processes_inside import LONG, Inside, executor_inside
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# (What the tasks print goes nowhere: the tests would keep it.)
+_SERVER = ["sh", "-c", 'exec "$@" > /dev/null', "sh", sys.executable, "-m", "joex.cli.process_server"]
+SERVER = [*_SERVER, "tests.support.process_tasks:app"]
+
+
+class House:
+    """An executor that all tests share, and a client."""
+
+    def __init__(self, inside: Inside, client: AnyClient, url: str) -> None:
+        self.inside = inside
+        self.client = client
+        self.url = url
+
+    async def run(self, task: str, args: dict[str, Any] | None = None, **options: Any) -> Any:
+        """The job, after one run."""
+        job_id = await self.client.submit(task, args or {}, **options)
+        await self.inside.ended(job_id)
+        return await self.client.get(job_id)
+
+    async def begin(self, folder: Path, name: str, task: str = "hold", **options: Any) -> tuple[UUID, psutil.Process]:
+        """A job that is held, and the process that runs it."""
+        job_id = await self.client.submit(task, {"folder": str(folder), "name": name}, **options)
+        return job_id, psutil.Process(int(await said(folder, f"{name}.begun")))
+
+
+async def said(folder: Path, name: str) -> str:
+    """What a task has written into this file."""
+    await eventually((folder / name).exists, why=f"{name} is there")
+    return (folder / name).read_text()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(postgres_servers: TestServers) -> AsyncIterator[House]:
+    """One executor for the module; its task holds it, because a task group ends in the task in which it began."""
+    server = postgres_servers[VERSIONS[-1]]
+    name = await server.create_database()
+    url = server.url(name)
+    opened, over = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+    async def hold() -> None:
+        async with joex.Client(url) as client, executor_inside(app, url, lease=LONG, process_server=SERVER) as inside:
+            opened.set_result(House(inside, client, url))
+            await over.wait()
+
+    holding = asyncio.create_task(hold())
+    await asyncio.wait({opened, holding}, return_when=asyncio.FIRST_COMPLETED)
+    if not opened.done():
+        await holding  # raises what went wrong
+    yield opened.result()
+    over.set()
+    await holding
+    await server.drop_database(name)
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def free_slots(house: House) -> AsyncIterator[None]:
+    """What a test that fails leaves running takes no slot from the next one."""
+    yield
+    for run in house.inside.executor.running():
+        await house.client.cancel(run.id)
+
+
+async def test_a_task_runs_in_a_process_which_the_next_run_uses_again(house: House) -> None:
+    first, second = (await house.run("where")).result, (await house.run("where.async")).result
+    assert first["pid"] not in (os.getpid(), first["keeper"])
+    assert first["thread"] == first["pid"]  # the main thread
+    assert second == first["pid"]
+
+
+async def test_a_run_in_a_process_has_its_context(house: House) -> None:
+    options = {"group": "acme", "priority": "high", "subject": "s", "submitter": "me", "retries": 0}
+    job = await house.run("context", {"size": 200_000}, **options)
+    assert job.state == "success", job.error
+    assert job.result == ["context", "default", "acme", "high", "s", "me", 1, True, str(job.id), False, "ü" * 200_000]
+    assert (job.message, job.progress) == ("done so", 100)
+    lines = [(line.level, line.message) async for line in _lines(house, job.id)]
+    assert ("info", "line of acme") in lines
+
+
+async def _lines(house: House, job_id: UUID) -> AsyncIterator[Any]:
+    for line in await house.client.log(job_id):
+        yield line
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "error"),
+    [
+        ("error", "stuck", "ValueError: of its own"),
+        ("fail", "failed", "for good"),
+        ("cancel", "cancelled", "Cancel: no more"),
+        ("retry", "stuck", "Retry: later"),
+        ("exit", "stuck", "SystemExit: 3"),
+    ],
+)
+async def test_a_run_in_a_process_ends_by_what_it_raises(house: House, how: str, state: str, error: str) -> None:
+    job_id = await house.client.submit("raises", {"how": how})
+    end = await house.inside.ended(job_id)
+    assert (end.verdict.state, end.verdict.error) == (state, error)
+    if how == "error":
+        trace = "".join(line.message for line in await house.client.log(job_id))
+        assert "in raises\n    raise errors[how]" in trace
+    await house.client.cancel(job_id)
+
+
+async def test_arguments_that_do_not_fit_fail_the_job_at_once(house: House) -> None:
+    job = await house.run("context", {"sice": 3})
+    assert job.state == "failed"
+    assert "sice" in job.error
+
+
+async def test_a_process_is_replaced_after_the_runs_of_its_task(house: House) -> None:
+    pids = [(await house.run("where.limited")).result for _ in range(5)]
+    # (The first process may have run others before.)
+    assert pids[-1] == pids[-2] or pids[-2] == pids[-3]
+    assert len(set(pids)) >= 3
+
+
+async def test_what_a_run_has_left_in_its_process_ends_with_it(house: House) -> None:
+    assert (await house.run("thread")).result != (await house.run("where")).result["pid"]
+
+
+# Hostile runs.
+
+_HOSTILE = [
+    ("hang", "busy", "timed out after 0.3 s"),
+    ("hang", "deaf", "timed out after 0.3 s"),
+    ("hang", "stubborn", "timed out after 0.3 s"),
+    ("hang", "in C", "timed out after 0.3 s"),
+    ("hang", "stopped", "timed out after 0.3 s"),
+    ("die", "segfault", "its process was killed by SIGSEGV"),
+    ("die", "abort", "its process was killed by SIGABRT"),
+    ("die", "kill", "its process was killed by SIGKILL: by hand, or by the kernel because memory ran out"),
+    ("die", "exit", "its process exited with code 3 before the task had ended"),
+    ("die", "exit cleanly", "its process exited with code 0 before the task had ended"),
+    ("die", "kill keeper", "its process is gone, together with the keeper of that process"),
+    ("leak", "", "MemoryError"),
+    ("fork", "die", "its process was killed by SIGKILL: by hand, or by the kernel because memory ran out"),
+    ("spoil", "junk", "its process has spoiled its connection to the executor, and was ended"),
+    ("spoil", "size", "its process has spoiled its connection to the executor, and was ended"),
+    ("spoil", "close", "its process exited with code 0 before the task had ended"),
+    ("fork", "", None),
+    ("print", "print", None),
+    ("print", "log", None),
+]
+
+
+@pytest.mark.parametrize(("task", "how", "error"), _HOSTILE, ids=[f"{task} {how}".strip() for task, how, _ in _HOSTILE])
+async def test_a_hostile_run_harms_no_other(
+    house: House, tmp_path: Path, task: str, how: str, error: str | None
+) -> None:
+    innocent, process = await house.begin(tmp_path, "innocent")
+    job = await house.run(task, {"folder": str(tmp_path), "how": how})
+    if error is None:
+        assert job.state == "success", job.error
+    else:
+        assert job.state == "failed"
+        assert job.error.removeprefix("_TimedOut: ") == error
+    for child in (await said(tmp_path, "children")).split() if task == "fork" else []:
+        assert not psutil.pid_exists(int(child))
+    assert (await house.run("where")).state == "success"
+    assert process.is_running()
+    (tmp_path / "innocent.go").touch()
+    await house.inside.ended(innocent)
+    job = await house.client.get(innocent)
+    assert (job.state, job.result) == ("success", 1)
+
+
+# The ends that come from outside.
+
+
+@pytest.mark.parametrize("task", ["hold", "hold.async"])
+async def test_a_run_in_a_process_is_ended_when_its_job_is_cancelled_and_cleans_up(
+    house: House, tmp_path: Path, task: str
+) -> None:
+    job_id, process = await house.begin(tmp_path, "one", task)
+    assert await house.client.cancel(job_id) == "requested"
+    end = await house.inside.ended(job_id)
+    assert end.verdict.state is State.CANCELLED
+    assert await said(tmp_path, "one.left") == "True"
+    assert not process.is_running()
+    if task == "hold":
+        assert int(await said(tmp_path, "one.cancelled")) not in (os.getpid(), process.pid)
+
+
+async def test_sigterm_that_the_executor_has_not_sent_ends_no_run(house: House, tmp_path: Path) -> None:
+    """systemd sends it to all processes of a service that is to drain."""
+    job_id, process = await house.begin(tmp_path, "one")
+    for member in (process, *process.parents()[:2]):  # its keeper, the server
+        member.send_signal(signal.SIGTERM)
+    other, _ = await house.begin(tmp_path, "two")  # the server forks
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.go").touch()
+    for one in (job_id, other):
+        assert (await house.inside.ended(one)).verdict.state is State.SUCCESS
+
+
+async def test_the_end_of_the_server_harms_no_run_and_another_one_is_started(house: House, tmp_path: Path) -> None:
+    job_id, process = await house.begin(tmp_path, "one")
+    server = process.parents()[1]
+    server.kill()
+    others = [await house.begin(tmp_path, f"other {nr}") for nr in range(3)]
+    assert any(other.parents()[1] != server for _, other in others)
+    for name in ("one", "other 0", "other 1", "other 2"):
+        (tmp_path / f"{name}.go").touch()
+    for one in (job_id, *(other for other, _ in others)):
+        assert (await house.inside.ended(one)).verdict.state is State.SUCCESS
+
+
+# Transactions.
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def booking(house: House) -> AsyncIterator[asyncpg.Connection]:
+    """The table of the tasks that book."""
+    connection = await asyncpg.connect(house.url)
+    await connection.execute('CREATE TABLE booking ("order" integer)')
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.parametrize("task", ["book", "book.async"])
+async def test_the_writes_of_a_process_and_the_end_of_its_job_commit_together(
+    house: House, booking: asyncpg.Connection, task: str
+) -> None:
+    job = await house.run(task, {"order": 1})
+    assert (job.state, job.result) == ("success", {"order": 1}), job.error
+    assert await _booked(booking) == [1]
+
+
+async def _booked(booking: asyncpg.Connection) -> list[int]:
+    """What is booked, which is then removed."""
+    return [row[0] for row in await booking.fetch('DELETE FROM booking RETURNING 1 * "order"')]
+
+
+async def test_a_process_that_dies_after_its_commit_has_ended_its_job(
+    house: House, booking: asyncpg.Connection
+) -> None:
+    job = await house.run("book.and.die", {"order": 2})
+    assert (job.state, job.result) == ("success", {"order": 2})
+    assert await _booked(booking) == [2]
+
+
+async def test_a_process_whose_run_has_lost_its_job_writes_nothing(
+    house: House, booking: asyncpg.Connection, tmp_path: Path
+) -> None:
+    job_id = await house.client.submit("book", {"order": 3, "folder": str(tmp_path)}, retries=0)
+    await said(tmp_path, "in.transaction")
+    # As another executor takes it that has found this one dead.
+    await booking.execute("UPDATE joex_private.job SET lock_id = gen_random_uuid() WHERE id = $1", job_id)
+    (tmp_path / "go").touch()
+    await eventually(lambda: not any(run.id == job_id for run in house.inside.executor.running()))
+    assert await _booked(booking) == []
+    assert (await house.client.get(job_id)).state == "running"
+    await booking.execute("DELETE FROM joex_private.job WHERE id = $1", job_id)
+
+
+async def test_a_plain_function_in_a_thread_is_told_how_it_gets_a_connection(house: House) -> None:
+    job_id = await house.client.submit("book.in.thread", retries=0)
+    end = await house.inside.ended(job_id)
+    assert "process=True" in str(end.verdict.error)
+
+
+# Executors of their own.
+
+
+async def test_the_groups_share_processes_fairly(house: House, tmp_path: Path) -> None:
+    """Whatever a group has in the line, each other one has its turn."""
+    settings: dict[str, Any] = {"pool_size": 1, "queues": ["own"], "lease": LONG}
+    async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
+        held, _ = await house.begin(tmp_path, "held", queue="own", group="many")
+        many = [await house.client.submit("where", queue="own", group="many") for _ in range(6)]
+        few = [await house.client.submit("where", queue="own", group="few") for _ in range(2)]
+        (tmp_path / "held.go").touch()
+        for one in [held, *many, *few]:
+            assert (await inside.ended(one)).verdict.state is State.SUCCESS
+        order = [event.job.group for event in inside.log.of(RunStarted)]
+    assert order == ["many", "few", "many", "few", *["many"] * 5]
+
+
+async def test_plain_functions_run_in_processes_by_default_if_the_executor_says_so(house: House) -> None:
+    settings: dict[str, Any] = {"processes": True, "queues": ["own"], "lease": LONG}
+    async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
+        ids = [
+            await house.client.submit(task, queue="own")
+            for task in ("where.by.default", "where.in.thread", "where.async")
+        ]
+        for job_id in ids:
+            await inside.ended(job_id)
+    by_default, in_thread, in_async = [(await house.client.get(job_id)).result for job_id in ids]
+    assert by_default != os.getpid()
+    assert in_thread == os.getpid()
+    assert in_async != os.getpid()
+
+
+async def test_runs_beyond_the_slots_of_processes_wait_and_a_drain_gives_them_back_and_ends_the_others(
+    house: House, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"process_slots": 1, "queues": ["own"], "lease": LONG}
+    async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
+        first, process = await house.begin(tmp_path, "one", queue="own")
+        second = await house.client.submit("hold", {"folder": str(tmp_path), "name": "two"}, queue="own")
+        await eventually(lambda: len(inside.executor.running()) == 2, why="the second one is taken")
+        quick = await house.client.submit("where.in.thread", queue="own")
+        assert (await inside.ended(quick)).verdict.state is State.SUCCESS
+        assert not inside.log.of(RunStarted, lambda event: event.job.id == second)
+        inside.executor.stop()
+        await inside.work
+    assert not process.is_running()
+    assert await said(tmp_path, "one.left") == "True"
+    assert not (tmp_path / "two.begun").exists()
+    for job_id in (first, second):
+        job = await house.client.get(job_id)
+        assert (job.state, job.failures) == ("waiting", 0)
+        await house.client.cancel(job_id)
+
+
+async def test_a_server_that_can_not_load_the_app_fails_the_run_with_a_line(
+    house: House, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = [sys.executable, "-m", "joex.cli.process_server", "tests.support.process_tasks:none"]
+    async with executor_inside(app, house.url, process_server=server, queues=["own"], lease=LONG) as inside:
+        job_id = await house.client.submit("where", queue="own", retries=0)
+        end = await inside.ended(job_id)
+    assert str(end.verdict.error).startswith("no process could be started for it, the server of processes has ended")
+    assert "--app: module tests.support.process_tasks has no 'none'" in capfd.readouterr().err
+
+
+async def test_lines_of_a_tasks_loggers_in_a_process_name_its_run(
+    house: House, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {"queues": ["own"], "log_format": "json", "lease": LONG}
+    async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
+        job_id = await house.client.submit("context", {"size": 1}, queue="own", group="acme")
+        await inside.ended(job_id)
+    [line] = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "said by a logger" in line]
+    assert (line["job"], line["task"], line["group"], line["attempt"]) == (str(job_id), "context", "acme", 1)
+
+
+async def test_an_executor_without_a_server_of_processes_refuses_tasks_that_need_one(house: House) -> None:
+    with pytest.raises(ConfigError, match="task 'where': runs in a process: start the executor by `joex executor"):
+        async with executor_inside(app, house.url):
+            pass

@@ -1,0 +1,1064 @@
+"""Scopes of database roles: every function, table and view, with every scope, from the catalogue."""
+
+import asyncio
+import json
+import re
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from fastapi import HTTPException
+
+import joex
+from joex.core.tuples import pack
+from joex.http.caller import Caller
+from joex.notifications import job_watch
+from joex.store import listing, pools, roles
+from joex.store.migrate import definitions, migrate
+from joex.store.roles import RoleScopes
+from joex.store.statement import STATEMENTS
+from tests.integration.test_statements import CALLS
+from tests.support.postgres import TestServer
+from tests.support.processes_inside import executor_inside
+from tests.support.waiting import PATIENCE, eventually
+
+SCOPES = ("view", "payloads", "submit", "work", "operate")
+OURS = "('joex'::regnamespace, 'joex_private'::regnamespace)"
+FUNCTIONS = f"""
+    SELECT p.pronamespace::regnamespace || '.' || p.proname AS name, p.oid, p.provolatile::text AS volatility,
+           p.prosecdef, l.lanname AS language, p.proconfig,
+           has_function_privilege('public', p.oid, 'EXECUTE') AS is_open,
+           p.prorettype = 'trigger'::regtype AS is_trigger
+    FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang WHERE p.pronamespace IN {OURS}
+"""  # noqa: S608 - constants
+RELATIONS = f"SELECT oid::regclass::text FROM pg_class WHERE relnamespace IN {OURS} AND relkind IN ('r', 'v', 'S')"  # noqa: S608
+
+# What a scope allows to change. A new function that changes something needs an entry here before a role may call it.
+CHANGES = {
+    "view": {
+        "joex.horizon", "joex.subscribe", "joex.unsubscribe", "joex.wait_for", "joex.wait_no_more",
+        "joex_private.floor_epoch", "joex_private.versions",
+    },
+    "payloads": set(),
+    "submit": {
+        "joex.submit", "joex.submit_many", "joex_private.add", "joex.cancel", "joex.horizon", "joex.subscribe",
+        "joex.unsubscribe", "joex.wait_for", "joex.wait_no_more", "joex_private.versions",
+    },
+    "work": {
+        "joex.update", "joex.finish", "joex.horizon", "joex_private.accept", "joex_private.accept_state",
+        "joex_private.goes_round", "joex_private.watch_for_workers",
+    },
+    "operate": {
+        "joex.cancel", "joex.set_priority", "joex.set_args", "joex.retry", "joex.retry_failed", "joex.remove",
+        "joex.set_group", "joex.put_periodic_task", "joex.remove_periodic_task", "joex.enable_periodic_task",
+        "joex.run_periodic_task", "joex_private.drain", "joex_private.resubmit", "joex_private.set_timeout",
+        "joex_private.wake_all",
+    },
+}  # fmt: skip
+OF_THE_OWNER = {"joex.set_largest", "joex_private.set_scopes", "joex_private.secure"}
+
+
+@pytest.fixture
+async def roles_of(database_url: str, connection: asyncpg.Connection) -> AsyncIterator[Any]:
+    """Makes a role with these scopes, and logs in as it."""
+    made = []
+    async with AsyncExitStack() as stack:
+
+        async def make(*scopes: str, groups: list[str] | None = None, queues: list[str] | None = None) -> Any:
+            name = f"joex_test_{uuid4().hex}"
+            await connection.execute(f"CREATE ROLE {name} LOGIN")
+            made.append(name)
+            if scopes:
+                await roles.set_scopes(connection, RoleScopes(name, list(scopes), groups, queues))
+            settings = {"default_transaction_isolation": "read committed"}
+            session = await asyncpg.connect(database_url, user=name, server_settings=settings)
+            stack.push_async_callback(session.close)
+            return session
+
+        yield make
+    for name in made:
+        await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def url_of(database_url: str, role: str) -> str:
+    """The URL with which a role logs in."""
+    return database_url.replace("postgres@", f"{role}@")
+
+
+async def may_call(session: asyncpg.Connection) -> dict[str, asyncpg.Record]:
+    """The functions, except triggers, that this session may call."""
+    rows = await session.fetch(FUNCTIONS)
+    mine = await session.fetch(
+        "SELECT oid FROM pg_proc "
+        "WHERE has_function_privilege(oid, 'EXECUTE') AND has_schema_privilege(pronamespace, 'USAGE')"
+    )
+    allowed = {row["oid"] for row in mine}
+    return {row["name"]: row for row in rows if row["oid"] in allowed and not row["is_trigger"]}
+
+
+def is_named_in_python(name: str) -> bool:
+    """Whether a statement of Joex calls this function, with the path of a session."""
+    return any(re.search(rf"\b{re.escape(name)}\(", sql) for sql in STATEMENTS)
+
+
+async def test_no_function_is_open_to_all_and_each_has_a_path_that_no_caller_changes(connection):
+    for _ in range(2):
+        for row in await connection.fetch(FUNCTIONS):
+            assert not row["is_open"], row["name"]
+            is_called = row["prosecdef"] or (row["language"] == "plpgsql" and is_named_in_python(row["name"]))
+            if is_called or row["is_trigger"]:
+                assert "search_path=pg_catalog, pg_temp" in (row["proconfig"] or ()), row["name"]
+        async with connection.transaction():
+            for one in definitions():  # as if a newer version had changed them all
+                await connection.execute(one.sql)
+            await connection.execute("SELECT joex_private.secure()")
+    assert await migrate(connection) == []
+
+
+async def test_a_function_that_a_view_or_a_session_calls_without_a_path_of_its_own_names_each_schema(connection):
+    """The planner merges such functions into the caller's statement, where the path is the caller's."""
+    bodies = dict(
+        await connection.fetch(f"""
+            SELECT p.proname::text, p.prosrc FROM pg_proc p WHERE p.pronamespace IN {OURS}
+            AND 'search_path=pg_catalog, pg_temp' <> ALL (coalesce(p.proconfig, '{{}}'))""")  # noqa: S608 - constants
+    )
+    of_views = await connection.fetchval(f"""
+        SELECT string_agg(pg_get_viewdef(oid), ' ') FROM pg_class WHERE relkind = 'v' AND relnamespace IN {OURS}""")  # noqa: S608
+    defaults = await connection.fetchval("SELECT string_agg(pg_get_expr(adbin, adrelid), ' ') FROM pg_attrdef")
+
+    def named_in(text: str) -> set[str]:
+        return set(re.findall(r"joex(?:_private)?\.(\w+)\(", text)) & bodies.keys()
+
+    called, more = set[str](), named_in(" ".join([of_views, defaults, *STATEMENTS]))
+    while more:
+        called |= more
+        more = named_in(" ".join(bodies[name] for name in more)) - called
+    assert {"group_bucket", "in_both", "ring", "place", "uuid7"} <= called
+    syntax = {"select", "case", "coalesce", "extract", "array", "bit"}
+    for name in called:
+        assert set(re.findall(r"(?<![\w.])([a-z_]\w*)\(", bodies[name].lower())) <= syntax, name
+
+
+async def test_functions_that_others_have_planted_are_not_called_by_views(peeker, connection):
+    """A view's function that is no exact match would lose to one that is, in a schema of the session's path."""
+    role = await peeker.fetchval("SELECT session_user::text")
+    await peeker.execute("""
+        CREATE FUNCTION peek.caught() RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+            RAISE EXCEPTION 'caught as %', current_user; END $$""")
+    planted = await connection.fetch("""
+        SELECT DISTINCT p.proname::text AS name,
+               replace(replace(replace(a.args, 'anyarray', 'text[]'), 'anyelement', 'text'), 'name', 'text') AS args
+        FROM pg_proc p, LATERAL (SELECT string_agg(format_type(t, NULL), ', ' ORDER BY nr) AS args
+                                 FROM unnest(p.proargtypes) WITH ORDINALITY AS t(t, nr)) a
+        WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND a.args !~ '"any"|internal|anycompat'
+              AND EXISTS (SELECT FROM pg_proc o
+                          WHERE o.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+                          AND o.prosrc ~ format('\\m%s\\(', p.proname))""")
+    for name, args in planted:
+        await peeker.execute(
+            f"CREATE FUNCTION peek.{name}({args}) RETURNS text LANGUAGE sql VOLATILE AS 'SELECT peek.caught()'"
+        )
+    assert ("convert_to", "text, text") in [tuple(row) for row in planted]
+    await connection.execute("SET search_path = peek, public")
+    try:
+        with pytest.raises(asyncpg.RaiseError, match="caught as"):
+            await connection.execute("SELECT convert_to('a'::text, 'UTF8')")
+        for view in VIEWS:
+            await connection.execute(f"SELECT * FROM joex.{view}")  # noqa: S608 - a constant
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL ROLE {role}")
+                await connection.execute(f"SELECT count(*) FROM joex.{view}")  # noqa: S608 - a constant
+    finally:
+        await connection.execute("RESET search_path")
+
+
+async def test_each_public_function_has_a_scope(connection):
+    known = {
+        name
+        for row in await connection.fetch("SELECT functions FROM joex_private.functions_of_scopes()")
+        for name in row["functions"]
+    }
+    found = {row["name"] for row in await connection.fetch(FUNCTIONS)}
+    without = {name for name in found if name.startswith("joex.")} - known
+    assert without == {"joex.delete_finished"}  # of executors: it deletes what retention keeps
+    assert known <= found
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_a_scope_changes_what_it_says_and_writes_no_table(roles_of, scope):
+    session = await roles_of(scope)
+    allowed = await may_call(session)
+    assert {name for name, row in allowed.items() if row["volatility"] == "v"} == CHANGES[scope]
+    needs_rights = {name for name, row in allowed.items() if row["volatility"] == "v"} - {"joex_private.floor_epoch"}
+    assert all(allowed[name]["prosecdef"] for name in needs_rights)
+    for relation in [row[0] for row in await session.fetch(RELATIONS)]:
+        rights = "INSERT, UPDATE, DELETE, TRUNCATE, TRIGGER"
+        ask = "SELECT has_table_privilege($1::text, $2)"
+        if "ring_cursor" not in relation and "_seq" not in relation:
+            assert not await session.fetchval(ask, relation, rights), relation
+
+
+async def test_a_role_without_scopes_can_call_and_read_nothing(roles_of):
+    nobody = await roles_of()
+    assert await may_call(nobody) == {}
+    for call in filter(None, CALLS.values()):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await nobody.execute(f"SELECT {call}")
+    for row in await nobody.fetch(RELATIONS):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await nobody.execute(f"TABLE {row[0]}")
+
+
+async def test_an_executor_does_all_but_what_the_owner_does(roles_of, connection):
+    session = await roles_of("executor")
+    everything = {row["name"] for row in await connection.fetch(FUNCTIONS) if not row["is_trigger"]}
+    assert everything - set(await may_call(session)) == OF_THE_OWNER
+    for attack in (
+        "CREATE FUNCTION joex.wake(text, integer) RETURNS void LANGUAGE sql AS ''",
+        "CREATE TABLE joex_private.mine ()",
+        "SELECT joex_private.set_scopes('pg_monitor', '{executor}')",
+        "UPDATE joex_private.this_database SET binds_roles = false",
+        "INSERT INTO joex_private.role_scope (role, scopes) VALUES ('pg_monitor', '{executor}')",
+        "DELETE FROM joex_private.migration",
+        "INSERT INTO joex_private.api_token (name, digest, scopes) VALUES ('mine', sha256('mine'), '{operate}')",
+        "UPDATE joex_private.api_token SET scopes = '{operate}'",
+        "DELETE FROM joex_private.act",
+        "INSERT INTO joex_private.act (role, act) VALUES ('postgres', 'forged')",
+        "INSERT INTO joex_private.size_limit VALUES ('args', 32000000)",
+        "UPDATE joex_private.queue SET cursor = 'joex_private.job_seq_seq'",
+    ):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await session.execute(attack)
+
+
+async def test_names_and_operators_of_a_caller_lead_nowhere(roles_of, connection, database_url):
+    """Functions work with the owner's rights: what a caller has put on its path must not run there."""
+    submitter = await roles_of("submit", "operate")
+    role = await submitter.fetchval("SELECT session_user::text")
+    await connection.execute(f"CREATE SCHEMA trap AUTHORIZATION {role}")
+    await submitter.execute("""
+        CREATE FUNCTION trap.coined() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+            RAISE EXCEPTION 'caught as %', current_user; END $$;
+        CREATE FUNCTION trap.clock_timestamp() RETURNS timestamptz LANGUAGE sql
+            AS 'SELECT trap.coined()::text::timestamptz';
+        CREATE FUNCTION trap.equal(joex_private.queue_name, text) RETURNS boolean LANGUAGE sql
+            AS 'SELECT trap.coined()';
+        CREATE OPERATOR trap.= (LEFTARG = joex_private.queue_name, RIGHTARG = text, FUNCTION = trap.equal)""")
+    await submitter.execute("SET search_path = trap, pg_catalog, joex, joex_private")
+    with pytest.raises(asyncpg.RaiseError, match="caught"):
+        await submitter.fetchval("SELECT clock_timestamp()")
+    job_id = await submitter.fetchval("SELECT joex.submit('a')")
+    assert await submitter.fetchval("SELECT joex.set_priority($1, 'high')", job_id)
+    assert await submitter.fetchval("SELECT joex.cancel($1)", job_id) == "cancelled"
+    await connection.execute("DROP SCHEMA trap CASCADE")
+
+
+# What a role that is bound to the group mine gets for a job of another group: the same as for one that does not exist.
+OF_A_JOB = {
+    "joex.cancel($1)": "not_found",
+    "joex.set_priority($1, 'high')": False,
+    "joex.set_args($1, '{}')": False,
+    "joex.retry($1)": False,
+    "joex.remove($1)": "not_found",
+    "joex_private.resubmit($1)": "not_found",
+    "(SELECT reason FROM joex.why($1))": "not_found",
+    "(SELECT count(*) FROM joex.log($1))": 0,
+    "(SELECT count(*) FROM joex.jobs WHERE id = $1)": 0,
+    "(SELECT ids FROM joex_private.versions(ARRAY[$1]))": None,
+    "joex_private.goes_round($1)": None,
+}
+REFUSED = (
+    "joex.submit('a', grp => 'theirs')",
+    "joex.submit_many('{a}', grps => '{theirs}')",
+    "joex.submit('a', grp => 'theirs', once => '00000000-0000-0000-0000-000000000001')",
+    "joex.submit_many('{a}', grps => '{theirs}', trackers => '{t}')",
+    r"joex_private.add('a', '\x0161', grp => 'theirs', queue => 'default')",
+    r"joex_private.add('a', '\x027468656972732f3100', grp => 'mine', queue => 'default')",
+    "joex.put_periodic_task('theirs/p', 'a', 'daily', grp => 'mine')",
+    "joex.set_group('theirs', paused => true)",
+    "joex.set_group('mine', weight => 100)",
+    "joex.set_group('mine', max_running => 1000)",
+    "joex.put_periodic_task('p', 'a', 'daily', grp => 'theirs')",
+    "joex_private.accept('default')",
+    "joex_private.accept_state('default')",
+    "joex_private.watch_for_workers('me', 'default', '1 minute')",
+    "joex_private.set_timeout('a', '1 minute')",
+    "joex_private.drain(NULL)",
+    "joex.events_channel()",
+    "joex.shares()",
+    "joex_private.wake_all('default')",
+)
+
+
+async def test_a_bound_role_can_not_tell_whether_anything_else_exists(roles_of, connection, bench):
+    bound = await roles_of(*SCOPES, groups=["mine"])
+    theirs = await bench.submit("theirs")
+    await connection.execute(f"SELECT {REFUSED[2]}")  # it is there
+    await connection.execute("SELECT joex.put_periodic_task('theirs', 'a', 'daily', grp => 'theirs')")
+    for job_id in (theirs, uuid4()):
+        for call, expected in OF_A_JOB.items():
+            call = call.replace("$1", "$1::uuid")  # noqa: PLW2901
+            assert await bound.fetchval(f"SELECT {call}", job_id) == expected, call
+    for call in REFUSED:
+        with pytest.raises(
+            asyncpg.InsufficientPrivilegeError, match=r"bound to groups|may not use group|all groups share these names"
+        ):
+            await bound.execute(f"SELECT {call}")
+    for call in (
+        "remove_periodic_task('theirs', any_owner => true)",
+        "enable_periodic_task('theirs', false, any_owner => true)",
+    ):
+        assert await bound.fetchval(f"SELECT joex.{call}") == "not_found"
+    assert await bound.fetchval("SELECT answer FROM joex.run_periodic_task('theirs')") == "not_found"
+    for view in ("jobs", "group_stats", "queue_stats", "executors", "periodic_tasks", "audit"):
+        assert await bound.fetch(f"TABLE joex.{view}") == []
+    assert await bound.fetchval("SELECT joex.retry_failed()") == 0
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await bound.execute("SELECT FROM joex_private.job")
+    assert await connection.fetchval("SELECT state FROM joex.jobs WHERE id = $1", theirs) == "waiting"
+
+
+async def test_a_bound_role_does_all_that_its_scopes_allow_in_its_groups(roles_of, connection):
+    bound = await roles_of(*SCOPES, groups=["mine"], queues=["default"])
+    job_id = await bound.fetchval("SELECT joex.submit('a', '{\"x\": 1}', grp => 'mine')")
+    await connection.execute("SELECT joex.submit('a', grp => 'theirs')")
+    [row] = await bound.fetch("SELECT * FROM joex.jobs")
+    assert (row["id"], row["args"]) == (job_id, '{"x": 1}')
+    assert await bound.fetchval("SELECT waiting FROM joex.queue_stats") == 1
+    assert await bound.fetchval("SELECT reason FROM joex.why($1)", job_id) == "no_executor"
+    assert await bound.fetchval("SELECT joex.set_priority($1, 'high')", job_id)
+    assert await bound.fetchval("SELECT joex.cancel($1)", job_id) == "cancelled"
+    assert await bound.fetchval("SELECT joex.retry($1)", job_id)
+    await bound.execute("SELECT joex.set_group('mine', paused => true)")
+    assert await bound.fetchval("SELECT joex.put_periodic_task('mine/p', 'a', 'daily', grp => 'mine')") == "set"
+    assert await bound.fetchval("SELECT answer FROM joex.run_periodic_task('mine/p')") == "submitted"
+    own = r"joex_private.add('a', '\x026d696e652f3100', grp => 'mine', queue => 'default')"
+    assert await bound.fetchval(f"SELECT {own}") is not None
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group 'mine' in queue 'mail'"):
+        await bound.fetchval("SELECT joex.submit('a', grp => 'mine', queue => 'mail')")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_own"),
+    [
+        ("acme/nightly", True), ("acme/", True), ("acme/eu/nightly", False), ("acme/eu/", False), ("acme//", False),
+        ("acme", False), ("acmes/x", False), ("x/acme/y", False), (("acme", "a/b", 7), True), (("acme",), True),
+        (("acme/x",), False), (("acme\0", 7), False), (("x", "acme"), False), ((), False), (7, False), (None, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("bounds", [{"groups": ["acme"]}, {"queues": ["acme"]}], ids=["group", "queue"])
+async def test_an_id_of_a_bound_caller_is_its_group_and_one_slash_in_sql_as_over_http(roles_of, bounds, name, is_own):
+    """The ids of a group acme/eu are not those of acme. (Group and queue are both acme here.)"""
+    caller = Caller("its token", frozenset(), **{kind: tuple(names) for kind, names in bounds.items()})
+    told = r"id: all .* share these names: with .*, give it as '?\"?acme/NAME'?\"?, where NAME has no slash"
+    role = await roles_of("submit", "operate", **bounds)
+    calls = [lambda: role.execute("SELECT joex_private.add('t', $1, grp => 'acme', queue => 'acme')", pack("id", name))]
+    if isinstance(name, str):
+        put = "SELECT joex.put_periodic_task($1, 't', 'daily', grp => 'acme', queue => 'acme')"
+        calls.append(lambda: role.execute(put, name))
+    for call in calls:
+        if is_own:
+            await call()
+        else:
+            with pytest.raises(asyncpg.InsufficientPrivilegeError, match=told):
+                await call()
+    if is_own:
+        caller.check_own_name("id", name, "acme", "acme")
+    else:
+        with pytest.raises(HTTPException, match=told):
+            caller.check_own_name("id", name, "acme", "acme")
+
+
+@pytest.mark.parametrize("by_array", [False, True], ids=["submit", "submit_many"])
+async def test_a_role_that_is_bound_to_queues_alone_takes_no_tracker_of_another_queue(roles_of, connection, by_array):
+    """Trackers are unique in a group, and it submits into all groups of its queue. (HTTP has the same rule.)"""
+    submit = "SELECT joex.submit('t', grp => $1, queue => $2, tracker => $3)"
+    if by_array:
+        submit = "SELECT joex.submit_many('{t}', grps => ARRAY[$1], queues => ARRAY[$2], trackers => ARRAY[$3])"
+    bound, theirs = await roles_of("submit", queues=["mine"]), await roles_of("submit", groups=["acme"])
+    member = await roles_of("submit", queues=["mine"])
+    names = [await one.fetchval("SELECT session_user::text") for one in (theirs, member)]
+    await connection.execute(f"GRANT {names[0]} TO {names[1]}")
+    assert await theirs.fetchval(submit, "acme", "default", "seven") is not None
+    told = 'tracker: all queues share these names: with the role .*, give it as "mine/NAME", where NAME has no slash'
+    for tracker in ("seven", "eight", "mine", "mine/eu/seven"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=told):
+            await bound.fetchval(submit, "acme", "mine", tracker)
+    assert await bound.fetchval(submit, "acme", "mine", "mine/seven") is not None
+    assert await bound.fetchval(submit, "acme", "mine", None) is not None
+    assert await member.fetchval(submit, "acme", "mine", "seven") is None  # (it may use the group in all queues too)
+    for one in (await roles_of("submit", groups=["acme"], queues=["mine"]), connection):
+        assert await one.fetchval(submit, "acme", "mine", "seven") is None
+
+
+async def test_a_function_of_a_bound_role_sees_no_row_that_is_not_its_own(roles_of, connection, bench):
+    """The planner may not evaluate a condition of the caller before that of the view."""
+    await bench.submit("theirs", args={"secret": 1})
+    bound = await roles_of("view", "payloads", groups=["mine"])
+    role = await bound.fetchval("SELECT session_user::text")
+    await connection.execute(f"CREATE SCHEMA peek AUTHORIZATION {role}")
+    await bound.execute("""
+        CREATE FUNCTION peek.at(jsonb) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS $$ BEGIN
+            RAISE EXCEPTION 'seen %', $1; END $$""")
+    assert await bound.fetch("SELECT FROM joex.jobs WHERE peek.at(args)") == []
+    await connection.execute("DROP SCHEMA peek CASCADE")
+
+
+async def test_a_member_of_a_bound_role_is_bound_and_another_role_stays_free(roles_of, connection):
+    bound = await roles_of("submit", "view", groups=["mine"])
+    free = await roles_of("submit", "view")
+    member = await roles_of()
+    names = [await one.fetchval("SELECT session_user::text") for one in (bound, member)]
+    await connection.execute(f"GRANT {names[0]} TO {names[1]}")
+    for session in (member, bound):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group 'theirs'"):
+            await session.execute("SELECT joex.submit('a', grp => 'theirs')")
+    await member.execute(f"SET ROLE {names[0]}")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group 'theirs'"):
+        await member.execute("SELECT joex.submit('a', grp => 'theirs')")
+    assert await free.fetchval("SELECT joex.submit('a', grp => 'theirs')") is not None
+    assert await connection.fetchval("SELECT joex.submit('a', grp => 'others')") is not None  # the owner
+    assert await free.fetchval("SELECT count(*) FROM joex.jobs") == 2
+
+
+READ = "SELECT {} FROM {}"
+
+
+async def test_a_bound_role_learns_that_its_queue_is_held_and_not_by_which_session(roles_of, connection, bench):
+    await bench.executor()
+    job_id = await bench.submit("mine")
+    await connection.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
+    hidden = {"queue": "default", "session": None, "role": None}
+    for scopes, is_bound in ((("view",), False), (("view", "payloads"), True)):
+        session = await roles_of(*scopes, groups=["mine"] if is_bound else None)
+
+        async def is_held(session=session, is_bound=is_bound) -> bool:
+            rows = await session.fetch("SELECT reason, detail::text FROM joex.why($1)", job_id)
+            found = {row["reason"]: json.loads(row["detail"]) for row in rows}
+            return "queue_held" in found and (found["queue_held"] == hidden) is is_bound
+
+        await eventually(is_held)
+
+
+async def test_payloads_need_their_scope(roles_of, bench):
+    job_id = await bench.submit()
+    viewer, reader = await roles_of("view"), await roles_of("view", "payloads")
+    for column in ("args", "result", "error", "message", "progress_message", "opts"):
+        for relation in ("joex.jobs", "joex_private.job"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await viewer.execute(READ.format(column, relation))
+            await reader.execute(READ.format(column, relation))
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await viewer.execute("SELECT joex.log($1)", job_id)
+    assert await viewer.fetchval("SELECT state FROM joex.jobs") == "waiting"
+    for secret in ("this_database", "role_scope"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await reader.execute(f"TABLE joex_private.{secret}")
+
+
+async def test_clients_work_with_the_scopes_of_their_calls(roles_of, database_url, connection):
+    reader = await roles_of("submit", "view", "payloads", groups=["mine"])
+    dashboard = await roles_of("view", "payloads")
+    names = [await one.fetchval("SELECT session_user::text") for one in (reader, dashboard)]
+    urls = [url_of(database_url, name) for name in names]
+    async with joex.Client(urls[0]) as client:
+        job_id = await client.submit("a", group="mine")
+        assert job_id is not None
+        assert await client.submit_many([joex.NewJob("a", group="mine")])
+        with pytest.raises(joex.JoexError, match="may not use group 'theirs'"):
+            await client.submit("a", group="theirs")
+        assert await client.get(job_id) is not None
+        assert await client.cancel(job_id) == "cancelled"
+        assert getattr(await client.wait(job_id, timeout="1m"), "state", None) == "cancelled"
+        with pytest.raises(joex.JoexError, match=r"database role: the role .* is bound to groups"):
+            await client.events().__aenter__()
+    async with joex.Client(urls[1]) as client:
+        assert [job.group for job in await listing.list_queued(dashboard, None, None, 10)] == ["mine"]
+        assert getattr(await client.wait(job_id, timeout="1m"), "state", None) == "cancelled"
+        assert await client.why(job_id)
+        async with client.events() as events:
+            await connection.execute("SELECT joex.submit('a')")
+            assert (await anext(events)).kind == "job-submitted"
+
+
+async def test_a_worker_needs_no_other_scope_and_touches_no_run_of_another_queue(roles_of, database_url, connection):
+    worker = await roles_of("work", queues=["mine"])
+    name = await worker.fetchval("SELECT session_user::text")
+    for queue in ("mine", "theirs"):
+        await connection.execute("SELECT joex.submit('a', queue => $1) FROM generate_series(1, 4)", queue)
+    accept = "SELECT id, lock_id FROM joex_private.accept('theirs')"
+    async with joex.Client(url_of(database_url, name)) as client:
+        ends = []
+        for end in (
+            lambda job, lock: client.keyed.finish("a", job, {}, lock, result=[1], message="done"),
+            lambda job, lock: client.keyed.finish("a", job, {}, lock, error="no", retry=False),
+            lambda job, lock: client.keyed.finish("a", job, {"data": {"n": 1}}, lock, error="later"),
+            lambda job, lock: client.keyed.give_back("a", job, lock),
+        ):
+            job = await client.keyed.accept("mine")
+            assert job is not None
+            assert await client.keyed.update("a", job.id, {}, lock_id_of(job), progress=50) == "ok"
+            assert await end(job.id, uuid4()) == "worker_conflict"
+            assert await end(job.id, lock_id_of(job)) == "ok"
+            ends.append(job.job)
+            theirs = await connection.fetchrow(accept)
+            assert await end(theirs["id"], theirs["lock_id"]) == "worker_conflict"
+    states = "SELECT array_agg(state ORDER BY array_position($1::uuid[], id)) FROM joex.jobs WHERE id = ANY ($1)"
+    assert await connection.fetchval(states, ends) == ["success", "failed", "stuck", "waiting"]
+    assert await connection.fetchval("SELECT count(*) FROM joex.jobs WHERE queue = 'theirs' AND state = 'running'") == 4
+
+
+def lock_id_of(job):
+    """Return the lock id of a run that a worker has."""
+    assert job.lock_id is not None
+    return job.lock_id
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (RoleScopes("no such role", ["view"], None, None), 'role: this server has no role "no such role"'),
+        (
+            RoleScopes("pg_monitor", ["read"], None, None),
+            "scope: expected view, payloads, submit, work, operate or executor",
+        ),
+        (RoleScopes("pg_monitor", ["executor"], ["mine"], None), "an executor runs the jobs of all groups"),
+        (RoleScopes("postgres", ["view"], None, None), "role: postgres owns the schema, and may do everything"),
+    ],
+)
+async def test_a_wrong_grant_is_refused_in_one_line(connection, wanted, told):
+    with pytest.raises(joex.JoexError, match=told):
+        await roles.set_scopes(connection, wanted)
+    assert await roles.roles(connection) == []
+
+
+async def test_a_revoked_role_has_nothing_left(roles_of, connection):
+    session = await roles_of(*SCOPES, "executor")
+    name = await session.fetchval("SELECT session_user::text")
+    await roles.set_scopes(connection, RoleScopes(name, [], None, None))
+    assert await may_call(session) == {}
+    assert await roles.roles(connection) == []
+
+
+async def test_what_the_last_bound_role_has_left_open_stays_bound_when_it_is_revoked(roles_of, connection, bench):
+    """The server has judged the right to execute when the statement began."""
+    theirs = await bench.submit("theirs")
+    bound = await roles_of("submit", "operate", "work", queues=["mine"])
+    await bound.execute("SET my.name = 'mine'")
+    calls = {
+        "put": "joex.submit('a', grp => 'theirs', queue => current_setting('my.name'))",
+        "take": "(joex_private.accept(current_setting('my.name'))).id",
+        "steer": "joex.set_priority(current_setting('my.job')::uuid, 'high')",
+    }
+    async with bound.transaction():
+        for cursor, call in calls.items():
+            await bound.execute(f"DECLARE {cursor} CURSOR FOR SELECT {call} FROM generate_series(1, 9)")  # noqa: S608
+        role = await bound.fetchval("SELECT session_user::text")
+        await roles.set_scopes(connection, RoleScopes(role, [], None, None))
+        await bound.execute(f"SET my.name = 'default'; SET my.job = '{theirs}'")
+        for cursor in ("put", "take"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group"):
+                async with bound.transaction():
+                    await bound.fetch(f"FETCH 1 FROM {cursor}")
+        assert await bound.fetchval("FETCH 1 FROM steer") is False
+    [job] = await connection.fetch("SELECT id, state, priority FROM joex.jobs")
+    assert tuple(job) == (theirs, "waiting", "low")
+
+
+async def test_a_migration_gives_roles_what_their_scopes_need_now(roles_of, connection):
+    session = await roles_of("submit")
+    await connection.execute(
+        "CREATE OR REPLACE FUNCTION joex_private.functions_of_scopes() RETURNS TABLE (scope text, functions text[]) "
+        "LANGUAGE sql IMMUTABLE AS $$ VALUES ('submit', '{joex.submit, joex.retry}'::text[]) $$"
+    )
+    await connection.execute("SELECT joex_private.secure()")
+    assert "joex.retry" in await may_call(session)
+    for one in definitions():
+        if "FUNCTION joex_private.functions_of_scopes" in one.sql:
+            await connection.execute(one.sql)
+
+
+async def test_two_grants_at_a_time_leave_no_bound_role_free(roles_of, connection, another_connection):
+    """The second one waits for the first, and then sees what it has done."""
+    bound, other = await roles_of("submit"), await roles_of("submit", groups=["theirs"])
+    names = [await one.fetchval("SELECT session_user::text") for one in (bound, other)]
+    second = await another_connection()
+    async with connection.transaction():
+        await roles.set_scopes(connection, RoleScopes(names[0], ["submit"], ["mine"], None))
+        revoke = asyncio.ensure_future(roles.set_scopes(second, RoleScopes(names[1], [], None, None)))
+        waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
+        await eventually(lambda: connection.fetchval(waits, second.get_server_pid()))
+    await revoke
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group 'theirs'"):
+        await bound.execute("SELECT joex.submit('a', grp => 'theirs')")
+
+
+async def test_a_view_without_payloads_sees_none_by_functions_either(roles_of, bench):
+    executor = await bench.executor()
+    job_id = await bench.submit(args={"secret": 1})
+    await bench.finish(await bench.take_one(executor), "failed", error="a secret")
+    viewer, reader = await roles_of("view"), await roles_of("view", "payloads")
+    detail = "SELECT detail->>'error' FROM joex.why($1)"
+    assert (await viewer.fetchval(detail, job_id), await reader.fetchval(detail, job_id)) == (None, "a secret")
+    returned = await viewer.fetchval(
+        "SELECT pg_get_function_result('joex_private.seen_by_floors(boolean)'::regprocedure)"
+    )
+    assert "args" not in returned
+    assert "error" not in returned
+    assert await viewer.fetchval("SELECT count(*) FROM joex_private.seen_by_floors(true)") == 0
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await viewer.execute("SELECT lock_id FROM joex_private.job")
+
+
+async def test_operators_of_another_role_get_into_no_view_when_it_is_made(roles_of, connection):
+    role = await (await roles_of("submit")).fetchval("SELECT session_user::text")
+    await connection.execute(f"""
+        CREATE SCHEMA trap AUTHORIZATION {role};
+        CREATE FUNCTION trap.equal(joex_private.group_name, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+        CREATE OPERATOR trap.= (LEFTARG = joex_private.group_name, RIGHTARG = text, FUNCTION = trap.equal);
+        SET search_path = trap, public;
+        DROP SCHEMA joex CASCADE""")
+    await migrate(connection)
+    trapped = "SELECT count(*) FROM pg_depend WHERE refobjid = 'trap.=(joex_private.group_name, text)'::regoperator"
+    assert await connection.fetchval(trapped) == 0
+    await connection.execute("DROP SCHEMA trap CASCADE; RESET search_path")
+
+
+async def test_what_a_dump_without_rights_or_default_privileges_open_is_closed_by_the_next_grant(roles_of, connection):
+    await connection.execute("""
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex, joex_private TO PUBLIC;
+        GRANT SELECT ON ALL TABLES IN SCHEMA joex, joex_private TO PUBLIC;
+        GRANT SELECT ON ALL SEQUENCES IN SCHEMA joex_private TO PUBLIC""")
+    session = await roles_of("submit")
+    assert {name for name, row in (await may_call(session)).items() if row["volatility"] == "v"} == CHANGES["submit"]
+    for relation in ("joex.jobs", "joex_private.job", "joex_private.this_database"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await session.execute(f"TABLE {relation}")
+    await connection.execute("GRANT EXECUTE ON FUNCTION joex.cancel(uuid) TO PUBLIC")
+    assert await migrate(connection) == []
+    assert not await connection.fetchval("SELECT has_function_privilege('public', 'joex.cancel(uuid)', 'EXECUTE')")
+
+
+@pytest.mark.parametrize("groups", [None, ["mine"]], ids=["everywhere", "bound"])
+@pytest.mark.parametrize("end", ["revoke", "migrate", "the next grant"])
+async def test_what_a_dropped_role_leaves_is_listed_harms_nothing_and_can_be_removed(connection, bench, groups, end):
+    await connection.execute("CREATE ROLE joex_test_leaver")
+    await roles.set_scopes(connection, RoleScopes("joex_test_leaver", ["view", "submit"], groups, None))
+    oid = await connection.fetchval("SELECT 'joex_test_leaver'::regrole::oid")
+    await connection.execute("DROP OWNED BY joex_test_leaver; DROP ROLE joex_test_leaver")
+    left = RoleScopes(f"unknown (OID={oid})", ["view", "submit"], groups, None)
+    assert await roles.roles(connection) == [left]
+    await bench.submit("theirs")
+    assert await connection.fetchval("SELECT count(*) FROM joex.jobs") == 1
+    with pytest.raises(joex.JoexError, match="role: this server has no role joex_test_leaver"):
+        await roles.set_scopes(connection, RoleScopes("joex_test_leaver", [], None, None))
+    if end == "revoke":
+        await roles.set_scopes(connection, replace(left, scopes=[]))
+    elif end == "migrate":
+        assert await migrate(connection) == []
+    else:
+        await roles.set_scopes(connection, RoleScopes("pg_monitor", [], None, None))
+    assert await roles.roles(connection) == []
+
+
+async def test_a_new_role_by_the_name_of_a_dropped_one_gets_nothing(roles_of, connection, database_url):
+    other = await roles_of("submit", groups=["theirs"])  # (some role stays bound)
+    await connection.execute('CREATE ROLE "joex test\'s ""heir""" LOGIN')
+    name = 'joex test\'s "heir"'
+    await roles.set_scopes(connection, RoleScopes(name, ["submit", "view"], ["mine"], None))
+    await connection.execute('DROP OWNED BY "joex test\'s ""heir"""; DROP ROLE "joex test\'s ""heir"""')
+    await connection.execute('CREATE ROLE "joex test\'s ""heir""" LOGIN')
+    await connection.execute("SELECT joex_private.secure()")
+    heir = await asyncpg.connect(database_url, user=name)
+    try:
+        assert await may_call(heir) == {}
+        assert [one.groups for one in await roles.roles(connection)] == [["theirs"]]
+    finally:
+        await heir.close()
+        await connection.execute('DROP ROLE "joex test\'s ""heir"""')
+    assert await other.fetchval("SELECT joex.submit('a', grp => 'theirs')") is not None
+
+
+async def test_a_renamed_role_keeps_its_scopes_and_bounds(roles_of, connection):
+    role = await roles_of("submit", groups=["mine"])
+    name = await role.fetchval("SELECT session_user::text")
+    await connection.execute(f"ALTER ROLE {name} RENAME TO joex_test_renamed")
+    try:
+        await connection.execute("SELECT joex_private.secure()")
+        assert await roles.roles(connection) == [RoleScopes("joex_test_renamed", ["submit"], ["mine"], None)]
+        assert await role.fetchval("SELECT joex.submit('a', grp => 'mine')") is not None
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group 'theirs'"):
+            await role.fetchval("SELECT joex.submit('a', grp => 'theirs')")
+    finally:
+        await connection.execute(f"ALTER ROLE joex_test_renamed RENAME TO {name}")
+
+
+@pytest.fixture
+async def peeker(roles_of, connection, bench):
+    """A role that is bound to the group mine, with a schema of its own; and what exists of another group."""
+    await bench.executor()
+    await bench.submit("theirs")
+    await connection.execute("SELECT joex.put_periodic_task('theirs', 'a', 'daily', grp => 'theirs')")
+    bound = await roles_of("view", "operate", groups=["mine"])
+    role = await bound.fetchval("SELECT session_user::text")
+    await connection.execute(f"CREATE SCHEMA peek AUTHORIZATION {role}")
+    yield bound
+    await connection.execute("DROP SCHEMA peek CASCADE")
+
+
+VIEWS = ("jobs", "group_stats", "queue_stats", "executors", "periodic_tasks", "audit")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+async def test_code_of_a_bound_role_that_an_administrator_runs_sees_no_more_in_a_view(peeker, connection, view):
+    count = f"SELECT count(*) FROM joex.{view}"  # noqa: S608 - a constant
+    await peeker.execute(f"""
+        CREATE MATERIALIZED VIEW peek.kept AS {count};
+        CREATE FUNCTION peek.look() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS '{count}'""")
+    assert await connection.fetchval(count) > 0
+    await connection.execute("REFRESH MATERIALIZED VIEW peek.kept")
+    assert await connection.fetchval("TABLE peek.kept") == 0
+    assert await connection.fetchval("SELECT peek.look()") == 0
+    role = await peeker.fetchval("SELECT session_user::text")
+    async with connection.transaction():
+        await connection.execute(f"SET LOCAL ROLE {role}")
+        assert await connection.fetchval(count) == 0
+
+
+async def test_of_two_bound_roles_each_sees_by_the_others_code_what_both_may_see(peeker, roles_of, bench, connection):
+    for group in ("mine", "ours"):
+        await bench.submit(group)
+    reader = await roles_of("view", groups=["ours", "mine"], queues=["default"])
+    name = await reader.fetchval("SELECT session_user::text")
+    await peeker.execute("""
+        CREATE FUNCTION peek.look() RETURNS text LANGUAGE sql SECURITY DEFINER AS
+            'SELECT string_agg(grp, chr(32) ORDER BY grp) FROM joex.jobs'""")
+    await peeker.execute(f"GRANT USAGE ON SCHEMA peek TO {name}")
+    assert await reader.fetchval("SELECT peek.look()") == "mine"
+    assert await reader.fetchval("SELECT count(*) FROM joex.jobs") == 2
+    assert await peeker.fetchval("SELECT peek.look()") == "mine"
+
+
+async def test_a_bound_role_can_not_ask_what_another_role_is_bound_to(roles_of):
+    bound = await roles_of(*SCOPES, queues=["mine"])
+    takes_a_role = "SELECT proname FROM pg_proc WHERE oid = ANY ($1) AND proargtypes::oid[] && $2::regtype[]::oid[]"
+    allowed = [row["oid"] for row in (await may_call(bound)).values()]
+    assert await bound.fetch(takes_a_role, allowed, ["name", "oid", "regrole"]) == []
+    for relation in ("role_scope", "role_bounds", "bounds_of_reader"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await bound.fetch(f"TABLE joex_private.{relation}")
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ("INHERIT TRUE, SET FALSE", True),
+        ("INHERIT FALSE, SET TRUE", True),
+        ("INHERIT FALSE, SET FALSE", False),
+        ("INHERIT FALSE, SET FALSE, ADMIN TRUE", False),
+    ],
+)
+async def test_a_membership_counts_if_it_gives_rights_or_allows_set_role(roles_of, connection, bench, options, counts):
+    await bench.submit("theirs")
+    member, other = await roles_of("submit", "view", groups=["mine"]), await roles_of("submit", "view")
+    names = [await one.fetchval("SELECT session_user::text") for one in (other, member)]
+    await connection.execute(f"GRANT {names[0]} TO {names[1]} WITH {options}")
+    assert await member.fetchval("SELECT count(*) FROM joex.jobs") == counts
+    if counts:
+        assert await member.fetchval("SELECT joex.submit('a', grp => 'theirs')") is not None
+    else:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group"):
+            await member.fetchval("SELECT joex.submit('a', grp => 'theirs')")
+
+
+async def test_an_index_of_a_bound_role_that_autovacuum_evaluates_sees_and_changes_nothing(peeker, connection):
+    """Autovacuum works in the session of the superuser."""
+    await peeker.execute("""
+        CREATE TABLE peek.seen (jobs bigint, told text);
+        CREATE FUNCTION peek.act() RETURNS integer LANGUAGE plpgsql AS $$
+        DECLARE
+            v_told text := 'set';
+        BEGIN
+            BEGIN
+                PERFORM joex.put_periodic_task('theirs/p', 'a', 'daily', grp => 'theirs');
+            EXCEPTION WHEN insufficient_privilege THEN
+                v_told := SQLERRM;
+            END;
+            INSERT INTO peek.seen SELECT count(*), v_told FROM joex.jobs;
+            RETURN 1;
+        END $$;
+        CREATE FUNCTION peek.look(i integer) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
+            RETURN CASE WHEN session_user = current_user THEN i ELSE i + peek.act() END; END $$;
+        CREATE TABLE peek.bait (i integer)
+        WITH (autovacuum_analyze_threshold = 0, autovacuum_analyze_scale_factor = 0);
+        CREATE INDEX ON peek.bait (peek.look(i))""")
+    await connection.execute("ALTER SYSTEM SET autovacuum_naptime = '1s'")
+    try:
+        await connection.execute("SELECT pg_reload_conf()")
+        await peeker.execute("INSERT INTO peek.bait SELECT generate_series(1, 10)")
+        await peeker.execute("SELECT pg_stat_force_next_flush()")
+        await eventually(lambda: connection.fetchval("SELECT count(*) > 0 FROM peek.seen"))
+    finally:
+        await connection.execute("ALTER SYSTEM RESET autovacuum_naptime")
+        await connection.execute("SELECT pg_reload_conf()")
+    told = "a role is bound to groups or queues, so Joex serves clients alone, and no background process of the server"
+    assert {tuple(row) for row in await connection.fetch("TABLE peek.seen")} == {(0, told)}
+    assert await connection.fetchval("SELECT count(*) FROM joex.periodic_tasks WHERE id = 'theirs/p'") == 0
+
+
+def dumped(server: TestServer, database: str) -> bytes:
+    """A dump of a database."""
+    command = [str(server.binaries / "pg_dump"), "--format=custom", server.url(database)]
+    return subprocess.run(command, check=True, capture_output=True).stdout
+
+
+def restored(server: TestServer, dump: bytes, database: str) -> int:
+    """Restore a dump; returns the exit code."""
+    command = [str(server.binaries / "pg_restore"), f"--dbname={server.url(database)}"]
+    return subprocess.run(command, input=dump, check=False, capture_output=True).returncode
+
+
+async def test_a_dump_has_the_scopes_and_bounds_of_roles(postgres, roles_of, database_name, connection, bench):
+    await bench.submit("theirs")
+    bound, free = await roles_of("submit", "view", groups=["mine"]), await roles_of("view")
+    names = [await one.fetchval("SELECT session_user::text") for one in (bound, free)]
+    await connection.execute(f'ALTER ROLE {names[0]} RENAME TO "joex test \'s"')
+    dump = await asyncio.to_thread(dumped, postgres, database_name)
+    target = await postgres.create_database(migrated=False)
+    try:
+        assert await asyncio.to_thread(restored, postgres, dump, target) == 0
+        async with postgres.administrator(target) as copy:
+            assert await roles.roles(copy) == await roles.roles(connection)
+            assert await migrate(copy) == []
+            settings = {"default_transaction_isolation": "read committed"}
+            bound = await asyncpg.connect(postgres.url(target), user="joex test 's", server_settings=settings)
+            assert await bound.fetch("TABLE joex.executors") == []
+            assert await bound.fetchval("SELECT joex.submit('a', grp => 'mine')") is not None
+            with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group 'theirs'"):
+                await bound.execute("SELECT joex.submit('a', grp => 'theirs')")
+            await bound.close()
+            free = await asyncpg.connect(postgres.url(target), user=names[1])
+            assert await free.fetchval("SELECT count(*) FROM joex.jobs") == 2
+            await free.close()
+    finally:
+        await postgres.drop_database(target)
+        await connection.execute(f'ALTER ROLE "joex test \'s" RENAME TO {names[0]}')
+
+
+async def test_a_dump_that_is_restored_without_one_of_the_roles_leaves_the_others_less_not_more(
+    postgres, roles_of, database_name, connection, bench
+):
+    """The server refuses the whole table of grants then, and notes all the same that some role is bound."""
+    await bench.submit("theirs")
+    bound = await roles_of("submit", "view", groups=["mine"])
+    name = await bound.fetchval("SELECT session_user::text")
+    await connection.execute("CREATE ROLE joex_test_leaver")
+    await roles.set_scopes(connection, RoleScopes("joex_test_leaver", ["view"], None, None))
+    dump = await asyncio.to_thread(dumped, postgres, database_name)
+    await connection.execute("DROP OWNED BY joex_test_leaver; DROP ROLE joex_test_leaver")
+    target = await postgres.create_database(migrated=False)
+    try:
+        assert await asyncio.to_thread(restored, postgres, dump, target) == 1
+        async with postgres.administrator(target) as copy:
+            assert await roles.roles(copy) == []
+            bound = await asyncpg.connect(postgres.url(target), user=name)
+            for attack in ("TABLE joex.jobs", "SELECT joex.submit('a', grp => 'theirs')"):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await bound.execute(attack)
+            await bound.close()
+            assert await migrate(copy) == []
+            await copy.execute("SET default_transaction_isolation = 'read committed'")
+            await roles.set_scopes(copy, RoleScopes(name, ["view"], ["theirs"], None))
+            assert [one.role for one in await roles.roles(copy)] == [name]
+    finally:
+        await postgres.drop_database(target)
+
+
+async def test_the_grants_are_read_once_for_all_rows_of_a_view(peeker, bench, connection):
+    """And only while a role is bound."""
+    for _ in range(20):
+        await bench.submit("theirs")
+    read = "SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = 'bounds'"
+    await connection.execute("SET track_functions = 'all'")
+    for bound, calls in ((True, 1), (False, 0)):
+        await connection.execute("UPDATE joex_private.this_database SET binds_roles = $1", bound)
+        async with connection.transaction():
+            before = await connection.fetchval(read)
+            assert await connection.fetchval("SELECT count(*) FROM joex.jobs") == 21
+            assert await connection.fetchval(read) - before == calls
+
+
+EVERYWHERE = ["submit", "view"], None, None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_new"),
+    [
+        (EVERYWHERE, ([], None, None), True),
+        (EVERYWHERE, (["submit"], None, None), True),
+        (EVERYWHERE, (["view"], ["mine"], None), True),
+        (EVERYWHERE, (["view"], None, ["default"]), True),
+        ((["executor"], None, None), (["submit"], None, None), True),
+        (EVERYWHERE, (["executor"], None, None), False),
+        (EVERYWHERE, (["view", "payloads"], None, None), False),
+        ((["view"], ["mine"], None), ([], None, None), False),
+        ((["submit"], None, None), ([], None, None), False),
+        (([], None, None), EVERYWHERE, False),
+    ],
+)
+async def test_the_channel_of_events_changes_when_a_role_may_hear_them_no_longer(
+    roles_of, connection, before, after, is_new
+):
+    name = await (await roles_of()).fetchval("SELECT session_user::text")
+    channel = "SELECT joex.events_channel()"
+    await roles.set_scopes(connection, RoleScopes(name, *before))
+    old = await connection.fetchval(channel)
+    await roles.set_scopes(connection, RoleScopes(name, *after))
+    assert (await connection.fetchval(channel) != old) == is_new
+
+
+async def test_the_channel_of_events_changes_when_a_role_is_gone_that_heard_them(connection):
+    await connection.execute("CREATE ROLE joex_test_leaver")
+    await roles.set_scopes(connection, RoleScopes("joex_test_leaver", ["view"], None, None))
+    old = await connection.fetchval("SELECT joex.events_channel()")
+    await connection.execute("DROP OWNED BY joex_test_leaver; DROP ROLE joex_test_leaver")
+    assert await migrate(connection) == []
+    assert await connection.fetchval("SELECT joex.events_channel()") != old
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "at the next renewal"])
+async def test_a_watcher_goes_on_where_the_events_are_and_a_role_without_view_hears_none(
+    roles_of, connection, database_url, monkeypatch, is_told
+):
+    monkeypatch.setattr(job_watch, "_RENEW_EVERY", 1000.0 if is_told else 0.1)
+    spy, dashboard = await roles_of("view"), await roles_of("view")
+    names = [await one.fetchval("SELECT session_user::text") for one in (spy, dashboard)]
+    heard: list[str] = []
+    await spy.add_listener(await spy.fetchval("SELECT joex.events_channel()"), lambda *args: heard.append(args[3]))
+    async with joex.Client(url_of(database_url, names[1])) as client, client.events() as events:
+        async with connection.transaction():
+            if not is_told:
+                await connection.execute("SET LOCAL joex.notify = 'off'")
+            await roles.set_scopes(connection, RoleScopes(names[0], [], None, None))
+        came = asyncio.ensure_future(anext(events))
+
+        async def has_come() -> bool:
+            await connection.execute("SELECT joex.submit('a')")
+            return came.done()
+
+        await eventually(has_come)
+        assert (await came).kind == "job-submitted"
+    await spy.fetchval("SELECT 1")  # (the server passes on what has come before it answers)
+    assert heard == ['{"event": "channel-changed"}'] * is_told
+
+
+async def test_a_watcher_that_may_hear_events_no_longer_is_told_and_its_waits_go_on(roles_of, connection, database_url):
+    role = await roles_of("submit", "view", "payloads")
+    name = await role.fetchval("SELECT session_user::text")
+    async with joex.Client(url_of(database_url, name)) as client:
+        job_id = await client.submit("a", group="mine")
+        assert job_id is not None
+        wait = asyncio.ensure_future(client.wait(job_id))
+        async with client.events() as events:
+            bound = RoleScopes(name, ["submit", "view", "payloads"], ["mine"], None)
+            await roles.set_scopes(connection, bound)
+            with pytest.raises(joex.JoexError, match="is bound to groups or queues"):
+                async for _ in events:
+                    pass
+        await connection.execute("SELECT joex.cancel($1)", job_id)
+        assert getattr(await wait, "state", None) == "cancelled"
+
+
+async def test_the_watch_of_a_worker_that_is_bound_to_a_queue_concerns_that_queue_alone(roles_of, bench, connection):
+    worker = await roles_of("work", queues=["mine"])
+    heard: list[tuple[str, str]] = []
+    for channel in ("joex_wake", "joex_operator"):
+        await worker.add_listener(channel, lambda *args: heard.append((args[2], json.loads(args[3])["queue"])))
+    for call in ("accept('theirs')", "accept_state('theirs')", "watch_for_workers('worker', 'theirs', '1 minute')"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group"):
+            await worker.execute(f"SELECT joex_private.{call}")
+    await pools.watch(connection, "operator", ["theirs"], 60)
+    await worker.execute("SELECT joex_private.watch_for_workers('worker', 'mine', '1 minute')")
+    await worker.execute("SELECT joex_private.watch_for_workers('operator', 'mine', '0')")  # the operator's stays
+    other = await roles_of("work", queues=["theirs"])
+    await other.execute(
+        "SELECT joex_private.watch_for_workers('worker', 'theirs', '0')"
+    )  # that of a worker elsewhere too
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.watch") == 2
+    for queue in ("theirs", "mine"):
+        await bench.submit(queue=queue)
+    await eventually(lambda: len(heard) > 1)
+    assert heard == [("joex_operator", "theirs"), ("joex_wake", "mine")]
+    accepted = await worker.fetch("SELECT queue FROM joex_private.accept('mine', 10)")
+    assert [row["queue"] for row in accepted] == ["mine"]
+
+
+ACCESS = Path("docs/reference/access.md").read_text(encoding="utf-8")
+FIND_AND_TAKE_LOCKS = re.findall(r"```sql[^\n]*\n(.*?)```", ACCESS[ACCESS.index("### Advisory locks") :], re.DOTALL)
+
+
+async def test_joex_works_where_advisory_locks_are_taken_from_all_other_roles(postgres):
+    """By the statements of docs/reference/access.md, and where the owner of the schema is no superuser."""
+    find, harden = FIND_AND_TAKE_LOCKS
+    database = await postgres.create_database(migrated=False)
+    url, made = postgres.url(database), ("shop_owner", "shop_executor", "acme_web", "shop_worker", "eve")
+    app = joex.App()
+
+    @app.task("greet")
+    async def greet(_: joex.Context) -> str:
+        return "hello"
+
+    async with AsyncExitStack() as stack:
+
+        async def log_in(role: str) -> asyncpg.Connection:
+            session = await asyncpg.connect(url_of(url, role))
+            stack.push_async_callback(session.close)
+            return session
+
+        superuser = await log_in("postgres")
+        for role in made:
+            await superuser.execute(f"CREATE ROLE {role} LOGIN")
+        await superuser.execute(f"GRANT CREATE ON DATABASE {database} TO shop_owner")
+        await superuser.execute(harden)
+        owner, eve = await log_in("shop_owner"), await log_in("eve")
+        await migrate(owner)
+        await roles.set_scopes(owner, RoleScopes("shop_executor", ["executor"], None, None))
+        await roles.set_scopes(owner, RoleScopes("acme_web", ["submit", "view", "payloads"], ["acme"], None))
+        await roles.set_scopes(owner, RoleScopes("shop_worker", ["work"], None, ["by hand"]))
+        await owner.execute("SELECT joex.set_group('acme', max_running => 1)")
+        await owner.execute("SELECT joex.put_periodic_task('tick', 'greet', '*:*:*')")
+        async with (
+            executor_inside(app, url_of(url, "shop_executor")),
+            joex.Client(url_of(url, "acme_web")) as submitter,
+            joex.Client(url_of(url, "shop_worker")) as worker,
+        ):
+            ids = [await submitter.submit("greet", group="acme") for _ in range(3)]
+            assert [getattr(await submitter.wait(one), "result", None) for one in ids] == ["hello"] * 3
+            by_hand = await submitter.submit("x", group="acme", queue="by hand")
+            job = await worker.keyed.accept("by hand", wait=PATIENCE)
+            assert job is not None
+            assert job.job == by_hand
+            assert await worker.keyed.finish(job.type, job.id, {}, lock_id_of(job)) == "ok"
+            ticked = "SELECT last_job_state = 'success' FROM joex.periodic_tasks WHERE id = 'tick'"
+            await eventually(lambda: owner.fetchval(ticked))
+            held = await superuser.fetch(find)
+            assert (1785685001, "shop_executor") in {(row["lock"], row["usename"]) for row in held}
+            locks = await superuser.fetch(
+                "SELECT p.oid::regprocedure::text AS name FROM pg_proc p WHERE p.proname ~ 'advisory.*lock'"
+            )
+            refused = 0
+            for name in (row["name"] for row in locks if "unlock" not in row["name"]):
+                arguments = "1785685006, 0" if "integer" in name else "1785685006"
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await eve.execute(f"SELECT {name.partition('(')[0]}({arguments})")
+                refused += 1
+            assert refused == 16
+    async with postgres.administrator() as administrator:
+        await administrator.execute(f"DROP DATABASE {database} WITH (FORCE)")
+        await administrator.execute("DROP ROLE " + ", ".join(made))

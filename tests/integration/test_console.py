@@ -1,0 +1,445 @@
+"""The console: who may call it, what it answers, and that its numbers are those of the store."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from ipaddress import ip_network
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx
+import pytest
+import yaml
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from joex import Client
+from joex.console.app import ROUTERS, create_console
+from joex.console.sign_in import Access
+from joex.console.snapshot import SHORTEST_PAUSE, Snapshots, Standing
+from joex.core.access import EVERYTHING, Bounds, Scope
+from joex.core.job import NewJob
+from joex.errors import DatabaseUnavailable, InvalidJob
+from joex.store import audit, stats, tokens
+from joex.store.database import connect
+from joex.store.listing import Filter, Search, list_jobs, search_jobs
+from tests.support.shop import executor, open_the_shop, take
+from tests.support.waiting import eventually
+
+OWNERS = "an-owners-token-of-32-characters"
+HERE = {"Origin": "http://localhost"}
+"""The header of a browser that sends a form of the console."""
+Open = Callable[..., httpx.AsyncClient]
+
+
+@pytest.fixture
+async def browse(client: Client) -> AsyncIterator[Open]:
+    """Makes clients of a console: from an address, with some access."""
+    made: list[httpx.AsyncClient] = []
+
+    def browse(
+        address: str = "127.0.0.1", host: str = "localhost", app: Any = None, **access: Any
+    ) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app or create_console(client, Access(**access)), client=(address, 4711))
+        made.append(httpx.AsyncClient(transport=transport, base_url=f"http://{host}"))
+        return made[-1]
+
+    yield browse
+    for one in made:
+        await one.aclose()
+
+
+@pytest.fixture
+async def token(connection: asyncpg.Connection) -> Callable[..., Any]:
+    """Makes tokens."""
+
+    async def make(*scopes: Scope, **bounds: Any) -> str:
+        made = await tokens.create(connection, f"token-{len(await tokens.list_tokens(connection))}", scopes, **bounds)
+        assert made is not None
+        return made
+
+    return make
+
+
+async def test_a_browser_on_this_machine_needs_no_sign_in_and_all_others_do(browse: Open) -> None:
+    assert (await browse().get("/")).status_code == 200
+    for other in (
+        browse("10.0.0.9"),
+        browse(host="rebound.example"),
+        browse(token=OWNERS),
+        browse(proxies=[ip_network("10.1.0.0/16")]),
+    ):
+        answer = await other.get("/jobs", params={"state": "failed"})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in?to=%2Fjobs%3Fstate%3Dfailed")
+        assert (await other.post("/group", headers={"Sec-Fetch-Site": "same-origin"})).status_code == 401
+    assert (await browse("10.0.0.9").get("/healthz")).text == "ok\n"
+
+
+async def test_a_token_becomes_a_cookie_and_ends_with_its_revocation(
+    browse: Open, token: Callable[..., Any], connection: asyncpg.Connection
+) -> None:
+    far = browse("10.0.0.9")
+    known = await token(Scope.VIEW)
+    for wrong in ("joex_" + "a" * 43, "", "é", await token(Scope.SUBMIT)):
+        answer = await far.post("/sign-in", data={"token": wrong}, headers=HERE)
+        assert (answer.status_code, answer.headers.get("set-cookie")) == (401, None)
+    answer = await far.post("/sign-in", data={"token": known, "to": "//evil.example/"}, headers=HERE)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert answer.headers["set-cookie"] == f"joex-console={known}; Path=/; HttpOnly; Secure; SameSite=Strict"
+    cookie = {"Cookie": f"joex-console={known}"}
+    assert (await far.get("/", headers=cookie)).status_code == 200
+    await tokens.revoke(connection, "token-0")
+    assert (await browse("10.0.0.9").get("/", headers=cookie)).status_code == 303
+    answer = await far.post("/sign-out", headers=HERE)
+    assert answer.headers["set-cookie"].startswith("joex-console=; Max-Age=0")
+    assert (await browse(token=OWNERS).post("/sign-in", data={"token": OWNERS}, headers=HERE)).status_code == 303
+
+
+async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, connection: asyncpg.Connection) -> None:
+    access: dict[str, Any] = {"proxies": [ip_network("10.1.0.0/16")], "operators": frozenset({"ann"})}
+    ann, bob = {"X-Forwarded-User": "ann"}, {"X-Forwarded-User": "bob"}
+    pause = {"queue": "default", "group": "acme", "paused": "yes"}
+    for address in ("127.0.0.1", "10.2.0.1", "::1"):
+        answer = await browse(address, **access).get("/", headers=ann)
+        assert (answer.status_code, "not one of the proxies" in answer.text) == (403, True)
+    assert (await browse().get("/", headers=ann)).status_code == 403  # without proxies too
+    proxy = browse("::ffff:10.1.2.3", **access)
+    assert (await proxy.get("/", headers=bob)).status_code == 200
+    assert (await proxy.get("/", headers=[("X-Forwarded-User", "ann"), ("X-Forwarded-User", "bob")])).status_code == 403
+    assert (await proxy.post("/group", headers=HERE | bob, data=pause)).status_code == 403
+    assert await stats.group_settings(connection) == []
+    assert (await proxy.post("/group", headers=HERE | ann, data=pause)).status_code == 303
+    [act] = await audit.list_acts(connection, None, 10)
+    assert (act.act, act.caller, act.group) == ("set_group", "ann", "acme")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:81"},
+    ],
+    ids=str,
+)
+async def test_another_site_changes_nothing(
+    browse: Open, connection: asyncpg.Connection, headers: dict[str, str]
+) -> None:
+    given = {"queue": "default", "group": "acme", "paused": "yes"}
+    answer = await browse().post("/group", data=given, headers=headers)
+    assert (answer.status_code, "Another site" in answer.text) == (403, True)
+    assert (await browse(token=OWNERS).post("/sign-in", data={"token": OWNERS}, headers=headers)).status_code == 403
+    assert await stats.group_settings(connection) == []
+
+
+def paths(method: str, job_id: UUID) -> list[str]:
+    """The paths of all routes of the console, but those of sign-in."""
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    found = [route.path for route in routes if method in (route.methods or ())]
+    own = [path for path in found if not path.startswith(("/sign-", "/healthz"))]
+    return [re.sub(r"{act}", "enable", path.replace("{job_id}", str(job_id))) for path in own]
+
+
+async def test_no_route_serves_a_caller_who_has_not_signed_in_and_none_that_changes_a_viewer(
+    browse: Open, client: Client, token: Callable[..., Any], connection: asyncpg.Connection
+) -> None:
+    job_id = await client.submit("a")
+    app = create_console(client)
+    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.PAYLOADS)}"}
+    reads, writes = paths("GET", job_id), paths("POST", job_id)
+    assert (len(reads), len(writes)) >= (8, 4)
+    for path in reads:
+        assert (await far.get(path)).status_code == 303, path
+    for path in writes:
+        assert (await far.post(path, headers=HERE)).status_code == 401, path
+        answer = await far.post(path, headers=HERE | cookie)
+        assert (answer.status_code, "scope operate" in answer.text) == (403, True), path
+    assert [act.act for act in await audit.list_acts(connection, None, 10)] == ["create_token"]
+
+
+async def test_each_answer_forbids_code_that_is_not_a_file_of_the_console(browse: Open, client: Client) -> None:
+    console = browse()
+    await client.submit("a")
+    for path in ("/", "/fairness", "/jobs", "/sign-in", "/nothing", "/static/console.css", "/static/nothing"):
+        answer = await console.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'; ")
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert not re.search(r"<script>|<style|\sstyle=|\son\w+=|javascript:|https?://(?!www.w3.org)", answer.text), (
+            path
+        )
+    assert (await console.get("/")).headers["cache-control"] == "no-store"
+
+
+async def test_a_browser_that_has_the_page_gets_304_until_something_has_changed(browse: Open, client: Client) -> None:
+    console = browse()
+    first = await console.get("/fairness")
+    known = {"If-None-Match": first.headers["etag"]}
+    assert (await console.get("/fairness", headers=known)).status_code == 304
+    form = {"queue": "default", "group": "acme", "paused": "yes"}
+    assert (await console.post("/group", data=form, headers=HERE)).status_code == 303
+    changed = await console.get("/fairness", headers=known)
+    assert (changed.status_code, "acme" in changed.text) == (200, True)
+    job = await console.get(f"/jobs/{await client.submit('a')}")
+    assert job.status_code == 200
+
+
+async def test_all_viewers_share_one_snapshot_and_a_costly_one_is_read_seldom(client: Client) -> None:
+    now = 1000.0
+    cost = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += cost
+        return now
+
+    snapshots = Snapshots(client, clock)
+
+    async def reaches(number: int) -> None:
+        await eventually(lambda: _has(snapshots, number), why=f"snapshot {number} is read")
+
+    assert {one.number for one in await asyncio.gather(*(snapshots.get() for _ in range(20)))} == {1}
+    assert (await snapshots.get()).number == 1
+    now += SHORTEST_PAUSE
+    await reaches(2)
+    snapshots.expire()
+    cost = 3.0  # at each look at the clock: the reading takes three seconds
+    assert (await snapshots.get()).number == 3
+    cost = 0.0
+    now += 100.0
+    assert (await snapshots.get()).number == 3
+    now += 50.0
+    await reaches(4)
+
+
+async def _has(snapshots: Snapshots, number: int) -> bool:
+    return (await snapshots.get()).number == number
+
+
+async def test_all_that_matches_is_changed_but_no_more_than_was_confirmed(
+    browse: Open, client: Client, connection: asyncpg.Connection
+) -> None:
+    await client.submit_many([NewJob("mail.send", {}, f"g{nr % 3}", subject=f"mail {nr}") for nr in range(30)])
+    app = create_console(client)
+    console = browse(app=app)
+    where = ""
+    acts = [(0, "high", 10), (0, "cancel", 4), (0, "retry", 4), (1, "cancel", 10), (1, "delete", 10)]
+    for group, act, number in acts:
+        query = {"act": act, "group": f"g{group}", "text": "MAIL"}
+        page = await console.get("/all", params=query)
+        found = {"cancel": 10, "delete": 10}.get(act, number)
+        assert f"{found} jobs" in page.text
+        answer = await console.post("/all", params=query, data={"number": number}, headers=HERE)
+        where = answer.headers["location"]
+        await eventually(partial(_is_over, console, where), why=f"{act} has ended")
+        assert f"{number} jobs of {number} changed" in (await console.get(where)).text
+    rows = await connection.fetch("SELECT grp, state, priority, count(*) FROM joex.jobs GROUP BY 1, 2, 3 ORDER BY 1, 2")
+    assert [tuple(row) for row in rows] == [("g0", "waiting", "high", 10), ("g2", "waiting", "low", 10)]
+    ends = [act for act in await audit.list_acts(connection, None, 1000) if act.act == "cancel_all"]
+    assert [act.detail for act in ends] == [
+        {"filter": {"group": "g1", "text": "MAIL"}, "changed": 10, "skipped": 0},
+        {"filter": {"group": "g1", "text": "MAIL"}, "confirmed": 10},
+        {"filter": {"group": "g0", "text": "MAIL"}, "changed": 4, "skipped": 0},
+        {"filter": {"group": "g0", "text": "MAIL"}, "confirmed": 4},
+    ]
+    assert len({act.subject for act in ends}) == 2
+    far = browse("10.0.0.9", app=app)
+    assert (await far.get(where)).status_code == 303
+    assert (await console.post("/all?act=cancel", data={"number": "0"}, headers=HERE)).status_code == 400
+
+
+async def _is_over(console: httpx.AsyncClient, where: str) -> bool:
+    return "Done." in (await console.get(where)).text
+
+
+async def test_an_act_on_many_jobs_survives_a_restart_of_the_database(
+    browse: Open, client: Client, connection: asyncpg.Connection, postgres: Any, database_url: str
+) -> None:
+    await client.submit_many([NewJob("a", {}, "g") for _ in range(300)])
+    console = browse()
+    answer = await console.post("/all?act=cancel&group=g", data={"number": 300}, headers=HERE)
+    cancelled = "SELECT count(*) FROM joex_private.job WHERE state = 'cancelled'"
+    await eventually(lambda: connection.fetchval(cancelled), why="it has begun")
+    postgres.restart("immediate")
+    await eventually(lambda: _is_over(console, answer.headers["location"]), why="it goes on")
+    again = await connect(database_url, name="joex test, after the restart")
+    assert await again.fetchval(cancelled) == 300
+    await again.close()
+
+
+async def test_while_the_database_is_away_the_last_numbers_stay(browse: Open, client: Client, postgres: Any) -> None:
+    app = create_console(client)
+    console = browse(app=app)
+    await client.submit("a", group="acme")
+    assert "acme" in (await console.get("/fairness")).text
+    postgres.stop("immediate")
+    app.state.console.snapshots.expire()
+    answer = await console.get("/fairness")
+    assert (answer.status_code, "acme" in answer.text, "The database is away" in answer.text) == (200, True, True)
+    assert (await console.get("/jobs")).status_code == 503
+    with pytest.raises(DatabaseUnavailable):
+        await Snapshots(client).get()
+    postgres.start()
+    app.state.console.snapshots.expire()
+    assert "The database is away" not in (await console.get("/fairness")).text
+
+
+async def test_the_numbers_are_those_of_the_views(client: Client, connection: asyncpg.Connection) -> None:
+    await open_the_shop(client, connection)
+    snapshot = await Snapshots(client).get()
+    [expected] = await stats.queue_stats(connection)
+    queue = snapshot.queues["default"]
+    assert queue.sums == {
+        name: getattr(expected, name) for name in ("waiting", "deferred", "scheduled", "running", "stuck")
+    }
+    assert queue.oldest == pytest.approx(expected.oldest_runnable_seconds, abs=5)
+    assert (len(queue.groups), queue.slots, queue.executors) == (expected.groups, 8, 2)
+    assert sum(snapshot.ended.values()) == sum(
+        (await stats.finished_between(connection, snapshot.at.replace(year=2020), snapshot.at)).values()
+    )
+    bound = snapshot.within(Bounds(groups=("acme",)))
+    [group] = bound.queues["default"].groups
+    assert (group.stats.group, group.turn, group.share, bound.executors) == ("acme", None, None, ())
+    assert not bound.ended
+    assert snapshot.within(EVERYTHING) is snapshot
+    assert not snapshot.within(Bounds(queues=("other",))).queues
+
+
+async def test_the_group_whose_turn_it_is_is_the_one_that_the_next_take_serves(
+    client: Client, connection: asyncpg.Connection
+) -> None:
+    await client.submit_many([NewJob("a", {}, f"g{nr % 7}") for nr in range(70)])
+    await client.groups.set("g1", weight=3)
+    await client.groups.set("g2", paused=True)
+    await client.groups.set("g3", max_running=1)
+    me = await executor(connection, "me", pool_size=30)
+    snapshots = Snapshots(client)
+    served: list[str] = []
+    standings: dict[str, Standing] = {}
+    for _ in range(30):
+        snapshots.expire()
+        groups = (await snapshots.get()).queues["default"].groups
+        [expected] = [one.stats.group for one in groups if one.turn == 1]
+        [job] = await take(connection, me, 1)
+        served.append(job.group)
+        assert served[-1] == expected
+        standings = {one.stats.group: one.standing for one in groups}
+    assert (standings["g2"], standings["g3"]) == (Standing.PAUSED, Standing.AT_LIMIT)
+    assert served.count("g3") == 1
+
+
+@pytest.mark.parametrize("most_read", [3, 1000])
+async def test_a_search_finds_page_by_page_what_the_list_has(
+    client: Client, connection: asyncpg.Connection, most_read: int
+) -> None:
+    await open_the_shop(client, connection)
+    await client.keyed.add("keyed.task", "a-key", {"data": {}})
+    everything = (await list_jobs(connection, Filter(), most=1000)).jobs
+    wanted = [
+        Search(),
+        Search(queue="default", group="acme"),
+        Search(group="globex"),
+        Search(task="mail.send"),
+        Search(states=["failed", "waiting"]),
+        Search(submitter="ann"),
+        Search(subject="SCAN"),
+        Search(subject="100%_\\"),
+        Search(tracker="none"),
+        Search(queue="other"),
+        Search(bounds=Bounds(groups=("acme", "hooli"))),
+        Search(group="acme", bounds=Bounds(groups=("hooli",))),
+    ]
+    for one in wanted:
+        found, cursor, pages = [], None, 0
+        while pages == 0 or cursor is not None:
+            page = await search_jobs(connection, one, cursor, 7, most_read=most_read)
+            assert len(page.jobs) <= 7
+            found += [job.id for job in page.jobs]
+            cursor, pages = page.next, pages + 1
+        expected = [job.id for job in everything if _matches(one, job)]
+        assert found == expected, one
+    assert len([one for one in everything if _matches(wanted[6], one)]) > 50
+    with pytest.raises(InvalidJob, match="cursor"):
+        await search_jobs(connection, Search(), "nonsense")
+
+
+def _matches(wanted: Search, job: Any) -> bool:
+    equal = ("queue", "group", "task", "submitter", "tracker")
+    return (
+        all(getattr(wanted, name) in (None, getattr(job, name)) for name in equal)
+        and (wanted.states is None or job.state in wanted.states)
+        and (wanted.subject is None or wanted.subject.lower() in job.subject.lower())
+        and wanted.bounds.holds(job.queue, job.group)
+    )
+
+
+async def test_wrong_input_gets_a_line_that_names_the_field(browse: Open, client: Client) -> None:
+    console = browse()
+    await client.submit("a", group="acme")
+    for path, status, text in (
+        ("/group?queue=default&group=acme&weight=101", 400, "weight: expected a whole number, 1 to 100"),
+        ("/group?queue=default&group=acme&max_running=many", 400, "max_running: expected"),
+        ("/group?queue=default&group=nobody", 404, "no unfinished jobs"),
+        ("/group?queue=default", 400, "group: "),
+        ("/fairness?queue=nothing", 404, "nothing"),
+        ("/fairness?page=0", 400, "page: "),
+        ("/jobs?state=nothing", 400, "state"),
+        ("/jobs?cursor=nonsense", 400, "cursor: "),
+        ("/jobs/00000000-0000-0000-0000-000000000000", 404, "There is no job"),
+        ("/jobs/nothing", 400, "job_id: "),
+        ("/jobs?text=%00", 400, "NUL"),
+        ("/periodic?timer=nonsense", 200, "nonsense"),
+    ):
+        answer = await console.get(path)
+        assert (answer.status_code, text in answer.text) == (status, True), (path, answer.text)
+    huge = await console.post("/group", content=b"a" * 200_000, headers=HERE)
+    assert huge.status_code == 413
+    assert (await console.post("/group", data={"queue": "default"}, headers=HERE)).status_code == 400
+    assert (await console.post("/executors/drain", data={}, headers=HERE)).status_code == 404
+
+
+async def test_a_pool_is_simulated_on_the_jobs_that_have_ended(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+) -> None:
+    console = browse()
+    assert "No job of the queue" in (await console.get("/simulate?hours=1")).text
+    await open_the_shop(client, connection)
+    given = "hours=1&least=1&most=1&pool_size=4&price=0.5&group=acme&weight=3"
+    page = (await console.get(f"/simulate?{given}")).text
+    assert "Waits of 40 jobs" in page
+    assert re.search(r"as it was</th>\s*<td class=\"number\">40</td>", page)
+    assert re.search(r"<bdi>acme</bdi></th><td class=\"number\">3</td>", page)
+    file = await console.get(f"/simulate/pool.yaml?{given}")
+    assert file.headers["content-disposition"] == 'attachment; filename="pool.yaml"'
+    assert yaml.safe_load(file.text)["spec"]["scaling"] == {"minReplicas": 1, "maxReplicas": 1}
+    assert yaml.safe_load((await console.get("/simulate/pool.yaml?queue=%22%5Da%3A%0A-")).text)["spec"]["queues"] == [
+        '"]a:\n-'
+    ]
+    for wrong in ("least=5&most=4", "weight=0", "weight=101", "price=-1", "hours=0", "pool_size=many", "most=100000"):
+        assert (await console.get(f"/simulate?hours=1&{wrong}")).status_code == 400, wrong
+    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
+    assert (await browse("10.0.0.9").get("/simulate?hours=1", headers=cookie)).status_code == 403
+
+
+async def test_it_can_be_mounted_below_a_path_of_an_application(browse: Open, client: Client) -> None:
+    outer = FastAPI()
+    outer.mount("/joex", create_console(client, Access(token=OWNERS)))
+    job_id = await client.submit("a", group="acme")
+    console = browse(app=outer)
+    assert (await console.get("/joex/jobs")).headers["location"] == "/joex/sign-in?to=%2Fjobs"
+    answer = await console.post("/joex/sign-in", data={"token": OWNERS, "to": "/jobs"}, headers=HERE)
+    assert (answer.headers["location"], "Path=/joex;" in answer.headers["set-cookie"]) == ("/joex/jobs", True)
+    cookie = {"Cookie": f"joex-console={OWNERS}"}
+    page = (await console.get("/joex/jobs", headers=cookie)).text
+    assert f'href="/joex/jobs/{job_id}"' in page
+    assert not re.search(r'(href|src|action)="/(?!joex)', page)
+    answer = await console.post(f"/joex/jobs/{job_id}/cancel", headers=HERE | cookie)
+    assert answer.headers["location"] == f"/joex/jobs/{job_id}?done=cancelled"
+    assert (await console.get("/joex/static/console.js")).status_code == 200

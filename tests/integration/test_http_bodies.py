@@ -1,0 +1,181 @@
+"""Large request bodies: refused by their length, or parsed beside the event loop, a few of a caller at a time."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import pytest
+
+from joex.config import Settings
+from joex.http import route
+from joex.http.api import create_api
+from tests.support.waiting import PATIENCE, eventually
+
+pytestmark = pytest.mark.postgres(18)
+
+LIMIT = 1_000_000
+JSON = {"Content-Type": "application/json"}
+NO_JOB = "019f0000-0000-7000-8000-000000000000"
+
+
+class Face:
+    """A fake executor."""
+
+    app_id, phase, described, ready, alive = "host", "running", "running", True, True
+
+    def running(self):
+        return []
+
+    def drain(self):
+        raise AssertionError
+
+    def wake(self):
+        raise AssertionError
+
+
+@pytest.fixture
+async def http(client):
+    api = create_api(Settings(), client, Face(), lambda: (b"", "text/plain"))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(api), base_url="http://127.0.0.1:7878", headers=JSON
+    ) as http:
+        yield http
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The lengths of the bodies that were parsed."""
+    lengths, parse = [], route.parse
+
+    def parse_and_note(body):
+        lengths.append(len(body))
+        return parse(body)
+
+    monkeypatch.setattr(route, "parse", parse_and_note)
+    return lengths
+
+
+LARGE = "[" + "[]," * 3_000_000 + "0]"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/v1/jobs", '{"task": "t", "args": {"x": %s}}'),
+        ("POST", "/jobber/queue", '{"type": "t", "payload": %s}'),
+        ("POST", "/api/v1/keyed/add", '{"type": "t", "id": 1, "opts": {"data": {"x": %s}}}'),
+        ("POST", f"/api/v1/job/{NO_JOB}/args", '{"args": {"x": %s}}'),
+        ("PUT", "/api/v1/periodic/x", '{"task": "t", "timer": "yearly", "args": {"x": %s}}'),
+    ],
+)
+async def test_arguments_over_the_limit_are_refused_by_their_length(http, parsed, method, path, body):
+    answer = await http.request(method, path, content=body % LARGE)
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith("args: at most 1000000 bytes; got a body of 90")
+    assert parsed == []
+
+
+@pytest.mark.parametrize(
+    ("path", "opening", "ending", "field"),
+    [
+        ("jobs", "{", "}", "body"),
+        ("jobs/many", "[{", "}]", "jobs[0]"),
+        ("update", f'{{"job": "{NO_JOB}", "lock_id": "{NO_JOB}", ', "}", "body"),
+    ],
+)
+async def test_a_body_of_many_unknown_fields_makes_one_error(http, path, opening, ending, field):
+    unknown = ", ".join(f'"{nr:0200}": 0' for nr in range(150))
+    answer = await http.post(f"/api/v1/{path}", content=f"{opening}{unknown}{ending}")
+    assert answer.status_code == 400
+    number = 152 if path == "update" else 150
+    assert answer.json()["detail"] == f"{field}: {number} fields, and there is no '{'0' * 100}...'"
+
+
+async def test_of_many_jobs_the_first_wrong_one_is_named_and_no_others_are_judged(http):
+    answer = await http.post("/api/v1/jobs/many", json=[{"task": "t"}, {}, {"task": 1}])
+    assert (answer.status_code, answer.json()["detail"]) == (400, "jobs[1].task: is required")
+
+
+async def test_the_limit_is_that_of_the_database(http, parsed, connection):
+    body = json.dumps({"task": "t", "args": {"x": "y" * 1_900_000}})
+    assert (await http.post("/api/v1/jobs", content=body)).status_code == 400
+    assert parsed == []
+    await connection.execute("SELECT joex.set_largest('args', 2000000)")
+    assert (await http.post("/api/v1/jobs", content=body)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({"task": "t", "args": {"x": "\u4e2d\u6587" * 150_000}}),
+        json.dumps({"task": "t", "args": {"x": ["y"] * 150_000}}, indent=10),
+        json.dumps({"task": "t", "args": {"x": "/" * 900_000}}).replace("/", "\\/"),
+        json.dumps({"task": "t", "args": {"x": "y" * 900_000}}).encode("utf-16"),
+    ],
+    ids=["escapes", "spaces", "slashes", "UTF-16"],
+)
+async def test_arguments_within_the_limit_are_accepted_however_long_they_are_written(http, body):
+    assert len(body) > 1_500_000
+    answer = await http.post("/api/v1/jobs", content=body)
+    assert answer.status_code == 201, answer.text
+
+
+async def test_while_a_large_body_is_parsed_other_calls_are_served(http, monkeypatch):
+    done, parse = threading.Event(), route.parse
+    monkeypatch.setattr(route, "parse", lambda body: done.wait(PATIENCE) and parse(body))
+    jobs = json.dumps([{"task": "t", "args": {"x": "y" * 1000}}] * 200)
+    call = asyncio.create_task(http.post("/api/v1/jobs/many", content=jobs))
+    for _ in range(3):
+        assert (await http.get("/healthz")).status_code == 200
+    done.set()
+    answer = await call
+    assert len(answer.json()["ids"]) == 200
+
+
+async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
+    monkeypatch.setattr(route, "MOST_LARGE", 2)
+    ends, begun = threading.Event(), []
+
+    def parse(body):
+        begun.append(body)
+        ends.wait(PATIENCE)
+        return [{"task": "t"}]
+
+    monkeypatch.setattr(route, "parse", parse)
+    calls = [asyncio.create_task(http.post("/api/v1/jobs/many", content="[" + " " * 200_000 + "]")) for _ in range(5)]
+
+    async def two_begun():
+        return len(begun) >= 2
+
+    await eventually(two_begun)
+    for _ in range(10):
+        assert (await http.get("/api/v1/jobs")).status_code == 200  # small calls of the same caller go on
+    assert len(begun) == 2
+    ends.set()
+    assert {answer.status_code for answer in await asyncio.gather(*calls)} == {201}
+    assert len(begun) == 5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b" ", b"[", b"[]", b" [ ] ", b"[1, 2]", b"[1,]", b"[1 2]", b"[1] 2", b"[1}", b"[[1], {}]",
+        b'[{"a": 1}, x]',
+        b'{"a": [1]}', b"{} x", b"nul", b"\xff", b"[\xff]", b"[1e400, NaN]", '["\u00e9"]'.encode("utf-16"),
+        b"\xef\xbb\xbf[]",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("largest", [0, 1_000_000])
+def test_a_body_is_parsed_as_json_loads_does(body, largest, monkeypatch):
+    monkeypatch.setattr(route, "_LARGEST_IN_C", largest)
+
+    def outcome(parse):
+        try:
+            return repr(parse(body))
+        except json.JSONDecodeError as error:
+            return (error.msg, error.pos)
+        except UnicodeDecodeError as error:
+            return str(error)
+
+    assert outcome(route.parse) == outcome(json.loads)

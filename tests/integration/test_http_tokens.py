@@ -1,0 +1,930 @@
+"""Tokens of the HTTP interface: what each may do, see and reach, and when it ends."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import httpx
+import pytest
+from fastapi import APIRouter
+
+from joex import Client, ConfigError
+from joex.config import Settings
+from joex.core.access import Scope
+from joex.core.job import RunningJob
+from joex.http import api as of_api
+from joex.http import visible
+from joex.http.api import create_api
+from joex.http.auth import PUBLIC
+from joex.http.caller import OWNER, needs, needs_of
+from joex.http.tokens import KEPT_FOR, Tokens
+from joex.store import audit, runs, tokens
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
+
+OWNERS = "0123456789abcdef"
+ELSEWHERE = "http://joex.example.org"
+UNKNOWN = f"joex_{'A' * 43}"
+SECRET = "a secret"
+
+
+class Face:
+    """A fake executor, which records the calls."""
+
+    app_id, phase, described, ready, alive = "host", "running", "running", True, True
+
+    def __init__(self) -> None:
+        self.runs: list[RunningJob] = []
+        self.asked: list[str] = []
+
+    def running(self) -> list[RunningJob]:
+        return self.runs
+
+    def drain(self) -> None:
+        self.asked.append("drain")
+
+    def wake(self) -> None:
+        self.asked.append("wake")
+
+
+@pytest.fixture
+def face() -> Face:
+    return Face()
+
+
+@pytest.fixture
+def application(client: Client, face: Face) -> Any:
+    """An application with the owner's token."""
+    return create_api(Settings(api_token=OWNERS), client, face, lambda: (b"", "text/plain"))
+
+
+def browse(api: Any, token: str | None, *, caller: str = "10.1.2.3", base_url: str = ELSEWHERE) -> httpx.AsyncClient:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    transport = httpx.ASGITransport(api, client=(caller, 1234))
+    return httpx.AsyncClient(transport=transport, base_url=base_url, headers=headers)
+
+
+As = Callable[..., Any]
+
+
+@pytest.fixture
+def create(connection: asyncpg.Connection) -> Callable[..., Awaitable[str]]:
+    """Creates a token."""
+
+    async def create(*scopes: str, name: str = "", **more: Any) -> str:
+        token = await tokens.create(connection, name or f"token {uuid4()}", scopes, **more)
+        assert token is not None
+        return token
+
+    return create
+
+
+@pytest.fixture
+def http_as(application: Any, create: Callable[..., Awaitable[str]]) -> As:
+    """A browser with a new token: ``async with http_as("view", groups=["acme"]) as http``."""
+
+    @asynccontextmanager
+    async def browser(*scopes: str, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
+        async with browse(application, await create(*scopes, **more)) as http:
+            yield http
+
+    return browser
+
+
+@pytest.fixture
+async def owner(application: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with browse(application, OWNERS) as http:
+        yield http
+
+
+async def every_operation(http: httpx.AsyncClient) -> dict[tuple[str, str], dict[str, Any]]:
+    """Each method and path with its description."""
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    return {(method, path): one for path, methods in paths.items() for method, one in methods.items()}
+
+
+def filled(path: str) -> str:
+    """A path with a value for each parameter."""
+    return re.sub(r"{[^}]*}", "019f0000-0000-7000-8000-000000000000", path)
+
+
+async def status(http: httpx.AsyncClient, path: str = "/api/v1/jobs") -> int:
+    return (await http.get(path)).status_code
+
+
+# Scopes
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+async def test_a_token_may_do_what_its_scope_says_and_nothing_else_on_every_route(http_as, owner, scope):
+    operations = await every_operation(owner)
+    assert len(operations) > 40
+    async with http_as(scope) as http:
+        for (method, path), operation in operations.items():
+            answer = await http.request(method, filled(path), **({} if method in ("get", "delete") else {"json": {}}))
+            wanted = operation["x-scopes"]
+            is_allowed = scope in wanted or path in PUBLIC
+            assert (answer.status_code == 403) is not is_allowed, (method, path, answer.text)
+            assert answer.status_code not in (401, 500, 503), (method, path, answer.text)
+            if not is_allowed:
+                assert f"needs the scope {' or '.join(wanted)}" in answer.json()["detail"]
+
+
+async def test_each_scope_opens_a_route_and_no_route_is_open_that_is_not_public(owner):
+    operations = await every_operation(owner)
+    assert {path for (_, path), one in operations.items() if not one["x-scopes"]} == PUBLIC
+    opened = {scope for one in operations.values() for scope in one["x-scopes"] if len(one["x-scopes"]) < len(Scope)}
+    assert opened == set(Scope) - {Scope.PAYLOADS}  # which adds to what others open
+
+
+@pytest.mark.parametrize("declared", [[], [needs(Scope.VIEW), needs()]])
+async def test_a_route_that_declares_no_scope_or_two_is_not_served(client, face, monkeypatch, declared):
+    router = APIRouter()
+
+    @router.get("/forgotten", dependencies=declared)
+    async def forgotten() -> None: ...
+
+    with pytest.raises(RuntimeError, match="/forgotten must declare its scopes"):
+        needs_of(router.routes[0])
+    monkeypatch.setattr(of_api, "_ROUTERS", (router,))
+    with pytest.raises(RuntimeError, match="/forgotten must declare its scopes"):
+        create_api(Settings(), client, face, lambda: (b"", "text/plain"))
+
+
+async def test_a_route_of_a_class_that_does_not_judge_is_not_served(client, face, monkeypatch):
+    router = APIRouter()
+
+    @router.get("/forgotten", dependencies=[needs(Scope.VIEW)])
+    async def forgotten() -> None: ...
+
+    monkeypatch.setattr(of_api, "_ROUTERS", (router,))
+    with pytest.raises(RuntimeError, match="/forgotten must be of the class Route"):
+        create_api(Settings(), client, face, lambda: (b"", "text/plain"))
+
+
+async def test_a_call_without_the_scope_is_refused_before_its_body_is_read(http_as):
+    read: list[bytes] = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        for part in (b"{", b"}"):
+            read.append(part)
+            yield part
+
+    headers = {"Content-Type": "application/json"}
+    async with http_as("view") as http:
+        answer = await http.post("/api/v1/jobs", content=parts(), headers=headers)
+        assert (answer.status_code, read) == (403, [])
+    async with http_as("submit") as http:
+        answer = await http.post("/api/v1/jobs", content=parts(), headers=headers)
+        assert (answer.status_code, read) == (400, [b"{", b"}"])
+
+
+async def test_a_token_that_is_revoked_while_its_body_comes_does_nothing(http_as, client, connection, monkeypatch):
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b'{"task": '
+        assert await tokens.revoke(connection, "web")
+        yield b'"t"}'
+
+    async with http_as("submit", name="web") as http:
+        answer = await http.post("/api/v1/jobs", content=parts(), headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["detail"]) == (401, "the token has expired, or was revoked")
+    assert await connection.fetchval("SELECT count(*) FROM joex.jobs") == 0
+
+
+async def test_the_owners_token_has_all_scopes(owner):
+    assert OWNER.scopes == set(Scope)
+    for method, path in await every_operation(owner):
+        answer = await owner.request(method, filled(path), **({} if method in ("get", "delete") else {"json": {}}))
+        assert answer.status_code not in (401, 403), (method, path)
+
+
+# Payloads
+
+
+async def job_with_secrets(client: Client, connection: asyncpg.Connection) -> UUID:
+    """A failed job whose arguments, log, progress and error are secret, beside others in other states."""
+    job_id = await client.keyed.add("t", "x", {"data": {"text": SECRET}, "free": SECRET, "priority": 7}, queue="t")
+    job = await client.keyed.accept("t")
+    assert job is not None
+    assert job.lock_id is not None
+    await client.keyed.update("t", "x", {}, job.lock_id, progress=50, message=SECRET)
+    await runs.note_many(connection, [runs.LogLine(job.job, job.lock_id, 1, 0.0, "info", SECRET)], [])
+    await client.keyed.finish(
+        "t", "x", {}, job.lock_id, result={"text": SECRET}, error=SECRET, message=SECRET, retry=False
+    )
+    done = await client.submit("t", {"text": SECRET}, queue="t")
+    taken = await client.keyed.accept("t")
+    assert taken is not None
+    assert taken.lock_id is not None
+    await client.keyed.finish("t", done, {}, taken.lock_id, result={"text": SECRET}, message=SECRET)
+    await client.submit("t", {"text": SECRET})
+    await client.periodic.put("nightly", "t", "Mon 03:00", args={"text": SECRET})
+    return job_id
+
+
+async def test_arguments_results_errors_and_logs_are_for_tokens_with_the_scope_payloads_alone(
+    http_as, owner, client, connection
+):
+    job_id = await job_with_secrets(client, connection)
+    operations = await every_operation(owner)
+    reads: list[tuple[str, str, Any]] = [
+        ("get", path.format(job_id=job_id, task_id="nightly"), None) for method, path in operations if method == "get"
+    ]
+    reads += [("post", "/api/v1/keyed/get", {"type": "t", "id": "x"}), ("post", "/api/v1/keyed/list", {"type": "t"})]
+    shown: dict[str, set[str]] = {}
+    for scopes in (("view",), ("view", "payloads"), ("submit",), ("submit", "payloads")):
+        async with http_as(*scopes) as http:
+            for method, path, body in reads:
+                answer = await http.request(method, path, json=body)
+                assert answer.status_code in ((200,) if "view" in scopes else (200, 403)), path
+                if SECRET in answer.text:
+                    shown.setdefault(" ".join(scopes), set()).add(path)
+    of_a_job = {f"/api/v1/job/{job_id}", f"/api/v1/job/{job_id}/why", "/api/v1/keyed/get", "/api/v1/keyed/list"}
+    lists = {"/api/v1/jobs", "/api/v1/queue/state", "/api/v1/periodic", "/api/v1/periodic/nightly"}
+    assert shown == {"view payloads": of_a_job | lists, "submit payloads": of_a_job}
+
+
+async def test_what_is_hidden_is_null_and_the_rest_is_there(http_as, client, connection):
+    job_id = await job_with_secrets(client, connection)
+    async with http_as("view") as http:
+        found = (await http.get(f"/api/v1/job/{job_id}")).json()
+        keyed = (await http.post("/api/v1/keyed/get", json={"type": "t", "id": "x"})).json()
+        (why,) = (await http.get(f"/api/v1/job/{job_id}/why")).json()
+        task = (await http.get("/api/v1/periodic/nightly")).json()
+    assert found["log"] == []
+    job = found["job"]
+    hidden = ("args", "progress_message", "message", "result", "error")
+    assert [job[name] for name in hidden] == [None] * len(hidden)
+    assert (job["state"], job["progress"], job["failures"]) == ("failed", 50, 1)
+    assert keyed["opts"] == {"data": None, "priority": 7}
+    assert (why["reason"], why["detail"]["error"]) == ("finished", None)
+    assert (task["args"], task["timer"]) == (None, "Mon 03:00")
+
+
+async def test_a_worker_gets_the_arguments_of_the_jobs_that_it_accepts(http_as, client):
+    await client.submit("t", {"text": SECRET}, queue="t")
+    async with http_as("work") as http:
+        accepted = (await http.post("/api/v1/accept", json={"type": "t"})).json()
+        assert accepted["opts"]["data"] == {"text": SECRET}
+        end = {"job": accepted["job"], "lock_id": accepted["lock_id"]}
+        assert (await http.post("/api/v1/finish", json=end)).status_code == 200
+
+
+# The life of a token
+
+
+async def test_a_token_is_valid_from_its_creation_to_its_revocation(application, connection, create):
+    token = await create("view", name="board")
+    async with browse(application, token) as http:
+        assert await status(http) == 200
+        assert await tokens.revoke(connection, "board")
+
+        async def is_refused() -> bool:
+            return await status(http) == 401
+
+        await eventually(is_refused)
+        answer = await http.get("/api/v1/jobs")
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert "unknown, expired or revoked" in answer.json()["detail"]
+
+
+async def test_an_expired_token_is_refused(application, connection, create):
+    token = await create("view", expires=timedelta(days=1))
+    async with browse(application, token) as http:
+        assert await status(http) == 200
+        await connection.execute("UPDATE joex_private.api_token SET expires_at = clock_timestamp()")
+        [listed] = await tokens.list_tokens(connection)
+        assert listed.expires_at is not None
+
+        async def is_refused() -> bool:
+            return await status(http) == 401
+
+        await eventually(is_refused)
+
+
+async def test_a_valid_token_is_looked_up_again_after_two_seconds_or_when_it_expires(client, connection, create):
+    time = [0.0]
+    found = Tokens(client, lambda: time[0])
+    lasting, short = await create("view", name="lasting"), await create("view", expires=timedelta(hours=1))
+    await connection.execute(
+        "UPDATE joex_private.api_token SET expires_at = clock_timestamp() + interval '1 s' WHERE name <> 'lasting'"
+    )
+    assert await found.find(short) is not None
+    caller = await found.find(lasting)
+    assert caller is not None
+    await connection.execute("DELETE FROM joex_private.api_token")
+    assert await found.find(lasting) is caller
+    time[0] = 1.0
+    assert await found.find(short) is None
+    time[0] = KEPT_FOR - 0.01
+    assert await found.find(lasting) is caller
+    time[0] = KEPT_FOR
+    assert await found.find(lasting) is None
+
+
+async def test_a_token_is_replaced_while_both_are_valid(application, connection, create):
+    old, new = await create("view", name="board 1"), await create("view", name="board 2")
+    async with browse(application, old) as one, browse(application, new) as two:
+        assert (await status(one), await status(two)) == (200, 200)
+        await tokens.revoke(connection, "board 1")
+
+        async def is_refused() -> bool:
+            return await status(one) == 401
+
+        await eventually(is_refused)
+        assert await status(two) == 200
+
+
+async def test_the_database_has_the_hash_of_a_token_and_neither_it_nor_its_list_has_the_token(connection, create):
+    token = await create("view", "payloads", name="board", groups=["a"], queues=["b", "c"])
+    assert re.fullmatch("joex_[A-Za-z0-9_-]{43}", token)
+    stored = await connection.fetchval("SELECT t::text FROM joex_private.api_token t")
+    assert tokens.digest_of(token).hex() in stored
+    assert token not in stored
+    [listed] = await tokens.list_tokens(connection)
+    assert (listed.name, listed.scopes, listed.groups, listed.queues) == (
+        "board",
+        ["view", "payloads"],
+        ["a"],
+        ["b", "c"],
+    )
+    assert await tokens.create(connection, "board", ["view"]) is None
+    assert await tokens.revoke(connection, "board")
+    assert not await tokens.revoke(connection, "board")
+
+
+async def test_the_last_use_of_a_token_is_noted_at_most_once_a_minute(connection, create):
+    token = await create("view")
+
+    async def use() -> Any:
+        assert await tokens.find(connection, tokens.digest_of(token)) is not None
+        [listed] = await tokens.list_tokens(connection)
+        return listed.last_used_at
+
+    [unused] = await tokens.list_tokens(connection)
+    assert unused.last_used_at is None
+    first = await use()
+    assert first is not None
+    assert await use() == first
+    earlier = "UPDATE joex_private.api_token SET last_used_at = last_used_at - interval '61 s' RETURNING last_used_at"
+    assert await connection.fetchval(earlier) < first
+    assert await use() >= first
+
+
+async def test_a_token_is_valid_although_its_row_is_locked_or_the_database_allows_no_writing(
+    connection, another_connection, create, face, database_url
+):
+    token = await create("view")
+    locking = await another_connection()
+    async with locking.transaction():
+        await locking.execute("SELECT FROM joex_private.api_token FOR UPDATE")
+        assert await tokens.find(connection, tokens.digest_of(token)) is not None
+    glue = "&" if "?" in database_url else "?"
+    async with Client(f"{database_url}{glue}default_transaction_read_only=on") as reader:
+        api = create_api(Settings(), reader, face, lambda: (b"", "text/plain"))
+        async with browse(api, token) as http:
+            assert await status(http) == 200
+    [listed] = await tokens.list_tokens(connection)
+    assert listed.last_used_at is None
+
+
+# Who is served
+
+
+@pytest.mark.parametrize("owners", [OWNERS, None])
+async def test_tokens_of_the_database_are_honoured_with_and_without_an_owners_token(client, face, create, owners):
+    api = create_api(Settings(api_token=owners), client, face, lambda: (b"", "text/plain"))
+    async with browse(api, await create("view")) as http:
+        assert await status(http) == 200
+        assert (await http.post("/api/v1/shutdownAndExit")).status_code == 403
+    here = {"caller": "127.0.0.1", "base_url": "http://127.0.0.1"}
+    for wrong in (UNKNOWN, "nonsense", f"{OWNERS}0", ""):
+        async with browse(api, wrong, **here) as http:
+            assert (await http.post("/api/v1/shutdownAndExit")).status_code == 401
+    async with browse(api, None) as http:
+        assert await status(http) == (403 if owners is None else 401)
+    async with browse(api, None, **here) as http:
+        assert await status(http) == (200 if owners is None else 401)
+    assert face.asked == []
+
+
+async def test_without_the_database_only_the_owners_token_is_known_and_others_are_asked_to_try_again(face):
+    async with Client("postgresql://nobody@127.0.0.1:1/nothing") as nowhere:
+        api = create_api(Settings(api_token=OWNERS), nowhere, face, lambda: (b"", "text/plain"))
+        async with browse(api, UNKNOWN) as http:
+            answer = await http.get("/api/v1/running")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+            assert "the database is not available" in answer.json()["detail"]
+            assert (await http.get("/healthz")).status_code == 200
+        async with browse(api, OWNERS) as http:
+            assert await status(http, "/api/v1/running") == 200
+        async with browse(api, "nonsense") as http:
+            assert await status(http, "/api/v1/running") == 401
+
+
+async def test_a_flood_of_wrong_tokens_takes_two_connections_and_the_owner_submits_meanwhile(
+    application, owner, connection, another_connection
+):
+    locking = await another_connection()
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE $1 \
+             AND wait_event_type = 'Lock'"
+
+    async def look_ups() -> int:
+        return int(await connection.fetchval(asked, "%FROM joex_private.api_token%"))
+
+    async def two_look_ups() -> bool:
+        return await look_ups() == 2
+
+    async def answered(nr: int) -> int:
+        async with browse(application, f"joex_{nr:043d}") as http:
+            return await status(http)
+
+    async with locking.transaction():
+        await locking.execute("LOCK joex_private.api_token")  # look-ups last until the end of this transaction
+        flood = [asyncio.create_task(answered(nr)) for nr in range(50)]
+        await eventually(two_look_ups)
+        for _ in range(10):
+            assert (await owner.post("/api/v1/jobs", json={"task": "t"})).status_code == 201
+            assert await look_ups() == 2
+    assert set(await asyncio.gather(*flood)) == {401}
+
+
+# Bound tokens
+
+ALL = tuple(Scope)
+BOUNDS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
+    ({"groups": ["acme"]}, [("others", "other"), ("mails", "other")]),
+    ({"groups": ["acme", "shop"]}, [("others", "other"), ("mails", "other")]),
+    ({"queues": ["mails"]}, [("others", "acme"), ("others", "other")]),
+    ({"queues": ["mails", "letters"]}, [("others", "acme")]),
+    ({"queues": ["mails"], "groups": ["acme"]}, [("others", "acme"), ("mails", "other")]),
+    ({"queues": ["mails", "letters"], "groups": ["acme", "shop"]}, [("others", "acme"), ("mails", "other")]),
+]
+"""Bounds of a token, which all hold the queue mails and the group acme; and queues and groups outside."""
+bounded = pytest.mark.parametrize(("bounds", "outside"), BOUNDS)
+
+
+async def jobs_in(client: Client, face: Face, queue: str, group: str) -> list[UUID]:
+    """Jobs, periodic tasks and settings in a queue and a group: something for each list."""
+    there: dict[str, Any] = {"queue": queue, "group": group}
+    name = f"{group}/{queue}"
+    waiting = await client.submit("t", tracker=name, **there)
+    later = await client.submit("t", not_before="1h", **there)
+    cancelled = await client.submit("t", **there)
+    assert waiting is not None
+    assert later is not None
+    assert cancelled is not None
+    await client.cancel(cancelled)
+    keyed = await client.keyed.add("t", name, {"data": {"text": SECRET}}, **there)
+    face.runs.append(RunningJob(waiting, "t", group, queue, 1, "", 1.0))
+    await client.periodic.put(name, "t", "Mon 03:00", queue=queue, group=group)
+    async with client.using() as connection:
+        await connection.execute("SELECT joex.set_group($2, $1, 7, false, 3)", queue, group)
+    return [waiting, later, cancelled, keyed]
+
+
+async def run_one(client: Client, queue: str) -> None:
+    """Let a job of a queue run."""
+    assert await client.keyed.accept(queue) is not None
+
+
+def lasting(found: Any) -> Any:
+    """An answer without what changes with time."""
+    if isinstance(found, dict):
+        left_out = {"now", "message"} if "reason" in found else {"now"}  # (a message: "in 59m58s")
+        return {
+            name: lasting(one) for name, one in found.items() if name not in left_out and not name.endswith("seconds")
+        }
+    return [lasting(one) for one in found] if isinstance(found, list) else found
+
+
+async def everything_read(http: httpx.AsyncClient, job_id: UUID) -> dict[str, Any]:
+    """What each reading call answers."""
+    found = {}
+    for (method, path), operation in (await every_operation(http)).items():
+        if method == "get" and path not in PUBLIC and not operation["x-whole-system"]:
+            ids = {"job_id": job_id, "task_id": "acme/mails"}
+            for query in ("", "?queue=mails", "?queue=others", "?group=other", "?group=acme", "?limit=1"):
+                answer = await http.get(path.format(**ids) + query)
+                found[path + query] = (answer.status_code, lasting(answer.json()))
+    for path, body in (
+        ("list", {"type": "t"}), ("list", {"type": "t", "state": "pending"}), ("list", {"type": "t", "limit": 1}),
+        ("list", {"type": "t", "after": "acme/mails"}), ("count", {"type": "t"}), ("active", {"type": "t"}),
+        ("count", {"type": "t", "max_priority": 5}),
+    ):  # fmt: skip
+        answer = await http.post(f"/api/v1/keyed/{path}", json=body)
+        found[f"{path} {body}"] = (answer.status_code, answer.json())
+    return found
+
+
+@bounded
+async def test_no_answer_to_a_bound_token_changes_when_others_have_jobs(http_as, client, face, bounds, outside):
+    own = await jobs_in(client, face, "mails", "acme")
+    await run_one(client, "mails")
+    async with http_as(*ALL, **bounds) as http:
+        alone = await everything_read(http, own[1])
+        for place in outside:
+            await jobs_in(client, face, *place)
+        await run_one(client, "others")
+        assert await everything_read(http, own[1]) == alone
+    status_of_list, found = alone["/api/v1/jobs"]
+    assert status_of_list == 200
+    assert {job["id"] for job in found["jobs"]} == {str(job_id) for job_id in own}
+    state = alone["/api/v1/queue/state"][1]
+    assert [len(state[part]) for part in ("progress", "queued", "completed")] == [1, 2, 1]
+    [stats] = alone["/api/v1/stats"][1]["queues"]
+    assert (stats["queue"], stats["waiting"], stats["running"], stats["groups"]) == ("mails", 1, 1, 1)
+    assert [group["group"] for group in alone["/api/v1/groups"][1]["groups"]] == ["acme"]
+    assert [setting["group"] for setting in alone["/api/v1/groups"][1]["settings"]] == ["acme"]
+    assert [run["group"] for run in alone["/api/v1/running"][1]["running"]] == ["acme"]
+    assert [task["id"] for task in alone["/api/v1/periodic"][1]["tasks"]] == ["acme/mails"]
+    assert [job["id"] for job in alone["list {'type': 't'}"][1]["jobs"]] == ["acme/mails"]
+    assert alone["/api/v1/jobs?queue=others"][1]["jobs"] == alone["/api/v1/jobs?group=other"][1]["jobs"] == []
+
+
+def named_by(path: str, job: Any, key: Any, task: str) -> list[tuple[str, dict[str, Any]]]:
+    """The calls of a path about a job, with a good body."""
+    good = {"priority": "high", "args": {}, "enabled": False, "task": "t", "timer": "Mon 03:00"}
+    lock = {"lock_id": str(uuid4())}
+    if "{job_id}" in path:
+        field = path.rpartition("/")[2]
+        return [(path.format(job_id=job), {field: good[field]} if field in good else {})]
+    if "{task_id}" in path:
+        return [(path.format(task_id=task), {"enabled": False})]
+    if path.startswith("/api/v1/keyed/") or path in ("/api/v1/update", "/api/v1/finish", "/api/v1/give-back"):
+        more = {} if path.startswith("/api/v1/keyed/") else lock
+        return [(path, {"job": str(job), **more}), (path, {"type": "t", "id": key, **more})]
+    return []
+
+
+@bounded
+async def test_a_bound_token_can_not_tell_the_job_of_another_from_one_that_does_not_exist(
+    http_as, client, face, bounds, outside
+):
+    theirs = [(place, await jobs_in(client, face, *place)) for place in outside]
+    async with client.using() as connection:
+        before = await connection.fetch("SELECT j::text FROM joex_private.job j ORDER BY id")
+    walked = set()
+    async with http_as(*ALL, **bounds) as http:
+        for method, path in await every_operation(http):
+            if path in ("/api/v1/keyed/add", "/api/v1/keyed/list", "/api/v1/keyed/count", "/api/v1/keyed/active"):
+                continue
+            for (queue, group), ids in theirs:
+                name, nobody = f"{group}/{queue}", uuid4()
+                for job in (ids[0], ids[2], ids[3]):
+                    calls = zip(
+                        named_by(path, job, name, name), named_by(path, nobody, "nobody", "nobody"), strict=True
+                    )
+                    for (there, body), (nowhere, same) in calls:
+                        if (method, "{task_id}" in path) == ("put", True):
+                            continue
+                        sent = method not in ("get", "delete")
+                        answer = await http.request(method, there, **({"json": body} if sent else {}))
+                        other = await http.request(method, nowhere, **({"json": same} if sent else {}))
+                        assert answer.status_code == other.status_code, (method, path)
+                        said = answer.text.replace(str(job), "it").replace(name, "it")
+                        assert said == other.text.replace(str(nobody), "it").replace("nobody", "it"), (method, path)
+                        assert answer.status_code in (404, 409), (method, path, body)
+                        assert SECRET not in answer.text
+                        walked.add((method, path))
+    assert len(walked) > 15
+    async with client.using() as connection:
+        assert await connection.fetch("SELECT j::text FROM joex_private.job j ORDER BY id") == before
+
+
+@bounded
+async def test_a_bound_token_does_everything_with_what_lies_inside(http_as, client, face, bounds, outside):
+    own = await jobs_in(client, face, "mails", "acme")
+    there = {"queue": "mails", "group": "acme"}
+    prefix = "acme" if "groups" in bounds else "mails"
+    calls: list[tuple[str, str, Any, int]] = [
+        ("POST", "/api/v1/jobs", {"task": "t", "tracker": f"{prefix}/one", **there}, 201),
+        ("POST", "/api/v1/jobs/many", [{"task": "t", **there}], 201),
+        ("POST", "/api/v1/keyed/add", {"type": "t", "id": f"{prefix}/new", **there}, 201),
+        ("POST", "/api/v1/keyed/add", {"type": "t", "id": [prefix, 1], **there}, 201),
+        ("POST", "/api/v1/keyed/get", {"type": "t", "id": [prefix, 1]}, 200),
+        ("POST", "/api/v1/keyed/cancel", {"type": "t", "id": "acme/mails"}, 200),
+        ("POST", "/api/v1/keyed/resubmit", {"job": str(own[3])}, 200),
+        ("POST", "/api/v1/keyed/remove", {"type": "t", "id": "acme/mails"}, 200),
+        ("POST", f"/api/v1/job/{own[1]}/priority", {"priority": "high"}, 200),
+        ("POST", f"/api/v1/job/{own[1]}/args", {"args": {}}, 200),
+        ("POST", f"/api/v1/job/{own[1]}/cancel", None, 200),
+        ("POST", f"/api/v1/job/{own[1]}/retry", None, 200),
+        ("DELETE", f"/api/v1/job/{own[1]}", None, 200),
+        ("POST", "/api/v1/groups/acme", {"queue": "mails", "paused": True}, 200),
+        ("PUT", f"/api/v1/periodic/{prefix}/new", {"task": "t", "timer": "Mon 03:00", **there}, 200),
+        ("PATCH", f"/api/v1/periodic/{prefix}/new", {"enabled": False}, 200),
+        ("POST", f"/api/v1/periodic/{prefix}/new", None, 201),
+        ("DELETE", f"/api/v1/periodic/{prefix}/new", None, 200),
+    ]
+    async with http_as(*ALL, **bounds) as http:
+        for method, path, body, expected in calls:
+            answer = await http.request(method, path, json=body)
+            assert answer.status_code == expected, (method, path, answer.text)
+
+
+SUBMISSIONS: list[tuple[str, str, Any, str]] = [
+    ("POST", "/api/v1/jobs", {"task": "t"}, ""),
+    ("POST", "/api/v1/keyed/add", {"type": "t", "id": "acme/x"}, ""),
+    ("PUT", "/api/v1/periodic/acme/x", {"task": "t", "timer": "Mon 03:00"}, ""),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "_"), SUBMISSIONS)
+@bounded
+async def test_what_a_bound_token_puts_outside_is_refused_with_the_field(  # noqa: PLR0917 - two times parameters
+    http_as, client, bounds, outside, method, path, body, _
+):
+    async with http_as(*ALL, **bounds) as http:
+        for queue, group in outside:
+            answer = await http.request(method, path, json={**body, "queue": queue, "group": group})
+            field, kind = ("group", "groups") if group not in bounds.get("groups", [group]) else ("queue", "queues")
+            assert answer.status_code == 403, answer.text
+            assert answer.json()["detail"].startswith(f"{field}: the token "), answer.text
+            wanted = f"is bound to the {kind} {', '.join(bounds[kind])}; got {(group if field == 'group' else queue)!r}"
+            assert answer.json()["detail"].endswith(wanted)
+    assert (await client.periodic.get("acme/x")) is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "method", "path", "body", "field"),
+    [
+        ({"groups": ["acme"]}, "POST", "/api/v1/jobs", {"task": "t"}, "group"),
+        ({"queues": ["mails"]}, "POST", "/api/v1/jobs", {"task": "t"}, "queue"),
+        ({"groups": ["a"]}, "POST", "/api/v1/jobs/many", [{"task": "t", "group": "a"}, {"task": "t"}], "jobs[1].group"),
+        ({"queues": ["mails"]}, "POST", "/jobber/queue", {"type": "t"}, "type"),
+        ({"groups": ["acme"]}, "POST", "/jobber/queue", {"type": "t"}, "group"),
+        ({"groups": ["acme"]}, "POST", "/api/v1/keyed/add", {"type": "t", "id": "acme/1"}, "group"),
+        ({"queues": ["mails"]}, "POST", "/api/v1/keyed/add", {"type": "t", "id": "mails/1"}, "queue"),
+        ({"groups": ["t"]}, "POST", "/api/v1/keyed/add", {"type": "t", "id": "1"}, "id"),
+        ({"groups": ["t"]}, "POST", "/api/v1/keyed/add", {"type": "t", "id": ["x", "t"]}, "id"),
+        ({"queues": ["t"]}, "POST", "/api/v1/keyed/add", {"type": "t", "id": 1}, "id"),
+        ({"queues": ["q"]}, "POST", "/api/v1/jobs", {"task": "t", "queue": "q", "tracker": "q"}, "tracker"),
+        ({"groups": ["default"]}, "PUT", "/api/v1/periodic/nightly", {"task": "t", "timer": "Mon 03:00"}, "id"),
+        ({"groups": ["acme"]}, "POST", "/api/v1/groups/other", {"paused": True}, "group"),
+        ({"queues": ["mails"]}, "POST", "/api/v1/groups/acme", {"paused": True}, "queue"),
+        ({"groups": ["acme"]}, "POST", "/api/v1/groups/acme", {"weight": 100}, "weight"),
+        ({"groups": ["acme"]}, "POST", "/api/v1/groups/acme", {"max_running": None}, "max_running"),
+        ({"queues": ["mails"]}, "POST", "/api/v1/notify?queue=others", None, "queue"),
+        ({"queues": ["mails"]}, "POST", "/api/v1/accept", {"type": "others"}, "type"),
+        ({"queues": ["mails"]}, "POST", "/api/v1/notify", None, "this call concerns the whole system"),
+        ({"groups": ["a"]}, "POST", "/api/v1/notify?queue=mails", None, "this call concerns the whole system"),
+        ({"groups": ["a"]}, "POST", "/api/v1/accept", {"type": "a"}, "this call concerns the whole system"),
+    ],
+)
+async def test_a_bound_token_is_refused_what_is_not_its_own_and_told_the_field(  # noqa: PLR0917 - parameters
+    http_as, face, connection, bounds, method, path, body, field
+):
+    async with http_as(*ALL, **bounds) as http:
+        answer = await http.request(method, path, json=body)
+    assert answer.status_code == 403, answer.text
+    assert re.match(re.escape(field) + "[:;]", answer.json()["detail"]), answer.text
+    assert face.asked == []
+    made = """
+        SELECT (SELECT count(*) FROM joex_private.job), (SELECT count(*) FROM joex_private.group_setting),
+               (SELECT count(*) FROM joex_private.periodic_task WHERE owner <> 'joex')
+    """
+    assert tuple(await connection.fetchrow(made)) == (0, 0, 0)
+
+
+@bounded
+async def test_bound_tokens_are_refused_what_concerns_the_whole_system(http_as, owner, bounds, outside, face):
+    operations = await every_operation(owner)
+    of_all = {(method, path) for (method, path), one in operations.items() if one["x-whole-system"]}
+    assert of_all == {
+        ("get", "/api/v1/executors"), ("post", "/api/v1/shutdownAndExit"), ("get", "/api/v1/timeouts"),
+        ("post", "/api/v1/timeouts"),
+    }  # fmt: skip
+    async with http_as(*ALL, **bounds) as http:
+        for method, path in of_all:
+            answer = await http.request(method, path, **({} if method == "get" else {"json": {"type": "t"}}))
+            assert answer.status_code == 403, (method, path)
+            assert answer.json()["detail"].startswith("this call concerns the whole system; the token ")
+    assert face.asked == []
+
+
+async def test_a_periodic_task_of_another_is_neither_replaced_nor_steered_though_its_id_begins_with_the_group(
+    http_as, client
+):
+    await client.periodic.put("acme/x", "t", "Mon 03:00", group="other", args={"text": SECRET})
+    async with http_as(*ALL, groups=["acme"]) as http:
+        body = {"task": "t", "timer": "Tue 03:00", "group": "acme"}
+        answer = await http.put("/api/v1/periodic/acme/x", json=body)
+        assert answer.status_code == 409
+        assert (await http.delete("/api/v1/periodic/acme/x?any_owner=true")).status_code == 404
+    task = await client.periodic.get("acme/x")
+    assert task is not None
+    assert (task.group, task.timer) == ("other", "Mon 03:00")
+
+
+async def test_joexs_own_periodic_tasks_lie_within_no_bounds(http_as, client, connection):
+    await client.periodic.put("mine", "t", "Mon 03:00")
+    await connection.execute("UPDATE joex_private.periodic_task SET owner = 'joex'")
+    for bounds in ({"groups": ["default"]}, {"queues": ["default"]}):
+        async with http_as("view", **bounds) as http:
+            assert (await http.get("/api/v1/periodic")).json()["tasks"] == []
+            assert (await http.get("/api/v1/periodic/mine")).status_code == 404
+
+
+async def test_why_a_job_waits_tells_a_bound_token_nothing_of_others(http_as, client, bench):
+    await bench.executor(tasks=["t"], queues=["mails"])
+    job_id = await client.submit("t", queue="mails", group="zzz")
+    reasons = []
+    for number in (0, 3, 0, 3):
+        for nr in range(number):
+            await client.submit("t", queue="mails", group=f"other {nr}")
+        for bounds in ({"groups": ["zzz"]}, {"groups": ["zzz"], "queues": ["mails"]}, {"queues": ["mails"]}):
+            async with http_as("view", **bounds) as http:
+                reasons.append([one["reason"] for one in (await http.get(f"/api/v1/job/{job_id}/why")).json()])
+    assert [reasons[nr] for nr in (0, 1, 3, 4, 6, 7, 9, 10)] == [["in_line"]] * 8
+    second = await client.submit("t", queue="mails", group="zzz")
+    async with http_as("view", groups=["zzz"]) as http:
+        (behind,) = (await http.get(f"/api/v1/job/{second}/why")).json()
+        assert (behind["reason"], behind["detail"]["same"]) == ("behind", 1)  # its own group's jobs are no secret
+        await client.keyed.set_timeout("t", activity="1h")
+        async with client.using() as connection:
+            await connection.execute("SELECT joex.set_group('zzz', 'mails', 1, true)")
+        (paused, *_) = (await http.get(f"/api/v1/job/{job_id}/why")).json()
+        assert paused["reason"] == "group_paused"
+
+
+async def test_a_bound_token_learns_that_its_queue_is_held_and_not_by_which_session(http_as, client, bench, connection):
+    await bench.executor(tasks=["t"], queues=["mails"])
+    job_id = await client.submit("t", queue="mails", group="acme")
+    async with http_as("view") as free, http_as("view", groups=["acme"]) as bound:
+        await connection.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('mails'))")
+        found: list[Any] = []
+
+        async def is_held() -> bool:
+            answers = [(await http.get(f"/api/v1/job/{job_id}/why")).json() for http in (free, bound)]
+            found[:] = [one for reasons in answers for one in reasons if one["reason"] == "queue_held"]
+            return len(found) == 2
+
+        await eventually(is_held)
+    assert found[0]["detail"]["session"] == connection.get_server_pid()
+    assert found[1]["detail"] == {"queue": "mails", "session": None, "role": None}
+    assert found[1]["message"] == "a session of the database holds the lock of the queue 'mails', so takes are late"
+
+
+async def test_a_worker_bound_to_a_queue_accepts_its_jobs_and_reports_for_no_others(http_as, client):
+    await client.submit("t", queue="mails", group="any")
+    await client.submit("t", queue="others")
+    theirs = await client.keyed.accept("others")
+    assert theirs is not None
+    async with http_as("work", queues=["mails"]) as http:
+        mine = (await http.post("/api/v1/accept", json={"type": "mails"})).json()
+        assert (await http.post("/api/v1/accept", json={"type": "mails"})).status_code == 204
+        for path in ("update", "finish", "give-back"):
+            for name in ({"job": str(theirs.job)}, {"type": theirs.type, "id": {"uuid": str(theirs.id)}}):
+                answer = await http.post(f"/api/v1/{path}", json={**name, "lock_id": str(theirs.lock_id)})
+                assert (answer.status_code, answer.json()["answer"]) == (409, "worker_conflict"), (path, name)
+        for path in ("update", "finish"):
+            body = {"type": mine["type"], "id": mine["id"], "lock_id": mine["lock_id"]}
+            assert (await http.post(f"/api/v1/{path}", json=body)).status_code == 200
+    assert [(await client.get(job)).state for job in (theirs.job, UUID(mine["job"]))] == ["running", "success"]
+
+
+async def test_a_worker_whose_token_is_revoked_while_it_waits_gets_no_job(http_as, client, connection, monkeypatch):
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    async with http_as("work", name="worker") as http:
+        waiting = asyncio.create_task(http.post("/api/v1/accept", json={"type": "t", "wait": "60s"}))
+
+        async def waits() -> bool:
+            return bool(await connection.fetchval("SELECT count(*) > 0 FROM joex_private.watch WHERE for_workers"))
+
+        await eventually(waits)
+        await tokens.revoke(connection, "worker")
+        job_id = await client.submit("t", queue="t")
+        answer = await waiting
+    assert (answer.status_code, answer.json()["detail"]) == (401, "the token has expired, or was revoked")
+    assert job_id is not None
+    job = await client.get(job_id)
+    assert job is not None
+    assert (job.state, job.losses) == ("waiting", 0)
+
+
+async def test_the_audit_names_the_token_of_each_act(http_as, client, connection):
+    """Each route with the scope operate that leaves an act, in the transaction of the call."""
+    jobs = [await client.submit("mail.send") for _ in range(4)]
+    await client.periodic.put("p", "mail.send", "daily")
+    await connection.execute("DELETE FROM joex_private.act")
+    calls: list[tuple[str, str, Any]] = [
+        ("POST", f"/api/v1/job/{jobs[0]}/cancel", {}),
+        ("POST", f"/api/v1/job/{jobs[0]}/retry", {}),
+        ("POST", f"/api/v1/job/{jobs[1]}/priority", {"priority": "high"}),
+        ("POST", f"/api/v1/job/{jobs[2]}/args", {"args": {}}),
+        ("DELETE", f"/api/v1/job/{jobs[3]}", None),
+        ("POST", "/api/v1/groups/acme", {"weight": 2}),
+        ("POST", "/api/v1/timeouts", {"type": "mail.send", "activity": "1m"}),
+        ("PUT", "/api/v1/periodic/q", {"task": "mail.send", "timer": "daily"}),
+        ("PATCH", "/api/v1/periodic/p", {"enabled": False}),
+        ("POST", "/api/v1/periodic/p", {}),
+        ("DELETE", "/api/v1/periodic/p", None),
+    ]
+    async with http_as("operate") as http:
+        for method, path, body in calls:
+            answer = (
+                await http.request(method, path, json=body) if body is not None else await http.request(method, path)
+            )
+            assert answer.is_success, (method, path, answer.text)
+    acts = await audit.list_acts(connection, None, 100)
+    assert [act.act for act in acts[::-1]] == [
+        "create_token", "cancel", "retry", "set_priority", "set_args", "remove", "set_group", "set_timeout",
+        "put_periodic_task", "enable_periodic_task", "run_periodic_task", "remove_periodic_task",
+    ]  # fmt: skip
+    [named] = {act.caller for act in acts if act.act != "create_token"}
+    assert named == acts[-1].subject
+    async with client.using() as used:
+        assert not await used.fetchval("SELECT current_setting('joex.caller', true)")
+
+
+async def test_a_drain_over_http_is_in_the_audit_and_happens_without_the_database_too(http_as, connection, face):
+    async with http_as("operate") as http:
+        assert (await http.post("/api/v1/shutdownAndExit")).is_success
+    [act, *_] = await audit.list_acts(connection, None, 10)
+    assert (act.act, act.subject) == ("drain", face.app_id)
+    assert act.caller is not None
+
+
+async def test_no_token_has_the_name_that_the_owner_has_in_the_audit(connection):
+    with pytest.raises(ConfigError, match="'owner' is the name of the caller with JOEX_API_TOKEN"):
+        await tokens.create(connection, "owner", ["view"])
+
+
+async def test_a_call_without_payload_has_a_small_body_and_few_parts(owner):
+    """To read millions of parts would hold up the executor for seconds, and with it its lease."""
+    large: dict[str, Any] = {"type": [[]] * 50_000}
+    answer = await owner.post("/api/v1/keyed/count", json=large)
+    assert (answer.status_code, answer.json()["detail"]) == (413, "the body is larger than 100000 bytes")
+    for path, body in (("count", {}), ("get", {"id": 1}), ("add", {"id": 1})):
+        answer = await owner.post(f"/api/v1/keyed/{path}", json={"type": [[[]]] * 2000, **body})
+        assert answer.status_code == 400
+        assert "expected at most 1000 parts, in all lists together" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("header", ["Via", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Client-IP", "CF-Connecting-IP"])
+async def test_a_call_that_a_proxy_has_marked_needs_a_token(client, face, header):
+    api = create_api(Settings(), client, face, lambda: (b"", "text/plain"))
+    async with browse(api, None, caller="127.0.0.1", base_url="http://127.0.0.1:7878") as http:
+        assert (await http.get("/api/v1/jobs")).status_code == 200
+        assert (await http.get("/api/v1/jobs", headers={header: "1.1 squid"})).status_code == 403
+        assert (await http.get("/api/v1/jobs", headers={"Sec-Fetch-Site": "cross-site"})).status_code == 403
+
+
+async def test_what_a_token_may_not_see_is_not_even_read(http_as, client, connection, monkeypatch):
+    job_id = await job_with_secrets(client, connection)
+    read: list[str] = []
+    spied: Any = vars(asyncpg.connection.Connection)["_execute"]  # all statements pass here
+
+    async def spy(*given: Any, **named: Any) -> Any:
+        found = await spied(*given, **named)
+        read.append(str(found))
+        return found
+
+    monkeypatch.setattr(asyncpg.connection.Connection, "_execute", spy)
+    secrets: dict[str, int] = {}
+    for scopes in (("view",), ("view", "payloads")):
+        async with http_as(*scopes) as http:
+            paths = [path for method, path in await every_operation(http) if method == "get"]
+            for path in paths:
+                await http.get(path.format(job_id=job_id, task_id="nightly"))
+            for path in ("get", "list"):
+                name = {"type": "t"} | ({"id": "x"} if path == "get" else {})
+                assert (await http.post(f"/api/v1/keyed/{path}", json=name)).status_code == 200
+        secrets[scopes[-1]] = sum(SECRET in one for one in read)
+        read.clear()
+    assert secrets["payloads"] > 5
+    # (why reads the error of a finished job, which a role of the database may have to hide too)
+    assert secrets["view"] == 1
+
+
+async def test_lists_end_where_they_are_large_and_go_on_from_there(http_as, client, monkeypatch):
+    monkeypatch.setattr(visible, "MOST_BYTES", 250_000)
+    for nr in range(10):
+        await client.submit("t", {"text": "x" * 100_000}, queue="q")
+        await client.keyed.add("k", nr, {"data": {"text": "x" * 100_000}})
+        await client.periodic.put(f"p{nr}", "t", "yearly", args={"text": "x" * 100_000}, queue="q")
+    async with http_as("view", "payloads") as http:
+        pages: list[int] = []
+        page: dict[str, Any] = {"next": ""}
+        while page["next"] is not None:
+            cursor = f"&cursor={page['next']}" if page["next"] else ""
+            page = (await http.get(f"/api/v1/jobs?queue=q{cursor}")).json()
+            pages.append(len(page["jobs"]))
+        assert pages == [2] * 5
+        state = (await http.get("/api/v1/queue/state?queue=q")).json()
+        assert [len(state[part]) for part in ("progress", "queued", "completed")] == [0, 2, 0]
+        page = (await http.post("/api/v1/keyed/list", json={"type": "k", "after": 5})).json()
+        assert ([job["id"] for job in page["jobs"]], page["more"]) == ([6, 7], True)
+        page = (await http.get("/api/v1/periodic?after=p7")).json()
+        assert ([task["id"] for task in page["tasks"]], page["next"]) == (["p8", "p9"], None)
+    async with http_as("view") as http:
+        assert len((await http.get("/api/v1/jobs?queue=q")).json()["jobs"]) == 10

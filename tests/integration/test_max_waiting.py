@@ -1,0 +1,198 @@
+"""A limit of the jobs of a group that wait in line: submissions beyond it are refused, and store nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import httpx
+import pytest
+
+import joex
+from joex import App, Client
+from joex.config import Settings
+from joex.http.api import create_api
+from joex.runtime.executor import Executor
+from joex.store import stats
+from tests.support.waiting import eventually
+
+CALLS = {
+    "submit": "joex.submit('a', grp => 'acme')",
+    "submit_many": "joex.submit_many('{a, a}', grps => '{other, acme}')",
+    "submit with a tracker": "joex.submit('a', grp => 'acme', tracker => 't')",
+    "add": r"joex_private.add('a', '\x0161', grp => 'acme', queue => 'default')",
+}
+
+
+@pytest.fixture
+async def http(client: Client) -> AsyncIterator[httpx.AsyncClient]:
+    api = create_api(Settings(), client, Executor(App(), Settings(), ""), lambda: (b"", "text/plain"))
+    transport = httpx.ASGITransport(api, client=("127.0.0.1", 1234))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7878") as http:
+        yield http
+
+
+@pytest.fixture
+async def limited(bench):
+    """The group acme may have three waiting jobs in the queue default, and has them."""
+    await stats.set_group(bench.connection, "acme", "default", max_waiting=3)
+    for _ in range(3):
+        await bench.submit("acme")
+    return bench
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+async def test_a_full_group_gets_no_more_jobs_and_a_refused_batch_stores_none(limited, call):
+    told = 'group: "acme" has as many waiting jobs in queue "default" as it may: 3: submit again when some have run'
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await limited.connection.execute(f"SELECT {call}")
+    assert (refused.value.sqlstate, str(refused.value)) == ("JX004", told)
+    assert await limited.connection.fetchval("SELECT count(*) FROM joex.jobs") == 3
+
+
+async def test_a_batch_is_refused_that_would_fill_a_group_over_its_limit(bench):
+    await stats.set_group(bench.connection, "acme", "default", max_waiting=3)
+    batch = """
+        SELECT count(*) FROM joex.submit_many(
+            array_fill('a'::text, ARRAY[$1::integer]), grps => array_fill('acme'::text, ARRAY[$1::integer]))
+    """
+    with pytest.raises(asyncpg.PostgresError, match="as many waiting jobs"):
+        await bench.connection.fetchval(batch, 4)
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex.jobs") == 0
+    assert await bench.connection.fetchval(batch, 3) == 3
+
+
+async def test_other_groups_and_queues_and_jobs_that_are_held_or_wait_for_their_time_do_not_count(limited):
+    for call in (
+        "joex.submit('a', grp => 'other')",
+        "joex.submit('a', grp => 'acme', queue => 'mail')",
+        "joex.submit_many('{a}', grps => '{other}')",
+    ):
+        await limited.connection.execute(f"SELECT {call}")
+    with pytest.raises(joex.GroupFull, match="as many waiting jobs"):
+        await limited.submit("acme")
+    executor = await limited.executor()
+    await limited.take(executor, 10)
+    for _ in range(3):
+        assert await limited.submit("acme") is not None
+
+
+async def test_the_limit_can_be_changed_and_removed(limited):
+    await stats.set_group(limited.connection, "acme", "default", max_waiting=4)
+    assert await limited.submit("acme") is not None
+    with pytest.raises(joex.GroupFull, match="as it may: 4"):
+        await limited.submit("acme")
+    await stats.set_group(limited.connection, "acme", "default", weight=2)
+    [setting] = await stats.group_settings(limited.connection)
+    assert (setting.weight, setting.max_waiting) == (2, 4)
+    await stats.set_group(limited.connection, "acme", "default", max_waiting=-1)
+    assert await limited.submit("acme") is not None
+
+
+def limit(group: str, most: int) -> str:
+    """A call that limits the waiting jobs of a group; -1: no limit."""
+    return f"SELECT joex.set_group('{group}', max_waiting => {most})"
+
+
+BIND = "SELECT joex_private.set_scopes('pg_monitor', '{view}', '{acme}')"
+
+
+@pytest.mark.parametrize(
+    ("second", "is_kept", "flags", "full"),
+    [
+        (limit("other", -1), True, (True, False), ["acme"]),
+        (limit("other", 0), True, (True, False), ["acme", "other"]),
+        (limit("other", 0), False, (True, False), ["other"]),
+        (limit("other", -1), False, (False, False), []),
+        (BIND, True, (True, True), ["acme"]),
+        (BIND, False, (False, True), []),
+    ],
+)
+async def test_of_two_changes_at_a_time_none_hides_a_limit(  # noqa: PLR0917 - parameters
+    bench, another_connection, second, is_kept, flags, full
+):
+    """Submissions look for limits only where the database is marked to have some."""
+    other = await another_connection()
+    first = bench.connection.transaction(isolation="read_committed")
+    await first.start()
+    await bench.connection.execute(limit("acme", 0))
+
+    async def change() -> None:
+        async with other.transaction(isolation="read_committed"):
+            await other.execute(second)
+
+    changing = asyncio.ensure_future(change())
+    blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
+
+    async def waits_or_is_done() -> bool:
+        return changing.done() or bool(await bench.connection.fetchval(blocked, other.get_server_pid()))
+
+    await eventually(waits_or_is_done)
+    await (first.commit() if is_kept else first.rollback())
+    await changing
+    read = "SELECT limits_waiting, binds_roles FROM joex_private.this_database"
+    assert tuple(await bench.connection.fetchrow(read)) == flags
+    for group in ("acme", "other"):
+        if group in full:
+            with pytest.raises(joex.GroupFull):
+                await bench.submit(group)
+        else:
+            assert await bench.submit(group) is not None
+
+
+async def test_a_transaction_that_has_submitted_before_a_limit_was_set_is_refused_from_then_on(
+    bench, another_connection
+):
+    other = await another_connection()
+    async with other.transaction(isolation="read_committed"):
+        await other.execute(f"SELECT {CALLS['submit']}")
+        await bench.connection.execute(limit("acme", 1))  # (it waits for no submission)
+        for call in CALLS.values():
+            with pytest.raises(asyncpg.PostgresError, match="as many waiting jobs"):
+                async with other.transaction():
+                    await other.execute(f"SELECT {call}")
+
+
+@pytest.mark.parametrize("most", [-2, 100_001])
+async def test_a_limit_that_is_none_is_refused(bench, most):
+    with pytest.raises(joex.InvalidJob, match="max_waiting: 0 to 100000"):
+        await stats.set_group(bench.connection, "acme", "default", max_waiting=most)
+
+
+async def test_retries_and_jobs_that_come_back_are_never_refused(limited):
+    executor = await limited.executor()
+    [run] = await limited.take(executor, 1)
+    assert await limited.submit("acme") is not None
+    assert await limited.finish(run, "failed") == []
+    assert await limited.connection.fetchval("SELECT joex.retry($1)", run.id)
+    assert await limited.connection.fetchval("SELECT waiting FROM joex.group_stats") == 4
+
+
+async def test_clients_get_an_error_of_its_own_and_http_callers_a_429(limited, client, http: httpx.AsyncClient):
+    with pytest.raises(joex.GroupFull, match="submit again when some have run"):
+        await client.submit("a", group="acme")
+    answer = await http.post("/api/v1/jobs", json={"task": "a", "group": "acme"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    assert "as many waiting jobs" in answer.json()["detail"]
+    answer = await http.post("/api/v1/groups/acme", json={"max_waiting": None})
+    assert answer.status_code == 200, answer.text
+    assert await client.submit("a", group="acme") is not None
+    answer = await http.post("/api/v1/groups/acme", json={"max_waiting": 5})
+    assert (await http.get("/api/v1/groups")).json()["settings"][0]["max_waiting"] == 5
+
+
+async def test_reports_on_all_groups_leave_connections_to_others(client, http: httpx.AsyncClient, connection):
+    """Ten of them, which a lock keeps from reading, and a submission beside them."""
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE joex_private.group_setting IN ACCESS EXCLUSIVE MODE")
+        reports = [asyncio.ensure_future(http.get("/api/v1/stats")) for _ in range(10)]
+        waiting = (
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'joex_private.group_setting'::regclass"
+        )
+
+        async def is_full() -> bool:
+            return bool(await connection.fetchval(waiting) == 2)
+
+        await eventually(is_full, why="two reports read")
+        assert (await http.post("/api/v1/jobs", json={"task": "a"})).status_code == 201
+        assert await connection.fetchval(waiting) == 2
+    assert {answer.status_code for answer in await asyncio.gather(*reports)} == {200}

@@ -1,0 +1,77 @@
+"""The fleet on Kubernetes: its requests, and what it makes of the answers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from joex_operator.cluster.fleet import ClusterFleet
+from joex_operator.cluster.kubernetes_api import Conflict, Invalid
+from joex_operator.control.fleet import FleetError
+from tests.unit.joex_operator.builders import pool
+
+TYPO = 'strict decoding error: unknown field "spec.template.spec.nodeSelecter"'
+
+
+class Api:
+    """Answers requests as told, and keeps them."""
+
+    def __init__(self) -> None:
+        self.refuses: Exception | None = None
+        self.created: list[tuple[str, dict[str, str]]] = []
+        self.existing: dict[str, Any] = {}
+
+    async def create(self, _path: str, body: Any, **query: str) -> Any:
+        self.created.append((body["metadata"]["name"], query))
+        if self.refuses is not None:
+            raise self.refuses
+        if body["metadata"]["name"] in self.existing:
+            raise Conflict("it exists already")
+        return {**body, "metadata": {**body["metadata"], "uid": "made", "resourceVersion": "1"}}
+
+    async def get(self, path: str, **_: str) -> Any:
+        return self.existing[path.rpartition("/")[2]]
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def fleet(api: Any) -> ClusterFleet:
+    return ClusterFleet(api, image="joex:1", identity="operator")
+
+
+async def test_a_template_is_checked_once_by_a_dry_run_that_accepts_no_unknown_field(fleet: ClusterFleet, api: Api):
+    for _ in range(2):
+        await fleet.check(pool())
+    [(name, query)] = api.created
+    assert (name, query["dryRun"], query["fieldValidation"]) == ("documents-10000", "All", "Strict")
+    await fleet.check(pool(poolSize=7))
+    assert len(api.created) == 2
+
+
+async def test_a_template_that_the_api_server_refuses_is_checked_again_until_it_is_accepted(
+    fleet: ClusterFleet, api: Api
+):
+    api.refuses = Invalid(TYPO)
+    for _ in range(2):
+        with pytest.raises(Invalid, match="nodeSelecter"):
+            await fleet.check(pool())
+    api.refuses = Invalid("admission webhook 'x' does not support dry run")
+    await fleet.check(pool())
+
+
+async def test_a_replica_is_created_with_no_unknown_field(fleet: ClusterFleet, api: Api):
+    await fleet.create(pool(), 0)
+    assert api.created[0][1]["fieldValidation"] == "Strict"
+    assert [one.uid for one in fleet.replicas(pool())] == ["made"]
+
+
+async def test_a_name_that_another_owner_has_is_told_once_and_then_left_alone(fleet: ClusterFleet, api: Api):
+    api.existing["documents-0"] = {"metadata": {"name": "documents-0"}}
+    with pytest.raises(FleetError, match="'documents-0' exists in namespace 'prod' and belongs to another owner"):
+        await fleet.create(pool(), 0)
+    assert fleet.taken(pool()) == {0}
+    assert fleet.taken(replace(pool(), name="other")) == fleet.taken(replace(pool(), namespace="other")) == set()

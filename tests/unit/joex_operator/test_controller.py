@@ -1,0 +1,50 @@
+"""The controller: an object that can't be reconciled never stops another one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from joex_operator.control.controller import Controller
+from joex_operator.control.fleet import FleetError
+from joex_operator.local.fleet import ProcessFleet
+from tests.support.waiting import PATIENCE
+from tests.unit.joex_operator.builders import manifest
+
+
+class Broken(ProcessFleet):
+    """A fleet whose pools can't be reconciled; notes which it was asked for."""
+
+    def __init__(self) -> None:
+        nothing: Any = None  # no executor is started, and no Event recorded
+        super().__init__({}, "postgresql:///x", log_format="json", output=nothing, changed=lambda *_: None)
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+
+    def template(self, pool):
+        self.asked.put_nowait(pool.name)
+        raise FleetError(f"{pool.name}: refused")
+
+
+@pytest.fixture
+async def controller():
+    controller = Controller(Broken(), worker="the operator")
+    running = asyncio.create_task(controller.run())
+    yield controller
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled()
+
+
+async def test_a_pool_that_has_failed_thousands_of_times_stops_no_other(controller):
+    for number in range(1, 1200):
+        controller.put(manifest("broken", poolSize=number))
+        assert await asked(controller) == "broken"
+    controller.put(manifest("other"))
+    while await asked(controller) != "other":
+        pass
+
+
+async def asked(controller):
+    """The name of the pool that is reconciled next."""
+    async with asyncio.timeout(PATIENCE):
+        return await controller._fleet.asked.get()

@@ -1,0 +1,49 @@
+"""The digests of the URLs in secrets, by which a changed one reaches the executors."""
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+from joex_operator.cluster.secrets import Secrets
+from joex_operator.decide.manifests import template_hash
+from tests.unit.joex_operator.builders import pool
+
+
+class Api:
+    """Has one secret."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, str] = {}
+
+    async def get(self, path: str, **_: str) -> dict[str, Any]:
+        assert path == "/api/v1/namespaces/prod/secrets/joex-db"
+        return {"data": {key: base64.b64encode(value.encode()).decode() for key, value in self.data.items()}}
+
+
+def secrets_of(api: Any) -> Secrets:
+    return Secrets(api)
+
+
+async def test_a_changed_url_is_another_template_and_nothing_else_of_the_secret_is() -> None:
+    api = Api()
+
+    async def template(**more: str) -> str:
+        api.data = {"url": "postgresql://app:one@db/shop", **more}
+        secrets = secrets_of(api)  # which has read nothing yet
+        assert secrets.digest(pool()) == ""
+        await secrets.database_url(pool())
+        return template_hash(pool(), "joex:1", secrets.digest(pool()))
+
+    before = await template()
+    assert await template() == before
+    assert await template(other="2") == before
+    assert await template(url="postgresql://app:two@db/shop") != before
+
+
+async def test_the_digest_of_one_url_is_another_for_each_pool() -> None:
+    api = Api()
+    api.data = {"url": "postgresql://app:one@db/shop"}
+    secrets = secrets_of(api)
+    await secrets.database_url(pool())
+    other = replace(pool(), uid="another")
+    assert len({secrets.digest(pool()), secrets.digest(other), secrets.digest(pool())}) == 2

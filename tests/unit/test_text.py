@@ -1,0 +1,49 @@
+"""Texts for people are cut to a length that harms no reader."""
+
+import pytest
+
+from joex.core.text import LONGEST_TEXT, cut
+from joex.errors import Retry
+from joex.runtime.text import error_line, error_trace, storable
+
+
+@pytest.mark.parametrize("text", ["", "x", "x" * LONGEST_TEXT, "é" * LONGEST_TEXT])
+def test_a_text_within_the_limit_stays_as_it_is(text):
+    assert cut(text) == text
+
+
+def test_a_longer_one_is_cut_to_the_limit_and_says_how_long_it_was():
+    text = cut("x" * 9_000_000)
+    assert text == "x" * 99_960 + "… (cut, 9,000,000 characters)"
+    assert len(text) <= LONGEST_TEXT
+    assert len(cut("x" * (LONGEST_TEXT + 1))) <= LONGEST_TEXT
+
+
+def test_a_text_that_was_cut_is_not_cut_again():
+    text = cut("x" * 9_000_000)
+    assert cut(text) == text
+
+
+def test_what_a_run_sends_is_cut_before_it_is_sent():
+    assert storable("x" * 9_000_000).endswith("… (cut, 9,000,000 characters)")
+    assert storable("\0" * 2000, 1000) == "\N{REPLACEMENT CHARACTER}" * 960 + "… (cut, 2,000 characters)"
+    assert len(error_line(ValueError("x" * 9_000_000))) <= 2000
+    assert len(error_trace(ValueError("x" * 9_000_000))) <= LONGEST_TEXT
+
+
+class OutOfStockError(Exception):
+    """An error of a task."""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no\nluck"), "ValueError: no luck"),
+        (OutOfStockError("tea"), f"{__name__}.OutOfStockError: tea"),
+        (OutOfStockError(), f"{__name__}.OutOfStockError"),
+        (Retry("later"), "Retry: later"),
+    ],
+    ids=str,
+)
+def test_an_error_is_named_as_in_a_traceback(error: Exception, line: str) -> None:
+    assert error_line(error) == line
