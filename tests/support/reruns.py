@@ -80,7 +80,8 @@ def run_again(failures: Sequence[Failure], say: Callable[[str], None]) -> tuple[
     if len(tests) > MOST:
         say(f"test: {len(tests)} first failures are more than {MOST}: none runs again")
         return [], list(failures)
-    flaky, bad = [], []
+    flaky: list[Failure] = []
+    bad: list[Failure] = []
     for number, (argument, firsts) in enumerate(tests.items(), 1):
         if not all(first.may_run_again for first in firsts):
             say(f"test: {firsts[0].test} is a promise, and no wait ran out: it does not run again")
@@ -95,7 +96,7 @@ def run_again(failures: Sequence[Failure], say: Callable[[str], None]) -> tuple[
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+            preexec_fn=die_with_parent,
         )
         FOLDER.mkdir(parents=True, exist_ok=True)
         (FOLDER / f"{number}-first.txt").write_text("\n".join(first.text for first in firsts))
