@@ -26,7 +26,7 @@ from joex.store import executors, job_logs, jobs, listing, runs, stats, timeouts
 from joex.store import keyed as keyed_store
 from joex.store.bounded import NOTHING, UNLIMITED
 from joex.store.database import connect
-from joex.store.listing import Filter, list_jobs
+from joex.store.listing import Filter, Search, count_jobs, list_jobs, search_jobs
 from joex.store.runs import EndedRun, LogLine, Progress
 from joex.store.statement import STATEMENTS
 from tests.integration.conftest import Bench
@@ -694,6 +694,10 @@ def plain(sql: str) -> bool:
 
 async def test_no_plain_statement_is_planned_with_a_scan_of_all_jobs_or_a_sort_of_them(bench):
     assert listing in vars(joex.store).values()  # imported, so that its statements are registered
+    for wanted in (Search(), Search(queue="default", group="g1")):  # these are registered when they are needed first
+        page = await search_jobs(bench.connection, wanted, None, 1, most_read=10)
+        await search_jobs(bench.connection, wanted, page.next, 1, most_read=10)
+        await count_jobs(bench.connection, wanted, most_read=10)
     found = [sql for sql in STATEMENTS if plain(sql)]
     assert len(found) >= 6
     await bench.connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")

@@ -262,14 +262,21 @@ _FIRST_KEY = 10
 
 
 @cache
-def _count(place: str, *, of_queue: bool, of_group: bool) -> str:
-    """A statement that reads at most $8 jobs, and counts those, and those of them that are sought."""
+def _count(part: _Part, place: str, *, of_queue: bool, of_group: bool) -> str:
+    """A statement that reads at most $8 jobs of a part, and counts those, and those of them that are sought.
+
+    (The order is for the planner: it reads no more of the index than the limit; a scan could read the whole table.)
+    """
     conditions = " AND ".join([place, *_narrow(_FIRST_KEY - 1, of_queue=of_queue, of_group=of_group)])
     return statement(f"""
         SELECT count(*) FILTER (WHERE {_SOUGHT}), count(*)
         FROM (SELECT queue, grp, task, state, submitter, tracker, subject FROM joex_private.job
-              WHERE {conditions} LIMIT $8::integer) job
+              WHERE {conditions} ORDER BY {_order(part)} LIMIT $8::integer) job
     """)  # noqa: S608 - put together of constants
+
+
+def _order(part: _Part) -> str:
+    return ", ".join(f"{name} DESC" if part.down else name for name in part.columns)
 
 
 def _narrow(at: int, *, of_queue: bool, of_group: bool) -> list[str]:
@@ -284,7 +291,7 @@ def _search(part: _Part, place: str, *, is_later: bool, of_queue: bool, of_group
     The row whose ``nr`` is $8 comes in any case: there the next page begins. (The place after which a page begins, and
     a queue or a group by which the index is ordered, are conditions of their own, so that it is read from there.)
     """
-    order = ", ".join(f"{name} DESC" if part.down else name for name in part.columns)
+    order = _order(part)
     keys = ", ".join(f"{column} AS {name}" for name, column in zip(part.key, part.columns, strict=True))
     conditions, at = [place], _FIRST_KEY
     if is_later:
@@ -294,9 +301,9 @@ def _search(part: _Part, place: str, *, is_later: bool, of_queue: bool, of_group
     conditions += _narrow(at, of_queue=of_queue, of_group=of_group)
     return statement(f"""
         SELECT * FROM (
-            SELECT {HEADS}, {keys}, row_number() OVER (ORDER BY {order}) AS nr, {_SOUGHT} AS is_sought
-            FROM (SELECT * FROM joex_private.job WHERE {" AND ".join(conditions)}
-                  ORDER BY {order} LIMIT $8::integer) job
+            SELECT {HEADS}, {keys}, nr, {_SOUGHT} AS is_sought
+            FROM (SELECT *, row_number() OVER (ORDER BY {order}) AS nr
+                  FROM joex_private.job WHERE {" AND ".join(conditions)} ORDER BY {order} LIMIT $8::integer) job
         ) read WHERE is_sought OR nr = $8 ORDER BY nr LIMIT $9::integer
     """)  # noqa: S608 - put together of constants
 
@@ -360,7 +367,7 @@ async def count_jobs(connection: Connection, wanted: Search, *, most_read: int =
         states = [str(state) for state in part.states if wanted.states is None or state in wanted.states]
         sought, of_queue, of_group, narrow = _asked(part, replace(wanted, states=states))
         for place in part.places if states else ():
-            sql = _count(place, of_queue=of_queue, of_group=of_group)
+            sql = _count(part, place, of_queue=of_queue, of_group=of_group)
             with translated():
                 row: Any = await connection.fetchrow(sql, *sought, most_read, *narrow)
             jobs, is_all = jobs + row[0], is_all and row[1] < most_read
