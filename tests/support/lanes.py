@@ -105,12 +105,15 @@ class Share:
 
     def _lock(self, name: str, locks: ExitStack) -> bool:
         """Hold a lock, if no other process does."""
-        file = locks.enter_context((self._folder / name).open("w"))
+        # (No file of Python, which would warn that nobody has closed it when this process ends with a cluster.)
+        file = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT)
         try:
             # Heavy files may not meet, but any number of lanes may find at the same time that the build is over.
             fcntl.flock(file, (fcntl.LOCK_SH if name == _BUILD else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
+            os.close(file)
             return False
+        locks.callback(os.close, file)
         return True
 
 
