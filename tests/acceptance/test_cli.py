@@ -871,9 +871,16 @@ async def test_the_help_names_every_command_and_every_setting(joex):
 
 
 def test_the_command_line_loads_nothing_heavy_before_it_is_needed():
-    code = "import sys, joex.cli.app; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"fastapi", "uvicorn", "uvloop", "rich.table", "prometheus_client", "structlog"} & set(loaded)
+    command = "import sys; from joex.cli.app import app; app(['jobs', '--help'], standalone_mode=False)"
+    assert not {"joex.cli.submit", "joex.cli.executor", "joex_operator"} & _modules(command)
+    loaded = _modules("import sys, joex.cli.executor, joex.cli.console, joex.cli.dev, joex.cli.jobs, joex.cli.stats")
+    assert not {"fastapi", "uvicorn", "uvloop", "rich.table", "prometheus_client", "structlog"} & loaded
+
+
+def _modules(code: str) -> set[str]:
+    """The modules that a program loads."""
+    command = [sys.executable, "-c", f"{code}; print(*sys.modules)"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 async def test_an_executor_whose_http_interface_can_not_be_loaded_loses_no_job(joex: Joex, client: Client):

@@ -1,6 +1,6 @@
 """The command ``joex``: a thin layer over the client, the store and the runtime.
 
-Each command is a function in a module of this package; `app` collects them. A mistake of the user is one line on
+Each command is a function in a module of this package; `commands` has their table. A mistake of the user is one line on
 stderr; the exit code is 0 (done), 1 (failed: not found, database unavailable), 2 (wrong usage or configuration), 130
 (interrupted) or 143 (ended by SIGTERM before it had started anything). A bug in Joex keeps its traceback.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from joex.cli.sigterm import end_at_sigterm
@@ -32,7 +31,7 @@ _EXTRAS = {
     "simulate": _CLI,
     "up": "executor",
 }
-"""The extras of the commands that import libraries when they run; the other commands are in the extra `cli`."""
+"""The extras of commands; the other commands are in the extra `cli`."""
 
 
 def main() -> None:
@@ -68,25 +67,21 @@ def _run(name: str, arguments: Sequence[str], app: str) -> int:
     # Here and not above, so that importing this package costs nothing.
     from pkgutil import resolve_name  # noqa: PLC0415
 
-    from joex.errors import ConfigError, JoexError, MissingExtra  # noqa: PLC0415
+    from joex.errors import ConfigError, JoexError  # noqa: PLC0415
     from joex.extras import needs  # noqa: PLC0415
 
+    if list(arguments) == ["--version"]:  # (needs no extra, and loads none)
+        return _print_version()
     command = next((word for word in arguments if not word.startswith("-")), None)
     part = f'the command "{command}" needs' if command else "commands need"
     try:
         with needs(_EXTRAS.get(command or "", _CLI), part):
-            import typer  # noqa: PLC0415
+            from typer import TyperException  # noqa: PLC0415
 
-            run_app = resolve_name(app)
-    except MissingExtra as error:
-        if list(arguments) == ["--version"]:
-            return _print_version()
-        return _complain(str(error), WRONG_USE)
-    try:
-        with needs(_EXTRAS[command], part) if command in _EXTRAS else nullcontext():
-            code = run_app(args=list(arguments), prog_name=name, standalone_mode=False)
-    except typer.TyperException as error:
-        return _complain(_usage(error), error.exit_code)
+            try:
+                code = resolve_name(app)(args=list(arguments), prog_name=name, standalone_mode=False)
+            except TyperException as error:
+                return _complain(_usage(error), error.exit_code)
     except ConfigError as error:
         return _complain(str(error), WRONG_USE)
     except JoexError as error:

@@ -1,7 +1,7 @@
 """The page Simulate: what another pool, or another weight, would have made of the jobs that have ended lately.
 
 The command ``joex simulate`` does it, in a process of its own: another package brings this command
-(`joex.cli.plugins`), and a simulation must not hold up the pages of other viewers. One runs at a time.
+(`joex.cli.commands`), and a simulation must not hold up the pages of other viewers. One runs at a time.
 """
 
 from __future__ import annotations
