@@ -8,6 +8,7 @@ when a client prepares it, or with the answer to its first execution.
 import asyncio
 import contextlib
 import enum
+import socket
 from types import TracebackType
 from typing import Self
 
@@ -55,8 +56,8 @@ class Proxy:
         self.target = target
         self.reaches = asyncio.Event()
         self.reaches.set()
-        self._server: asyncio.Server | None = None
-        self._links: set[_Link] = set()
+        self._listener: socket.socket | None = None
+        self._links: dict[_Link, asyncio.Task[None]] = {}
         self._frozen = False
         self._traps: list[Trap] = []
 
@@ -71,14 +72,18 @@ class Proxy:
 
     async def accept(self) -> None:
         """Accept connections (again), on the same port."""
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        # (No server of asyncio: closed while it accepts, it leaves transports that nobody closes.)
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=100)
+        self._listener.setblocking(False)  # noqa: FBT003 - takes no name
+        self.port = self._listener.getsockname()[1]
+        asyncio.get_running_loop().add_reader(self._listener, self._accept_one, self._listener)
 
     async def refuse(self) -> None:
         """Cut all links, and accept no more connections."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         await self.cut()
 
     async def cut(self) -> None:
@@ -109,21 +114,25 @@ class Proxy:
         self._traps.append(trap)
         return trap
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept_one(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # the client has given up
         link = _Link(self)
         if self._frozen:
             link.flow.clear()
-        self._links.add(link)
-        try:
-            await self.reaches.wait()
-            server = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
-            writer.transport.abort()
-        else:
-            await link.forward((reader, writer), server)
-        finally:
-            self._links.discard(link)
-            link.ended.set()
+        self._links[link] = asyncio.ensure_future(self._connect(link, connection))
+
+    async def _connect(self, link: "_Link", connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            try:
+                await self.reaches.wait()
+                server = await asyncio.open_connection("127.0.0.1", self.target)
+                await link.forward(await asyncio.open_connection(sock=connection), server)
+            finally:
+                del self._links[link]
+                link.ended.set()
 
     def sprung(self, data: bytes) -> Trap | None:
         """The trap that this data triggers."""
