@@ -17,6 +17,7 @@ import joex
 import joex.sync
 from joex.client.sync_connections import SyncConnections
 from joex.testing import drain
+from tests.support.postgres import TestServer
 from tests.support.proxy import At
 from tests.support.waiting import PATIENCE, eventually
 
@@ -60,6 +61,19 @@ def test_jobs_are_submitted_read_and_changed_without_an_event_loop(sync: joex.sy
 async def test_a_call_may_be_made_beside_an_event_loop_too(sync: joex.sync.Client, client: joex.Client) -> None:
     job_id = add.submit(sync, a=1, b=2)
     assert await client.get(job_id) == sync.get(job_id)
+
+
+def test_a_call_ends_though_the_server_has_stopped(postgres: TestServer, database_url: str) -> None:
+    with joex.sync.Client(database_url, timeout="5s") as client:
+        job_id = client.submit("a")
+        assert job_id is not None
+        postgres.pause()
+        try:
+            with pytest.raises(joex.DatabaseUnavailable, match="the server has not answered within 5 s"):
+                client.get(job_id)
+        finally:
+            postgres.resume()
+        assert client.get(job_id) is not None
 
 
 # ---- waits

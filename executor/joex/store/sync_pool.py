@@ -1,7 +1,8 @@
 """A pool of connections that needs no event loop, through psycopg.
 
-Its connections have the properties of those in `joex.store.connection`. psycopg has no time limit for a statement, so
-the server has it; keepalives and limits of TCP find a silent link.
+Its connections have the properties of those in `joex.store.connection`. The server ends a statement at its time limit.
+A server that has stopped answers nothing, so the client gives up a second later; keepalives and limits of TCP find a
+silent link sooner.
 
 The pool has no threads, which some servers of web applications don't run: the thread that needs a connection makes it,
 and so gets the error if the database refuses.
@@ -14,12 +15,12 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
-from psycopg import IsolationLevel
+from psycopg import IsolationLevel, waiting
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
@@ -31,6 +32,8 @@ from joex.store.drivers import PsycopgAdapter, Result
 from joex.store.errors import reason, translate
 
 _KEPT_FOR = 30.0
+_LATER = 1.0  # seconds after the server's limit
+_LOOK_EACH = 0.1  # seconds
 _CONNECTION: dict[str, str | int] = {
     "application_name": "joex client",
     "connect_timeout": int(CONNECT_WITHIN),
@@ -59,6 +62,31 @@ class OwnConnection(psycopg.Connection[Any]):
     is_pooled = False
     within: float | None = None
     idle_since = 0.0
+
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        """Wait for the server, as psycopg does, but not much longer than the limit.
+
+        Raises:
+            psycopg.OperationalError: the server has not answered; the connection is closed.
+        """
+        if self.within is None:
+            return super().wait(gen, *args, **kwargs)
+        # (Before 3.2.11, psycopg's own loop in C resumes the generator only for data.)
+        return waiting.wait_selector(
+            self._until(time.monotonic() + self.within + _LATER, gen), self.fileno(), _LOOK_EACH
+        )
+
+    def _until(self, deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        try:
+            awaited = next(gen)
+            while True:
+                ready = yield awaited
+                if not ready and time.monotonic() > deadline:
+                    self.close()
+                    raise psycopg.OperationalError(f"the server has not answered within {self.within:g} s")
+                awaited = gen.send(ready)
+        except StopIteration as end:
+            return end.value
 
     @contextmanager
     def limited(self) -> Iterator[None]:
