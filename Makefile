@@ -125,6 +125,7 @@ lock: setup ## make the lock files from pyproject.toml and for the peers; ARGS=-
 	$(UV_COMPILE) pyproject.toml --extra operator --extra console --constraint requirements.lock --output-file requirements-runtime.lock
 	$(UV_COMPILE) pyproject.toml $(EXTRAS_OF_LOWEST) --resolution lowest-direct --output-file requirements-lowest.lock
 	$(UV_COMPILE) $(PEERS).in --output-file $(PEERS).lock
+	$(subst 3.11,3.12,$(UV_COMPILE)) $(PEERS)-oban.in --output-file $(PEERS)-oban.lock
 
 build: setup ## make the wheel and the sdist, in dist/; the same source gives the same bytes
 	$(BIN)/hatchling build

@@ -19,10 +19,13 @@ from benchmarks.support import say
 _HERE = Path(__file__).parent
 _FOLDER = _HERE.parent.parent / "build" / "peers"
 _REQUIREMENTS = _HERE / "requirements.lock"
+_REQUIREMENTS_OBAN = _HERE / "requirements-oban.lock"
+_PYTHONS_OBAN = ("python3.14", "python3.13", "python3.12")
 _NODE_SOURCES = _HERE / "drivers" / "node"
 _RIVER_SOURCES = _HERE / "drivers" / "river"
 
 PYTHON = _FOLDER / "python" / "bin" / "python"
+PYTHON_OBAN = _FOLDER / "oban" / "bin" / "python"
 NODE_DRIVERS = _FOLDER / "node"
 NODE = NODE_DRIVERS / "node_modules" / ".bin" / "node"
 RIVER = _FOLDER / "river" / "river"
@@ -34,13 +37,27 @@ class NotInstalled(Exception):
 
 def python() -> None:
     """A virtual environment with the peers in Python."""
+    _environment(PYTHON, sys.executable, _REQUIREMENTS)
 
+
+def oban() -> None:
+    """A virtual environment with Oban, which needs a newer Python than Joex and the other peers."""
+    names = (sys.executable,) if sys.version_info >= (3, 12) else _PYTHONS_OBAN
+    for name in names:
+        # (What a manager of versions puts on the PATH may have the name, and then fails.)
+        if shutil.which(name) and not subprocess.run([name, "--version"], capture_output=True, check=False).returncode:
+            _environment(PYTHON_OBAN, name, _REQUIREMENTS_OBAN)
+            return
+    raise NotInstalled(f"Oban needs Python 3.12 or newer: on the PATH there is none of {', '.join(names)} that works")
+
+
+def _environment(python: Path, maker: str, requirements: Path) -> None:
     def make() -> None:
-        _run([sys.executable, "-m", "venv", "--clear", str(PYTHON.parent.parent)])
-        pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        _run([*pip, "--require-hashes", "--requirement", str(_REQUIREMENTS)])
+        _run([maker, "-m", "venv", "--clear", str(python.parent.parent)])
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        _run([*pip, "--require-hashes", "--requirement", str(requirements)])
 
-    _once(PYTHON.parent.parent, [_REQUIREMENTS], sys.version, make)
+    _once(python.parent.parent, [requirements], f"{maker} {sys.version}", make)
 
 
 def node() -> None:

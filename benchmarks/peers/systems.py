@@ -94,6 +94,20 @@ PEERS = {
             fairness="queues with a worker each: ten, groups dealt over them",
         ),
         System(
+            name="oban",
+            language="Python",
+            install=install.oban,
+            command=(str(install.PYTHON_OBAN), "-m", "benchmarks.peers.drivers.oban"),
+            slots=1000,
+            jobs=10_000,
+            unfinished="EXISTS (SELECT FROM oban_jobs WHERE state NOT IN ('completed', 'discarded', 'cancelled'))",
+            history="the job, for a day",
+            settings="Oban for Python without Oban Pro, on Python 3.12 or newer: psycopg 3 with its C part, uvloop, a "
+            "pool of 10 connections, one queue whose limit is the slots; `enqueue_many` for batches.",
+            fairness="queues with a tenth of the slots each: ten, groups dealt over them (Oban Pro: limits for "
+            "partitions of a queue)",
+        ),
+        System(
             name="awa",
             language="Rust, tasks in Python",
             install=install.python,

@@ -21,6 +21,11 @@ DOCUMENTED = {
         "by itself never. At most, with the periodic task of its guide: it comes every 10 minutes, and retries "
         f"jobs of workers silent for 30 s (`seconds_since_heartbeat`): [Retry stalled jobs]({_PROCRASTINATE})",
     ),
+    "oban": Documented(
+        360,
+        "`rescue_after` of its lifeline, 5 minutes after its start, for all jobs, also those that still run; it looks "
+        "every minute (`interval`): [Oban for Python](https://oban.pro/docs/py)",
+    ),
     "graphile-worker": Documented(
         14_400,
         "4 hours after it was locked, which can't be set in the open version; it looks every 8 to 10 minutes "
