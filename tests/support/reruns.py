@@ -2,8 +2,9 @@
 
 A test that passes then is flaky: it is named, with its outputs, and the run is green. Three limits keep this honest.
 More than `MOST` first failures are no accident: red at once. A test of a promise, which ``docs/why/guarantees.md``
-names, runs again only if it failed in a wait that ran out: any other failure may be a job that ran twice, and a second
-run would hide it. ``--flaky-is-red`` is for those who look for flaky tests.
+names, runs again only if a wait ran out, or if Python warned of something left open, which the garbage collector finds
+in any later test: every other failure may be a job that ran twice, and a second run would hide it. ``--flaky-is-red``
+is for those who look for flaky tests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from tests.support.waiting import NotInTime
 MOST = 3
 FOLDER = Path("build/flaky")
 PROMISES = Path("docs/why/guarantees.md")
-_LATE = (NotInTime, TimeoutError, subprocess.TimeoutExpired)
+_NO_BREACH = (
+    *(NotInTime, TimeoutError, subprocess.TimeoutExpired),
+    *(ResourceWarning, pytest.PytestUnraisableExceptionWarning),
+)
 _SEED = re.compile(r"^.*\bseed\b.*$", re.MULTILINE)
 
 
@@ -61,7 +65,7 @@ class Failure:
             argument=f"{item.path}::{report.nodeid.partition('::')[2]}",
             text=text,
             reason="; ".join([first[:300], *seeds[:2]]),
-            may_run_again=_is_late(error) or name not in _promised(),
+            may_run_again=_is_no_breach(error) or name not in _promised(),
         )
 
     @classmethod
@@ -84,7 +88,7 @@ def run_again(failures: Sequence[Failure], say: Callable[[str], None]) -> tuple[
     bad: list[Failure] = []
     for number, (argument, firsts) in enumerate(tests.items(), 1):
         if not all(first.may_run_again for first in firsts):
-            say(f"test: {firsts[0].test} is a promise, and no wait ran out: it does not run again")
+            say(f"test: {firsts[0].test} is a promise, and this may be a breach: it does not run again")
             bad += firsts
             continue
         say(f"test: running once more, alone: {firsts[0].test}")
@@ -116,11 +120,11 @@ def tell(flaky: Sequence[Failure], bad: Sequence[Failure], say: Callable[[str], 
             say(f"{word}: {failure.test}: {failure.reason}")
 
 
-def _is_late(error: BaseException | None) -> bool:
-    """Whether a wait ran out, here, in one of several tasks, or of the test itself."""
+def _is_no_breach(error: BaseException | None) -> bool:
+    """Whether a wait ran out, here, in one of several tasks, or of the test itself; or something was left behind."""
     if isinstance(error, BaseExceptionGroup):
-        return all(map(_is_late, error.exceptions))
-    return isinstance(error, _LATE) or (
+        return all(map(_is_no_breach, error.exceptions))
+    return isinstance(error, _NO_BREACH) or (
         isinstance(error, pytest.fail.Exception) and "from pytest-timeout" in str(error)
     )
 

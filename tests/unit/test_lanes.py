@@ -168,6 +168,10 @@ class Project:
             check=False,
         )
 
+    def promise(self, test: str) -> None:
+        (self.folder / PROMISES).parent.mkdir(parents=True)
+        (self.folder / PROMISES).write_text(f"| it runs once | `{test}` |")
+
     def notes(self) -> list[list]:
         return [json.loads(note.read_text()) for note in self._notes.glob("*.note")]
 
@@ -285,9 +289,7 @@ def test_a_test_of_a_promise_runs_again_only_if_a_wait_ran_out(project):
     }
     for name, error in errors.items():
         project.file(name, "unit", code=f"{FIRST_TIME}\n    if first and number == 0: raise {error}")
-    promises = project.folder / PROMISES
-    promises.parent.mkdir(parents=True)
-    promises.write_text("| it runs once | `test_it` |")
+    project.promise("test_it")
     done = project.run()
     assert done.returncode == 1
     assert re.findall(r"^(flaky|FAILED): test_(\w+)\.py::test_it\[0\]: ", done.stdout, re.MULTILINE) == [
@@ -295,6 +297,15 @@ def test_a_test_of_a_promise_runs_again_only_if_a_wait_ran_out(project):
         ("flaky", "later"),
         ("FAILED", "doubled"),
     ], done.stdout
+
+
+def test_a_test_of_a_promise_runs_again_if_python_warns_in_it_of_what_any_test_has_left_behind(project):
+    unclosed = f"{FIRST_TIME}\n    if first and number == 0: open(__file__)"
+    project.file("left", "unit", 'filterwarnings("error")', code=unclosed)
+    project.promise("test_it")
+    done = project.run()
+    assert done.returncode == 0, done.stdout
+    assert "flaky: test_left.py::test_it[0]: pytest.PytestUnraisableExceptionWarning: " in done.stdout
 
 
 def test_a_file_that_can_not_be_collected_fails_all_lanes(project):
