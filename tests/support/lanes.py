@@ -48,7 +48,7 @@ TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "
 _FOLDER = "JOEX_TEST_LANES"
 _BUILD = "the build"
 _HEAVY = "a heavy one"
-_PAUSE = 0.5
+_PAUSE = 1
 _ROOT = Path(__file__).parents[2]
 
 
