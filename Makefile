@@ -16,7 +16,7 @@ SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks exam
 # More arguments for what a target runs: make test ARGS="-k fairness -x"
 ARGS ?=
 
-.PHONY: help setup demo docs test test-lowest test-kind test-node chaos $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
+.PHONY: help setup demo docs test test-lowest test-kind test-node soak chaos $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
 
 help: ## print the targets
 	@echo "Targets (demo, docs, test, chaos, bench and lock pass ARGS=\"...\" on to the program that they run):"
@@ -79,6 +79,16 @@ test-kind: setup ## run the cluster tier on kind, with the image of the Dockerfi
 # Half an hour the first time, mostly for building images and programs; ten minutes afterwards.
 test-node: setup ## run Joex on a real node: kubelet, containerd, the image of the Dockerfile; needs root and Debian
 	@$(BIN)/python -m tests.support.node $(ARGS)
+
+# Tests whose databases have another default isolation are those of the tier integration. A failure does not end the night.
+soak: setup ## run every test at length, on all versions of PostgreSQL and at each isolation level: hours, for the night
+	@export JOEX_TEST_SOAK=1; failed=0; \
+	$(BIN)/python -m tests.support.lanes || failed=1; \
+	for isolation in "repeatable read" serializable; do \
+		echo "soak: default isolation: $$isolation"; \
+		JOEX_TEST_ISOLATION="$$isolation" $(BIN)/python -m tests.support.lanes -m integration || failed=1; \
+	done; \
+	exit $$failed
 
 chaos: setup ## break Joex at random for ten minutes, and hold it to its guarantees; ARGS=--help lists the arguments
 	@$(BIN)/python -m tests.support.chaos $(ARGS)

@@ -19,10 +19,10 @@ from joex.store.database import connect, create_pool
 from tests.support.cluster.option import pytest_addoption  # noqa: F401 - pytest looks for it here
 from tests.support.postgres import VERSIONS, TestServer, TestServers
 from tests.support.proxy import Proxy
+from tests.support.soak import SOAK
 from tests.support.waiting import eventually
 
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "cluster", "node")
-_ONLY_ASKED_FOR = "node"
 _HERE = Path(__file__).parent
 _OUR_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid BETWEEN 1785685000 AND 1785685099 \
               AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -58,11 +58,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the tiers in order, the quick ones first. Only `make test-node` makes a real node."""
-    if config.option.markexpr != _ONLY_ASKED_FOR:
-        left_out = [item for item in items if _tier(item) == _ONLY_ASKED_FOR]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _tier(item) != _ONLY_ASKED_FOR]
+    """Run the tiers in order, the quick ones first. Only `make test-node` makes a real node, only `make soak` soaks."""
+    asked_for = {"node": config.option.markexpr == "node", "soak": SOAK or "soak" in config.option.markexpr}
+    left_out = {item for item in items for mark, is_ in asked_for.items() if item.get_closest_marker(mark) and not is_}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: TIERS.index(_tier(item) or TIERS[0]))
 
 

@@ -24,6 +24,7 @@ from tests.support.waiting import PATIENCE, eventually
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCE = ("LICENSE", "README.md", "pyproject.toml", ".gitignore", "executor", "operator")
 LOCKED, LOWEST = ROOT / "requirements.lock", ROOT / "requirements-lowest.lock"
+BOTH = [pytest.param(LOCKED, marks=pytest.mark.soak), LOWEST]  # (the other tests run on what is locked)
 CORE = {"annotated-types", "asyncpg", "joex", "pydantic", "pydantic-core", "typing-extensions", "typing-inspection"}
 OF_OLD_PYTHONS = "async-timeout"  # asyncpg's
 
@@ -174,7 +175,14 @@ def _lowest(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("minor", "versions"), [(11, "locked"), (11, "lowest"), (12, "locked"), (13, "locked")], ids=str
+    ("minor", "versions"),
+    [
+        pytest.param(11, "locked", marks=pytest.mark.soak),
+        (11, "lowest"),
+        pytest.param(12, "locked", marks=pytest.mark.soak),
+        (13, "locked"),
+    ],
+    ids=str,
 )
 def test_the_core_submits_reads_and_tests_jobs_with_two_libraries(
     folder: Path, wheel: Path, database_url: str, minor: int, versions: str
@@ -224,7 +232,7 @@ def test_the_extra_keyed_has_keyed_jobs(folder: Path, wheel: Path, database_url:
     assert len(env.versions()) <= len(CORE) + 2
 
 
-@pytest.mark.parametrize("versions", [LOCKED, LOWEST], ids=lambda path: path.stem)
+@pytest.mark.parametrize("versions", BOTH, ids=lambda path: path.stem)
 def test_the_extra_sync_has_the_synchronous_client(
     folder: Path, wheel: Path, database_url: str, versions: Path
 ) -> None:
@@ -233,7 +241,7 @@ def test_the_extra_sync_has_the_synchronous_client(
     assert {name for name in env.versions() if name != OF_OLD_PYTHONS} <= CORE | {"psycopg", "psycopg-binary"}
 
 
-@pytest.mark.parametrize("versions", [LOCKED, LOWEST], ids=lambda path: path.stem)
+@pytest.mark.parametrize("versions", BOTH, ids=lambda path: path.stem)
 async def test_the_extra_executor_runs_jobs_beside_any_fastapi(
     folder: Path, wheel: Path, database_url: str, client: Client, versions: Path
 ) -> None:

@@ -57,6 +57,7 @@ async def test_an_operator_of_the_image_becomes_ready_and_scales_a_pool(release:
     assert job.state == State.SUCCESS
 
 
+@pytest.mark.soak
 async def test_a_pod_that_is_deleted_while_it_waits_for_its_database_ends_at_once(
     release: Release, system: System
 ) -> None:

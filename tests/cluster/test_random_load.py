@@ -18,6 +18,7 @@ MOST = 40
 
 
 @pytest.mark.heavy
+@pytest.mark.soak
 async def test_random_load(system: System) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")

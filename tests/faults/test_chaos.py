@@ -1,4 +1,4 @@
-"""Two minutes of `make chaos`, with another seed each time."""
+"""Two minutes of `make chaos`, with another seed each time: `make soak` runs them."""
 
 import random
 from pathlib import Path
@@ -12,6 +12,7 @@ SECONDS = 120
 
 
 @pytest.mark.heavy
+@pytest.mark.soak
 async def test_two_minutes_of_random_faults_and_load_break_no_guarantee(tmp_path: Path) -> None:
     plan = Plan(seed=random.randrange(10**6), seconds=SECONDS)
     print(plan)

@@ -10,7 +10,7 @@ from tests.support.postgres import TestServer
 from tests.support.processes import ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.soak]
 
 _JOBS = 2000
 

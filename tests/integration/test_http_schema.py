@@ -134,6 +134,7 @@ async def judge(address: str, folder: Path) -> tuple[int | None, str]:
 
 
 @pytest.mark.heavy
+@pytest.mark.soak
 async def test_every_answer_is_as_the_description_says(client, database_url, app, tmp_path):
     async with executor_inside(app, database_url, lease=LONG) as inside:
         await jobs_of_all_kinds(client, inside)

@@ -127,7 +127,11 @@ def database_with(
         thread.submit(asyncio.run, drop(name)).result()
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["known backlog", "unknown backlog"])
+SOAK = pytest.mark.soak  # `make test` loads two databases: this one with statistics, the one below without
+BACKLOGS = [True, pytest.param(False, marks=SOAK)]
+
+
+@pytest.fixture(scope="module", params=BACKLOGS, ids=["known backlog", "unknown backlog"])
 def large_database_url(request: pytest.FixtureRequest, postgres_servers: TestServers) -> Iterator[str]:
     """A database with a million jobs."""
     yield from database_with(postgres_servers[18], partial(load, is_backlog_known=request.param))
@@ -626,7 +630,10 @@ async def load_pinned(connection: asyncpg.Connection, *, is_backlog_known: bool)
     )
 
 
-@pytest.fixture(scope="module", params=[(16, True), (18, True), (18, False)], ids=["pg16", "pg18", "unknown backlog"])
+PINS = [pytest.param((16, True), marks=SOAK), pytest.param((18, True), marks=SOAK), (18, False)]
+
+
+@pytest.fixture(scope="module", params=PINS, ids=["pg16", "pg18", "unknown backlog"])
 def pinned_database_url(request: pytest.FixtureRequest, postgres_servers: TestServers) -> Iterator[str]:
     """A database in which vacuum can clear nothing."""
     version, is_known = request.param
