@@ -19,7 +19,7 @@ from joex.store.database import connect, create_pool
 from tests.support.cluster.option import pytest_addoption  # noqa: F401 - pytest looks for it here
 from tests.support.postgres import VERSIONS, TestServer, TestServers
 from tests.support.proxy import Proxy
-from tests.support.soak import SOAK
+from tests.support.soak import SOAK, examples
 from tests.support.waiting import eventually
 
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "cluster", "node")
@@ -34,9 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "postgres(*versions): the versions of PostgreSQL that a test runs on")
-    # No test measures time.
+    # No test measures time. `make test` has the same examples each time, `make soak` has others.
     hypothesis.settings.register_profile(
-        "joex", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+        "joex",
+        max_examples=examples(100),
+        derandomize=not SOAK,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        print_blob=True,
     )
     hypothesis.settings.load_profile("joex")
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from joex.core.fairness import Cursor, Group, take
 from joex.core.priority_turns import CountingScheme
 from joex_operator.simulate.fair_queue import FairQueue, Lane
+from tests.support.soak import examples
 
 PLACES = st.integers(0, 12)
 weights = st.sampled_from([1, 1, 1, 2, 3, 7, 100])
@@ -92,7 +93,7 @@ class Sides:
     Cursor(3, 1),
     [("take", 1, CountingScheme(4, 1)), ("take", 2, CountingScheme(4, 1)), ("take", 8, CountingScheme(4, 1))],
 )
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(groups_of, cursors, steps)
 def test_the_ring_takes_what_the_specification_says(groups, cursor, plan):
     sides = Sides(groups, cursor)

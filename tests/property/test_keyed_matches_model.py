@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from joex import Client, JobExists, KeyedJobs
 from joex.store import timeouts
+from tests.support.soak import examples
 
 TYPES = ("a", ("a", 1))
 RETRIES = 1
@@ -358,9 +359,9 @@ async def database(client: Client, connection: asyncpg.Connection) -> Callable[[
     return make
 
 
-def settings_of(examples: int) -> settings:
+def settings_of(number: int) -> settings:
     # All examples may share the fixtures, because each begins with empty tables.
-    return settings(max_examples=examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    return settings(max_examples=examples(number), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @settings_of(150)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
 from joex_operator.decide.replicas import Phase, draining, takers
+from tests.support.soak import examples
 from tests.unit.joex_operator.builders import autoscaled, pool
 from tests.unit.joex_operator.world import World
 
@@ -187,5 +188,5 @@ class Pool(RuleBasedStateMachine):
         self.no_job_is_lost_and_none_is_run_twice()
 
 
-Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Pool.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestPool = Pool.TestCase

@@ -12,6 +12,7 @@ from joex.core import tuples
 from joex.core.fairness import Cursor, Group, take
 from joex.core.priority_turns import CountingScheme
 from joex.store import runs
+from tests.support.soak import examples
 
 QUEUE = "default"
 NEVER = -(2**63)  # the cursor of a queue before its first take
@@ -277,7 +278,7 @@ VISIT_THAT_ENDS = Plan(
 )
 
 
-@settings(max_examples=400, suppress_health_check=one_database)
+@settings(max_examples=examples(400), suppress_health_check=one_database)
 @given(plan=plans())
 @example(plan=VISIT_IN_A_LATER_PASS)
 @example(plan=MORE_GROUPS_THAN_SLOTS)
@@ -288,14 +289,14 @@ async def test_the_database_takes_the_very_jobs_that_the_specification_takes(sid
     await play(Sides(*sides), plan)
 
 
-@settings(max_examples=50, suppress_health_check=one_database)
+@settings(max_examples=examples(50), suppress_health_check=one_database)
 @given(plan=plans())
 @pytest.mark.postgres(16)
 async def test_the_oldest_supported_server_takes_them_too(sides, plan):
     await play(Sides(*sides), plan)
 
 
-@settings(max_examples=200, suppress_health_check=one_database)
+@settings(max_examples=examples(200), suppress_health_check=one_database)
 @example(plan=FEWER_JOBS_THAN_PLANNED, ahead=4, frees=[3, 1])
 @given(plan=plans(), ahead=st.integers(2, 60), frees=st.lists(st.integers(1, 8), min_size=1, max_size=20))
 @pytest.mark.postgres(18)

@@ -29,6 +29,7 @@ from tests.property.test_take_matches_specification import (
     plain_group,
     plans,
 )
+from tests.support.soak import examples
 
 places = st.lists(st.integers(0, 200), max_size=10)
 
@@ -322,7 +323,7 @@ async def played(pair, plan: Plan):
         await sides._end_late(commit=False)
 
 
-@settings(max_examples=400, suppress_health_check=one_database)
+@settings(max_examples=examples(400), suppress_health_check=one_database)
 @given(plan=plans_with_floors())
 @example(plan=LATE_COMMIT)
 @example(plan=PUT_BACK_BELOW_THE_FLOOR)
@@ -332,7 +333,7 @@ async def test_with_floors_the_very_jobs_are_taken_that_the_specification_takes(
         pass
 
 
-@settings(max_examples=50, suppress_health_check=one_database)
+@settings(max_examples=examples(50), suppress_health_check=one_database)
 @given(plan=plans_with_floors())
 @pytest.mark.postgres(16)
 async def test_the_oldest_supported_server_takes_them_with_floors_too(sides, plan):
