@@ -1,8 +1,8 @@
 """Fixtures and order of all tests.
 
-A test's folder under ``tests/`` is its tier and its marker. Tests of the tier ``integration`` that use PostgreSQL run
-on the oldest and the newest supported version, the others on the newest; ``@pytest.mark.postgres(16, 18)`` changes
-that.
+A test's folder under ``tests/`` is its tier and its marker. Tests run on the newest supported version of PostgreSQL,
+and those of the SQL on the oldest as well: ``pytestmark = pytest.mark.postgres(16, 18)``. `make soak` runs all of the
+tier ``integration`` on both, except tests that name their versions.
 """
 
 import signal
@@ -51,7 +51,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "pg_version" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("postgres")
-    default = VERSIONS if _tier(metafunc.definition) == "integration" else VERSIONS[-1:]
+    default = VERSIONS if SOAK and _tier(metafunc.definition) == "integration" else VERSIONS[-1:]
     metafunc.parametrize("pg_version", marker.args if marker else default, ids=lambda version: f"pg{version}")
 
 

@@ -28,6 +28,8 @@ from tests.support.postgres import TestServer
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 SCOPES = ("view", "payloads", "submit", "work", "operate")
 OURS = "('joex'::regnamespace, 'joex_private'::regnamespace)"
 FUNCTIONS = f"""

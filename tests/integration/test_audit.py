@@ -8,6 +8,8 @@ import pytest
 from joex.store import audit, jobs, tokens
 from joex.store.audit import Act
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 JOB = "(SELECT id FROM joex.jobs LIMIT 1)"
 ACTS = {
     "joex.cancel": f"joex.cancel({JOB})",

@@ -10,6 +10,8 @@ from joex.core.priority_turns import CountingScheme
 from joex.store import pools, runs, stats, worker_runs
 from tests.integration.test_plans import assert_bounded, read_by
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 FOUR_ONE = CountingScheme(4, 1)
 HERD = 5_000
 

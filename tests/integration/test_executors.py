@@ -15,6 +15,8 @@ from joex.store.errors import translated
 from joex.store.horizon import horizon as take_horizon
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 HOUR = timedelta(hours=1)
 
 

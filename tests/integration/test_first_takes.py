@@ -10,6 +10,8 @@ from joex import Client, NewJob
 from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 FOUR_ONE = CountingScheme(4, 1)
 WORKERS = 16
 

@@ -9,6 +9,8 @@ from joex import NewJob
 from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 
 @pytest.fixture
 async def executor(bench):

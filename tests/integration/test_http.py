@@ -32,8 +32,6 @@ from joex.http.server import serve
 from joex.store import executors, runs
 from tests.support.waiting import PATIENCE, eventually
 
-pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
-
 HERE = "http://127.0.0.1:7878"
 JSON = {"Content-Type": "application/json"}
 NOBODY = uuid4()

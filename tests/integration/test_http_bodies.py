@@ -12,8 +12,6 @@ from joex.http import route
 from joex.http.api import create_api
 from tests.support.waiting import PATIENCE, eventually
 
-pytestmark = pytest.mark.postgres(18)
-
 LIMIT = 1_000_000
 JSON = {"Content-Type": "application/json"}
 NO_JOB = "019f0000-0000-7000-8000-000000000000"

@@ -20,8 +20,6 @@ from joex.config import Settings
 from joex.http.api import create_api
 from joex.runtime.executor import Executor
 
-pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
-
 ID = "019f0000-0000-7000-8000-000000000000"
 VALID = {"job": ID, "lock_id": ID, "type": "t", "id": 1, "task": "t", "timer": "Mon", "event": "Mon", "priority": "low"}
 VALID_OBJECTS = {"args": {}, "enabled": True}

@@ -32,8 +32,6 @@ from tests.support import schemathesis_hooks
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, Inside, executor_inside
 
-pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
-
 TOKEN = "0123456789abcdef"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 PUBLIC = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz", "/metrics")}

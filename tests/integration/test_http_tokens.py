@@ -26,8 +26,6 @@ from joex.http.tokens import KEPT_FOR, Tokens
 from joex.store import audit, runs, tokens
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
-
 OWNERS = "0123456789abcdef"
 ELSEWHERE = "http://joex.example.org"
 UNKNOWN = f"joex_{'A' * 43}"

@@ -19,8 +19,6 @@ from joex.http.listening import listen
 from joex.http.server import serve
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
-
 HERE = "http://127.0.0.1:7878"
 NOBODY = str(uuid4())
 RUN = {"job": NOBODY, "lock_id": NOBODY}

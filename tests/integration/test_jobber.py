@@ -16,8 +16,6 @@ from tests.support.keyed import let_time_out
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
 
-pytestmark = pytest.mark.postgres(18)  # the tests of the SQL run on all versions
-
 ANYTHING = [[1, {"a": None}], "a text", 7, 1.5, True, None]
 """Payloads that are no objects."""
 

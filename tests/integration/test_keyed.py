@@ -22,6 +22,8 @@ from joex.store.runs import LogLine
 from tests.integration.conftest import FOUR_ONE
 from tests.support.keyed import T, in_work, let_time_out, lose, make_due, run, same, state
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 # In the order of FoundationDB's tuple layer: each is less than the next.
 VALUES = [

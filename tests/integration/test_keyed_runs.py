@@ -13,6 +13,8 @@ from joex.store import runs, stats, timeouts, worker_runs
 from tests.integration.conftest import FOUR_ONE, MOST_LOSSES
 from tests.support.keyed import T, canceled, in_work, let_time_out, lose, lose_once, make_due, run, state
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 # accept
 
 

@@ -10,6 +10,8 @@ from joex import InvalidJob, NewJob
 from joex.store import jobs, runs
 from joex.store.listing import Filter, check_cursor, list_jobs
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 

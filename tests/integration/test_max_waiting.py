@@ -15,6 +15,8 @@ from joex.runtime.executor import Executor
 from joex.store import stats
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 CALLS = {
     "submit": "joex.submit('a', grp => 'acme')",
     "submit_many": "joex.submit_many('{a, a}', grps => '{other, acme}')",

@@ -16,6 +16,8 @@ from joex.store.runs import finish
 from joex_operator.control.database import Database
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 NEWEST = migrations()[-1].number
 
 

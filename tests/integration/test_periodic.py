@@ -21,6 +21,8 @@ from joex.store import periodic
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import EventLog, eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 YEARLY, MONTHLY, EVERY_SECOND = "yearly", "monthly", "*:*:*"
 LONG_AGO = "2020-01-01"  # a timer without a future
 RAISE = """

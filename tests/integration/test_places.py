@@ -8,6 +8,8 @@ import pytest
 
 from joex.core.job import State
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 STATES_IN: dict[str | int, set[str]] = {
     "finished": {"cancelled", "failed", "success"},
     "held": {"scheduled", "running"},

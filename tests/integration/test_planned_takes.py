@@ -12,6 +12,8 @@ from joex.core.priority_turns import CountingScheme
 from joex.store import runs, stats, worker_runs
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 FOUR_ONE = CountingScheme(4, 1)
 HELD = 1280
 AHEAD = HELD // 128

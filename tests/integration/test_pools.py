@@ -13,6 +13,8 @@ from joex.store.horizon import oldest_transaction
 from joex.store.pools import CHANNEL
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 MOST = 100
 
 

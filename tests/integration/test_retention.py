@@ -14,6 +14,8 @@ from joex.runtime.maintenance import RETENTION, clean, system_periodic_tasks
 from joex.store import job_logs, jobs, periodic, runs
 from joex.store.runs import LogLine
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 WEEK = timedelta(days=7)
 ALL = ["success", "failed", "cancelled"]
 

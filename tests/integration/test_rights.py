@@ -11,6 +11,8 @@ from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, read_floors, runs, worker_runs
 from tests.support.postgres import TestServer
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 FOUR_ONE = CountingScheme(4, 1)
 ROLES = ("joex_test_one", "joex_test_two")
 

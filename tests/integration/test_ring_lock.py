@@ -17,6 +17,8 @@ from joex.errors import DatabaseUnavailable
 from joex.store import jobs, runs, worker_runs
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 FOUR_ONE = CountingScheme(4, 1)
 RING = "joex_private.ring_lock(), hashtext('default')"
 HELD = """

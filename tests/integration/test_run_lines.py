@@ -18,7 +18,6 @@ from joex.core.job import State
 from joex.observe.log_lines import bind_run, capture_logging, capture_structlog
 from tests.support.processes_inside import executor_inside
 
-pytestmark = pytest.mark.postgres(18)
 log = logging.getLogger("shop")
 structured = structlog.get_logger()
 

@@ -23,6 +23,8 @@ from joex.store.database import create_pool
 from joex.store.runs import EndedRun, LogLine, Progress
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 
 @pytest.fixture
 async def me(bench):

@@ -6,6 +6,8 @@ import pytest
 
 from scripts.generate_sql_reference import PAGE
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 HEADING = re.compile(r"^### joex\.(\w+)$", re.MULTILINE)
 OBJECTS = """
     SELECT i.type, i.identity FROM pg_depend d

@@ -10,6 +10,8 @@ import pytest
 import joex.store
 from joex.store.statement import STATEMENTS
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
     importlib.import_module(module.name)
 

@@ -15,6 +15,8 @@ from joex.store import jobs, runs, stats
 from joex.store.errors import translate
 from tests.support.waiting import PATIENCE
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 UNFINISHED = ["waiting", "scheduled", "running", "stuck"]
 FINISHED = ["success", "failed", "cancelled"]

@@ -27,6 +27,8 @@ from joex.store.listing import Filter, list_jobs
 from tests.support.proxy import At, Proxy
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 
 @dataclass(frozen=True)
 class Point:

@@ -16,6 +16,8 @@ from joex.core.priority_turns import CountingScheme
 from joex.errors import LeaseLost
 from joex.store import jobs, runs, stats
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 
 async def submit_each(bench, **counts):
     """Submit this many jobs of each group."""

@@ -7,6 +7,8 @@ import pytest
 from joex.store import stats, trace
 from joex.store.trace import traced
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 EVER = datetime(2000, 1, 1, tzinfo=UTC)
 
 

@@ -26,8 +26,6 @@ from joex.observe.spans import Spans
 from tests.integration.test_http import Executor, browse, page
 from tests.support.processes_inside import Inside, executor_inside
 
-pytestmark = pytest.mark.postgres(18)
-
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 Finished = Callable[[str], list[ReadableSpan]]
 

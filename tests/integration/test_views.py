@@ -7,6 +7,8 @@ import pytest
 from joex.core.group_bucket import group_bucket
 from joex.store import executors, stats
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 

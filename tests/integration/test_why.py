@@ -11,6 +11,8 @@ from joex.store import executors, jobs
 from tests.integration.conftest import FOUR_ONE
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.postgres(16, 18)
+
 
 async def reasons(bench, job_id: UUID) -> dict[str, dict[str, Any]]:
     found = [Reason(*reason) for reason in await jobs.why(bench.connection, job_id)]
