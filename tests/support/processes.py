@@ -14,11 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support import loaded
 from tests.support.apps import EFFECTS_URL, ENDS, TROUBLE, Effects
+from tests.support.loaded import Fork
 from tests.support.waiting import eventually
 
 _ROOT = Path(__file__).parents[2]
 _SET_PARENT_DEATH_SIGNAL = 1
+_JOEX = [sys.executable, "-m", "joex"]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 SHORT = 3.0
@@ -27,19 +30,28 @@ runs have six tenths of a second to end, or their executor exits. Other tests ha
 
 
 class Process:
-    """A program that ends with the tests. ``output``: a file descriptor for its output, instead of its log."""
+    """A program that ends with the tests; ``python -m joex`` is forked with Joex loaded.
+
+    ``output``: a file descriptor for its output, instead of its log.
+    """
 
     def __init__(self, command: list[str], environment: Mapping[str, str], output: int | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - open as long as the process
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log if output is None else output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
-        )
+        output = self._log.fileno() if output is None else output
+        if command[: len(_JOEX)] == _JOEX:
+            self._process: Fork | subprocess.Popen = Fork(
+                "joex", command[len(_JOEX) :], environment=environment, folder=_ROOT, output=output
+            )
+        else:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=_ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+            )
         self.pid = self._process.pid
 
     @property
@@ -78,6 +90,17 @@ class Process:
         self._process.wait(30)
         self._log.close()
 
+    async def kill(self) -> None:
+        """Kill it (SIGKILL); it no longer exists when this returns."""
+        self._process.send_signal(signal.SIGKILL)
+        await self.exited()
+
+    async def exited(self) -> int:
+        """Wait until it has exited, and return its exit code."""
+        await eventually(lambda: not self.is_alive, why=f"process {self.pid} exits; its log:\n{self.log}")
+        assert self.exit_code is not None
+        return self.exit_code
+
 
 class ExecutorProcess(Process):
     """``joex executor`` with the tasks of `tests.support.apps`."""
@@ -94,15 +117,13 @@ class ExecutorProcess(Process):
         """Kill it (SIGKILL); it no longer exists when this returns."""
         # From here on it does nothing. The next one may be at work before the tests notice its exit.
         self._killed_at = datetime.now(UTC)
-        self._process.send_signal(signal.SIGKILL)
-        await self.exited()
+        await super().kill()
 
     async def exited(self) -> int:
         """Wait until it has exited, and return its exit code."""
-        await eventually(lambda: not self.is_alive, why=f"{self.app_id} exits; its log:\n{self.log}")
+        code = await super().exited()
         await eventually(self._mark_its_end, why="the server is there")
-        assert self.exit_code is not None
-        return self.exit_code
+        return code
 
     async def _mark_its_end(self) -> bool:
         with contextlib.suppress(*TROUBLE):
@@ -115,6 +136,7 @@ class ExecutorProcesses:
     """Starts executors, and kills the remaining ones at its end."""
 
     def __init__(self, effects: Effects, url: str, **settings: Any) -> None:
+        loaded.address()  # not during a test, which may have no time for it
         self._effects = effects
         self._ends = tempfile.TemporaryDirectory(prefix="joex-tests-ends-")
         effects.ends = Path(self._ends.name)
