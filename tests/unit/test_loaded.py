@@ -84,6 +84,14 @@ def test_joex_runs_with_the_current_folder_on_its_path(tmp_path: Path, output: B
     assert said(output) == f"{tmp_path} own_app\n"
 
 
+def test_the_library_of_kubernetes_reads_the_environment_of_the_fork(tmp_path: Path, output: BinaryIO) -> None:
+    code = "from kubernetes.aio.config import kube_config; print(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)"
+    environment = {**ENVIRONMENT, "KUBECONFIG": "/its/own"}
+    fork = Fork(program(tmp_path, code), [], environment=environment, folder=tmp_path, output=output.fileno())
+    assert fork.wait(30) == 0, said(output)
+    assert said(output) == "/its/own\n"
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code"),
     [

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.support import loaded
 from tests.support.cluster.build import Programs
 from tests.support.cluster.components import Component
 from tests.support.cluster.control_plane import ControlPlane, Timing
@@ -90,15 +91,20 @@ class LocalCluster:
             node.start()
 
     def _joex_image(self) -> Image:
-        """The image of joex: ``joex`` is that of this checkout, on loops that know the cluster's services."""
+        """The image of joex: ``joex`` is that of this checkout, on loops that know the cluster's services.
+
+        As the program of a container or of a hook it is forked; elsewhere, as in a shell, it is on the PATH.
+        """
         self._hosts.touch()
+        file = str(_HERE / "joex_program.py")
         program = self.folder / "bin" / "joex"
         program.parent.mkdir()
         # -P: the folder of the file does not come before installed packages.
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P "{_HERE / "joex_program.py"}" "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P "{file}" "$@"\n')
         program.chmod(0o755)
         path = os.pathsep.join([str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
-        return Image(["joex"], environment={"PATH": path, "JOEX_TEST_HOSTS": str(self._hosts)})
+        variables = {"PATH": path, "JOEX_TEST_HOSTS": str(self._hosts)}
+        return Image(["joex"], environment=variables, forked={"joex": [loaded.address(), file]})
 
     def _start_service_proxy(self) -> None:
         path = self.control_plane.kubeconfig_for("joex-tests-service-proxy", "system:masters")

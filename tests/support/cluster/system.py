@@ -3,13 +3,8 @@
 Executors run the tasks of `tests.support.apps`, which come to their pods in a ConfigMap, and record their runs.
 """
 
-import contextlib
-import ctypes
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +20,7 @@ from tests.support.apps import EFFECTS_URL, Effects
 from tests.support.cluster.api import Api
 from tests.support.cluster.connection import Object
 from tests.support.cluster.providers import Cluster
+from tests.support.processes import Process
 from tests.support.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -35,15 +31,12 @@ DEPLOYMENTS = "deployments.apps"
 POOL_LABEL = "joex.dev/pool"
 
 _FILES = ("tests/support/__init__.py", "tests/support/apps.py", "tests/support/waiting.py")
-_SET_PARENT_DEATH_SIGNAL = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
-class OperatorProcess:
+class OperatorProcess(Process):
     """``joex operator`` as a process of this machine, as the cluster's administrator."""
 
     def __init__(self, kubeconfig: Path, namespace: str, name: str, settings: dict[str, Any]) -> None:
-        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - open as long as the process
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "KUBE"))}
         given = {
             "namespace": namespace,
@@ -58,31 +51,7 @@ class OperatorProcess:
         environment |= {f"JOEX_OPERATOR_{name.upper()}": str(value) for name, value in given.items()}
         environment["KUBECONFIG"] = str(kubeconfig)
         self.name = name
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "joex", "operator"],
-            env=environment,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=lambda: _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL),  # noqa: PLW1509
-        )
-
-    @property
-    def log(self) -> str:
-        """Its output."""
-        # (Not seek and read: the process shares the position, and would write where this puts it.)
-        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not exited."""
-        return self._process.poll() is None
+        super().__init__([sys.executable, "-m", "joex", "operator"], environment)
 
     @property
     def address(self) -> str:
@@ -94,31 +63,10 @@ class OperatorProcess:
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as client:
             return (await client.get(f"{self.address}{path}")).text
 
-    async def kill(self) -> None:
-        """Kill it (SIGKILL); it no longer exists when this returns."""
-        self._process.kill()
-        await eventually(lambda: not self.is_alive)
-
     async def stop(self) -> int:
         """Ask it to end (SIGTERM), and return its exit code."""
-        self._process.terminate()
-        await eventually(lambda: not self.is_alive, why=f"the operator ends:\n{self.log}")
-        return self._process.wait()
-
-    def pause(self) -> None:
-        """Stop it at once (SIGSTOP)."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it continue (SIGCONT)."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """Kill it if it has not exited."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait(30)
-        self._log.close()
+        self.terminate()
+        return await self.exited()
 
 
 class System:

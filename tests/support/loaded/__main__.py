@@ -38,6 +38,9 @@ _MODULES = (
 )
 """The modules that ``joex executor`` and ``joex operator`` import, some of them only once they run."""
 
+_READS_KUBECONFIG = "kubernetes.aio.config.kube_config"
+"""The loaded module that keeps a variable of its environment, hence loaded once more in each forked process."""
+
 _FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
 """The variables of Python itself that may differ from those of this process."""
 
@@ -141,6 +144,7 @@ def run(program: str, arguments: list[str], path: list[str]) -> None:
     sys.path[:] = [*([] if is_file else [str(Path.cwd())]), *given, *path]
     sys.argv[:] = [program, *arguments]
     importlib.invalidate_caches()
+    importlib.reload(sys.modules[_READS_KUBECONFIG])
     gc.enable()
     if is_file:
         runpy.run_path(program, run_name="__main__")

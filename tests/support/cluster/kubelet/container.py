@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.cluster.kubelet.environment import ConfigProblem, Json
 from tests.support.cluster.kubelet.probes import Prober
-from tests.support.cluster.kubelet.process import Backoff, Launch, kill_group
+from tests.support.cluster.kubelet.process import Backoff, Launch, Running, kill_group
 from tests.support.cluster.kubelet.status import ContainerState, running, terminated, waiting
 from tests.support.cluster.kubelet.stop import Stop, ends_in_time
 
@@ -51,7 +51,7 @@ class Container:
         self._message = message
         self._out_of_memory = False
         self._restart = Stop()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Running | None = None
         self._launch: Launch | None = None
 
     @property
@@ -146,7 +146,7 @@ class Container:
             return self._log.read_text(errors="replace")[-_LONGEST_LOG:]
         return ""
 
-    async def _until_exit(self, process: asyncio.subprocess.Process, launch: Launch) -> None:
+    async def _until_exit(self, process: Running, launch: Launch) -> None:
         stops = (self._around.stop, self._restart)
         exited = asyncio.ensure_future(process.wait())
         ordered = [asyncio.ensure_future(stop.wait()) for stop in stops]

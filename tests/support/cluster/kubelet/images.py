@@ -19,6 +19,8 @@ class Image:
     before: list[str] = dataclasses.field(default_factory=list)
     """A prefix of the command, which starts the container's program as another user and as the first process of a
     namespace: the program is the only child of the process that is started."""
+    forked: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """The programs that are forked with Joex loaded: by name the `loaded.address` and the file to run."""
 
     def argv(self, container: Mapping[str, Any]) -> list[str]:
         """The command of a container of this image; empty: neither the image nor the container has one.

@@ -69,7 +69,13 @@ class Launcher:
         folder = Path(container.get("workingDir") or image.folder or self._folder)
         mark = f"{self._pod['metadata']['uid']}/{container['name']}"
         return Launch(
-            [*image.before, *argv], {**rewritten, **self._settings.marks}, folder, rewriting, mark, bool(image.before)
+            [*image.before, *argv],
+            {**rewritten, **self._settings.marks},
+            folder,
+            rewriting,
+            mark,
+            bool(image.before),
+            image.forked,
         )
 
     def _variables(self, image: Image, rewriting: Rewriting) -> dict[str, str]:

@@ -4,13 +4,55 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, Self
 
+from tests.support import loaded
 from tests.support.cluster.processes import kill_marked, only_child
 
 CONTAINER_MARK = "JOEX_TEST_CONTAINER"
+
+
+class Running(Protocol):
+    """A process that was started or forked."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    async def wait(self) -> int:
+        """Wait until it has exited, and return its exit code."""
+
+
+class Forked:
+    """A process with Joex loaded."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self._exited = asyncio.ensure_future(_exit_code(connection))
+
+    @classmethod
+    async def start(cls, connection: socket.socket) -> Self:
+        """The process of a `loaded.request`.
+
+        Raises:
+            OSError: it has not started.
+        """
+        connection.settimeout(0)
+        answer = await asyncio.get_running_loop().sock_recv(connection, loaded.MESSAGE)
+        return cls(loaded.pid_of(connection, answer), connection)
+
+    async def wait(self) -> int:
+        """Wait until it has exited, and return its exit code."""
+        return await asyncio.shield(self._exited)
+
+
+async def _exit_code(connection: socket.socket) -> int:
+    with connection:
+        return loaded.exit_code_of(await asyncio.get_running_loop().sock_recv(connection, loaded.MESSAGE))
 
 
 @dataclass(frozen=True)
@@ -26,8 +68,10 @@ class Launch:
     """Set for all processes of this container, so that they end with it."""
     has_first: bool = False
     """Whether the program is the only child of the process that is started."""
+    forked: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """As in `Image`."""
 
-    async def start(self, log: Path) -> asyncio.subprocess.Process:
+    async def start(self, log: Path) -> Running:
         """Start the container's process.
 
         Raises:
@@ -49,11 +93,11 @@ class Launch:
         finally:
             kill_group(process)
 
-    def pid(self, process: asyncio.subprocess.Process) -> int:
+    def pid(self, process: Running) -> int:
         """The process of the container's program, or of its launcher until that has started the program."""
         return (only_child(process.pid) if self.has_first else 0) or process.pid
 
-    def terminate(self, process: asyncio.subprocess.Process) -> None:
+    def terminate(self, process: Running) -> None:
         """Send SIGTERM to a container's first process, and to it alone."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid(process), signal.SIGTERM)
@@ -62,12 +106,25 @@ class Launch:
         """Kill the remaining processes of the container, as the kernel does when its first process ends."""
         kill_marked(f"{CONTAINER_MARK}={self.mark}")
 
-    async def _start(self, argv: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    async def _start(self, argv: Sequence[str], log: Path) -> Running:
+        environment = {**self.environment, CONTAINER_MARK: self.mark}
         with log.open("ab") as output:
+            if argv[0] in self.forked:
+                server, program = self.forked[argv[0]]
+                connection = loaded.request(
+                    server,
+                    program,
+                    argv[1:],
+                    environment=environment,
+                    folder=self.folder,
+                    output=output.fileno(),
+                    session=True,
+                )
+                return await Forked.start(connection)
             return await asyncio.create_subprocess_exec(
                 *argv,
                 cwd=self.folder,
-                env={**self.environment, CONTAINER_MARK: self.mark},
+                env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -75,7 +132,7 @@ class Launch:
             )
 
 
-def kill_group(process: asyncio.subprocess.Process) -> None:
+def kill_group(process: Running) -> None:
     """Kill a process with all of its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
