@@ -1,7 +1,9 @@
 """What keeps and what ends the lease of an executor; and after its end the executor runs no job."""
 
+import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -234,6 +236,42 @@ async def test_a_database_clock_that_is_set_forward_or_back_ends_no_living_execu
     assert await effects.all_finished(ids) == {"success": 3}
     assert [len(await effects.of(job_id)) for job_id in ids] == [1] * 3
     assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 3
+
+
+async def test_a_flood_of_notifications_ends_no_lease(
+    client: AnyClient,
+    effects: Effects,
+    executors: ExecutorProcesses,
+    connection: asyncpg.Connection,
+    database_url: str,
+) -> None:
+    """NOTIFY needs no right: any role that can connect can send whatever it likes. Meanwhile jobs are taken and end."""
+    started = await executors.start_all("first", "second")
+    held = await client.submit("hold", {"flag": "go"})
+    await effects.begun(held)
+    bystander = await asyncpg.connect(database_url)
+    await bystander.execute("CREATE ROLE bystander; SET ROLE bystander")
+
+    async def flood() -> None:
+        while True:
+            await bystander.execute("SELECT pg_notify('joex_wake', nr::text) FROM generate_series(1, 100000) nr")
+
+    flooding = asyncio.create_task(flood())
+    try:
+        await _runs_for(client, held, leases=4)
+        assert await effects.all_finished([await client.submit("effect") for _ in range(20)]) == {"success": 20}
+    finally:
+        flooding.cancel()
+        with suppress(asyncio.CancelledError):
+            await flooding
+        bystander.terminate()
+        await connection.execute("DROP ROLE bystander")
+    await effects.flag("go")
+    assert await effects.all_finished([held]) == {"success": 1}
+    assert (await client.get(held)).losses == 0
+    assert len(await effects.of(held)) == 1
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 2
+    assert not [executor.log for executor in started if "the lease could not be renewed in time" in executor.log]
 
 
 async def test_an_executor_whose_lease_is_missing_starts_over_and_runs_its_jobs_again(

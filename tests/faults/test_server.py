@@ -112,7 +112,7 @@ async def test_each_of_an_executors_connections_can_be_ended_at_any_time(
     ids = []
     for n in range(15):
         ids += await client.submit_many([{"task": "transaction", "group": f"g{n}"}] * 10)
-        for name in ("joex one", "joex tasks one", "joex lease %", "joex %"):
+        for name in ("joex one", "joex tasks one", "joex lease %", "joex listener %", "joex %"):
             await connection.execute(
                 """
                 SELECT pg_terminate_backend(pid) FROM pg_stat_activity

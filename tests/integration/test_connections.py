@@ -466,7 +466,7 @@ async def test_each_service_tells_of_its_trouble_once_and_of_its_end_once(proxy,
         await inside.log.wait_for(RunStarted)
         await proxy.refuse()
         go_on.set()
-        services = ("lease", "chores", "finisher", "log writer")
+        services = ("lease", "chores", "listener", "finisher", "log writer")
         for service in services:  # each has tried several times
             await inside.log.wait_for(DatabaseTrouble, of(service), count=3)
         await proxy.accept()

@@ -18,7 +18,7 @@ from joex.errors import InvalidJob, NotYours
 from joex.periodic_scheduler import PeriodicScheduler
 from joex.runtime.maintenance import RETENTION, register_periodic_tasks
 from joex.store import periodic
-from tests.support.processes_inside import executor_inside
+from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import EventLog, eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -756,7 +756,7 @@ async def test_a_change_in_raw_sql_wakes_an_executor(tasks, database_url, monkey
     monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
     if change != "insert":
         await tasks.put("a", timer=YEARLY if change == "update" else EVERY_SECOND, enabled=change == "update")
-    async with executor_inside(App(), database_url) as inside:
+    async with executor_inside(App(), database_url, lease=LONG) as inside:
         await eventually(lambda: _hears(tasks.connection))
         if change == "insert":
             await tasks.connection.execute(
@@ -771,7 +771,7 @@ async def test_what_has_changed_while_nobody_could_hear_it_is_found_when_somebod
     tasks, database_url, monkeypatch
 ):
     monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 3600.0)
-    async with executor_inside(App(), database_url) as inside:
+    async with executor_inside(App(), database_url, lease=LONG) as inside:
         pid = await eventually(lambda: _hears(tasks.connection))
         await tasks.connection.execute(
             "SELECT pg_terminate_backend($1, 10000); "
@@ -946,8 +946,8 @@ async def _nothing(ctx):
 async def _hears(connection):
     """The session on which the executor listens."""
     return await connection.fetchval(
-        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'joex lease%' AND datname = current_database() "
-        "AND query LIKE '%joex%.%'"
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'joex listener%' "
+        "AND datname = current_database() AND query LIKE '%joex%.%'"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from joex.core.backoff import retry_delay
 from joex.errors import DatabaseUnavailable, JoexError
-from joex.store.database import is_pooled
+from joex.store.database import answers, is_pooled
 from joex.store.errors import translated
 from joex.store.statement import Connection
 
@@ -88,6 +88,14 @@ class Listener:
         except DatabaseUnavailable:
             self.is_lost = True  # the server would not answer a farewell either
             raise
+
+    async def check(self) -> None:
+        """Find out whether the link is silent: a listener that only listens would not notice.
+
+        Raises:
+            DatabaseUnavailable: the connection is lost, or silent.
+        """
+        await self.ask(answers(self.connection))
 
     async def woken(self, until: float) -> bool:
         """Wait for the wakeup, at most until this time of the loop's clock; returns whether it has come.

@@ -1,9 +1,9 @@
-"""The lease of an executor: heartbeats, notifications, and the end of trust, in a thread of their own.
+"""The lease of an executor: heartbeats, and the end of trust, in a thread of their own.
 
 A thread, because a task may block the executor's loop for longer than any lease; its jobs still run, and the executor
-must not count as dead. The thread has a loop and two connections. On the first, the executor holds its session lock,
-sends heartbeats and receives notifications: nothing else, so that nothing delays a heartbeat. On the second, it does
-its chores (`joex.runtime.chores`).
+must not count as dead. The thread has a loop and three connections. On the first, the executor holds its session lock
+and sends heartbeats: nothing else, so that nothing delays a heartbeat. On the second, it does its chores
+(`joex.runtime.chores`), and on the third, it receives notifications (`joex.runtime.wakeups`).
 
 ::
 
@@ -24,7 +24,6 @@ which others run its jobs. So runs that are not exclusive go on for a while in b
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import sys
@@ -34,7 +33,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from joex.core.events import Woken
 from joex.core.lease import Lease, Observation
 from joex.errors import DatabaseUnavailable, JoexError
 from joex.event_loop import new_event_loop
@@ -44,9 +42,9 @@ from joex.runtime.clock import clock
 from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.text import error_trace
 from joex.runtime.waits import wait_for
-from joex.store import executors, periodic
+from joex.runtime.wakeups import Wakeups
+from joex.store import executors
 from joex.store.database import connect
-from joex.store.errors import NO_MESSAGE
 from joex.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -99,7 +97,6 @@ class LeaseKeeper:
     ) -> None:
         self._url = url
         self._executor = executor
-        self._queues = queues
         self._lease = lease
         self._patience = lease.patience(outage_patience)
         self._pooled = pooled
@@ -121,6 +118,14 @@ class LeaseKeeper:
             held=held,
             observed=self._observed,
             notifier=self._notifier,
+        )
+        self._wakeups = Wakeups(
+            url,
+            executor=executor,
+            queues=queues,
+            check_every=lease.heartbeat_every,
+            notifier=self._notifier,
+            check_soon=self._chores.check_soon,
         )
         self._is_trusted = True
         self._is_out_of_patience = False
@@ -180,6 +185,8 @@ class LeaseKeeper:
             asyncio.create_task(self._show_life()),
             asyncio.create_task(self._chores.do()),
         ]
+        if not self._pooled:
+            beside.append(asyncio.create_task(self._wakeups.receive()))
         stopped = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set() and not self._is_over:
@@ -235,11 +242,6 @@ class LeaseKeeper:
     async def _use(self, connection: Any) -> None:
         listener = Listener(connection, asyncio.Event())
         await listener.start()
-        if not listener.is_pooled:
-            await listener.listen("joex_wake", self._hear_wake)
-            await listener.listen("joex_control", self._hear_control)
-            await listener.listen(periodic.CHANNEL, self._hear_periodic)
-            self._hear_periodic("")  # notifications from before this session listened do not come again
         has_lock = listener.is_pooled
         while not listener.is_lost and not self._is_over:
             # An earlier session of this executor may not have ended on the server yet, and holds the lock until then.
@@ -307,25 +309,3 @@ class LeaseKeeper:
         )
         sys.stderr.flush()
         os._exit(EXIT_CODE)
-
-    def _hear_wake(self, payload: str) -> None:
-        try:
-            message = json.loads(payload)
-            queue = message["queue"]
-            is_meant = queue in self._queues and (not message["executors"] or self._executor in message["executors"])
-        except NO_MESSAGE:
-            return
-        if is_meant:
-            self._notifier.emit(Woken(queue))
-            self._notifier.notify_executor(self._callbacks.on_wake)
-
-    def _hear_control(self, payload: str) -> None:
-        try:
-            is_meant = json.loads(payload)["executor"] == self._executor
-        except NO_MESSAGE:
-            return
-        if is_meant:
-            self._chores.check_soon()
-
-    def _hear_periodic(self, _payload: str) -> None:
-        self._notifier.notify_executor(self._callbacks.on_periodic)

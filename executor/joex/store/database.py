@@ -341,6 +341,11 @@ async def close_pool(pool: asyncpg.Pool[Any]) -> None:
             await pool.close()
 
 
+async def answers(connection: Connection) -> None:
+    """Return when the server has answered on this connection."""
+    await connection.execute("SELECT")
+
+
 async def is_pooled(connection: Connection) -> bool:
     """Whether a connection leads through a pooler, so that it has no session to keep, and no notification comes."""
     known = getattr(connection, "is_pooled", None)
