@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.cluster.connection import ApiError
 from tests.support.cluster.system import DEPLOYMENTS, POOLS, System, condition
 from tests.support.waiting import eventually
 
@@ -10,6 +11,8 @@ async def test_kubectl_scale_sets_a_number_until_it_is_taken_away(system: System
     system.operator()
     await system.pool()
     await system.until_reason("AtZero")
+    with pytest.raises(ApiError, match=r"spec.replicas.* does not exist"):  # as docs/how-to/operator.md says
+        await system.api.get(POOLS, "pool", system.namespace, part="scale")
     await system.scale(2)
     pool = await system.until_ready(2)
     assert condition(pool, "ScalingActive", what="reason") == "FixedReplicas"

@@ -48,6 +48,8 @@ def pool_crd() -> dict[str, Any]:
             _column("Max", "integer", ".spec.scaling.maxReplicas", "maximum of executors", wide=True),
             *_READY_COLUMNS,
         ],
+        # While a pool scales by demand, the field has no value, and the API server answers 500 to a GET of the scale. A
+        # default would have to be a number of executors: the API server refuses negative ones.
         scale={
             "specReplicasPath": ".spec.replicas",
             "statusReplicasPath": ".status.replicas",
