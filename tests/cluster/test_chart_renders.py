@@ -141,6 +141,8 @@ FOR_POOLS = {
     ("", "pods"): "list watch",
     ("", "secrets"): "get",
     ("", "events"): "create patch",
+    ("coordination.k8s.io", "leases"): "create",
+    ("coordination.k8s.io", "leases", "joex.dev"): "get update",
 }
 TO_LEAD = {
     ("coordination.k8s.io", "leases"): "create",

@@ -1,6 +1,13 @@
-"""Several operators: one leads by its Lease. Two that act at the same time disturb only each other, and no job."""
+"""Several operators: one of a release leads by its Lease, and one release acts in a namespace.
 
-from tests.support.cluster.system import OperatorProcess, System
+Two that act at the same time disturb only each other, and no job.
+"""
+
+from contextlib import suppress
+
+from tests.support.cluster.connection import ApiError
+from tests.support.cluster.namespaces import Namespaces
+from tests.support.cluster.system import DEPLOYMENTS, OperatorProcess, System
 from tests.support.waiting import eventually
 
 
@@ -75,14 +82,68 @@ async def test_a_leader_that_was_paused_steps_down_when_it_goes_on(system: Syste
     await system.check()
 
 
-async def test_two_that_act_at_once_do_no_harm(system: System) -> None:
-    for name in ("one", "other"):
-        system.operator(name, lease_name=name)
+def release(system: System, lease_name: str) -> str:
+    """The release of operators that elect a leader by this Lease."""
+    return f"{system.namespace}/{lease_name}"
+
+
+async def claimant(system: System) -> str:
+    lease = await system.api.get("leases.coordination.k8s.io", "joex.dev", system.namespace)
+    return str(lease["spec"]["holderIdentity"])
+
+
+async def until_leaves_alone(system: System, operator: OperatorProcess, holder: str) -> None:
+    """Wait until it reports that another release manages the namespace."""
+    await until_leads(operator)
+
+    async def says() -> bool:
+        return f"the release {holder} manages the namespace {system.namespace}" in await operator.get("/readyz")
+
+    await eventually(says, why=f"{operator.name} leaves the namespace alone")
+
+
+async def test_of_two_releases_one_acts_and_the_other_says_so_and_leaves_its_pools_alone(
+    system: System, namespaces: Namespaces
+) -> None:
+    pool = system.manifest(replicas=1)
+    del pool["spec"]["image"]  # so that each release would use its own
+    await system.api.apply(pool)
+    first = system.operator("first", image=system.cluster.image)
+    await system.until_ready(1)
+    deployments = await system.api.get_all(DEPLOYMENTS, system.namespace)
+
+    both = f"{await namespaces.make()},{system.namespace}"
+    second = system.operator("second", lease_name="other", namespaces=both, image="joex:other")
+    await until_leaves_alone(system, second, release(system, "joex-operator"))
+    await system.change(suspend=True)
+    await system.until_replicas()
+    await system.change(suspend=False)
+    await system.until_ready(1)
+    metrics = await second.get("/metrics")
+    assert "joex_operator_leader 1.0" in metrics
+    assert 'pool="pool"' not in metrics
+    made = await system.api.get_all(DEPLOYMENTS, system.namespace)
+    assert [one["spec"]["template"] for one in made] == [one["spec"]["template"] for one in deployments]
+
+    assert await first.stop() == 0
+    assert await claimant(system) == release(system, "joex-operator"), "its next operator goes on"
+    await system.api.delete("leases.coordination.k8s.io", "joex.dev", system.namespace)
+    await eventually(lambda: is_held_by(system, "other"))
+
+
+async def test_a_claim_that_moves_while_both_releases_run_does_no_harm(system: System) -> None:
+    one = system.operator("one", lease_name="one")
     await system.pool()
     jobs = [await system.submit("hold", flag="go") for _ in range(5)]
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 3)
-    await system.effects.flag("go")
+    other = system.operator("other", lease_name="other")
+    await until_leaves_alone(system, other, release(system, "one"))
+
+    change = {"spec": {"holderIdentity": release(system, "other")}}
+    await system.api.patch("leases.coordination.k8s.io", "joex.dev", change, system.namespace)
+    await system.effects.flag("go")  # both act until one has seen that it lost the claim
     assert await system.effects.all_finished(jobs) == {"success": 5}
+    await until_leaves_alone(system, one, release(system, "other"))
     await system.until_replicas()
     await does_work(system)
     assert await system.db.fetchval("SELECT sum(losses) FROM joex_private.job") == 0
@@ -91,3 +152,9 @@ async def test_two_that_act_at_once_do_no_harm(system: System) -> None:
     assert await system.db.fetchval("SELECT array_agg(DISTINCT ending) FROM joex_private.executor") == ["left"]
     assert await system.db.fetchval("SELECT count(*) FROM joex_private.executor") == 4
     await system.check()
+
+
+async def is_held_by(system: System, lease_name: str) -> bool:
+    with suppress(ApiError):
+        return await claimant(system) == release(system, lease_name)
+    return False

@@ -21,6 +21,7 @@ from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
 from joex_operator.cluster.cache import version
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, Object, describe, path_of
+from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.cluster.watch_session import WatchSession
 from joex_operator.control.controller import PERIODIC, POOL, Controller
 from joex_operator.decide.observed import ObservedDeployment, ObservedPod
@@ -45,6 +46,7 @@ class KopfWatches:
         fleet: has the cache.
         controller: reconciles what has changed.
         namespaces: to watch; none: the whole cluster.
+        claims: only objects of a namespace that this release holds reach the controller.
         identity: of this operator.
     """
 
@@ -55,16 +57,18 @@ class KopfWatches:
         controller: Controller,
         namespaces: Collection[str],
         *,
+        claims: NamespaceClaims,
         identity: str,
     ) -> None:
         self._api = api
         self._fleet = fleet
         self._controller = controller
         self._namespaces = tuple(namespaces)
+        self._claims = claims
         self._identity = identity
         paths = [path_of(namespace, kind) for kind in _LISTED for namespace in self._namespaces or ("",)]
         self._loop = asyncio.get_running_loop()
-        self._listed_anew = asyncio.Event()
+        self._needs_resync = asyncio.Event()
         self._session = WatchSession(api.client, paths, self._note_list)
 
     def problem(self) -> str | None:
@@ -72,9 +76,13 @@ class KopfWatches:
         return self._session.problem()
 
     async def missed(self) -> None:
-        """Wait until a watch may have missed deletions, which `resync` finds."""
-        await self._listed_anew.wait()
-        self._listed_anew.clear()
+        """Wait until a watch may have missed deletions, or objects of an unclaimed namespace, which `resync` finds."""
+        await self._needs_resync.wait()
+        self._needs_resync.clear()
+
+    def request_resync(self) -> None:
+        """Let `missed` return."""
+        self._needs_resync.set()
 
     async def wait_for_crds(self) -> None:
         """Wait until the API server serves the CRDs, which the chart may install at the same time."""
@@ -142,7 +150,7 @@ class KopfWatches:
 
     def _note_list(self) -> None:
         with suppress(RuntimeError):  # the operator's loop has ended
-            self._loop.call_soon_threadsafe(self._listed_anew.set)
+            self._loop.call_soon_threadsafe(self.request_resync)
 
     def _on_event(self, plural: str, event: kopf.RawEvent) -> None:
         """Take an event of a watch, on the operator's loop."""
@@ -191,6 +199,8 @@ class KopfWatches:
             self._controller.enqueue(*pool)
 
     def _put_object(self, kind: str, body: Mapping[str, Any]) -> None:
+        if not self._claims.holds(body["metadata"]["namespace"]):
+            return  # a resync finds it when the namespace has been claimed
         manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
         if self._fleet.keep_status(manifest):  # a list may come after a newer event
             self._controller.put({key: value for key, value in manifest.items() if key != "status"})

@@ -21,6 +21,7 @@ from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kopf_watches import KopfWatches
 from joex_operator.cluster.kubernetes_api import KubernetesApi
 from joex_operator.cluster.leader_election import LeaderElection
+from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.cluster.probes import LastingProblem, probes
 from joex_operator.cluster.settings import OperatorSettings
 from joex_operator.control.controller import Controller
@@ -52,6 +53,7 @@ class Operator:
         self._api = KubernetesApi(client, self._metrics)
         self._controller: Controller | None = None
         self._watches: KopfWatches | None = None
+        self._claims: NamespaceClaims | None = None
         self._listed_at: float | None = None
         self._failure = ""
         self._election = LeaderElection(
@@ -65,7 +67,7 @@ class Operator:
     async def run(self) -> None:
         """Run until cancelled."""
         address = self._settings.http_address
-        async with probes(address, self._metrics, health=self.health, readiness=self._readiness.now) as where:
+        async with probes(address, self._metrics, health=self.health, readiness=self.readiness) as where:
             _log.info("probes and metrics on http://%s", where)
             while True:
                 self._metrics.leading(value=False)
@@ -85,6 +87,13 @@ class Operator:
         if self._listed_at is not None and time.monotonic() - self._listed_at > overdue:
             return "the operator has not listed the cluster for too long"
         return self._readiness.for_too_long()
+
+    def readiness(self) -> str | None:
+        """Why this operator does not do all that it should, in one line; None: it does."""
+        wrong = self._readiness.now()
+        if wrong is None and self._claims is not None:
+            return self._claims.problem()  # no reason for a restart
+        return wrong
 
     def _not_ready(self) -> str | None:
         """Why this operator neither leads with a complete view of the cluster nor stands by; None: it does."""
@@ -114,11 +123,13 @@ class Operator:
             migrate=settings.migrate,
             metrics=self._metrics,
         )
+        claims = self._claims = NamespaceClaims(self._api, settings.release)
         watches = self._watches = KopfWatches(
-            self._api, fleet, controller, settings.namespaces, identity=settings.own_identity
+            self._api, fleet, controller, settings.namespaces, claims=claims, identity=settings.own_identity
         )
         try:
             await watches.wait_for_crds()
+            await claims.claim({*settings.namespaces, *([settings.own_namespace] if settings.pools_config_map else [])})
             # First, so that an upgrade of the chart replaces executors once, for the new image and the new spec.
             are_applied = await self._apply_bootstrap_pools()
             await watches.resync()
@@ -126,15 +137,18 @@ class Operator:
             async with asyncio.TaskGroup() as group:
                 group.create_task(controller.run())
                 group.create_task(watches.run())
+                group.create_task(claims.run(watches.request_resync))
                 group.create_task(self._keep_resyncing(watches, are_applied=are_applied))
                 group.create_task(refresh_queue_metrics(controller.databases, self._metrics.databases, _QUERY_EVERY))
         finally:
-            self._controller = self._watches = self._listed_at = None
+            self._controller = self._watches = self._claims = self._listed_at = None
 
     async def _apply_bootstrap_pools(self) -> bool:
         settings = self._settings
         if not settings.pools_config_map:
             return True
+        if self._claims is None or not self._claims.holds(settings.own_namespace):
+            return False
         return await apply_bootstrap_pools(self._api, settings.own_namespace, settings.pools_config_map)
 
     async def _keep_resyncing(self, watches: KopfWatches, *, are_applied: bool) -> None:

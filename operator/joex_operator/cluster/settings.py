@@ -54,6 +54,11 @@ class OperatorSettings(BaseSettings):
         return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.exists() else "default"
 
     @property
+    def release(self) -> str:
+        """The name that the operators of one installation share: those that elect a leader by the same Lease."""
+        return f"{self.own_namespace}/{self.lease_name}"
+
+    @property
     def own_identity(self) -> str:
         """The name of this operator. In a pod it is the pod's: after a restart it need not wait for its own Lease."""
         return self.identity or socket.gethostname()

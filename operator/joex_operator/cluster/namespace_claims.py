@@ -1,0 +1,95 @@
+"""Which release of the operator acts in a namespace: the holder of the Lease ``joex.dev`` there.
+
+Leader election lets one operator of a release lead; operators of different releases, with Leases of their own, would
+each bring the same executors to their own image. A claim is by namespace, because this is the largest scope whose
+objects each of them may read: releases that watch one namespace, several or all find each other in each namespace that
+they share. It outlives the operator's restarts, so that an upgrade does not hand the executors to another release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from joex_operator.cluster.kubernetes_api import KubernetesApi
+from joex_operator.cluster.lease import LeaseLock
+from joex_operator.control.fleet import FleetError
+
+_log = logging.getLogger("joex.operator")
+
+_NAME = "joex.dev"
+_DURATION = 120.0
+_RENEW_EVERY = 10.0
+_DEADLINE = 90.0
+"""Seconds after which a release that could not renew a claim acts in the namespace no more."""
+
+
+class NamespaceClaims:
+    """The claims of a leading operator.
+
+    Args:
+        api: with the operator's credentials.
+        release: its operators claim together.
+    """
+
+    def __init__(self, api: KubernetesApi, release: str) -> None:
+        self._api = api
+        self._release = release
+        self._locks: dict[str, LeaseLock] = {}
+        self._held: set[str] = set()
+        self._wanted = asyncio.Event()
+
+    def holds(self, namespace: str) -> bool:
+        """Whether this release acts in a namespace. `run` claims each one that it was asked about."""
+        if namespace not in self._locks:
+            self._locks[namespace] = LeaseLock(
+                self._api, name=_NAME, namespace=namespace, identity=self._release, duration=_DURATION
+            )
+            self._wanted.set()
+        return namespace in self._held
+
+    def problem(self) -> str | None:
+        """Which other release acts in a namespace that this one watches, in one line; None: none does."""
+        return next((said for name in sorted(self._locks) if (said := self._held_by_other(name))), None)
+
+    def _held_by_other(self, namespace: str) -> str:
+        other = self._locks[namespace].other
+        return other and f"the release {other} manages the namespace {namespace}: {self._release} leaves it alone"
+
+    async def claim(self, namespaces: Iterable[str]) -> None:
+        """Claim namespaces, or renew the claims.
+
+        Raises:
+            FleetError: this release has lost a claim.
+        """
+        for namespace in namespaces:
+            was_held = self.holds(namespace)
+            lock = self._locks[namespace]
+            before = lock.other
+            if await lock.acquire():
+                self._held.add(namespace)
+            elif was_held and lock.other:
+                raise FleetError(f"the release {lock.other} has taken the namespace {namespace}")
+            elif was_held and time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE:
+                raise FleetError(f"can't renew the claim of the namespace {namespace}: {lock.error}")
+            elif lock.other != before:
+                _log.warning("%s", self._held_by_other(namespace))
+
+    async def run(self, on_gain: Callable[[], None]) -> None:
+        """Claim and renew until cancelled; calls ``on_gain`` when this release has gained namespaces.
+
+        Raises:
+            FleetError: this release has lost a claim.
+        """
+        while True:
+            before = len(self._held)
+            await self.claim(list(self._locks))
+            if len(self._held) > before:
+                on_gain()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RENEW_EVERY):
+                    await self._wanted.wait()
+            self._wanted.clear()
