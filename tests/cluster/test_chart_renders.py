@@ -35,6 +35,7 @@ DEFAULT = {
 TRIAL = {("Deployment", "joex-postgresql"), ("Service", "joex-postgresql"), ("Secret", "joex-postgresql")}
 POOL = {("ConfigMap", "joex-pools"), ("Pod", "joex-test")}
 CLUSTER_WIDE = {("ClusterRole", "prod:joex-operator"), ("ClusterRoleBinding", "prod:joex-operator")}
+CONSOLE = {("Deployment", "joex-console"), ("Service", "joex-console")}
 OWN_NAMESPACE = {("Role", "prod:joex-operator"), ("RoleBinding", "prod:joex-operator")}
 SWITCHES: dict[str, tuple[set[Key], set[Key]]] = {
     # values: what they add, what they take away
@@ -60,6 +61,12 @@ SWITCHES: dict[str, tuple[set[Key], set[Key]]] = {
         {("NetworkPolicy", "joex-operator"), ("NetworkPolicy", "joex-postgresql")},
         set(),
     ),
+    "console.enabled=true": (CONSOLE, set()),
+    "console.enabled=true database.existingSecret=shop pool.enabled=false": (CONSOLE, TRIAL | POOL),
+    "console.enabled=true networkPolicy.enabled=true": (
+        CONSOLE | {("NetworkPolicy", f"joex-{part}") for part in ("operator", "postgresql", "console")},
+        set(),
+    ),
 }
 EVERYTHING = [
     *("podDisruptionBudget.enabled=true", "networkPolicy.enabled=true", "metrics.grafanaDashboard.enabled=true"),
@@ -69,6 +76,13 @@ EVERYTHING = [
     *("operator.extraVolumeMounts[0].name=ca", "operator.extraVolumeMounts[0].mountPath=/etc/joex/ca"),
     *("operator.priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry"),
     *("postgresql.persistence.enabled=true", "postgresql.persistence.storageClass=fast"),
+    *("console.enabled=true", "console.tokenSecret=owner", "console.proxies={10.0.0.0/8,fd00::/8}"),
+    *("console.operators={ann,bob}", "console.allowFrom[0].podSelector.matchLabels.app=proxy"),
+    *("console.podAnnotations.a=b", "console.podLabels.c=d", "console.nodeSelector.e=f"),
+    *("console.extraEnv[0].name=A", "console.extraEnv[0].value=b", "console.tolerations[0].operator=Exists"),
+    *("console.extraVolumes[0].name=ca", "console.extraVolumes[0].configMap.name=db-ca"),
+    *("console.extraVolumeMounts[0].name=ca", "console.extraVolumeMounts[0].mountPath=/etc/joex/ca"),
+    "console.priorityClassName=system-cluster-critical",
 ]
 WRONG = {
     # values: the text of the one message
@@ -95,6 +109,9 @@ WRONG = {
     "database.url=postgresql://h/d database.existingSecret=s": "database.existingSecret, database.url: set only one",
     "database.existingSecret=s postgresql.enabled=true": "postgresql.enabled: a database is set",
     "postgresql.enabled=false": "pool.enabled: the first pool needs a database",
+    "console.proxies={proxy}": "/console/proxies/0",
+    "console.userScopes={executor}": "/console/userScopes/0",
+    "console.enabled=true pool.enabled=false postgresql.enabled=false": "console.enabled: the console needs a database",
     "watchNamespaces={a,b}": "watchNamespaces: the first pool is in prod, which is not among them",
 }
 

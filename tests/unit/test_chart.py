@@ -11,7 +11,13 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "joex"
-FREE = ("pool.spec", "metrics.grafanaDashboard.labels", "postgresql.resources", "operator.resources")
+FREE = (
+    "pool.spec",
+    "metrics.grafanaDashboard.labels",
+    "postgresql.resources",
+    "operator.resources",
+    "console.resources",
+)
 """Values whose keys are defined elsewhere: by a pool, by Kubernetes."""
 
 

@@ -10,6 +10,10 @@
 {{ include "joex.fullname" . }}-operator
 {{- end -}}
 
+{{- define "joex.console" -}}
+{{ include "joex.fullname" . }}-console
+{{- end -}}
+
 {{- define "joex.postgresql" -}}
 {{ include "joex.fullname" . }}-postgresql
 {{- end -}}
@@ -153,6 +157,12 @@ spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull |
 {{- if and (include "joex.trial" .) (or $database.existingSecret $database.url) -}}
 {{- fail "postgresql.enabled: a database is set, so there is no trial PostgreSQL; leave it at auto" -}}
 {{- end -}}
+{{- $isSet := or (include "joex.trial" .) $database.existingSecret $database.url -}}
+{{- if and .Values.pool.enabled (not $isSet) -}}
+{{- fail "pool.enabled: the first pool needs a database: set database.existingSecret or database.url" -}}
+{{- else if and .Values.console.enabled (not $isSet) -}}
+{{- fail "console.enabled: the console needs a database: set database.existingSecret or database.url" -}}
+{{- end -}}
 {{- if .Values.pool.enabled -}}
 {{- include "joex.checkPool" . -}}
 {{- end -}}
@@ -162,9 +172,6 @@ spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull |
 {{- $watched := include "joex.watched" . -}}
 {{- if and $watched (not (has .Release.Namespace (splitList "," $watched))) -}}
 {{- fail (printf "watchNamespaces: the first pool is in %s, which is not among them; add it, or set pool.enabled=false" .Release.Namespace) -}}
-{{- end -}}
-{{- if not (or (include "joex.trial" .) .Values.database.existingSecret .Values.database.url) -}}
-{{- fail "pool.enabled: the first pool needs a database: set database.existingSecret or database.url" -}}
 {{- end -}}
 {{- $schema := (.Files.Get "files/crds/joexpools.joex.dev.yaml" | fromYaml | dig "spec" "versions" list | first).schema.openAPIV3Schema -}}
 {{- $fields := omit $schema.properties.spec.properties "database" -}}
