@@ -18,6 +18,7 @@ from joex.core.job import NewJob
 from joex.store import audit, runs, tokens
 from tests.browser.conftest import PHONE, Viewer
 from tests.support.postgres import TestServer
+from tests.support.proxy import Proxy
 from tests.support.shop import executor, finish, take
 from tests.support.waiting import PATIENCE
 
@@ -169,6 +170,27 @@ async def test_postgresql_restarts_meanwhile_and_the_page_goes_on(
     await live(page, "after-the-restart")
     await expect(banner).to_have_count(0)
     viewer.troubles.clear()  # Chromium reports answers with status 503
+
+
+async def test_a_page_says_since_when_its_numbers_are_old_while_the_console_is_silent(
+    viewer: Viewer, client: Client
+) -> None:
+    port = int(viewer.console.rpartition(":")[2])
+    async with Proxy(port) as proxy:
+        address = f"http://127.0.0.1:{proxy.port}"
+        page = await viewer.open(address)
+        await not_loaded_again(page)
+        banner = page.locator("#reconnecting")
+        await expect(banner).to_be_hidden()
+        proxy.freeze()
+        await expect(banner).to_be_visible()
+        await expect(banner).to_contain_text(re.compile(r"No new numbers since \d\d:\d\d:\d\dZ:"))
+        await client.submit("mail.send", queue="after-the-silence")
+        proxy.thaw()
+        await live(page, "after-the-silence")
+        await expect(banner).to_be_hidden()
+        viewer.asked = [url for url in viewer.asked if not url.startswith(f"{address}/")]
+    viewer.troubles.clear()  # Chromium reports links that were cut
 
 
 async def test_everything_works_without_javascript(viewer: Viewer, connection: asyncpg.Connection) -> None:

@@ -18,13 +18,14 @@ from fastapi.routing import APIRoute
 from joex import Client
 from joex.console.app import ROUTERS, create_console
 from joex.console.sign_in import Access
-from joex.console.snapshot import SHORTEST_PAUSE, Snapshots, Standing
+from joex.console.snapshot import OVERDUE, SHORTEST_PAUSE, Snapshots, Standing
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import DatabaseUnavailable, InvalidJob
 from joex.store import audit, stats, tokens
 from joex.store.database import connect
 from joex.store.listing import Filter, Search, list_jobs, search_jobs
+from tests.support.proxy import Proxy
 from tests.support.shop import executor, open_the_shop, take
 from tests.support.waiting import eventually
 
@@ -289,6 +290,33 @@ async def test_while_the_database_is_away_the_last_numbers_stay(browse: Open, cl
     postgres.start()
     app.state.console.snapshots.expire()
     assert "The database is away" not in (await console.get("/fairness")).text
+
+
+async def test_a_page_says_that_its_numbers_are_old_while_the_link_to_the_database_is_silent(
+    client: Client, postgres: Any, database_name: str, browse: Open
+) -> None:
+    await client.submit("a", group="acme")
+    async with Proxy(postgres.port) as proxy, Client(postgres.tcp_url(database_name, port=proxy.port)) as through:
+        app, now = create_console(through), 1000.0
+        snapshots = app.state.console.snapshots
+        snapshots._clock = lambda: now
+        console = browse(app=app)
+        assert "reconnecting" not in _main((await console.get("/fairness")).text)
+        proxy.freeze()
+        now += SHORTEST_PAUSE
+        first = await console.get("/fairness")
+        assert "reconnecting" not in _main(first.text)
+        now += OVERDUE
+        page = await console.get("/fairness", headers={"If-None-Match": first.headers["ETag"]})
+        assert "has not answered for a while: reconnecting. These are the numbers of 20" in _main(page.text)
+        assert "acme" in page.text
+        proxy.thaw()
+        await eventually(lambda: _has(snapshots, 2), why="the reading ends")
+        assert "reconnecting" not in _main((await console.get("/fairness")).text)
+
+
+def _main(page: str) -> str:
+    return page.partition("<main")[2]
 
 
 async def test_the_numbers_are_those_of_the_views(client: Client, connection: asyncpg.Connection) -> None:

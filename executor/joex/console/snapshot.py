@@ -35,6 +35,8 @@ SHARE = 0.02
 """The part of the time that readings take, at most."""
 PATIENCE = 0.2
 """Seconds for which a viewer waits for a new snapshot; one that takes longer is for the next viewers."""
+OVERDUE = 10.0
+"""Seconds after which a reading is overdue, or three times as long as the last one: a silent link fails much later."""
 HISTORY = timedelta(hours=1)
 _EVERY_GROUP = 2**31 - 1
 _MOST_EXECUTORS = 10_000
@@ -188,9 +190,6 @@ class Snapshots:
     Args:
         client: reads them.
         clock: seconds that never go back.
-
-    Attributes:
-        trouble: why the latest reading has failed; None: it has not.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
@@ -198,10 +197,10 @@ class Snapshots:
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None
         self._current: Snapshot | None = None
-        self._next_at = 0.0
+        self._next_at = self._begun = self._cost = 0.0
         self._changes = self._seen = 0
         self._places: dict[str, int] = {}
-        self.trouble: Exception | None = None
+        self._trouble: Exception | None = None
 
     async def get(self) -> Snapshot:
         """The latest snapshot. While the database is away, it is the last one that could be read.
@@ -212,14 +211,24 @@ class Snapshots:
         changes = self._changes
         while self._current is None or self._seen < changes:
             await asyncio.shield(self._read_again())
-            if self.trouble is not None:
+            if self._trouble is not None:
                 break
         if self._current is None:
-            assert self.trouble is not None  # noqa: S101 - there is one or the other
-            raise self.trouble
+            assert self._trouble is not None  # noqa: S101 - there is one or the other
+            raise self._trouble
         if self._clock() >= self._next_at:
             await asyncio.wait({self._read_again()}, timeout=PATIENCE)
         return self._current
+
+    @property
+    def why_old(self) -> str | None:
+        """Why the latest snapshot is older than it should be; None: it is not."""
+        if self._trouble is not None:
+            return "The database is away"
+        is_reading = self._reading is not None and not self._reading.done()
+        if is_reading and self._clock() - self._begun >= max(OVERDUE, 3 * self._cost):
+            return "The database has not answered for a while"
+        return None
 
     def expire(self) -> None:
         """From now on, viewers see a snapshot that is younger than this: something was changed."""
@@ -233,15 +242,15 @@ class Snapshots:
         return self._reading
 
     async def _read_now(self) -> None:
-        begun, changes = self._clock(), self._changes
+        self._begun, changes = self._clock(), self._changes
         try:
             async with self._client.using() as connection:
-                self._current, self.trouble = await self._read(connection), None
+                self._current, self._trouble = await self._read(connection), None
             self._seen = changes
         except (DatabaseUnavailable, ConfigError) as error:
-            self.trouble = error
-        cost = self._clock() - begun
-        self._next_at = begun + max(SHORTEST_PAUSE, cost / SHARE)
+            self._trouble = error
+        self._cost = self._clock() - self._begun
+        self._next_at = self._begun + max(SHORTEST_PAUSE, self._cost / SHARE)
 
     async def _read(self, connection: Connection) -> Snapshot:
         last = self._current

@@ -62,11 +62,11 @@ class Views:
             request: the call.
             template: its name.
             status: of the answer.
-            snapshots: tell whether the database is away.
+            snapshots: tell whether their numbers are old.
             snapshot: what the page shows; None: it shows more than that.
             context: the variables of the template.
         """
-        trouble = None if snapshots is None or snapshots.trouble is None else str(snapshots.trouble)
+        trouble = None if snapshots is None else snapshots.why_old
         caller: Caller | None = getattr(request.state, STATE, None)
         known = request.headers.get("if-none-match")
         tag = None

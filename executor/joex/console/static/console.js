@@ -2,11 +2,13 @@
 "use strict";
 
 (() => {
+  const LATE = 5000;  // ms after which an answer is overdue
   const banner = document.getElementById("reconnecting");
   const main = () => document.getElementById("main");
   let tag = null;     // of the page as it is shown
   let timer = null;
   let asking = false;
+  let heard = new Date();   // when the console answered last
 
   // What the user has opened or is typing stays.
   const callbacks = {
@@ -14,11 +16,20 @@
     beforeAttributeUpdated: (name, node) => !(name === "open" && node.localName === "details"),
   };
 
+  // What is shown is old: since when.
+  function stale() {
+    const since = banner.querySelector("time");
+    since.dateTime = heard.toISOString();
+    since.textContent = `${since.dateTime.slice(11, 19)}Z`;
+    banner.hidden = false;
+  }
+
   async function look() {
     const every = Number(main().dataset.every || 0);
     clearTimeout(timer);
     if (!every || document.hidden || asking) return;
     asking = true;
+    const overdue = setTimeout(stale, LATE);   // a link that is silent ends with no error for a long time
     try {
       const headers = tag ? { "If-None-Match": tag } : {};
       const answer = await fetch(location.href, { headers, redirect: "manual", signal: AbortSignal.timeout(20000) });
@@ -29,10 +40,14 @@
         document.title = page.title;
         tag = answer.headers.get("ETag");
       }
-      banner.hidden = answer.ok || answer.status === 304;
+      if (answer.ok || answer.status === 304) {
+        heard = new Date();
+        banner.hidden = true;
+      } else stale();
     } catch {
-      banner.hidden = false;
+      stale();
     }
+    clearTimeout(overdue);
     asking = false;
     const next = Number(main().dataset.every || 0);
     if (next) timer = setTimeout(look, 1000 * next * (0.9 + 0.2 * Math.random()));
