@@ -275,6 +275,30 @@ async def test_an_act_on_many_jobs_survives_a_restart_of_the_database(
     await again.close()
 
 
+async def test_of_three_thousand_queues_the_overview_shows_fifty_and_finds_the_others(
+    browse: Open, client: Client
+) -> None:
+    await client.submit_many([NewJob("a", {}, "acme", f"tenant-{nr:04}") for nr in range(3000)])
+    console = browse()
+
+    async def shown(path: str) -> tuple[list[str], str]:
+        page = (await console.get(path)).text
+        return re.findall(r"<h3[^>]*><a[^>]*><bdi>([^<]*)</bdi>", page), page
+
+    first, page = await shown("/")
+    assert first == [f"tenant-{nr:04}" for nr in range(50)]
+    assert "50 queues of 3,000, from 1 on" in page
+    assert "and 2,950 others" in page
+    assert page.count("JoexQueueUnserved") == 20
+    assert "And 2,980 more." in page
+    assert (await shown("/?page=60"))[0][-1] == "tenant-2999"
+    found, page = await shown("/?queue=TENANT-299")
+    assert found == [f"tenant-{nr}" for nr in range(2990, 3000)]
+    assert "10 queues of 10." in page
+    assert await shown("/?queue=nobody") != (first, page)
+    assert (await console.get("/fairness?queue=tenant-0007")).text.count("tenant-0") < 10
+
+
 async def test_while_the_database_is_away_the_last_numbers_stay(browse: Open, client: Client, postgres: Any) -> None:
     app = create_console(client)
     console = browse(app=app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -24,7 +25,8 @@ from joex.store.listing import Filter, list_jobs
 routes = APIRouter()
 
 PAGE = 50
-"""Groups."""
+"""Groups, or queues."""
+_MOST_ALERTS = 20
 _MINUTES = 60
 _LONG_WAIT = 300.0
 _MOST_FAILED = 0.25
@@ -66,14 +68,27 @@ class Alert:
 
 
 @routes.get("/", dependencies=[needs(Scope.VIEW)])
-async def overview(console: TheConsole, caller: TheCaller, request: Request) -> Response:
-    """All queues at one look."""
+async def overview(
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    queue: Annotated[str, Query(max_length=254)] = "",
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+) -> Response:
+    """The queues at one look, and what needs attention in any of them."""
     snapshot = await console.snapshot(caller)
-    minutes = {name: _minutes(snapshot, name) for name in snapshot.queues}
-    alerts = [alert for queue in snapshot.queues.values() for alert in _alerts(queue, minutes[queue.name])]
+    recent = _recent(snapshot)
+    alerts = [alert for one in snapshot.queues.values() for alert in _alerts(one, recent)]
+    alerts.sort(key=lambda one: one.alert is None)
+    matching = [one for one in snapshot.queues.values() if queue.lower() in one.name.lower()]
+    begin = (page - 1) * PAGE
+    part = matching[begin : begin + PAGE]
+    minutes = {one.name: _minutes(snapshot, one.name) for one in part}
     return console.views.page(
-        request, "overview.html", snapshots=console.snapshots, snapshot=snapshot, minutes=minutes, alerts=alerts
-    )
+        request, "overview.html", snapshots=console.snapshots, snapshot=snapshot, queues=part, matching=len(matching),
+        begin=begin, page=page, page_size=PAGE, queue=queue, minutes=minutes,
+        alerts=alerts[:_MOST_ALERTS], more_alerts=len(alerts[_MOST_ALERTS:]),
+    )  # fmt: skip
 
 
 @routes.get("/fairness", dependencies=[needs(Scope.VIEW)])
@@ -236,7 +251,17 @@ def _minutes(snapshot: Snapshot, queue: str) -> list[Minute]:
     ]
 
 
-def _alerts(queue: Queue, minutes: Sequence[Minute]) -> list[Alert]:
+def _recent(snapshot: Snapshot) -> Counter[tuple[str, str]]:
+    """The jobs that ended within the last half hour, by queue and state."""
+    since = snapshot.at.replace(second=0, microsecond=0) - timedelta(minutes=_MINUTES // 2)
+    recent: Counter[tuple[str, str]] = Counter()
+    for (queue, state, at), jobs in snapshot.ended.items():
+        if at > since:
+            recent[queue, state] += jobs
+    return recent
+
+
+def _alerts(queue: Queue, recent: Counter[tuple[str, str]]) -> list[Alert]:
     """What the alerts of the metrics page would say, from what is known here."""
     found = []
     if unserved := queue.standings[Standing.UNSERVED]:
@@ -259,8 +284,8 @@ def _alerts(queue: Queue, minutes: Sequence[Minute]) -> list[Alert]:
                 "JoexGroupsBehind",
             )
         )
-    recent = minutes[_MINUTES // 2 :]
-    failed, ended = sum(one.failed for one in recent), sum(one.failed + one.success for one in recent)
+    failed = recent[queue.name, "failed"]
+    ended = failed + recent[queue.name, "success"]
     if failed >= _LEAST_FAILED and failed > ended * _MOST_FAILED:
         found.append(
             Alert(queue.name, f"{failed:,} of {ended:,} jobs have failed within half an hour.", "JoexJobsFailing")
