@@ -256,6 +256,36 @@ async def test_all_that_matches_is_changed_but_no_more_than_was_confirmed(
     assert (await console.post("/all?act=cancel", data={"number": "0"}, headers=HERE)).status_code == 400
 
 
+async def test_an_act_on_many_jobs_can_be_stopped(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+) -> None:
+    await client.submit_many([NewJob("a", {}, "g") for _ in range(300)])
+    app = create_console(client)
+    console = browse(app=app)
+    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+    held = "SELECT id FROM joex_private.job ORDER BY id OFFSET 40 LIMIT 1 FOR UPDATE"
+    async with connection.transaction():
+        await connection.execute(held)
+        answer = await console.post("/all?act=cancel&group=g", data={"number": 300}, headers=HERE)
+        where = answer.headers["location"]
+        assert "Stop" in (await console.get(where)).text
+        other = browse("10.0.0.9", app=app)
+        assert (await other.post(f"{where}/stop", headers=HERE | cookie)).status_code == 404
+        assert (await console.post(f"{where}/stop", headers=HERE)).headers["location"] == where
+    await eventually(lambda: _says(console, where, "Stopped."), why="it ends")
+    page = (await console.get(where)).text
+    assert 'action="' not in page.partition("<main")[2]
+    cancelled = await connection.fetchval("SELECT count(*) FROM joex.jobs WHERE state = 'cancelled'")
+    assert cancelled < 300
+    [end, _] = [act for act in await audit.list_acts(connection, None, 1000) if act.act == "cancel_all"]
+    assert end.detail == {"filter": {"group": "g"}, "changed": cancelled, "skipped": 0, "stopped": True}
+    assert f"{cancelled:,} job" in page
+
+
+async def _says(console: httpx.AsyncClient, where: str, text: str) -> bool:
+    return text in (await console.get(where)).text
+
+
 async def _is_over(console: httpx.AsyncClient, where: str) -> bool:
     return "Done." in (await console.get(where)).text
 

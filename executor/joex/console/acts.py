@@ -96,6 +96,7 @@ class BulkAct:
         caller: the user.
         changed: how many jobs it has changed.
         skipped: how many it has found in another state by then.
+        is_stopped: whether the user has stopped it: it changes no further job.
         is_over: whether it has ended.
         trouble: why it has ended before all jobs were handled; None: it has not.
     """
@@ -106,6 +107,7 @@ class BulkAct:
     caller: str
     changed: int = 0
     skipped: int = 0
+    is_stopped: bool = False
     is_over: bool = False
     trouble: str | None = None
 
@@ -158,10 +160,10 @@ class BulkActs:
                 async with self._client.using() as connection:
                     page = await search_jobs(connection, wanted, cursor, _PAGE)
                 for job in page.jobs:
-                    if act.can(job) and bulk.changed < bulk.expected:
+                    if act.can(job) and bulk.changed < bulk.expected and not bulk.is_stopped:
                         await self._do(act, bulk, job.id, caller)
                 cursor = page.next
-                if cursor is None or bulk.changed >= bulk.expected:
+                if cursor is None or bulk.changed >= bulk.expected or bulk.is_stopped:
                     await self._end(act_id, bulk, caller)
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE)
@@ -182,6 +184,8 @@ class BulkActs:
 
     async def _end(self, act_id: UUID, bulk: BulkAct, caller: Caller) -> None:
         detail = {"filter": bulk.given, "changed": bulk.changed, "skipped": bulk.skipped}
+        if bulk.is_stopped:
+            detail["stopped"] = True
         with translated():
             async with acting(self._client, caller) as connection:
                 await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)

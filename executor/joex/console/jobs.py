@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from joex.client.explain import Reason
 from joex.client.options import FINAL
-from joex.console.acts import ACTS
+from joex.console.acts import ACTS, BulkAct
 from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
 from joex.core.job import State
@@ -191,13 +191,29 @@ async def act_on_all(  # noqa: PLR0917 - what they depend on
     return to(request, f"/all/{act_id}")
 
 
-@routes.get("/all/{act_id}", dependencies=[needs(Scope.OPERATE)])
-async def show_act(console: TheConsole, caller: TheCaller, request: Request, act_id: UUID) -> Response:
-    """How far an act on many jobs is."""
+async def _known(console: TheConsole, caller: TheCaller, act_id: Annotated[UUID, Path()]) -> BulkAct:
     bulk = console.bulk_acts.find(act_id, caller)
     if bulk is None:
         not_found("This console does not know the act any more: see 'joex audit'.")
+    return bulk
+
+
+TheAct = Annotated[BulkAct, Depends(_known)]
+"""The act on many jobs in a path, of the caller's own."""
+
+
+@routes.get("/all/{act_id}", dependencies=[needs(Scope.OPERATE)])
+async def show_act(console: TheConsole, request: Request, act_id: UUID, bulk: TheAct) -> Response:
+    """How far an act on many jobs is."""
     return console.views.page(request, "act.html", bulk=bulk, label=ACTS[bulk.act].label, act_id=act_id)
+
+
+@routes.post("/all/{act_id}/stop", dependencies=[needs(Scope.OPERATE)])
+async def stop_act(request: Request, act_id: UUID, bulk: TheAct, _: TheForm) -> Response:
+    """Stop an act on many jobs: it changes no further job."""
+    if not bulk.is_over:
+        bulk.is_stopped = True
+    return to(request, f"/all/{act_id}")
 
 
 def _query(request: Request) -> str:
