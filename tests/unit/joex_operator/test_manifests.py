@@ -197,6 +197,12 @@ def test_a_pod_has_the_time_of_a_drain_and_a_little_more_to_leave():
     assert pod(drain={"timeout": "100ms"})["terminationGracePeriodSeconds"] == 31
 
 
+@pytest.mark.parametrize(("grace", "given"), [(110, "1m20s"), (20, "0s"), (None, "0s"), (7200, "1h"), ("x", "1h")])
+def test_an_executor_gives_its_jobs_back_within_the_grace_period_of_the_template(grace, given):
+    template = {"spec": {"terminationGracePeriodSeconds": grace}}
+    assert variables(drain={"timeout": "1h"}, template=template)["JOEX_SIGNAL_TIMEOUT"] == given
+
+
 def test_the_pools_own_image_stands_above_the_operators():
     assert container(image="shop:7")["image"] == "shop:7"
 
@@ -303,6 +309,23 @@ def test_a_template_replaces_a_volume_as_a_whole_and_finds_mounts_by_path():
 
 def test_null_takes_something_away():
     assert "livenessProbe" not in container(template=executor_with(livenessProbe=None))
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ({"metadata": None}, "metadata"),
+        ({"metadata": {"labels": None}}, "metadata.labels"),
+        ({"spec": None}, "spec"),
+        ({"spec": {"containers": None}}, "spec.containers"),
+        (executor_with(env=None), "spec.containers[0].env"),
+        (executor_with(command=None), "spec.containers[0].command"),
+        (executor_with(args=None), "spec.containers[0].args"),
+        (executor_with(image=None), "spec.containers[0].image"),
+    ],
+)
+def test_null_does_not_take_away_what_an_executor_needs(template, path):
+    assert refused(template) == f"spec.template.{path}: null would remove what an executor needs; leave the field out"
 
 
 def test_a_probe_changes_by_the_field():

@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from datetime import timedelta
 from typing import Any
 
 from joex_operator.api.names import API_VERSION, TEMPLATE_ANNOTATION, replica_labels, replica_name, replica_selector
 from joex_operator.api.objects import Pool
-from joex_operator.decide.manifests.environment import HTTP_PORT, environment, literal
+from joex_operator.decide.manifests.environment import HTTP_PORT, environment, literal, signal_timeout
 from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
 
 _GRACE_AFTER_DRAIN = 30
 """Seconds beyond drain.timeout in which an executor gives its jobs back and deregisters."""
+_KUBERNETES_GRACE = 30
+"""Seconds that a pod has by Kubernetes' default."""
 
 _MOVABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "tmp"}
 """The autoscaler of a cluster removes no node with a pod that has an emptyDir, unless the pod says it can lose it."""
@@ -74,7 +77,9 @@ def _deployment_spec(pool: Pool, index: int, image: str) -> dict[str, Any]:
         "revisionHistoryLimit": 0,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": replica_selector(pool.name, index)},
-        "template": _with_requests(overlay(_pod_template(pool, index, image), pool.spec.template)),
+        "template": _within_grace(
+            _with_requests(overlay(_pod_template(pool, index, image), pool.spec.template)), pool.spec.drain.timeout
+        ),
     }
 
 
@@ -87,6 +92,21 @@ def _with_requests(template: dict[str, Any]) -> dict[str, Any]:
     for container in template["spec"]["containers"]:
         if container["name"] == EXECUTOR and not container.get("resources"):
             container["resources"] = {"requests": dict(_REQUESTS)}
+    return template
+
+
+def _within_grace(template: dict[str, Any], drain_timeout: timedelta) -> dict[str, Any]:
+    """Let the executor give its jobs back before the kubelet kills it, where the pool sets a shorter grace period.
+
+    What the kubelet kills counts as a loss of each of its jobs. A variable of the pool's own stays.
+    """
+    grace = template["spec"].get("terminationGracePeriodSeconds", _KUBERNETES_GRACE)
+    built = signal_timeout(drain_timeout)
+    if isinstance(grace, int):  # (the API server refuses others)
+        shorter = signal_timeout(min(drain_timeout, timedelta(seconds=max(grace - _GRACE_AFTER_DRAIN, 0))))
+        for container in template["spec"]["containers"]:
+            if container["name"] == EXECUTOR:
+                container["env"] = [shorter if variable == built else variable for variable in container["env"]]
     return template
 
 

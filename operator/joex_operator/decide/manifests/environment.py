@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from joex.core.duration import format_duration
@@ -37,6 +38,11 @@ def environment(pool: Pool, index: int) -> list[dict[str, Any]]:
         {"name": "JOEX_DATABASE_URL", "valueFrom": {"secretKeyRef": url}},
         *(_value(f"JOEX_{name.upper()}", value) for name, value in {**settings(pool), **_IN_POD}.items()),
     ]
+
+
+def signal_timeout(limit: timedelta) -> dict[str, Any]:
+    """The variable that says after how long an executor gives its jobs back, for a pod that must go."""
+    return _value("JOEX_SIGNAL_TIMEOUT", format_duration(limit))
 
 
 def settings(pool: Pool) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Merges a user's spec.template over the pod template that the operator builds.
 
-- Objects merge key by key; null removes a key.
+- Objects merge key by key; null removes a key that an executor can do without.
 - Containers, their ports and their mounts merge item by item, matched by name (mounts by path).
 - Variables and volumes are matched by name too, but replaced as a whole, because an item has one source only.
 - Any other list or value is replaced.
@@ -22,6 +22,8 @@ EXECUTOR = "executor"
 
 _MERGED = {"containers": "name", "ports": "name", "volumeMounts": "mountPath"}
 _REPLACED = {"env": "name", "volumes": "name"}
+_NEEDED = {"metadata", "labels", "spec", "containers", "image", "command", "args", "env"}
+"""Keys of the pod template, and of the executor's container, that null can't remove."""
 
 
 def overlay(built: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +42,8 @@ def _merge(built: Mapping[str, Any], given: Mapping[str, Any], path: str) -> dic
     merged = dict(built)
     for key, value in given.items():
         if value is None:
+            if key in _NEEDED and key in built:
+                raise SpecError(f"{path}.{key}: null would remove what an executor needs; leave the field out")
             merged.pop(key, None)
         else:
             merged[key] = _merged(built.get(key), value, key, f"{path}.{key}")
