@@ -947,7 +947,7 @@ async def _hears(connection):
     """The session on which the executor listens."""
     return await connection.fetchval(
         "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'joex listener%' "
-        "AND datname = current_database() AND query LIKE '%joex%.%'"
+        "AND datname = current_database() AND query LIKE 'LISTEN%periodic%'"
     )
 
 
