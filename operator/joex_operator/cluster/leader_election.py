@@ -78,7 +78,7 @@ class LeaderElection:
                     if await self._try():
                         renewed_at = began
             if within.expired():
-                self._lock.error = f"no answer within {_DEADLINE / 2:.0f} seconds"
+                self._lock.error = ApiError(f"no answer within {_DEADLINE / 2:.0f} seconds")
 
     async def _try(self) -> bool:
         """Take or renew the Lease."""

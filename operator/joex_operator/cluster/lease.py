@@ -39,8 +39,8 @@ class LeaseLock:
         self._seen_at = 0.0
         self.answered_at: float | None = None
         """When the API server last answered about the Lease, by the monotonic clock."""
-        self.error = ""
-        """The latest error."""
+        self.error: ApiError | None = None
+        """Why the latest attempt had no answer about the Lease. `NotFound`: there is no such namespace."""
 
     @property
     def other(self) -> str:
@@ -50,7 +50,7 @@ class LeaseLock:
     async def acquire(self) -> bool:
         """Take or renew the Lease; False: another client holds it, or the API server does not answer."""
         # The holder need not read it: if the Lease has changed since, the API server refuses the older version.
-        held, self._held = self._held, None
+        held, self._held, self.error = self._held, None, None
         try:
             lease = held or await self._read()
             if lease is None:
@@ -58,11 +58,12 @@ class LeaseLock:
                 self._held = await self._api.create(path_of(self._namespace, "leases"), body)
             elif self._is_free(lease):
                 body = {**lease, "spec": self._spec(lease.get("spec") or {})}
-                self._held = await self._api.replace(path_of(self._namespace, "leases", self._name), body)
+                with suppress(NotFound):  # it was deleted meanwhile
+                    self._held = await self._api.replace(path_of(self._namespace, "leases", self._name), body)
         except Conflict:
             pass  # another client was faster
         except ApiError as error:
-            self.error = str(error)
+            self.error = error
             _log.warning("the Lease: %s", error)
             return False
         self.answered_at = time.monotonic()

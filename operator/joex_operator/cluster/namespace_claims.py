@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from joex_operator.cluster.kubernetes_api import KubernetesApi
+from joex_operator.cluster.kubernetes_api import KubernetesApi, NotFound
 from joex_operator.cluster.lease import LeaseLock
 from joex_operator.control.fleet import FleetError
 
@@ -22,9 +22,12 @@ _log = logging.getLogger("joex.operator")
 
 _NAME = "joex.dev"
 _DURATION = 120.0
-_RENEW_EVERY = 10.0
+_RENEW_EVERY = 30.0
+_LOOK_EVERY = 10.0
 _DEADLINE = 90.0
 """Seconds after which a release that could not renew a claim acts in the namespace no more."""
+_TERMINATING = "because it is being terminated"
+"""In the API server's answer to each attempt to create something in a namespace that is being deleted."""
 
 
 class NamespaceClaims:
@@ -52,12 +55,16 @@ class NamespaceClaims:
         return namespace in self._held
 
     def problem(self) -> str | None:
-        """Which other release acts in a namespace that this one watches, in one line; None: none does."""
-        return next((said for name in sorted(self._locks) if (said := self._held_by_other(name))), None)
+        """Why this release does not act in a namespace that it watches, in one line; None: it acts in all of them."""
+        return next((said for name in sorted(self._locks) if (said := self._not_held(name))), None)
 
-    def _held_by_other(self, namespace: str) -> str:
-        other = self._locks[namespace].other
-        return other and f"the release {other} manages the namespace {namespace}: {self._release} leaves it alone"
+    def _not_held(self, namespace: str) -> str:
+        lock = self._locks[namespace]
+        if namespace in self._held:
+            return ""
+        if lock.other:
+            return f"the release {lock.other} manages the namespace {namespace}: {self._release} leaves it alone"
+        return f"can't claim the namespace {namespace}: {lock.error}" if lock.error else ""
 
     async def claim(self, namespaces: Iterable[str]) -> None:
         """Claim namespaces, or renew the claims.
@@ -68,15 +75,20 @@ class NamespaceClaims:
         for namespace in namespaces:
             was_held = self.holds(namespace)
             lock = self._locks[namespace]
-            before = lock.other
+            before = self._not_held(namespace)
             if await lock.acquire():
                 self._held.add(namespace)
+            elif isinstance(lock.error, NotFound):  # the namespace has been deleted
+                del self._locks[namespace]
+                self._held.discard(namespace)
             elif was_held and lock.other:
                 raise FleetError(f"the release {lock.other} has taken the namespace {namespace}")
+            elif was_held and _TERMINATING in str(lock.error):
+                pass  # no other release can claim it either, and its executors have yet to leave
             elif was_held and time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE:
                 raise FleetError(f"can't renew the claim of the namespace {namespace}: {lock.error}")
-            elif lock.other != before:
-                _log.warning("%s", self._held_by_other(namespace))
+            elif not was_held and (said := self._not_held(namespace)) != before:
+                _log.warning("%s", said)
 
     async def run(self, on_gain: Callable[[], None]) -> None:
         """Claim and renew until cancelled; calls ``on_gain`` when this release has gained namespaces.
@@ -86,10 +98,15 @@ class NamespaceClaims:
         """
         while True:
             before = len(self._held)
-            await self.claim(list(self._locks))
+            await self.claim([namespace for namespace in self._locks if self._is_due(namespace)])
             if len(self._held) > before:
                 on_gain()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_RENEW_EVERY):
+                async with asyncio.timeout(_LOOK_EVERY):
                     await self._wanted.wait()
             self._wanted.clear()
+
+    def _is_due(self, namespace: str) -> bool:
+        """Whether to look at a claim: at one that others hold each time, at one's own when it is time to renew it."""
+        answered_at = self._locks[namespace].answered_at
+        return namespace not in self._held or answered_at is None or time.monotonic() - answered_at > _RENEW_EVERY
