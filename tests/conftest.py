@@ -12,6 +12,7 @@ from typing import Any
 
 import asyncpg
 import hypothesis
+import psycopg
 import pytest
 
 from joex import Client
@@ -157,10 +158,8 @@ async def client(pool: asyncpg.Pool) -> AsyncIterator[Client]:
     await client.close()
 
 
-async def _nothing_leaked(connection: asyncpg.Connection) -> None:
+async def _nothing_leaked(session: psycopg.Connection[Any]) -> None:
     """Check for leaks: closed sessions are gone a moment later, so an advisory lock that stays is a leak."""
-
-    async def nothing_is_locked() -> bool:
-        return bool(await connection.fetchval(_OUR_LOCKS) == 0)
-
-    await eventually(nothing_is_locked, why="no advisory lock of Joex is left after the test")
+    await eventually(
+        lambda: session.execute(_OUR_LOCKS).fetchone() == (0,), why="no advisory lock of Joex is left after the test"
+    )

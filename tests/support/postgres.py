@@ -21,10 +21,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import asyncpg
 import psutil
+import psycopg
 
 from joex.store.migrate import migrate
 from tests.support.waiting import eventually
@@ -137,6 +139,7 @@ class TestServer:
         self._names = itertools.count(1)
         self._shape: str | None = None
         self._spare: list[str] = []
+        self._sessions: dict[str, psycopg.Connection[Any]] = {}
         self._networks: list[Network] = []
         self._guard = self._start_guard()
         try:
@@ -231,33 +234,31 @@ class TestServer:
         if migrated and self._spare:
             return self._spare.pop()
         name = f"test_{next(self._names)}"
-        async with self.administrator() as administrator:
-            if migrated and self._shape is None:
-                await self._create_template(administrator)
-            template = TEMPLATE if migrated else "template0"
-            await administrator.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        if migrated and self._shape is None:
+            await self._create_template()
+        self._session().execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE if migrated else 'template0'}")
         return name
 
     async def release_database(
         self,
         name: str,
-        check: Callable[[asyncpg.Connection], Awaitable[None]] | None = None,
+        check: Callable[[psycopg.Connection[Any]], Awaitable[None]] | None = None,
         *,
         may_be_kept: bool = True,
     ) -> None:
         """Empty a migrated database for the next test, or drop it if it can't be made like new.
 
         Most tests leave a database like new except for its rows, and emptying it costs a fraction of making another. A
-        session is expensive too, so this one also runs the checks before.
+        session is expensive too, so the one that does this, and the checks before, stays as long as the database.
         """
-        async with self.administrator(name) as connection:
-            if check is not None:
-                await check(connection)
-            is_like_new = may_be_kept and not await connection.fetchval(_OTHERS)
-            if is_like_new:
-                await connection.execute(_EMPTY)
-                await connection.execute(_QUIET)
-                is_like_new = await connection.fetchval(_SHAPE) == self._shape
+        session = self._session(name)
+        if check is not None:
+            await check(session)
+        is_like_new = may_be_kept and not _value(session, _OTHERS)
+        if is_like_new:
+            session.execute(_EMPTY)
+            session.execute(_QUIET)
+            is_like_new = _value(session, _SHAPE) == self._shape
         if is_like_new:
             self._spare.append(name)
         else:
@@ -265,8 +266,8 @@ class TestServer:
 
     async def drop_database(self, name: str) -> None:
         """Drop a database, and end its sessions."""
-        async with self.administrator() as administrator:
-            await administrator.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self._end_session(name)
+        self._session().execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     @asynccontextmanager
     async def administrator(self, database: str = "postgres") -> AsyncIterator[asyncpg.Connection]:
@@ -279,6 +280,8 @@ class TestServer:
 
     def close(self) -> None:
         """Stop the server and remove its data. The guard does this, as it does if this process is killed."""
+        for database in list(self._sessions):
+            self._end_session(database)
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         self._guard.wait(60)
@@ -287,9 +290,27 @@ class TestServer:
         """Make the data."""
         self._run("initdb", "--no-sync", "--no-locale", "--encoding=utf8", "--auth=trust", "-U", "postgres")
 
-    async def _create_template(self, administrator: asyncpg.Connection) -> None:
-        await administrator.execute(f"DROP DATABASE IF EXISTS {TEMPLATE}")
-        await administrator.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
+    def _session(self, database: str = "postgres") -> psycopg.Connection[Any]:
+        """A session of the superuser, which stays. (psycopg's, because each test has another event loop.)"""
+        found = self._sessions.get(database)
+        if found is not None:
+            try:
+                found.execute("SELECT")
+            except psycopg.OperationalError:  # a test has ended it, or the server
+                self._end_session(database)
+            else:
+                return found
+        made = psycopg.connect(self.url(database), autocommit=True, application_name="tests", prepare_threshold=None)
+        self._sessions[database] = made
+        return made
+
+    def _end_session(self, database: str) -> None:
+        if (found := self._sessions.pop(database, None)) is not None:
+            found.close()
+
+    async def _create_template(self) -> None:
+        self._session().execute(f"DROP DATABASE IF EXISTS {TEMPLATE}")
+        self._session().execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
         connection = await asyncpg.connect(self.url(TEMPLATE))
         try:
             await migrate(connection)
@@ -398,6 +419,13 @@ class TestServers:
         """Stop them and remove their data."""
         for server in self._servers.values():
             server.close()
+
+
+def _value(session: psycopg.Connection[Any], query: str) -> Any:
+    """The only value of a query."""
+    row = session.execute(query).fetchone()
+    assert row is not None
+    return row[0]
 
 
 def _base() -> str:
