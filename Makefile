@@ -69,7 +69,7 @@ test-lowest: setup ## run a quick set of tests on the oldest libraries that the 
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps $(LOWEST)/dist/*.whl
 	$(LOWEST)/bin/python -m pytest -p no:cacheprovider -W default $(ARGS) \
 		-k "not pg16 and not joex_operator and not whole_numbers_come_back" \
-		--ignore tests/unit/joex_operator tests/unit tests/property/test_tuples.py tests/property/test_timer.py \
+		--ignore tests/unit/joex_operator --ignore tests/unit/test_loaded.py tests/unit tests/property/test_tuples.py tests/property/test_timer.py \
 		$(addprefix tests/integration/test_,$(addsuffix .py,http keyed periodic submit sync testing)) \
 		tests/acceptance/test_executor_outcomes.py
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from joex.cli.sigterm import end_at_sigterm
@@ -78,10 +79,12 @@ def _run(name: str, arguments: Sequence[str], app: str) -> int:
         with needs(_EXTRAS.get(command or "", _CLI), part):
             from typer import TyperException  # noqa: PLC0415
 
-            try:
-                code = resolve_name(app)(args=list(arguments), prog_name=name, standalone_mode=False)
-            except TyperException as error:
-                return _complain(_usage(error), error.exit_code)
+            run_app = resolve_name(app)
+        try:
+            with needs(_EXTRAS[command], part) if command in _EXTRAS else nullcontext():
+                code = run_app(args=list(arguments), prog_name=name, standalone_mode=False)
+        except TyperException as error:
+            return _complain(_usage(error), error.exit_code)
     except ConfigError as error:
         return _complain(str(error), WRONG_USE)
     except JoexError as error:

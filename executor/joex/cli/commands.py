@@ -15,6 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from joex.extras import needs
+
 if TYPE_CHECKING:
     from typer._click import Command
 
@@ -69,13 +71,15 @@ class _Commands(Mapping[str, "Command"]):
     """The commands by name; whatever asks for one loads it."""
 
     def __init__(self) -> None:
-        self._brought = {entry.name: entry for entry in sorted(entry_points(group="joex.commands"))}
+        found = sorted(entry_points(group="joex.commands"))
+        self._brought = {entry.name: entry for entry in found if entry.name not in _COMMANDS}
 
     def __getitem__(self, name: str) -> Command:
         if name in self._brought:
             return _load(self._brought[name])
         place = _COMMANDS[name]
-        return _command(name, resolve_name(f"joex.cli.{place.target}"), place.panel)
+        with needs("cli", f'the command "{name}" needs'):
+            return _command(name, resolve_name(f"joex.cli.{place.target}"), place.panel)
 
     def __iter__(self) -> Iterator[str]:
         return iter([*_COMMANDS, *self._brought])

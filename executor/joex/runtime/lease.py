@@ -35,7 +35,6 @@ from uuid import UUID
 
 from joex.core.lease import Lease, Observation
 from joex.errors import DatabaseUnavailable, JoexError
-from joex.event_loop import new_event_loop
 from joex.notifications.listener import Listener
 from joex.runtime.chores import Chores
 from joex.runtime.clock import clock
@@ -168,7 +167,8 @@ class LeaseKeeper:
 
     def _run_thread(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            # (Python's own loop: uvloop reads a flood of notifications for seconds before it looks at anything else.)
+            with asyncio.Runner() as runner:
                 runner.run(self._keep())
         except Exception as error:  # noqa: BLE001 - without this thread nothing keeps the lease: start over
             self._trouble.failed(f"failed: {error_trace(error)}", 0)

@@ -75,10 +75,10 @@ class Wakeups:
                 self._check_soon()
                 self._hear_periodic("")
             while True:
-                self._trouble.over()
                 await listener.woken(asyncio.get_running_loop().time() + self._check_every)
                 if not listener.is_pooled:
                     await listener.check()
+                self._trouble.over()
         finally:
             connection.terminate()
 

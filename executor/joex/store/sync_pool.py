@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
-from psycopg import IsolationLevel, waiting
+from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
@@ -33,7 +33,6 @@ from joex.store.errors import reason, translate
 
 _KEPT_FOR = 30.0
 _LATER = 1.0  # seconds after the server's limit
-_LOOK_EACH = 0.1  # seconds
 _CONNECTION: dict[str, str | int] = {
     "application_name": "joex client",
     "connect_timeout": int(CONNECT_WITHIN),
@@ -71,12 +70,10 @@ class OwnConnection(psycopg.Connection[Any]):
         """
         if self.within is None:
             return super().wait(gen, *args, **kwargs)
-        # (Before 3.2.11, psycopg's own loop in C resumes the generator only for data.)
-        return waiting.wait_selector(
-            self._until(time.monotonic() + self.within + _LATER, gen), self.fileno(), _LOOK_EACH
-        )
+        return super().wait(self._until(time.monotonic() + self.within + _LATER, gen), *args, **kwargs)
 
     def _until(self, deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Go on with the generator until it is resumed too late, and without data; psycopg resumes it each 0.1 s."""
         try:
             awaited = next(gen)
             while True:

@@ -54,6 +54,7 @@ class LeaseLock:
         try:
             lease = held or await self._read()
             if lease is None:
+                self._seen = {}
                 body = {"metadata": {"name": self._name}, "spec": self._spec({})}
                 self._held = await self._api.create(path_of(self._namespace, "leases"), body)
             elif self._is_free(lease):
@@ -64,7 +65,7 @@ class LeaseLock:
             pass  # another client was faster
         except ApiError as error:
             self.error = error
-            _log.warning("the Lease: %s", error)
+            _log.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
             return False
         self.answered_at = time.monotonic()
         if self._held is not None:
@@ -102,7 +103,7 @@ class LeaseLock:
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": int(self._duration),
-            "acquireTime": before["acquireTime"] if is_mine else now,
+            "acquireTime": (is_mine and before.get("acquireTime")) or now,  # (a Lease made by hand may lack it)
             "renewTime": now,
             "leaseTransitions": (before.get("leaseTransitions") or 0) + (not is_mine),
         }

@@ -26,6 +26,8 @@ _RENEW_EVERY = 30.0
 _LOOK_EVERY = 10.0
 _DEADLINE = 90.0
 """Seconds after which a release that could not renew a claim acts in the namespace no more."""
+_AT_ONCE = 10
+"""Requests; a busy API server may take a tenth of a second for each."""
 _TERMINATING = "because it is being terminated"
 """In the API server's answer to each attempt to create something in a namespace that is being deleted."""
 
@@ -72,23 +74,31 @@ class NamespaceClaims:
         Raises:
             FleetError: this release has lost a claim.
         """
-        for namespace in namespaces:
-            was_held = self.holds(namespace)
-            lock = self._locks[namespace]
-            before = self._not_held(namespace)
-            if await lock.acquire():
-                self._held.add(namespace)
-            elif isinstance(lock.error, NotFound):  # the namespace has been deleted
-                del self._locks[namespace]
-                self._held.discard(namespace)
-            elif was_held and lock.other:
-                raise FleetError(f"the release {lock.other} has taken the namespace {namespace}")
-            elif was_held and _TERMINATING in str(lock.error):
-                pass  # no other release can claim it either, and its executors have yet to leave
-            elif was_held and time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE:
-                raise FleetError(f"can't renew the claim of the namespace {namespace}: {lock.error}")
-            elif not was_held and (said := self._not_held(namespace)) != before:
-                _log.warning("%s", said)
+        most = asyncio.Semaphore(_AT_ONCE)
+
+        async def claim_one(namespace: str) -> None:
+            async with most:
+                await self._claim(namespace)
+
+        await asyncio.gather(*map(claim_one, namespaces))
+
+    async def _claim(self, namespace: str) -> None:
+        was_held = self.holds(namespace)
+        lock = self._locks[namespace]
+        before = self._not_held(namespace)
+        if await lock.acquire():
+            self._held.add(namespace)
+        elif isinstance(lock.error, NotFound):  # the namespace has been deleted
+            del self._locks[namespace]
+            self._held.discard(namespace)
+        elif was_held and lock.other:
+            raise FleetError(f"the release {lock.other} has taken the namespace {namespace}")
+        elif was_held and _TERMINATING in str(lock.error):
+            pass  # no other release can claim it either, and its executors have yet to leave
+        elif was_held and time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE:
+            raise FleetError(f"can't renew the claim of the namespace {namespace}: {lock.error}")
+        elif not was_held and (said := self._not_held(namespace)) != before:
+            _log.warning("%s", said)
 
     async def run(self, on_gain: Callable[[], None]) -> None:
         """Claim and renew until cancelled; calls ``on_gain`` when this release has gained namespaces.

@@ -72,6 +72,25 @@ async def test_a_claim_lasts_while_its_namespace_is_being_deleted(server: Server
     assert not claims.holds("shop")
 
 
+async def test_a_lease_that_was_made_by_hand_for_this_release_is_a_claim(server: Server) -> None:
+    server.lease = {"metadata": {"name": "joex.dev"}, "spec": {"holderIdentity": "joex/joex-operator"}}
+    claims = NamespaceClaims(server, "joex/joex-operator")  # type: ignore[arg-type]
+    await claims.claim(["shop"])
+    assert claims.holds("shop")
+
+
+async def test_another_release_is_forgotten_with_its_namespace(server: Server) -> None:
+    server.lease = {"metadata": {"name": "joex.dev"}, "spec": {"holderIdentity": "other/joex-operator"}}
+    claims = NamespaceClaims(server, "joex/joex-operator")  # type: ignore[arg-type]
+    await claims.claim(["shop"])
+    assert claims.problem() == (
+        "the release other/joex-operator manages the namespace shop: joex/joex-operator leaves it alone"
+    )
+    server.lease, server.refusal = None, NotFound("namespaces shop not found")
+    await claims.claim(["shop"])
+    assert claims.problem() is None
+
+
 async def test_a_release_that_may_no_longer_claim_starts_over(server: Server, claims: NamespaceClaims) -> None:
     with pytest.raises(FleetError, match="can't renew the claim of the namespace shop: leases is forbidden"):
         await refuse(server, claims, FORBIDDEN)
