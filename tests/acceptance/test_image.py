@@ -195,7 +195,7 @@ async def test_certificates_of_an_old_kind_are_accepted_by_a_setting_that_their_
     expected = "STRICT_X509=false (operator.strictX509 of the chart)" if refuses else "nothing is known here"
     for strict, said in (("true", expected), ("false", "nothing is known here")):
         process = await image.start(*OPERATOR, "--strict-x509", strict, KUBECONFIG=old_certificates)
-        lines = await until_line(process, "the Lease: ")
+        lines = await until_line(process, "the Lease ")
         assert said in lines[-1]
         process.terminate()
         await process.communicate()

@@ -1,5 +1,6 @@
 """A used database of a test serves another test, which must find it like a new one."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,17 @@ _STATE = """
 async def state(server: TestServer, database: str) -> list[Any]:
     async with server.administrator(database) as connection:
         return [tuple(row) for row in await connection.fetch(_STATE)]
+
+
+@pytest.fixture(autouse=True)
+async def no_autovacuum(postgres: TestServer) -> AsyncIterator[None]:
+    """Autovacuum may analyze a table at any moment, that is, between its emptying and the look at it."""
+    async with postgres.administrator() as administrator:
+        await administrator.execute("ALTER SYSTEM SET autovacuum = off")
+        await administrator.execute("SELECT pg_reload_conf()")
+        yield
+        await administrator.execute("ALTER SYSTEM RESET autovacuum")
+        await administrator.execute("SELECT pg_reload_conf()")
 
 
 @pytest.mark.parametrize(
