@@ -6,6 +6,7 @@ reports its exit on the connection that asked for it. Where the start itself is 
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -139,7 +140,8 @@ class Fork:
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has exited."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # its end has yet to be reported
+                os.kill(self.pid, number)
 
     def _receive(self, timeout: float | None) -> None:
         self._connection.settimeout(timeout)
