@@ -1,6 +1,8 @@
 """The synchronous client with connections of its own: threads, forks, waits, patience, errors."""
 
 import asyncio
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -208,6 +210,48 @@ async def test_a_statement_that_takes_too_long_ends_and_its_connection_goes_on(
                 await asyncio.to_thread(sync.cancel, job_id)
         assert sync.cancel(job_id) == "cancelled"
         assert await connection.fetchval(OURS) == 1
+
+
+INTERRUPTED = """
+import sys, joex.sync
+with joex.sync.Client(sys.argv[1], timeout="1h") as client:
+    try:
+        client.cancel(sys.argv[2])
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+async def test_ctrl_c_in_a_call_ends_its_statement_on_the_server(
+    database_url: str, sync: joex.sync.Client, connection: asyncpg.Connection
+) -> None:
+    job_id = sync.submit("a")
+    waits = f"{OURS} AND wait_event_type = 'Lock'"
+    async with await psycopg.AsyncConnection.connect(database_url) as holder:
+        await holder.execute("SELECT FROM joex_private.job WHERE id = %s FOR UPDATE", (job_id,))
+        caller = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", INTERRUPTED, database_url, str(job_id), stdout=asyncio.subprocess.PIPE
+        )
+        await eventually(lambda: connection.fetchval(waits), why="the call waits for the job")
+        caller.send_signal(signal.SIGINT)
+        assert (await caller.communicate())[0] == b"interrupted\n"
+        assert await connection.fetchval(waits) == 0
+    job = sync.get(job_id)
+    assert job is not None
+    assert job.state == "waiting"
+
+
+def test_a_call_needs_no_file_descriptor(sync: joex.sync.Client) -> None:
+    """At the limit, a submission that succeeded on the server would look as if it had failed."""
+    sync.submit("a")  # it makes the connection
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # those of the standard streams are in use
+    try:
+        job_id = sync.submit("b")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert job_id is not None
+    assert sync.get(job_id) is not None
 
 
 # ---- patience
