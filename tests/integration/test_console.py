@@ -305,6 +305,11 @@ async def test_an_act_on_many_jobs_survives_a_restart_of_the_database(
     await again.close()
 
 
+def cards(page: str) -> list[str]:
+    """The queues that an overview shows."""
+    return re.findall(r"<h3[^>]*><a[^>]*><bdi>([^<]*)</bdi>", page)
+
+
 async def test_of_three_thousand_queues_the_overview_shows_fifty_and_finds_the_others(
     browse: Open, client: Client
 ) -> None:
@@ -313,7 +318,7 @@ async def test_of_three_thousand_queues_the_overview_shows_fifty_and_finds_the_o
 
     async def shown(path: str) -> tuple[list[str], str]:
         page = (await console.get(path)).text
-        return re.findall(r"<h3[^>]*><a[^>]*><bdi>([^<]*)</bdi>", page), page
+        return cards(page), page
 
     first, page = await shown("/")
     assert first == [f"tenant-{nr:04}" for nr in range(50)]
@@ -327,6 +332,22 @@ async def test_of_three_thousand_queues_the_overview_shows_fifty_and_finds_the_o
     assert "10 queues of 10." in page
     assert await shown("/?queue=nobody") != (first, page)
     assert (await console.get("/fairness?queue=tenant-0007")).text.count("tenant-0") < 10
+
+
+async def test_the_overview_has_a_search_while_one_is_in_force_though_few_queues_are_left(
+    browse: Open, client: Client
+) -> None:
+    await client.submit_many([NewJob("a", {}, "acme", queue) for queue in ("mail", "pdf")])
+    console = browse()
+    assert 'role="search"' not in (await console.get("/")).text
+    for searched, shown, found in (("mail", ["mail"], "1 queue of 1."), ("gone", [], "0 queues of 0.")):
+        page = (await console.get("/", params={"queue": searched})).text
+        assert 'role="search"' in page
+        assert f'value="{searched}"' in page
+        assert found in page
+        assert cards(page) == shown
+        assert "There is no unfinished job" not in page
+        assert "others" not in page
 
 
 async def test_while_the_database_is_away_the_last_numbers_stay(browse: Open, client: Client, postgres: Any) -> None:
