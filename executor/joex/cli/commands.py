@@ -1,7 +1,7 @@
 """The table of the commands. The module of a command is imported to run it or to print its help, not before.
 
 Other packages bring commands by the entry points ``joex.commands``. The help lists one of these even if its libraries
-are missing.
+are missing. No other package replaces a command of this one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from joex.errors import ConfigError
 from joex.extras import needs
 
 if TYPE_CHECKING:
@@ -71,8 +72,11 @@ class _Commands(Mapping[str, "Command"]):
     """The commands by name; whatever asks for one loads it."""
 
     def __init__(self) -> None:
-        found = sorted(entry_points(group="joex.commands"))
-        self._brought = {entry.name: entry for entry in found if entry.name not in _COMMANDS}
+        found = sorted(entry_points(group="joex.commands"), key=lambda entry: (not _is_ours(entry), entry.name))
+        self._brought: dict[str, EntryPoint] = {}
+        for entry in found:
+            if entry.name not in _COMMANDS:
+                self._brought.setdefault(entry.name, entry)
 
     def __getitem__(self, name: str) -> Command:
         if name in self._brought:
@@ -92,7 +96,7 @@ def _load(entry: EntryPoint) -> Command:
     try:
         return _command(entry.name, entry.load(), _RUN)
     except ImportError as error:
-        return _unloadable(entry.name, error)
+        return _unloadable(entry, error)
 
 
 def _command(name: str, target: object, panel: str) -> Command:
@@ -104,10 +108,21 @@ def _command(name: str, target: object, panel: str) -> Command:
     return get_group(app).commands[name]
 
 
-def _unloadable(name: str, error: ImportError) -> Command:
+def _is_ours(entry: EntryPoint) -> bool:
+    return _package(entry) == "joex"
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else ""
+
+
+def _unloadable(entry: EntryPoint, error: ImportError) -> Command:
     def complain() -> None:
-        raise error
+        if _is_ours(entry):  # the caller names the extra
+            raise error
+        what = f'the command "{entry.name}" of the package "{_package(entry)}" can\'t be loaded'
+        raise ConfigError(f"{what}: {error}") from error
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     why = f"Not installed: {error}."
-    return TyperCommand(name, callback=complain, context_settings=anything, help=why, rich_help_panel=_RUN)
+    return TyperCommand(entry.name, callback=complain, context_settings=anything, help=why, rich_help_panel=_RUN)
