@@ -36,6 +36,10 @@ class NotFound(ApiError):
     """There is no such object."""
 
 
+class NamespaceTerminating(ApiError):
+    """The namespace is being deleted: the API server creates nothing in it."""
+
+
 class Conflict(ApiError):
     """The object exists already, has changed since it was read, or has another uid than the request names."""
 
@@ -93,7 +97,7 @@ class KubernetesApi:
         if status >= _LEAST_ERROR or answer is None:
             answer = answer or {"message": text.decode(errors="replace")}
             message = " ".join(str(answer.get("message") or answer).split())
-            raise _ERRORS.get(status, ApiError)(f"{method} {path}: {message}")
+            raise _error(status, answer)(f"{method} {path}: {message}")
         return answer
 
     async def _send(
@@ -121,6 +125,13 @@ def describe(error: BaseException) -> str:
     if isinstance(tls, ssl.SSLCertVerificationError) and tls.verify_code in _STRICT:
         line += "; JOEX_OPERATOR_STRICT_X509=false (operator.strictX509 of the chart) accepts such certificates"
     return line
+
+
+def _error(status: int, answer: Object) -> type[ApiError]:
+    match answer:
+        case {"details": {"causes": [{"reason": "NamespaceTerminating"}, *_]}}:
+            return NamespaceTerminating
+    return _ERRORS.get(status, ApiError)
 
 
 def _read(text: bytes) -> Object | None:

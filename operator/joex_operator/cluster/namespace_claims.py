@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from joex_operator.cluster.kubernetes_api import KubernetesApi, NotFound
+from joex_operator.cluster.kubernetes_api import KubernetesApi, NamespaceTerminating, NotFound
 from joex_operator.cluster.lease import LeaseLock
 from joex_operator.control.fleet import FleetError
 
@@ -28,8 +28,6 @@ _DEADLINE = 90.0
 """Seconds after which a release that could not renew a claim acts in the namespace no more."""
 _AT_ONCE = 10
 """Requests; a busy API server may take a tenth of a second for each."""
-_TERMINATING = "because it is being terminated"
-"""In the API server's answer to each attempt to create something in a namespace that is being deleted."""
 
 
 class NamespaceClaims:
@@ -93,7 +91,7 @@ class NamespaceClaims:
             self._held.discard(namespace)
         elif was_held and lock.other:
             raise FleetError(f"the release {lock.other} has taken the namespace {namespace}")
-        elif was_held and _TERMINATING in str(lock.error):
+        elif was_held and isinstance(lock.error, NamespaceTerminating):
             pass  # no other release can claim it either, and its executors have yet to leave
         elif was_held and time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE:
             raise FleetError(f"can't renew the claim of the namespace {namespace}: {lock.error}")

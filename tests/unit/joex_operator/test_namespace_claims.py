@@ -1,14 +1,18 @@
 """What a release does about its claim of a namespace when the API server refuses it."""
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
+from kubernetes.aio.client import ApiClient, Configuration
 
-from joex_operator.cluster.kubernetes_api import ApiError, NotFound
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NamespaceTerminating, NotFound
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.fleet import FleetError
+from joex_operator.metrics import OperatorMetrics
 
-TERMINATING = ApiError("unable to create new content in namespace shop because it is being terminated")
+TERMINATING = NamespaceTerminating("unable to create new content in namespace shop")
 FORBIDDEN = ApiError("leases is forbidden")
 
 
@@ -37,6 +41,31 @@ class Server:
         if self.lease is None:
             raise NotFound(path)
         return self.lease
+
+
+class Asking:
+    """An API server that counts the requests that it has at the same time."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.most = 0
+
+    async def get(self, path: str) -> dict[str, Any]:
+        raise NotFound(path)
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - as the API has it
+        return await self._answer(body)
+
+    async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - as the API has it
+        return await self._answer(body)
+
+    async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        for _ in range(100):  # so that all other requests can come meanwhile
+            await asyncio.sleep(0)
+        self.now -= 1
+        return body
 
 
 @pytest.fixture
@@ -70,6 +99,40 @@ async def test_a_claim_lasts_while_its_namespace_is_being_deleted(server: Server
     await refuse(server, claims, NotFound("namespaces shop not found"))
     assert claims.problem() is None
     assert not claims.holds("shop")
+
+
+@pytest.mark.parametrize(
+    ("details", "error"),
+    [
+        ({"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]}, NamespaceTerminating),
+        ({"causes": [{"reason": "FieldValueForbidden", "field": "spec"}]}, ApiError),
+        ({"kind": "leases"}, ApiError),
+        ("none, from a proxy", ApiError),
+    ],
+)
+async def test_the_cause_in_an_answer_tells_that_its_namespace_is_being_deleted(
+    monkeypatch: pytest.MonkeyPatch, details: object, error: type[ApiError]
+) -> None:
+    async def send(*_request: object) -> tuple[int, bytes, None]:
+        return 403, json.dumps({"kind": "Status", "message": "verboten", "details": details}).encode(), None
+
+    async with ApiClient(Configuration()) as client:  # nothing here asks an API server
+        api = KubernetesApi(client, OperatorMetrics())
+        monkeypatch.setattr(api, "_send", send)
+        with pytest.raises(ApiError, match="verboten") as caught:
+            await api.create("/leases", {})
+    assert type(caught.value) is error
+
+
+async def test_ten_claims_are_made_or_renewed_at_once_so_that_a_thousand_are_in_time() -> None:
+    asking = Asking()
+    claims = NamespaceClaims(asking, "joex/joex-operator")  # type: ignore[arg-type]
+    namespaces = [f"shop-{number}" for number in range(25)]
+    for _ in range(2):
+        asking.most = 0
+        await claims.claim(namespaces)
+        assert asking.most == 10
+    assert all(map(claims.holds, namespaces))
 
 
 async def test_a_lease_that_was_made_by_hand_for_this_release_is_a_claim(server: Server) -> None:
